@@ -1,0 +1,27 @@
+"""`de-jax <verb>`: the trainer and every tool under one name; each verb is a module that also runs as `python -m`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from de_jax import command
+
+VERBS = {
+    "train": ("de_jax.train", "train a dual encoder from a gin recipe"),
+}
+
+
+def main() -> None:
+    """Runs the verb named by the first argument with the rest of the command line."""
+    verb = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if verb not in VERBS:
+        print("usage: de-jax <verb> [--help] ...\n", file=sys.stderr)
+        for name, (_, summary) in VERBS.items():
+            print(f"  {name:<18}{summary}", file=sys.stderr)
+        if verb not in ("--help", "-h"):
+            print(f"\n'{verb}' is not a verb of de-jax.", file=sys.stderr)
+        sys.exit(0 if verb in ("--help", "-h") else 2)
+    module = importlib.import_module(VERBS[verb][0])
+    sys.argv = [f"de-jax {verb}", *sys.argv[2:]]
+    command.run(module.main)

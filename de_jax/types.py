@@ -1,0 +1,84 @@
+"""The three nouns of the library, and what flows between them: Batch -> Embeddings -> (loss, Metrics).
+
+Everything here is a NamedTuple of arrays: JAX sees a pytree, and the data side needs no JAX to make one.
+
+Axis letters used in every shape of this code base:
+
+    B   rows of a batch: one query with one of its positive documents
+    L   tokens of a padded text (Lq of a query, Ld of a document); token id 0 is padding, everywhere
+    N   hard negative documents of a row          M   hard negative queries of a row
+    D   dimensions of an embedding                V   entries of a vocabulary
+    H   attention heads                           q   queries of a search
+    n   documents of a corpus                     k   depth of a ranking
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+Array = Any
+"""A numpy or JAX array; functions state shape and dtype in their own signatures."""
+
+Params = dict[str, Any]
+"""{"query": {...}, "doc": {...}, "shared": {...}}: the parts each tower owns, and the parts both use; an empty entry is absent."""
+
+Metrics = dict[str, Any]
+"""Scalars by name, float32, still on the device."""
+
+PADDING_ID = -1
+"""`query_id` and `doc_id` of a row that only fills a batch up; such a row takes part in no loss."""
+
+
+class Batch(NamedTuple):
+    """Token ids, int32, 0 is padding. Ids are rows of the token stores, int32; `PADDING_ID` marks a filler row."""
+
+    query: Array  # [B, Lq]
+    doc: Array  # [B, Ld]
+    query_id: Array  # [B]
+    doc_id: Array  # [B]
+    neg_docs: Array | None = None  # [B, N, Ld]
+    neg_doc_ids: Array | None = None  # [B, N]
+    neg_queries: Array | None = None  # [B, M, Lq]
+    neg_query_ids: Array | None = None  # [B, M]
+
+
+class Embeddings(NamedTuple):
+    """A batch after both towers; float32. `scale` is the learned 1 / temperature, or None where the loss fixes it."""
+
+    query: Array  # [B, D]
+    doc: Array  # [B, D]
+    query_id: Array  # [B]
+    doc_id: Array  # [B]
+    neg_docs: Array | None = None  # [B, N, D]
+    neg_doc_ids: Array | None = None  # [B, N]
+    neg_queries: Array | None = None  # [B, M, D]
+    neg_query_ids: Array | None = None  # [B, M]
+    scale: Array | None = None  # []
+
+
+class TrainState(NamedTuple):
+    """All that a step changes; arrays only, so that a checkpoint is exactly this."""
+
+    step: Array  # [] int32: updates already done
+    params: Params
+    opt_state: Any
+    rng: Array  # the run's key; a step uses fold_in(rng, step)
+
+
+class Ranking(NamedTuple):
+    """The best `k` documents of each query, best first; equal scores stand in document-id order."""
+
+    doc_rows: Array  # [q, k] int32 rows of the corpus; -1 where the corpus has fewer than k documents
+    scores: Array  # [q, k] float32; -inf where doc_rows is -1
+
+
+LossFn = Callable[[Embeddings], tuple[Array, Metrics]]
+"""A loss with its hyper-parameters bound: (scalar in nats, its parts)."""
+
+Batches = Callable[[int], Iterator[Batch]]
+"""The batches from a given step on, as this host's numpy rows; the same step always gives the same batch."""
+
+
+class InputError(ValueError):
+    """What a user gave cannot be used. The message is one sentence: what is wrong, where, and how to mend it."""

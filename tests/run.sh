@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# The test command of the README and of .ci/run: installs into the active virtual environment, then lints, checks types and tests.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+ruff check .
+ruff format --check .
+mypy
+python -m pytest -n 2 -m "not slow"
