@@ -13,7 +13,7 @@ EXIT_INTERRUPTED = 130
 
 
 def run(main: Callable[[], None]) -> None:
-    """Runs a command's `main`; turns what a user can mend into `error: <sentence>` and a non-zero exit, and lets faults of our own raise."""
+    """Runs a command's `main`; what a user can mend becomes `error: <sentence>` and a non-zero exit, our own faults raise."""
     try:
         main()
     except InputError as error:
@@ -27,12 +27,8 @@ def run(main: Callable[[], None]) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
             raise
         where = f" at {error.filename}" if error.filename else ""
-        sys.exit(
-            _fail(
-                f"error: {error.strerror}{where}; nothing half-written was kept, run the same command again once that is mended.",
-                EXIT_INPUT,
-            )
-        )
+        sentence = f"error: {error.strerror}{where}; nothing half-written was kept, the same command continues once it is mended."
+        sys.exit(_fail(sentence, EXIT_INPUT))
 
 
 def _fail(sentence: str, code: int) -> int:

@@ -21,7 +21,7 @@ Array = Any
 """A numpy or JAX array; functions state shape and dtype in their own signatures."""
 
 Params = dict[str, Any]
-"""{"query": {...}, "doc": {...}, "shared": {...}}: the parts each tower owns, and the parts both use; an empty entry is absent."""
+"""{"query": {...}, "doc": {...}, "shared": {...}}: the parts each tower owns and the parts both use; empty ones are absent."""
 
 Metrics = dict[str, Any]
 """Scalars by name, float32, still on the device."""

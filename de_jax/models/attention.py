@@ -1,0 +1,81 @@
+"""Self-attention over padded text, with T5's relative position bias."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Bool, Float, Int
+
+from de_jax.types import Array
+
+MASKED = -1e9
+"""Added to a masked score; finite, so that a row of padding alone gives a uniform softmax and not NaN."""
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention without biases and, as T5 has it, without a 1/sqrt(head_dim) factor.
+
+    Raffel et al. 2020; the missing factor is part of the initial scale of the query kernel.
+    """
+
+    num_heads: int
+    head_dim: int
+    dropout_rate: float
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b L E"], bias: Float[Array, "b H L L"], deterministic: bool) -> Float[Array, "b L E"]:
+        model_dim, joined = x.shape[-1], self.num_heads * self.head_dim
+        query_std = (model_dim * self.head_dim) ** -0.5
+        heads = (*x.shape[:-1], self.num_heads, self.head_dim)
+        query = dense(joined, query_std, self.dtype, "query")(x).reshape(heads)
+        key = dense(joined, model_dim**-0.5, self.dtype, "key")(x).reshape(heads)
+        value = dense(joined, model_dim**-0.5, self.dtype, "value")(x).reshape(heads)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32) + bias
+        weights = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
+        weights = nn.Dropout(self.dropout_rate)(weights, deterministic=deterministic)
+        context = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(*x.shape[:-1], joined)
+        return dense(model_dim, joined**-0.5, self.dtype, "out")(context)
+
+
+class RelativePositionBias(nn.Module):
+    """One learned score per head and bucketed distance between two tokens, shared by all layers (Raffel et al. 2020)."""
+
+    num_heads: int
+    num_buckets: int
+    max_distance: int
+
+    @nn.compact
+    def __call__(self, length: int) -> Float[Array, "H L L"]:
+        table = self.param("rel_embedding", nn.initializers.normal(1.0), (self.num_heads, self.num_buckets))
+        positions = jnp.arange(length)
+        distance = positions[None, :] - positions[:, None]
+        return table[:, relative_position_bucket(distance, self.num_buckets, self.max_distance)]
+
+
+def relative_position_bucket(distance: Int[Array, "L L"], num_buckets: int, max_distance: int) -> Int[Array, "L L"]:
+    """The bucket of each signed distance key - query, for attention in both directions (Raffel et al. 2020, T5).
+
+    Half of the buckets serve each sign; half of those are exact distances, the rest grow logarithmically up to
+    `max_distance`, and everything farther shares the last.
+    """
+    per_sign = num_buckets // 2
+    exact = per_sign // 2
+    magnitude = jnp.abs(distance)
+    # The logarithm of 0 is never used: such distances are exact.
+    log_ratio = jnp.log(jnp.maximum(magnitude, 1).astype(jnp.float32) / exact) / math.log(max_distance / exact)
+    coarse = jnp.minimum(exact + (log_ratio * (per_sign - exact)).astype(jnp.int32), per_sign - 1)
+    return jnp.where(distance > 0, per_sign, 0) + jnp.where(magnitude < exact, magnitude, coarse)
+
+
+def padding_bias(mask: Bool[Array, "b L"]) -> Float[Array, "b 1 1 L"]:
+    """0 where a key is a real token, `MASKED` where it is padding."""
+    return jnp.where(mask, 0.0, MASKED)[:, None, None, :]
+
+
+def dense(features: int, std: float, dtype: jnp.dtype, name: str) -> nn.Dense:
+    """A bias-free linear map with a normal initial kernel; computes in `dtype` over float32 parameters."""
+    return nn.Dense(features, use_bias=False, dtype=dtype, kernel_init=nn.initializers.normal(std), name=name)

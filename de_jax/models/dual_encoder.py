@@ -1,0 +1,147 @@
+"""Two towers and what they share."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import PARTS, Tower, TowerConfig, config_to_json
+from de_jax.types import Array, Batch, Embeddings, InputError, Params
+
+ARCHITECTURES = {"T5Config": T5Config}
+MIN_TEMPERATURE = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class DualEncoder:
+    """A query tower, a document tower, and the names of the parts that both use.
+
+    Dong et al. 2022: all parts shared is a symmetric dual encoder (SDE), none an asymmetric one (ADE), `("projection",)` is
+    ADE-SPL and `("embedder",)` ADE-STE. Parameters are `{"query": {...}, "doc": {...}, "shared": {...}}`, and a tower runs on
+    its own parts and the shared ones.
+
+    Attributes:
+        query, doc: the towers; they may differ in depth and width in every part that is not shared.
+        shared: names out of `PARTS`.
+        initial_temperature: start of a learned softmax temperature, kept above `MIN_TEMPERATURE`; None leaves the
+            temperature to the loss.
+    """
+
+    query: TowerConfig
+    doc: TowerConfig
+    shared: tuple[str, ...] = PARTS
+    initial_temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shared", tuple(self.shared))
+        if unknown := [part for part in self.shared if part not in PARTS]:
+            raise InputError(f"shared part {unknown[0]!r} is unknown; a tower's parts are {', '.join(map(repr, PARTS))}.")
+        if self.query.embedding_dim != self.doc.embedding_dim:
+            raise InputError(
+                f"query embeddings have {self.query.embedding_dim} dimensions and document embeddings "
+                f"{self.doc.embedding_dim}; give both towers the same projection_dim."
+            )
+        self._check_shared_shapes()
+
+    def init(self, rng: Array) -> Params:
+        """Fresh parameters, float32. A shared part is made once."""
+        towers = {
+            "query": _init(self.query, jax.random.fold_in(rng, 0)),
+            "doc": _init(self.doc, jax.random.fold_in(rng, 1)),
+        }
+        shared = {part: towers["query"][part] for part in PARTS if part in self.shared and part in towers["query"]}
+        if self.initial_temperature is not None:
+            shared["temperature"] = {"log_scale": jnp.asarray(-math.log(self.initial_temperature), jnp.float32)}
+        params = {name: {part: tree for part, tree in parts.items() if part not in self.shared} for name, parts in towers.items()}
+        return {name: parts for name, parts in {**params, "shared": shared}.items() if parts}
+
+    def encode_query(self, params: Params, tokens: Int[Array, "b L"], rng: Array | None = None) -> Float[Array, "b D"]:
+        """Query embeddings. Dropout is on exactly when `rng` is given."""
+        return _encode(self.query, params, "query", tokens, rng)
+
+    def encode_doc(self, params: Params, tokens: Int[Array, "b L"], rng: Array | None = None) -> Float[Array, "b D"]:
+        """Document embeddings. Dropout is on exactly when `rng` is given."""
+        return _encode(self.doc, params, "doc", tokens, rng)
+
+    def embed(self, params: Params, batch: Batch, rng: Array | None = None) -> Embeddings:
+        """The whole batch through both towers: [B, D] queries and documents, [B, N, D] and [B, M, D] mined negatives."""
+        rngs = [None] * 4 if rng is None else list(jax.random.split(rng, 4))
+        return Embeddings(
+            query=self.encode_query(params, batch.query, rngs[0]),
+            doc=self.encode_doc(params, batch.doc, rngs[1]),
+            query_id=batch.query_id,
+            doc_id=batch.doc_id,
+            neg_docs=_encode_rows(self.encode_doc, params, batch.neg_docs, rngs[2]),
+            neg_doc_ids=batch.neg_doc_ids,
+            neg_queries=_encode_rows(self.encode_query, params, batch.neg_queries, rngs[3]),
+            neg_query_ids=batch.neg_query_ids,
+            scale=self._scale(params),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values from which `from_json` makes an equal model."""
+        return {
+            "query": config_to_json(self.query),
+            "doc": config_to_json(self.doc),
+            "shared": list(self.shared),
+            "initial_temperature": self.initial_temperature,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> DualEncoder:
+        """The model that `to_json` described."""
+        towers = {name: _tower_from_json(value[name]) for name in ("query", "doc")}
+        return cls(**towers, shared=tuple(value["shared"]), initial_temperature=value["initial_temperature"])
+
+    def _scale(self, params: Params) -> Array | None:
+        if self.initial_temperature is None:
+            return None
+        return jnp.exp(jnp.minimum(params["shared"]["temperature"]["log_scale"], -math.log(MIN_TEMPERATURE)))
+
+    def _check_shared_shapes(self) -> None:
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        query, doc = (jax.eval_shape(lambda k, tower=tower: _init(tower, k), key) for tower in (self.query, self.doc))
+        for part in self.shared:
+            shapes = [{jax.tree_util.keystr(p): x.shape for p, x in _leaves(tower.get(part, {}))} for tower in (query, doc)]
+            for path in sorted({*shapes[0], *shapes[1]}):
+                if shapes[0].get(path) != shapes[1].get(path):
+                    raise InputError(
+                        f"part {part!r} is shared, but its parameter {path} has shape {shapes[0].get(path)} in the query tower "
+                        f"and {shapes[1].get(path)} in the document tower; give both the same sizes or do not share it."
+                    )
+
+
+def _init(tower: TowerConfig, rng: Array) -> dict[str, Any]:
+    return Tower(tower).init(rng, jnp.ones((1, 2), jnp.int32))["params"]
+
+
+def _encode(tower: TowerConfig, params: Params, name: str, tokens: Array, rng: Array | None) -> Array:
+    parts = {part: tree for part, tree in {**params.get("shared", {}), **params.get(name, {})}.items() if part in PARTS}
+    rngs = None if rng is None else {"dropout": rng}
+    return Tower(tower).apply({"params": parts}, tokens, deterministic=rng is None, rngs=rngs)  # type: ignore[return-value]
+
+
+def _encode_rows(encode: Any, params: Params, tokens: Array | None, rng: Array | None) -> Array | None:
+    if tokens is None:
+        return None
+    num_rows, num_texts, length = tokens.shape
+    # Merging a row's own texts into the sharded row axis keeps each on its row's device.
+    return encode(params, tokens.reshape(num_rows * num_texts, length), rng).reshape(num_rows, num_texts, -1)
+
+
+def _tower_from_json(value: dict[str, Any]) -> TowerConfig:
+    encoder = dict(value["encoder"])
+    architecture = encoder.pop("architecture")
+    if architecture not in ARCHITECTURES:
+        raise InputError(f"architecture {architecture!r} is unknown; there are {', '.join(sorted(ARCHITECTURES))}.")
+    return TowerConfig(**{**value, "encoder": ARCHITECTURES[architecture](**encoder)})
+
+
+def _leaves(tree: Any) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_leaves_with_path(tree)

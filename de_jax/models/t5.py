@@ -1,0 +1,141 @@
+"""The T5 encoder, 1.0 and 1.1 (Raffel et al. 2020; Shazeer 2020 for the gated layer), with T5X's parameter names."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Bool, Float, Int
+
+from de_jax.models.attention import RelativePositionBias, SelfAttention, dense, padding_bias
+from de_jax.types import Array
+
+NORM_EPSILON = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config:
+    """The shape of a T5 encoder; the defaults are T5 1.1 base.
+
+    Attributes:
+        vocab_size: rows of the embedding table; T5's own are padded to 32,128.
+        model_dim: width of the residual stream.
+        mlp_dim: width inside a feed-forward layer.
+        activation: "gated_gelu" is T5 1.1 (tanh gelu times a linear branch), "relu" is T5 1.0.
+        dropout_rate: share dropped after the embedding, each sub-layer, the attention weights and the last norm.
+        dtype: what matrices are multiplied in; parameters, norms and softmax stay float32. Never float16: T5 overflows.
+        remat: "none" keeps all activations for the backward pass, "dots" keeps products with parameters only, "full" keeps
+            the input of each layer only.
+    """
+
+    vocab_size: int = 32128
+    model_dim: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    head_dim: int = 64
+    mlp_dim: int = 2048
+    activation: Literal["gated_gelu", "relu"] = "gated_gelu"
+    num_buckets: int = 32
+    max_distance: int = 128
+    dropout_rate: float = 0.1
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    remat: Literal["none", "dots", "full"] = "none"
+
+    def embedder(self) -> nn.Module:
+        return TokenEmbedder(self)
+
+    def encoder(self) -> nn.Module:
+        return T5Encoder(self)
+
+
+class TokenEmbedder(nn.Module):
+    """Token ids to vectors; no positions, those are in the encoder's bias."""
+
+    config: T5Config
+
+    @nn.compact
+    def __call__(self, tokens: Int[Array, "b L"]) -> Float[Array, "b L E"]:
+        shape = (self.config.vocab_size, self.config.model_dim)
+        table = self.param("embedding", nn.initializers.normal(1.0), shape)
+        return table.astype(self.config.dtype)[tokens]
+
+
+class RMSNorm(nn.Module):
+    """Division by the root mean square, in float32; no mean is subtracted and there is no bias."""
+
+    dtype: str
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b L E"]) -> Float[Array, "b L E"]:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+        x = x.astype(jnp.float32)
+        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + NORM_EPSILON)
+        return (x * scale[None, None, :]).astype(self.dtype)
+
+
+class FeedForward(nn.Module):
+    """Position-wise layer: relu (1.0), or tanh gelu of `wi_0` times `wi_1` (1.1)."""
+
+    config: T5Config
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b L E"], deterministic: bool) -> Float[Array, "b L E"]:
+        config, std, dtype = self.config, self.config.model_dim**-0.5, jnp.dtype(self.config.dtype)
+        if config.activation == "gated_gelu":
+            x = nn.gelu(dense(config.mlp_dim, std, dtype, "wi_0")(x), approximate=True) * dense(config.mlp_dim, std, dtype, "wi_1")(
+                x
+            )
+        else:
+            x = nn.relu(dense(config.mlp_dim, std, dtype, "wi")(x))
+        x = nn.Dropout(config.dropout_rate)(x, deterministic=deterministic)
+        return dense(config.model_dim, config.mlp_dim**-0.5, dtype, "wo")(x)
+
+
+class T5Layer(nn.Module):
+    """Attention and feed-forward, each normalised before and added to the residual stream after."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        config = self.config
+        self.pre_attention_layer_norm = RMSNorm(config.dtype)
+        self.attention = SelfAttention(config.num_heads, config.head_dim, config.dropout_rate, jnp.dtype(config.dtype))
+        self.pre_mlp_layer_norm = RMSNorm(config.dtype)
+        self.mlp = FeedForward(config)
+        self.dropout = nn.Dropout(config.dropout_rate)
+
+    def __call__(self, x: Float[Array, "b L E"], bias: Float[Array, "b H L L"], deterministic: bool) -> Float[Array, "b L E"]:
+        attended = self.attention(self.pre_attention_layer_norm(x), bias, deterministic)
+        x = x + self.dropout(attended, deterministic=deterministic)
+        return x + self.dropout(self.mlp(self.pre_mlp_layer_norm(x), deterministic), deterministic=deterministic)
+
+
+class T5Encoder(nn.Module):
+    """Embedded tokens to contextual vectors."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        config = self.config
+        self.relpos_bias = RelativePositionBias(config.num_heads, config.num_buckets, config.max_distance)
+        layer = _rematerialised(config.remat)
+        self.layers = [layer(config) for _ in range(config.num_layers)]
+        self.encoder_norm = RMSNorm(config.dtype)
+        self.dropout = nn.Dropout(config.dropout_rate)
+
+    def __call__(self, x: Float[Array, "b L E"], mask: Bool[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
+        bias = self.relpos_bias(x.shape[1])[None] + padding_bias(mask)  # [b, H, L, L]
+        x = self.dropout(x, deterministic=deterministic)
+        for layer in self.layers:
+            x = layer(x, bias, deterministic)
+        return self.dropout(self.encoder_norm(x), deterministic=deterministic)
+
+
+def _rematerialised(remat: str) -> type[T5Layer]:
+    if remat == "none":
+        return T5Layer
+    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
+    return nn.remat(T5Layer, policy=policy, static_argnums=(3,), prevent_cse=True)

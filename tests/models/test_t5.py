@@ -1,0 +1,144 @@
+"""Our T5 encoder against transformers' torch one, with the same random weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from transformers import T5Config as TorchConfig
+from transformers import T5EncoderModel
+
+from de_jax.models.attention import relative_position_bucket
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import Tower, TowerConfig, pool
+
+SIZES = {"vocab_size": 97, "model_dim": 32, "num_layers": 3, "num_heads": 4, "head_dim": 8, "mlp_dim": 48}
+
+
+def torch_model(activation: str, seed: int = 0) -> T5EncoderModel:
+    torch.manual_seed(seed)
+    config = TorchConfig(
+        vocab_size=97,
+        d_model=32,
+        num_layers=3,
+        num_heads=4,
+        d_kv=8,
+        d_ff=48,
+        feed_forward_proj={"relu": "relu", "gated_gelu": "gated-gelu"}[activation],
+    )
+    model = T5EncoderModel(config).eval()
+    with torch.no_grad():  # a norm that is all ones would hide a missing scale
+        for name, parameter in model.named_parameters():
+            if "layer_norm" in name:
+                parameter.copy_(torch.rand_like(parameter) + 0.5)
+    return model
+
+
+def our_encoder_params(model: T5EncoderModel, activation: str) -> dict:
+    weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+
+    def layer(i: int) -> dict:
+        attention, mlp = f"encoder.block.{i}.layer.0.", f"encoder.block.{i}.layer.1."
+        branches = ("wi_0", "wi_1", "wo") if activation == "gated_gelu" else ("wi", "wo")
+        return {
+            "pre_attention_layer_norm": {"scale": weights[attention + "layer_norm.weight"]},
+            "attention": {
+                name: {"kernel": weights[f"{attention}SelfAttention.{letter}.weight"].T}
+                for name, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o"))
+            },
+            "pre_mlp_layer_norm": {"scale": weights[mlp + "layer_norm.weight"]},
+            "mlp": {name: {"kernel": weights[f"{mlp}DenseReluDense.{name}.weight"].T} for name in branches},
+        }
+
+    bias = weights["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"].T
+    return {
+        "embedder": {"embedding": weights["shared.weight"]},
+        "encoder": {
+            "relpos_bias": {"rel_embedding": bias},
+            "encoder_norm": {"scale": weights["encoder.final_layer_norm.weight"]},
+            **{f"layers_{i}": layer(i) for i in range(3)},
+        },
+    }
+
+
+def random_tokens(lengths: list[int], longest: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    tokens = np.zeros((len(lengths), longest), np.int32)
+    for row, length in zip(tokens, lengths, strict=True):
+        row[:length] = rng.integers(2, 97, length)
+    return tokens
+
+
+@pytest.mark.parametrize("activation", ["relu", "gated_gelu"])
+@pytest.mark.parametrize("lengths", [[200, 200], [200, 3, 77]], ids=["full", "padded"])
+def test_encoder_equals_transformers(activation, lengths):
+    reference = torch_model(activation)
+    tokens = random_tokens(lengths, 200)
+    mask = tokens != 0
+    with torch.no_grad():
+        expected = reference(input_ids=torch.tensor(tokens), attention_mask=torch.tensor(mask)).last_hidden_state.numpy()
+    config = T5Config(**SIZES, activation=activation, dtype="float32")
+    params = our_encoder_params(reference, activation)
+    x = config.embedder().apply({"params": params["embedder"]}, tokens)
+    actual = np.asarray(config.encoder().apply({"params": params["encoder"]}, x, jnp.asarray(mask), True))
+    scale = np.abs(expected[mask]).max()
+    np.testing.assert_allclose(actual[mask] / scale, expected[mask] / scale, atol=1e-5)
+
+
+def test_relative_position_bucket_equals_transformers():
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    distance = np.arange(-600, 600, dtype=np.int32)[None, :].repeat(2, 0)
+    for num_buckets, max_distance in ((32, 128), (16, 64)):
+        expected = T5Attention._relative_position_bucket(torch.tensor(distance), True, num_buckets, max_distance)
+        actual = relative_position_bucket(jnp.asarray(distance)[:, :2], num_buckets, max_distance)
+        np.testing.assert_array_equal(actual, expected.numpy()[:, :2])
+        bias = relative_position_bucket(jnp.arange(600)[None, :] - jnp.arange(600)[:, None], num_buckets, max_distance)
+        square = torch.arange(600)[None, :] - torch.arange(600)[:, None]
+        np.testing.assert_array_equal(bias, T5Attention._relative_position_bucket(square, True, num_buckets, max_distance))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_embedding_does_not_depend_on_padding(pooling):
+    tower = Tower(TowerConfig(T5Config(**SIZES, dtype="float32"), pooling=pooling, projection_dim=16))
+    short = random_tokens([9, 5], 9)
+    params = tower.init(jax.random.key(0), short)
+    padded = np.pad(short, ((0, 0), (0, 23)))
+    np.testing.assert_allclose(tower.apply(params, short), tower.apply(params, padded), atol=1e-6)
+
+
+def test_mean_pooling_leaves_padding_out():
+    hidden = jnp.asarray([[[1.0], [3.0], [100.0]], [[5.0], [7.0], [9.0]]])
+    mask = jnp.asarray([[True, True, False], [False, False, False]])
+    np.testing.assert_array_equal(pool(hidden, mask, "mean"), [[2.0], [0.0]])
+
+
+def test_text_of_padding_alone_gives_finite_gradients():
+    tower = Tower(TowerConfig(T5Config(**SIZES, dtype="float32"), projection_dim=16))
+    tokens = jnp.asarray(random_tokens([4, 0], 6))
+    params = tower.init(jax.random.key(0), tokens)
+    gradients = jax.grad(lambda p: jnp.sum(tower.apply(p, tokens) * jnp.arange(16.0)[None]))(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+
+
+def test_remat_changes_no_gradient():
+    tokens = jnp.asarray(random_tokens([7, 3], 8))
+
+    def gradients(remat):
+        tower = Tower(TowerConfig(T5Config(**SIZES, dtype="float32", remat=remat, dropout_rate=0.1), projection_dim=16))
+        params = tower.init(jax.random.key(0), tokens)
+        rngs = {"dropout": jax.random.key(1)}
+        return jax.grad(lambda p: jnp.sum(tower.apply(p, tokens, False, rngs=rngs) * jnp.arange(16.0)[None]))(params)
+
+    expected = gradients("none")
+    for remat in ("dots", "full"):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), gradients(remat), expected)
+
+
+def test_bfloat16_stays_close_to_float32():
+    tokens = jnp.asarray(random_tokens([20, 13], 20))
+    towers = [Tower(TowerConfig(T5Config(**SIZES, dtype=dtype), projection_dim=16)) for dtype in ("float32", "bfloat16")]
+    params = towers[0].init(jax.random.key(0), tokens)
+    exact, rounded = (np.asarray(tower.apply(params, tokens)) for tower in towers)
+    assert rounded.dtype == np.float32
+    assert np.sum(exact * rounded, axis=1).min() > 0.999
