@@ -1,0 +1,53 @@
+"""Regular expressions over parameter paths: the one vocabulary for freezing, weight decay, learning rates and sharding."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from de_jax.types import InputError, Params
+
+
+def path_of(key_path: tuple[Any, ...]) -> str:
+    """A leaf's path as users write it, `query/encoder/layers_0/mlp/wo/kernel`."""
+    return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in key_path)
+
+
+def map_with_path(function: Callable[[str, Any], Any], params: Params) -> Any:
+    """`function(path, leaf)` over all leaves, in the same tree."""
+    return jax.tree_util.tree_map_with_path(lambda key_path, leaf: function(path_of(key_path), leaf), params)
+
+
+def all_paths(params: Params) -> list[str]:
+    """The path of every leaf."""
+    return [path_of(key_path) for key_path, _ in jax.tree_util.tree_leaves_with_path(params)]
+
+
+def matches(patterns: Sequence[str], path: str) -> bool:
+    """Whether one of the patterns matches the whole path."""
+    return any(re.fullmatch(pattern, path) for pattern in patterns)
+
+
+def check_patterns(purpose: str, patterns: Sequence[str], params: Params) -> None:
+    """Refuses a pattern that is no regular expression or that matches no parameter.
+
+    Args:
+        purpose: what the pattern is for, as the message should call it ("freeze").
+
+    Raises:
+        InputError: names the pattern and the towers there are.
+    """
+    paths = all_paths(params)
+    for pattern in patterns:
+        try:
+            compiled = re.compile(pattern)
+        except re.error as error:
+            raise InputError(f"{purpose} pattern {pattern!r} is not a regular expression: {error}.") from None
+        if not any(compiled.fullmatch(path) for path in paths):
+            towers = " and ".join(map(repr, params))
+            raise InputError(
+                f"{purpose} pattern {pattern!r} matches no parameter; the towers are {towers}, and a path looks like {paths[0]!r}."
+            )

@@ -1,0 +1,150 @@
+"""A run folder's own description, so that a tool needs one flag and cannot mismatch model, vocabulary and lengths.
+
+<run_dir>/run.json            the model, the tokenizers' folders and the maximum lengths
+          config.gin          every setting that was in effect
+          tokenizers/         what text was tokenized with
+          checkpoints/<step>  the newest ones      best/<step>  the best one by the dev score
+          metrics.jsonl       the curves           tensorboard/ the same for TensorBoard
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from de_jax.data.files import atomic_dir, read_json, write_json
+from de_jax.data.text import Tokenizer, load_tokenizer
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.training.checkpoint import Checkpoints
+from de_jax.types import InputError, Params
+
+FORMAT = 1
+DESCRIPTION_FILE = "run.json"
+CHECKPOINTS_DIR = "checkpoints"
+BEST_DIR = "best"
+
+
+class Run(NamedTuple):
+    """A trained model with all that is needed to embed text with it."""
+
+    run_dir: Path
+    step: int
+    model: DualEncoder
+    params: Params
+    query_tokenizer: Tokenizer
+    doc_tokenizer: Tokenizer
+    max_query_length: int  # tokens
+    max_doc_length: int  # tokens
+
+
+def describe_run(
+    run_dir: str | Path,
+    *,
+    model: DualEncoder,
+    query_tokenizer: Tokenizer,
+    doc_tokenizer: Tokenizer,
+    max_query_length: int,
+    max_doc_length: int,
+) -> None:
+    """Writes `run.json` and the tokenizers, or checks that an existing description says the same.
+
+    Raises:
+        InputError: the folder holds a run of another model, vocabulary or length.
+    """
+    run_dir = Path(run_dir)
+    description = {
+        "format": FORMAT,
+        "model": model.to_json(),
+        "max_query_length": max_query_length,
+        "max_doc_length": max_doc_length,
+        "tokenizers": {"query": query_tokenizer.fingerprint, "doc": doc_tokenizer.fingerprint},
+    }
+    if (run_dir / DESCRIPTION_FILE).exists():
+        _check_same(run_dir, read_json(run_dir / DESCRIPTION_FILE), description)
+        return
+    for tokenizer in (query_tokenizer, doc_tokenizer):
+        folder = _tokenizer_dir(run_dir, tokenizer.fingerprint)
+        if not folder.exists():
+            with atomic_dir(folder) as temporary:
+                tokenizer.save(temporary)
+    write_json(run_dir / DESCRIPTION_FILE, description)
+
+
+def load_run(run_dir: str | Path, step: int | str | None = None) -> Run:
+    """A run's model with the parameters of one checkpoint, on the first device.
+
+    Args:
+        run_dir: a folder that `de-jax train` made.
+        step: a step that has a checkpoint, "best" for the best by the dev score, None for the newest.
+
+    Raises:
+        InputError: no run there, no such checkpoint, or a damaged one; names the steps there are.
+    """
+    run_dir = Path(run_dir)
+    if not (run_dir / DESCRIPTION_FILE).is_file():
+        raise InputError(f"{run_dir} holds no {DESCRIPTION_FILE}, so it is not a run; give the --run_dir of a training run.")
+    description = read_json(run_dir / DESCRIPTION_FILE)
+    if description.get("format") != FORMAT:
+        raise InputError(f"{run_dir / DESCRIPTION_FILE} has format {description.get('format')}; this version reads {FORMAT}.")
+    model = DualEncoder.from_json(description["model"])
+    folder, found = _find_checkpoint(run_dir, step)
+    on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device),
+        jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))),
+    )
+    checkpoints = Checkpoints(folder)
+    params = checkpoints.restore_params(found, like)
+    checkpoints.close()
+    tokenizers = {
+        name: load_tokenizer(_tokenizer_dir(run_dir, fingerprint)) for name, fingerprint in description["tokenizers"].items()
+    }
+    return Run(
+        run_dir=run_dir,
+        step=found,
+        model=model,
+        params=params,
+        query_tokenizer=tokenizers["query"],
+        doc_tokenizer=tokenizers["doc"],
+        max_query_length=description["max_query_length"],
+        max_doc_length=description["max_doc_length"],
+    )
+
+
+def _find_checkpoint(run_dir: Path, step: int | str | None) -> tuple[Path, int]:
+    steps = {name: _complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR)}
+    if step == "best":
+        candidates = [(BEST_DIR, found) for found in steps[BEST_DIR][-1:]]
+    elif step is None:
+        candidates = [(CHECKPOINTS_DIR, found) for found in steps[CHECKPOINTS_DIR][-1:]]
+    else:
+        candidates = [(name, int(step)) for name in steps if int(step) in steps[name]]
+    if not candidates:
+        there = ", ".join(map(str, sorted({*steps[CHECKPOINTS_DIR], *steps[BEST_DIR]}))) or "none"
+        wanted = "a checkpoint" if step is None else f"checkpoint {step!r}"
+        raise InputError(f"{run_dir} does not have {wanted}; complete checkpoints there: {there}.")
+    name, found = candidates[0]
+    return run_dir / name, found
+
+
+def _complete_steps(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return sorted(int(child.name) for child in folder.iterdir() if child.name.isdigit())
+
+
+def _tokenizer_dir(run_dir: Path, fingerprint: str) -> Path:
+    return run_dir / "tokenizers" / fingerprint[:16]
+
+
+def _check_same(run_dir: Path, there: Any, here: Any, path: str = "") -> None:
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key in sorted({*there, *here}):
+            _check_same(run_dir, there.get(key), here.get(key), f"{path}/{key}" if path else key)
+    elif there != here:
+        raise InputError(
+            f"{run_dir} holds a run with {path} = {there!r}, but this recipe has {here!r}; "
+            "use the recipe it was started with, or another run_dir."
+        )

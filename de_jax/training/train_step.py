@@ -1,0 +1,61 @@
+"""One update, pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from de_jax.types import Array, Batch, Embeddings, LossFn, Metrics, Params, TrainState
+
+
+class Model(Protocol):
+    """What a step needs of a model; `DualEncoder` is one."""
+
+    def init(self, rng: Array) -> Params:
+        """Fresh parameters."""
+
+    def embed(self, params: Params, batch: Batch, rng: Array | None = None) -> Embeddings:
+        """A batch through both towers; dropout is on exactly when `rng` is given."""
+
+
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+
+def init_state(model: Model, make_tx: Callable[[Params], optax.GradientTransformation], rng: Array) -> TrainState:
+    """The state before the first step.
+
+    Args:
+        model: gives the parameters.
+        make_tx: the optimizer for these parameters.
+        rng: the run's key; one half makes the parameters, the other is kept for dropout.
+    """
+    init_rng, step_rng = jax.random.split(rng)
+    params = model.init(init_rng)
+    key = jax.random.key_data(step_rng)
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=make_tx(params).init(params), rng=key)
+
+
+def make_train_step(model: Model, loss: LossFn, tx: optax.GradientTransformation) -> TrainStep:
+    """A function from (state, global batch) to (next state, metrics).
+
+    The loss sees the whole batch, wherever its rows lie, so in-batch negatives span every device and the gradient is that of
+    one device. Randomness is a function of the step: a resumed run repeats it.
+    """
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
+
+        def loss_of(params: Params) -> tuple[Array, Metrics]:
+            return loss(model.embed(params, batch, rng))
+
+        (value, parts), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+        updates, opt_state = tx.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = {"loss": value, "grad_norm": optax.global_norm(gradients), **parts}
+        return TrainState(state.step + 1, params, opt_state, state.rng), metrics
+
+    return train_step
