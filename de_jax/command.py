@@ -17,7 +17,8 @@ def run(main: Callable[[], None]) -> None:
     try:
         main()
     except InputError as error:
-        sys.exit(_fail(f"error: {error}", EXIT_INPUT))
+        # gin adds lines to an error to say where it passed through.
+        sys.exit(_fail(f"error: {str(error).splitlines()[0]}", EXIT_INPUT))
     except KeyboardInterrupt:
         sys.exit(_fail("interrupted; the same command continues.", EXIT_INTERRUPTED))
     except BrokenPipeError:

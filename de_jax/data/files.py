@@ -1,4 +1,4 @@
-"""Files that are either complete or absent: every output of this library appears by a rename, after its bytes are on the disk."""
+"""Files that are either complete or absent: every output appears by a rename, after its bytes are on the disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from de_jax.types import InputError
 
 @contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`; on success it is synced and renamed to `path`, on failure it is removed."""
+    """Yields a temporary path beside `path`; synced and renamed to `path` on success, removed on failure."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
@@ -33,7 +33,7 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_dir(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `path`; on success it is synced and renamed to `path`, replacing what stood there."""
+    """Yields a temporary folder beside `path`; synced and renamed to `path` on success, replacing what stood there."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
@@ -83,6 +83,11 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as file:
         yield file  # type: ignore[misc]
+
+
+def cache_dir() -> Path:
+    """Where things that can be made again are kept: `$DE_JAX_CACHE`, or `~/.cache/de_jax`."""
+    return Path(os.environ.get("DE_JAX_CACHE") or Path.home() / ".cache" / "de_jax")
 
 
 def sha256_of(path: str | Path) -> str:

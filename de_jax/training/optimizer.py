@@ -67,7 +67,7 @@ def adafactor(
     min_dim_size_to_factor: int = 128,
     multiply_by_parameter_scale: bool = True,
     weight_decay: float = 0.0,
-    decayed: Sequence[str] = (".*/kernel", ".*/embedding"),
+    decayed: Sequence[str] = (".*/(kernel|embedding)",),
 ) -> optax.GradientTransformation:
     """Adafactor (Shazeer and Stern 2018) as T5 is trained: no momentum, factored second moments, relative step sizes.
 
@@ -103,7 +103,7 @@ def adamw(
     b2: float = 0.999,
     eps: float = 1e-8,
     weight_decay: float = 0.01,
-    decayed: Sequence[str] = (".*/kernel", ".*/embedding"),
+    decayed: Sequence[str] = (".*/(kernel|embedding)",),
 ) -> optax.GradientTransformation:
     """AdamW (Loshchilov and Hutter 2019).
 

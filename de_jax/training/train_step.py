@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import optax
 from de_jax.types import Array, Batch, Embeddings, LossFn, Metrics, Params, TrainState
 
 
+@runtime_checkable
 class Model(Protocol):
     """What a step needs of a model; `DualEncoder` is one."""
 

@@ -1,0 +1,118 @@
+"""The one list of what gin can see, and how a recipe becomes settings. A binding that nothing reads is an error."""
+
+from __future__ import annotations
+
+import ast
+import importlib.resources
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gin
+
+from de_jax.data.training_set import beir_pairs
+from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
+from de_jax.losses.pair import pair
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import TowerConfig
+from de_jax.training.optimizer import adafactor, adamw, cosine, linear, rsqrt
+from de_jax.training.sharding import make_mesh
+from de_jax.types import InputError
+
+MODELS = (DualEncoder, TowerConfig, T5Config)
+LOSSES = (in_batch_softmax, samtone, pair, nce)
+OPTIMIZERS = (adafactor, adamw, linear, cosine, rsqrt)
+DATA = (beir_pairs,)
+MESH = (make_mesh,)
+
+
+def register(*more: tuple[str, Any]) -> None:
+    """Makes everything above known to gin under its own name, and `more` under the names given; once."""
+    own = [(configurable.__name__, configurable) for configurable in (*MODELS, *LOSSES, *OPTIMIZERS, *DATA, *MESH)]
+    for name, configurable in (*own, *more):
+        if name not in _registered:
+            gin.external_configurable(configurable, name=name, module="de_jax")
+            _registered.add(name)
+    if not _registered_path:
+        _registered_path.append(str(importlib.resources.files("de_jax.gin_configs")))
+        gin.add_config_file_search_path(_registered_path[0])
+
+
+_registered: set[str] = set()
+_registered_path: list[str] = []
+
+
+def parse(gin_files: Sequence[str], bindings: Sequence[str]) -> None:
+    """Reads recipes and then `name=value` settings, which win.
+
+    Args:
+        gin_files: paths, or names under the package's own `gin_configs`, such as "recipes/sde.gin".
+        bindings: for example `train.num_steps=100`; a value that is not a gin literal is taken as a string.
+
+    Raises:
+        InputError: a missing file, a syntax error, or a name that nothing has.
+    """
+    register()
+    gin.clear_config()
+    files = [_find(name) for name in gin_files]
+    try:
+        logging.disable(logging.ERROR)  # gin logs every place that it looks for an included file in
+        gin.parse_config_files_and_bindings(files, [_as_binding(binding) for binding in bindings], finalize_config=True)
+    except (ValueError, SyntaxError, TypeError, OSError, AttributeError) as error:
+        raise InputError(f"the gin settings cannot be used: {' '.join(str(error).split())}") from None
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def check_all_used() -> None:
+    """Refuses bindings that nothing has read, which is what a misplaced or leftover setting looks like.
+
+    Call it once everything that a recipe configures has been called.
+
+    Raises:
+        InputError: names the bindings.
+    """
+    # gin offers its tables as text only; the private ones are what that text is made of.
+    bindings, used = gin.config._CONFIG, gin.config._OPERATIVE_CONFIG
+    unused = []
+    for (scope, name), values in bindings.items():
+        read: set[str] = set().union(*(used[key] for key in used if key[1] == name and _applies(scope, key[0])))
+        label = scope if name == "gin.macro" else f"{scope}/{name}".lstrip("/").replace("de_jax.", "")
+        unused += [label if name == "gin.macro" else f"{label}.{parameter}" for parameter in values.keys() - read]
+    if unused:
+        raise InputError(f"nothing in this recipe reads {', '.join(sorted(unused))}; remove the setting or mend its name.")
+
+
+def operative() -> str:
+    """Every setting that was read, as a gin file."""
+    return gin.operative_config_str(max_line_length=120)
+
+
+def _applies(scope: str, active: str) -> bool:
+    """Whether a binding made in `scope` is seen by a call in the scope `active`."""
+    return not scope or active == scope or active.startswith(scope + "/")
+
+
+def _find(name: str) -> str:
+    packaged = Path(str(importlib.resources.files("de_jax.gin_configs")))
+    for path in (Path(name), packaged / name):
+        if path.is_file():
+            return str(path)
+    there = ", ".join(sorted(str(path.relative_to(packaged)) for path in packaged.glob("recipes/*.gin")))
+    raise InputError(f"the gin file {name} does not exist; the recipes are {there}.")
+
+
+def _as_binding(binding: str) -> str:
+    """`a.b=c` as a gin line; a value that is no literal, reference or macro becomes a string."""
+    name, separator, value = binding.partition("=")
+    if not separator:
+        raise InputError(f"the setting {binding!r} has no value; write --gin.name=value.")
+    value = value.strip()
+    if not value.startswith(("@", "%")):
+        try:
+            ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            value = repr(value)
+    return f"{name.strip()} = {value}"

@@ -1,0 +1,139 @@
+"""A BEIR folder as a trainer needs it: batches of its training pairs, and a dev set to score against."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from de_jax.data import batches as batches_
+from de_jax.data import beir, files
+from de_jax.data.corpus import TokenStore, cached_token_store
+from de_jax.data.text import Tokenizer, load_tokenizer
+from de_jax.types import Batches, InputError
+
+
+class DevSet(NamedTuple):
+    """Queries with judgements, and the documents to find them among."""
+
+    query_store: TokenStore
+    query_rows: np.ndarray  # int64 [q]
+    doc_store: TokenStore
+    doc_rows: np.ndarray  # int64 [n]
+    qrels: beir.Qrels
+
+
+class TrainingSet(NamedTuple):
+    """What a trainer reads."""
+
+    batches: Batches
+    batch_size: int
+    query_tokenizer: Tokenizer
+    doc_tokenizer: Tokenizer
+    max_query_length: int  # tokens
+    max_doc_length: int  # tokens
+    dev: DevSet | None
+
+
+def beir_pairs(
+    *,
+    dataset_dir: str,
+    tokenizer: str,
+    doc_tokenizer: str | None = None,
+    batch_size: int = 512,
+    max_query_length: int = 64,
+    max_doc_length: int = 256,
+    split: str = "train",
+    dev_split: str | None = None,
+    dev_max_queries: int = 1000,
+    dev_max_docs: int = 20000,
+    seed: int = 0,
+    unique_in_batch: bool = True,
+    length_multiple: int = 32,
+    cache_dir: str = "",
+) -> TrainingSet:
+    """Opens a BEIR folder for training; its texts are tokenized on first use and kept.
+
+    Args:
+        dataset_dir: holds corpus.jsonl, queries.jsonl (or .tsv, .gz) and qrels/.
+        tokenizer: a sentencepiece model or tokenizer.json, or a folder with one.
+        doc_tokenizer: the document tower's, where it differs.
+        batch_size: rows of the global batch.
+        max_query_length, max_doc_length: tokens, special ones included.
+        split: whose judgements are the training pairs.
+        dev_split: whose judgements score checkpoints; None for no evaluation while training.
+        dev_max_queries: a fixed random sample of the dev queries, so that an evaluation stays short.
+        dev_max_docs: a fixed random sample of the corpus to search, to which every relevant document is added.
+        seed: of the shuffling.
+        unique_in_batch: keep a query or document from standing twice in a batch.
+        length_multiple: batches are padded to multiples of this many tokens.
+        cache_dir: where token stores are kept; by default under `files.cache_dir()`.
+
+    Raises:
+        InputError: anything in the folder that cannot be used; names the file and line.
+    """
+    for name, value in (("dataset_dir", dataset_dir), ("tokenizer", tokenizer)):
+        if not value:
+            raise InputError(f"beir_pairs.{name} is not set; add --gin.beir_pairs.{name}=<path>.")
+    query_tokenizer = load_tokenizer(tokenizer)
+    tokenizers = {"query": query_tokenizer, "doc": load_tokenizer(doc_tokenizer) if doc_tokenizer else query_tokenizer}
+    stores = open_stores(dataset_dir, tokenizers["query"], tokenizers["doc"], cache_dir)
+    pairs = batches_.qrel_pairs(_read_split(dataset_dir, split), *stores)
+    batches = batches_.pair_batches(
+        *stores,
+        pairs,
+        batch_size=batch_size,
+        max_query_length=max_query_length,
+        max_doc_length=max_doc_length,
+        seed=seed,
+        unique_in_batch=unique_in_batch,
+        length_multiple=length_multiple,
+    )
+    dev = None
+    if dev_split is not None:
+        dev = _dev_set(_read_split(dataset_dir, dev_split), *stores, dev_max_queries, dev_max_docs)
+    return TrainingSet(
+        batches=batches,
+        batch_size=batch_size,
+        query_tokenizer=tokenizers["query"],
+        doc_tokenizer=tokenizers["doc"],
+        max_query_length=max_query_length,
+        max_doc_length=max_doc_length,
+        dev=dev,
+    )
+
+
+def open_stores(
+    dataset_dir: str | Path, query_tokenizer: Tokenizer, doc_tokenizer: Tokenizer, cache_dir: str | Path = ""
+) -> tuple[TokenStore, TokenStore]:
+    """The token stores of a BEIR folder's queries and documents, built if they are not there.
+
+    Args:
+        cache_dir: where stores are kept; by default under `files.cache_dir()`.
+    """
+    cache_dir = Path(cache_dir) if cache_dir else files.cache_dir() / "token_stores"
+    queries = cached_token_store(beir.find_file(dataset_dir, "queries"), query_tokenizer, cache_dir, kind="queries")
+    docs = cached_token_store(beir.find_file(dataset_dir, "corpus"), doc_tokenizer, cache_dir, kind="docs")
+    return queries, docs
+
+
+def _read_split(dataset_dir: str | Path, split: str) -> beir.Qrels:
+    return beir.read_qrels(beir.find_qrels(dataset_dir, split))
+
+
+def _dev_set(qrels: beir.Qrels, queries: TokenStore, docs: TokenStore, max_queries: int, max_docs: int) -> DevSet:
+    # Chosen by a hash of the id, so that the sample does not change with the order or the seed of a run.
+    sampled = sorted(qrels, key=_hash)[:max_queries]
+    qrels = {query_id: qrels[query_id] for query_id in sampled}
+    pairs = batches_.qrel_pairs(qrels, queries, docs)
+    relevant = np.unique(pairs[:, 1]).astype(np.int64)
+    others = np.setdiff1d(np.arange(docs.num_texts), relevant)
+    sample = np.random.default_rng(0).permutation(others)[: max(max_docs - len(relevant), 0)]
+    query_rows = np.asarray([queries.row_of(query_id) for query_id in sampled], np.int64)
+    return DevSet(queries, query_rows, docs, np.sort(np.concatenate([relevant, sample])), qrels)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

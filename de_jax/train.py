@@ -1,0 +1,285 @@
+"""Trains a dual encoder from a gin recipe; the same command continues a run that was stopped.
+
+de-jax train --gin_file=recipes/samtone_query.gin --gin.beir_pairs.dataset_dir=data/scifact \\
+    --gin.beir_pairs.tokenizer=data/spiece.model --run_dir=runs/samtone
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gin
+import jax
+import numpy as np
+
+from de_jax import command, configurables
+from de_jax.data.batches import prefetch
+from de_jax.data.files import atomic_file
+from de_jax.data.training_set import DevSet, TrainingSet
+from de_jax.evaluation import metrics as metrics_
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.retrieval import encode
+from de_jax.retrieval.index import ExactIndex
+from de_jax.training import paths, run_log, sharding
+from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
+from de_jax.training.dev_evaluation import EvaluateOnDev
+from de_jax.training.fit import Hook, fit
+from de_jax.training.optimizer import OptimizerFn, Schedule, make_optimizer
+from de_jax.training.run import BEST_DIR, CHECKPOINTS_DIR, Run, describe_run, load_run
+from de_jax.training.train_step import init_state, make_train_step
+from de_jax.types import Batch, Batches, InputError, LossFn, TrainState
+
+
+class Recipe:
+    """What gin configures under the name `train`; nothing is read or computed before a method is called.
+
+    Args:
+        model: both towers and what they share.
+        loss: one of `de_jax.losses`, or a function of the same type.
+        data: opens the training set.
+        optimizer: `@adafactor`, `@adamw` or a function of the same type.
+        schedule: `@linear`, `@cosine` or `@rsqrt`; it is told the peak and the number of steps.
+        mesh: gives the devices to train on.
+        num_steps: updates of the whole run.
+        learning_rate: the schedule's peak.
+        clip_norm: largest global gradient norm; None for no limit.
+        learning_rate_factors: factor by pattern over parameter paths, such as {"shared/projection/.*": 10.0}.
+        frozen: patterns of parameters that keep their values.
+        init_from: a run folder whose newest parameters are the first ones here (PAIR's second stage).
+        seed: of the initial parameters and of dropout.
+        log_every_steps: updates that one line of the log averages.
+        save_every_steps: updates between checkpoints.
+        evaluate_every_steps: updates between evaluations on the dev set.
+        keep_checkpoints: how many of the newest stay; the best by the dev score is kept besides.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: DualEncoder,
+        loss: LossFn,
+        data: Callable[[], TrainingSet],
+        optimizer: OptimizerFn,
+        schedule: Callable[..., Schedule],
+        mesh: Callable[[], jax.sharding.Mesh] = sharding.make_mesh,
+        num_steps: int = 20000,
+        learning_rate: float = 1e-3,
+        clip_norm: float | None = 1.0,
+        learning_rate_factors: Mapping[str, float] | None = None,
+        frozen: Sequence[str] = (),
+        init_from: str | None = None,
+        seed: int = 0,
+        log_every_steps: int = 50,
+        save_every_steps: int = 1000,
+        evaluate_every_steps: int = 1000,
+        keep_checkpoints: int = 2,
+    ) -> None:
+        if not isinstance(model, DualEncoder):
+            raise InputError(f"train.model is {model!r}; it must be @DualEncoder().")
+        for name, value in {"loss": loss, "data": data, "optimizer": optimizer, "schedule": schedule, "mesh": mesh}.items():
+            if not callable(value):
+                raise InputError(f"train.{name} is {value!r}; it must be a reference such as @{value}, without parentheses.")
+        self.model, self.loss, self.data, self.mesh = model, loss, data, mesh
+        self.schedule = schedule(peak=learning_rate, num_steps=num_steps)
+        self.num_steps, self.init_from, self.seed = num_steps, init_from, seed
+        self.make_tx = functools.partial(
+            make_optimizer,
+            optimizer,
+            self.schedule,
+            clip_norm=clip_norm,
+            learning_rate_factors=learning_rate_factors,
+            frozen=frozen,
+        )
+        self.log_every_steps, self.save_every_steps = log_every_steps, save_every_steps
+        self.evaluate_every_steps, self.keep_checkpoints = evaluate_every_steps, keep_checkpoints
+
+    def init(self) -> TrainState:
+        """The state before the first step."""
+        return init_state(self.model, self.make_tx, jax.random.key(self.seed))
+
+    def check(self, max_query_length: int = 8, max_doc_length: int = 8, num_rows: int = 8) -> TrainState:
+        """The shapes of the state, after a step was traced without computing anything: what is wrong here raises here."""
+        state = jax.eval_shape(self.init)
+        tokens = lambda *shape: jax.ShapeDtypeStruct(shape, np.int32)  # noqa: E731
+        batch = Batch(tokens(num_rows, max_query_length), tokens(num_rows, max_doc_length), tokens(num_rows), tokens(num_rows))
+        try:
+            jax.eval_shape(make_train_step(self.model, self.loss, self.make_tx(state.params)), state, batch)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        return state
+
+
+def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
+    """Trains to the recipe's last step, from the newest checkpoint in `run_dir` if there is one; returns a summary."""
+    start = time.monotonic()
+    data = recipe.data()
+    mesh = recipe.mesh()
+    sharding.check_batch_size(data.batch_size, mesh)
+    _check_vocabulary(recipe.model, data)
+    abstract = recipe.check(data.max_query_length, data.max_doc_length, data.batch_size)
+    configurables.check_all_used()
+    describe_run(
+        run_dir,
+        model=recipe.model,
+        query_tokenizer=data.query_tokenizer,
+        doc_tokenizer=data.doc_tokenizer,
+        max_query_length=data.max_query_length,
+        max_doc_length=data.max_doc_length,
+    )
+    checkpoints = Checkpoints(run_dir / CHECKPOINTS_DIR, keep=recipe.keep_checkpoints)
+    state = _first_state(recipe, abstract, checkpoints, mesh)
+    start_step = int(state.step)
+    with atomic_file(run_dir / "config.gin") as temporary:
+        temporary.write_text(configurables.operative())
+    hooks = _hooks(recipe, run_dir, data, checkpoints, start_step)
+    step_fn = jax.jit(make_train_step(recipe.model, recipe.loss, recipe.make_tx(abstract.params)), donate_argnums=0)
+    state, stop = fit(step_fn, state, _on_mesh(data.batches, mesh), num_steps=recipe.num_steps, hooks=hooks)
+    checkpoints.close()
+    seconds = time.monotonic() - start
+    return {
+        "run_dir": str(run_dir),
+        "step": int(state.step),
+        "seconds": round(seconds, 1),
+        "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        "stopped": stop.reason if stop else None,
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command; prints a JSON object when the run is complete."""
+    args, bindings = _parse_args(argv)
+    recipe = read_recipe(args.gin_file, bindings)
+    if args.dry_run:
+        params = recipe.check().params
+        json.dump({"num_parameters": sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))}, sys.stdout)
+    else:
+        if not args.run_dir:
+            raise InputError("--run_dir is missing; name the folder that checkpoints and logs go to.")
+        json.dump(train(recipe, Path(args.run_dir)), sys.stdout)
+    print()
+
+
+def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = ()) -> Recipe:
+    """The recipe that gin files and `name=value` settings describe.
+
+    Raises:
+        InputError: an unknown name, a missing setting, or values that do not fit together.
+    """
+    configurables.register(("train", Recipe))
+    configurables.parse(gin_files, bindings)
+    try:
+        return gin.get_configurable("train")()
+    except InputError:
+        raise
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise InputError(f"the recipe cannot be used: {' '.join(str(error).split())}") from error
+
+
+def _first_state(recipe: Recipe, abstract: TrainState, checkpoints: Checkpoints, mesh: jax.sharding.Mesh) -> TrainState:
+    on_mesh = sharding.replicated(mesh)
+    latest = checkpoints.latest_step()
+    if latest is None:
+        state = jax.jit(recipe.init, out_shardings=on_mesh)()
+        return _start_from(recipe.init_from, state, on_mesh) if recipe.init_from else state
+    if latest > recipe.num_steps:
+        raise InputError(f"the run is at step {latest} already, past train.num_steps = {recipe.num_steps}; raise it.")
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_mesh), abstract)
+    return checkpoints.restore(latest, like)
+
+
+def _start_from(run_dir: str, state: TrainState, on_mesh: jax.sharding.NamedSharding) -> TrainState:
+    params = load_run(run_dir).params
+    shapes, wanted = (dict(zip(paths.all_paths(tree), jax.tree.leaves(tree), strict=True)) for tree in (params, state.params))
+    for path in sorted({*shapes, *wanted}):
+        here, there = (getattr(tree.get(path), "shape", "no entry") for tree in (wanted, shapes))
+        if here != there:
+            raise InputError(f"train.init_from {run_dir} is of another model: '{path}' has {there} there and {here} here.")
+    return state._replace(params=jax.device_put(params, on_mesh))
+
+
+def _on_mesh(batches: Batches, mesh: jax.sharding.Mesh) -> Batches:
+    return lambda start: sharding.placed(prefetch(batches(start)), mesh)
+
+
+def _hooks(recipe: Recipe, run_dir: Path, data: TrainingSet, checkpoints: Checkpoints, start_step: int) -> list[Hook]:
+    sinks: list[run_log.Sink] = []
+    if jax.process_index() == 0:
+        sinks = [
+            run_log.jsonl_sink(run_dir, start_step),
+            run_log.tensorboard_sink(run_dir, start_step),
+            run_log.progress_sink(recipe.num_steps, start_step),
+        ]
+    log = run_log.LogMetrics(
+        sinks,
+        every_steps=recipe.log_every_steps,
+        num_steps=recipe.num_steps,
+        pairs_per_step=data.batch_size,
+        schedule=recipe.schedule,
+    )
+    hooks: list[Hook] = [log]
+    if (dev := data.dev) is not None:
+        run = Run(
+            run_dir,
+            start_step,
+            recipe.model,
+            {},
+            data.query_tokenizer,
+            data.doc_tokenizer,
+            data.max_query_length,
+            data.max_doc_length,
+        )
+        hooks.append(
+            EvaluateOnDev(
+                lambda params: score_dev(run._replace(params=params), dev),
+                every_steps=recipe.evaluate_every_steps,
+                num_steps=recipe.num_steps,
+                best=Checkpoints(run_dir / BEST_DIR, keep=1),
+                sinks=sinks,
+                on_seconds=log.skip_time,
+            )
+        )
+    return [*hooks, SaveCheckpoints(checkpoints, every_steps=recipe.save_every_steps, num_steps=recipe.num_steps)]
+
+
+def score_dev(run: Run, dev: DevSet) -> dict[str, float]:
+    """nDCG@10, MRR@10 and Recall@100 of a run's parameters on the dev set."""
+    queries = encode.queries(run, dev.query_store, rows=dev.query_rows)
+    docs = encode.docs(run, dev.doc_store, rows=dev.doc_rows)
+    doc_ids = [dev.doc_store.ids[int(row)] for row in dev.doc_rows]
+    query_ids = [dev.query_store.ids[int(row)] for row in dev.query_rows]
+    ranking = ExactIndex(docs, doc_ids).search(queries, k=min(101, len(doc_ids)))
+    return metrics_.evaluate(ranking, query_ids, doc_ids, dev.qrels)
+
+
+def _check_vocabulary(model: DualEncoder, data: TrainingSet) -> None:
+    towers = (("query", model.query, data.query_tokenizer), ("doc", model.doc, data.doc_tokenizer))
+    for name, tower, tokenizer in towers:
+        if tokenizer.vocab_size > tower.encoder.vocab_size:
+            raise InputError(
+                f"the {name} tokenizer has {tokenizer.vocab_size} entries, but the {name} tower's embedding table only "
+                f"{tower.encoder.vocab_size}; set T5Config.vocab_size to at least {tokenizer.vocab_size}."
+            )
+
+
+def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gin_file", action="append", default=[], required=True, help="a recipe; may be given several times")
+    parser.add_argument("--run_dir", help="folder of checkpoints and logs; if it holds a run, that run continues")
+    parser.add_argument("--dry_run", action="store_true", help="check the recipe and count its parameters, without data")
+    parser.epilog = "--gin.NAME=VALUE sets any setting of the recipe, for example --gin.train.num_steps=100."
+    args, rest = parser.parse_known_args(argv)
+    for argument in rest:
+        if not argument.startswith("--gin."):
+            parser.error(f"unknown argument {argument}; settings are written --gin.name=value")
+    return args, [argument.removeprefix("--gin.") for argument in rest]
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,116 @@
+"""Schedules meet their end value; freezing, decay and factors follow the patterns."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from de_jax.training import optimizer
+from de_jax.types import InputError
+
+PARAMS = {
+    "query": {"encoder": {"mlp": {"kernel": jnp.full((4, 4), 2.0)}, "norm": {"scale": jnp.full(4, 2.0)}}},
+    "doc": {"encoder": {"mlp": {"kernel": jnp.full((4, 4), 2.0)}, "norm": {"scale": jnp.full(4, 2.0)}}},
+}
+OPTIMIZERS = {"adafactor": optimizer.adafactor, "adamw": optimizer.adamw}
+
+
+def constant(_):
+    return jnp.asarray(0.1)
+
+
+def moved(tx, gradients, params=PARAMS):
+    """How far each parameter moves in one update."""
+    updates, _ = jax.jit(tx.update)(gradients, tx.init(params), params)
+    return jax.tree.map(lambda update: np.abs(np.asarray(update)).max(), updates)
+
+
+ones = jax.tree.map(jnp.ones_like, PARAMS)
+
+
+@pytest.mark.parametrize("schedule", [optimizer.linear, optimizer.cosine, optimizer.rsqrt])
+def test_schedule_rises_to_the_peak_and_reaches_its_end_at_the_last_step(schedule):
+    rates = [float(schedule(peak=1e-3, num_steps=50, warmup_steps=10, end=1e-5)(step)) for step in range(50)]
+    assert rates[0] == 0.0
+    np.testing.assert_allclose(rates[:11], np.linspace(0, 1e-3, 11), rtol=1e-5)
+    assert np.all(np.diff(rates[10:]) < 0)
+    np.testing.assert_allclose(rates[-1], 1e-5, rtol=1e-3)
+
+
+def test_linear_without_warmup_starts_at_the_peak_and_ends_at_zero():
+    schedule = optimizer.linear(peak=1e-3, num_steps=20000)
+    np.testing.assert_allclose([float(schedule(0)), float(schedule(19999))], [1e-3, 0.0])
+
+
+def test_rsqrt_halves_after_four_times_the_warmup():
+    schedule = optimizer.rsqrt(peak=1.0, num_steps=1000, warmup_steps=100)
+    np.testing.assert_allclose(float(schedule(400)), 0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("arguments", [{"num_steps": 0}, {"warmup_steps": 11}, {"peak": 0.0}])
+def test_impossible_schedules_are_refused(arguments):
+    with pytest.raises(InputError):
+        optimizer.linear(**{"peak": 1e-3, "num_steps": 10, **arguments})
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_frozen_parameters_keep_every_bit_over_many_updates(name):
+    tx = optimizer.make_optimizer(OPTIMIZERS[name], constant, PARAMS, frozen=["doc/.*"])
+    params, state = PARAMS, tx.init(PARAMS)
+    for _ in range(3):
+        updates, state = tx.update(ones, state, params)
+        params = optax.apply_updates(params, updates)
+    jax.tree.map(np.testing.assert_array_equal, params["doc"], PARAMS["doc"])
+    assert all(
+        np.all(new != old) for new, old in zip(jax.tree.leaves(params["query"]), jax.tree.leaves(PARAMS["query"]), strict=True)
+    )
+
+
+def test_frozen_gradients_do_not_count_in_the_clipping_norm():
+    huge = {"query": jax.tree.map(lambda x: 1e-3 * x, ones["query"]), "doc": jax.tree.map(lambda x: 1e6 * x, ones["doc"])}
+    sgd = lambda schedule, params: optax.sgd(1.0)  # noqa: E731
+    tx = optimizer.make_optimizer(sgd, constant, PARAMS, clip_norm=1.0, frozen=["doc/.*"])
+    np.testing.assert_allclose(jax.tree.leaves(moved(tx, huge)["query"]), 1e-3, rtol=1e-5)
+
+
+def test_clipping_limits_the_global_norm():
+    sgd = lambda schedule, params: optax.sgd(1.0)  # noqa: E731
+    tx = optimizer.make_optimizer(sgd, constant, PARAMS, clip_norm=0.5)
+    updates, _ = tx.update(ones, tx.init(PARAMS), PARAMS)
+    np.testing.assert_allclose(float(optax.global_norm(updates)), 0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_learning_rate_factor_scales_exactly_the_matched_updates(name):
+    plain = moved(optimizer.make_optimizer(OPTIMIZERS[name], constant, PARAMS), ones)
+    scaled = moved(optimizer.make_optimizer(OPTIMIZERS[name], constant, PARAMS, learning_rate_factors={"doc/.*": 0.1}), ones)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), scaled["query"], plain["query"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 0.1 * b, rtol=1e-5), scaled["doc"], plain["doc"])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_weight_decay_shrinks_kernels_and_leaves_norms(name):
+    tx = OPTIMIZERS[name](constant, PARAMS, weight_decay=0.5)
+    zeros = jax.tree.map(jnp.zeros_like, PARAMS)
+    updates, _ = tx.update(zeros, tx.init(PARAMS), PARAMS)
+    np.testing.assert_allclose(updates["query"]["encoder"]["mlp"]["kernel"], -0.1 * 0.5 * 2.0, rtol=1e-5)
+    np.testing.assert_array_equal(updates["query"]["encoder"]["norm"]["scale"], 0.0)
+
+
+def test_adafactor_descends():
+    tx = optimizer.adafactor(constant, PARAMS)
+    updates, _ = tx.update(ones, tx.init(PARAMS), PARAMS)
+    assert all(np.all(leaf < 0) for leaf in jax.tree.leaves(updates))
+
+
+def test_pattern_that_matches_nothing_is_refused_with_the_towers():
+    message = r"freeze pattern 'document/.*' matches no parameter; the towers are 'query' and 'doc'"
+    with pytest.raises(InputError, match=message):
+        optimizer.make_optimizer(optimizer.adamw, constant, PARAMS, frozen=["document/.*"])
+    with pytest.raises(InputError, match="learning rate pattern"):
+        optimizer.make_optimizer(optimizer.adamw, constant, PARAMS, learning_rate_factors={"queries/.*": 2.0})
+    with pytest.raises(InputError, match="not a regular expression"):
+        optimizer.make_optimizer(optimizer.adamw, constant, PARAMS, frozen=["(doc"])
+    with pytest.raises(InputError, match="nothing would be trained"):
+        optimizer.make_optimizer(optimizer.adamw, constant, PARAMS, frozen=[".*"])

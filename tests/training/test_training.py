@@ -1,0 +1,206 @@
+"""A step, the loop, checkpoints: one device equals eight, and a resumed run equals one that was never stopped."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from de_jax.losses.in_batch import samtone
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import TowerConfig
+from de_jax.training import run_log, sharding
+from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
+from de_jax.training.dev_evaluation import EvaluateOnDev
+from de_jax.training.fit import Stop, fit
+from de_jax.training.optimizer import adafactor, adamw, linear, make_optimizer
+from de_jax.training.train_step import init_state, make_train_step
+from de_jax.types import Batch, InputError
+
+NUM_STEPS = 12
+ENCODER = T5Config(
+    vocab_size=61, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, dtype="float32", dropout_rate=0.1
+)
+MODEL = DualEncoder(TowerConfig(ENCODER, projection_dim=8), TowerConfig(ENCODER, projection_dim=8), ("projection",))
+SCHEDULE = linear(peak=1e-2, num_steps=NUM_STEPS)
+LOSS = functools.partial(samtone, temperature=0.05)
+
+
+def batches(start):
+    step = start
+    while True:
+        rng = np.random.default_rng(step)
+        draw = lambda *shape, rng=rng: rng.integers(1, 61, shape).astype(np.int32)  # noqa: E731
+        yield Batch(draw(16, 6), draw(16, 10), np.arange(16, dtype=np.int32), np.arange(16, dtype=np.int32))
+        step += 1
+
+
+@functools.cache
+def step_fn(optimizer=adafactor):
+    tx = functools.partial(make_optimizer, optimizer, SCHEDULE)
+    abstract = jax.eval_shape(lambda: init_state(MODEL, tx, jax.random.key(0)))
+    init = jax.jit(lambda: init_state(MODEL, tx, jax.random.key(0)))
+    return init, jax.jit(make_train_step(MODEL, LOSS, tx(abstract.params)), donate_argnums=0)
+
+
+def run(state, mesh, num_steps=NUM_STEPS, hooks=(), optimizer=adafactor):
+    return fit(step_fn(optimizer)[1], state, lambda start: sharding.placed(batches(start), mesh), num_steps=num_steps, hooks=hooks)
+
+
+def first_state(mesh, optimizer=adafactor):
+    return jax.device_put(step_fn(optimizer)[0](), sharding.replicated(mesh))
+
+
+def assert_equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_loss_falls_and_metrics_stay_on_the_device():
+    losses = []
+
+    def keep(step, state, metrics):
+        assert isinstance(metrics["loss"], jax.Array)
+        losses.append(metrics["loss"])
+
+    mesh = sharding.make_mesh(1)
+    one_batch = next(batches(0))
+    repeat = lambda start: iter(lambda: sharding.place(one_batch, mesh), None)  # noqa: E731
+    fit(step_fn()[1], first_state(mesh), repeat, num_steps=NUM_STEPS, hooks=[keep])
+    assert float(losses[-1]) < 0.7 * float(losses[0])
+
+
+@pytest.mark.parametrize("optimizer", [adafactor, adamw])
+def test_eight_devices_train_as_one_does(optimizer):
+    one, eight = (run(first_state(sharding.make_mesh(n), optimizer), sharding.make_mesh(n), 3, (), optimizer)[0] for n in (1, 8))
+    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(eight.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("stop_at", range(1, NUM_STEPS))
+def test_run_stopped_at_any_step_and_resumed_ends_bit_equal(tmp_path, stop_at, whole_run):
+    mesh = sharding.make_mesh(8)
+    first = Checkpoints(tmp_path / "checkpoints")
+    stop = lambda step, state, metrics: Stop("for the test") if step == stop_at else None  # noqa: E731
+    _, reason = run(first_state(mesh), mesh, hooks=[SaveCheckpoints(first, every_steps=1, num_steps=NUM_STEPS), stop])
+    first.close()
+    assert reason == Stop("for the test")
+    second = Checkpoints(tmp_path / "checkpoints")
+    assert second.latest_step() == stop_at
+    resumed, _ = run(second.restore(stop_at, first_state(mesh)), mesh)
+    second.close()
+    assert_equal(resumed, whole_run)
+
+
+@pytest.fixture(scope="module")
+def whole_run():
+    mesh = sharding.make_mesh(8)
+    state, reason = run(first_state(mesh), mesh)
+    assert reason is None
+    return state
+
+
+def test_step_is_compiled_once():
+    mesh = sharding.make_mesh(1)
+    _, step = step_fn()
+    before = step._cache_size()
+    run(first_state(mesh), mesh)
+    assert step._cache_size() - before <= 1
+
+
+def test_fit_with_nothing_left_to_do_returns_the_state(whole_run):
+    state, reason = run(whole_run, sharding.make_mesh(8))
+    assert state is whole_run
+    assert reason is None
+
+
+def test_checkpoint_of_another_model_is_refused_with_the_first_difference(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    state = step_fn()[0]()
+    checkpoints.save(1, state)
+    checkpoints.wait()
+    other = jax.tree.map(lambda x: x, state.params)
+    other["shared"]["projection"]["kernel"] = jnp.zeros((16, 4))
+    with pytest.raises(InputError, match=r"'shared/projection/kernel' has shape \(16, 8\) there and shape \(16, 4\) here"):
+        checkpoints.restore_params(1, other)
+    del other["shared"]
+    with pytest.raises(InputError, match=r"'shared/projection/kernel' has shape \(16, 8\) there and no entry here"):
+        checkpoints.restore_params(1, other)
+
+
+def test_half_written_checkpoint_is_not_a_checkpoint_and_a_damaged_one_is_named(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    state = step_fn()[0]()
+    for step in (1, 2):
+        checkpoints.save(step, state)
+    checkpoints.close()
+    (tmp_path / "3.orbax-checkpoint-tmp").mkdir()
+    for file in (tmp_path / "2" / "params").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    again = Checkpoints(tmp_path)
+    assert again.latest_step() == 2
+    with pytest.raises(InputError, match=r"checkpoint .*2.* (damaged|cannot be read).*delete"):
+        again.restore_params(2, state.params)
+    assert_equal(again.restore_params(1, state.params), state.params)
+
+
+def test_non_finite_loss_stops_the_run_and_is_never_saved(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    hook = SaveCheckpoints(checkpoints, every_steps=1, num_steps=5)
+    with pytest.raises(InputError, match="the loss of step 3 is nan"):
+        hook(3, step_fn()[0](), {"loss": jnp.asarray(np.nan)})
+    assert checkpoints.steps() == []
+
+
+def test_log_averages_its_period_and_a_resumed_log_drops_what_was_cut_off(tmp_path):
+    seen, state = [], step_fn()[0]()
+    log = run_log.LogMetrics(
+        [lambda step, scalars: seen.append((step, scalars))], every_steps=2, num_steps=5, pairs_per_step=16, schedule=SCHEDULE
+    )
+    for step, loss in enumerate((4.0, 2.0, 8.0, 0.0, 1.0), start=1):
+        log(step, state, {"loss": jnp.asarray(loss)})
+    assert [(step, scalars["loss"]) for step, scalars in seen] == [(2, 3.0), (4, 4.0), (5, 1.0)]
+    assert seen[0][1]["learning_rate"] == pytest.approx(float(SCHEDULE(1)))
+    write = run_log.jsonl_sink(tmp_path, 0)
+    for step in (10, 20, 30):
+        write(step, {"loss": 1.0})
+    with open(tmp_path / run_log.METRICS_FILE, "a") as file:
+        file.write('{"step": 40, "lo')
+    run_log.jsonl_sink(tmp_path, 20)(30, {"loss": 2.0})
+    lines = [json.loads(line) for line in (tmp_path / run_log.METRICS_FILE).read_text().splitlines()]
+    assert lines == [{"step": 10, "loss": 1.0}, {"step": 20, "loss": 1.0}, {"step": 30, "loss": 2.0}]
+
+
+def test_best_checkpoint_is_the_one_with_the_highest_dev_score_also_after_a_restart(tmp_path):
+    state = step_fn()[0]()
+    scores = iter([0.2, 0.5, 0.4, 0.3, 0.6])
+
+    def evaluate_at(step):
+        hook = EvaluateOnDev(
+            lambda params: {"ndcg@10": next(scores)}, every_steps=1, num_steps=5, best=Checkpoints(tmp_path, keep=1)
+        )
+        hook(step, state, {"loss": jnp.asarray(1.0)})
+        hook._best.close()
+        return Checkpoints(tmp_path).steps()
+
+    assert [evaluate_at(step) for step in range(1, 6)] == [[1], [2], [2], [2], [5]]
+
+
+def test_mesh_and_batch_must_fit_the_devices():
+    with pytest.raises(InputError, match="asks for 9 devices, but there are 8"):
+        sharding.make_mesh(9)
+    with pytest.raises(InputError, match=r"batch_size 12 is not divisible by the 8 devices .*take 8 or 16"):
+        sharding.check_batch_size(12, sharding.make_mesh(8))
+
+
+def test_placed_batches_keep_their_order_and_are_split_by_rows():
+    mesh = sharding.make_mesh(4)
+    wanted = [batch for batch, _ in zip(batches(0), range(5), strict=False)]
+    got = list(sharding.placed(iter(wanted), mesh))
+    assert len(got) == 5
+    for a, b in zip(got, wanted, strict=True):
+        assert_equal(a, b)
+    assert {shard.data.shape for shard in got[0].query.addressable_shards} == {(4, 6)}
