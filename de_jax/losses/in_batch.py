@@ -1,0 +1,199 @@
+"""Losses whose negatives are the other rows of the batch: the plain softmax, SamToNe and NCE.
+
+Each takes a batch's embeddings and returns a scalar in nats and the float32 scalars that make it up. The rows of a batch that spans
+several devices are one array here, so the negatives span them too.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from de_jax.losses import masks, scores
+from de_jax.types import Embeddings, InputError, Metrics
+
+DIRECTIONS = {
+    "both": ("query_to_doc", "doc_to_query"),
+    "query_to_doc": ("query_to_doc",),
+    "doc_to_query": ("doc_to_query",),
+}
+REDUCTIONS = ("sum", "mean")
+SAME_TOWER = {"query": ("query_to_doc",), "doc": ("doc_to_query",), "both": ("query_to_doc", "doc_to_query")}
+"""The softmaxes whose anchors are of that tower, and which therefore get its other members as negatives."""
+
+
+def in_batch_softmax(
+    e: Embeddings,
+    *,
+    temperature: float | None = 0.01,
+    directions: str = "both",
+    reduce_directions: str = "sum",
+    label_smoothing: float = 0.0,
+    margin: float = 0.0,
+    mask_duplicates: bool = True,
+) -> tuple[Float[Array, ""], Metrics]:
+    """Softmax of each query's document among the batch's documents, and of each document's query among its queries.
+
+    SamToNe (Moiseev et al. 2023), eq. 1, in both directions as that paper trains everywhere. It does not say whether the
+    directions are summed or averaged; public JAX code sums them, and so do we. Mined documents of all rows join the
+    query-to-doc softmax, mined queries the doc-to-query one. Ours: rows that share a query or a document are not negatives.
+
+    Args:
+        e: `query` and `doc` [B, D], L2-normalised; `neg_docs` [B, N, D] and `neg_queries` [B, M, D] where there are any.
+        temperature: tau > 0, the divisor of the scores; None takes the one the model learns.
+        directions: "both", "query_to_doc" or "doc_to_query".
+        reduce_directions: "sum" or "mean" of the directions.
+        label_smoothing: share in [0, 1) of the target spread evenly over all candidates, the positive among them.
+        margin: >= 0, taken from the positive's score before it is scaled (additive margin softmax, Yang et al. 2019).
+        mask_duplicates: see above; False matches the paper.
+
+    Returns:
+        The loss, and its parts: loss_query_to_doc and loss_doc_to_query, each a mean over real rows, and the scalars of
+        `scores.score_metrics` for the query-to-doc softmax (the doc-to-query one where that is the only direction).
+
+    Raises:
+        InputError: a hyper-parameter is out of its range.
+    """
+    if not 0 <= label_smoothing < 1:
+        raise InputError(f"label_smoothing={label_smoothing} must be at least 0 and less than 1.")
+    loss, metrics, _ = _sum_of_softmaxes(
+        e,
+        scale=scores.scale_of(e, temperature),
+        directions=directions,
+        reduce_directions=reduce_directions,
+        label_smoothing=label_smoothing,
+        margin=margin,
+        mask_duplicates=mask_duplicates,
+    )
+    return loss, metrics
+
+
+def samtone(
+    e: Embeddings,
+    *,
+    temperature: float | None = 0.01,
+    same_tower: str = "query",
+    directions: str = "both",
+    reduce_directions: str = "sum",
+    margin: float = 0.0,
+    mask_duplicates: bool = True,
+) -> tuple[Float[Array, ""], Metrics]:
+    """`in_batch_softmax` with the other queries, or documents, of the batch among the negatives of a query, or document.
+
+    SamToNe (Moiseev et al. 2023), eq. 2, whose printed numerator p_j means p_i. The paper trains with "query" and
+    compares "both" in section 3.4; a softmax whose tower is not named stays plain. With mined negatives it is silent: ours
+    join the softmax across the towers only, so the same-tower terms stay within the batch.
+
+    Args:
+        e: `query` and `doc` [B, D], L2-normalised; `neg_docs` [B, N, D] and `neg_queries` [B, M, D] where there are any.
+        temperature: tau > 0, the divisor of the scores; None takes the one the model learns.
+        same_tower: which anchors get the others of their own tower as negatives: "query", "doc" or "both".
+        directions: "both", "query_to_doc" or "doc_to_query"; must include the softmaxes that `same_tower` names.
+        reduce_directions: "sum" or "mean" of the directions.
+        margin: >= 0, taken from the positive's score before it is scaled.
+        mask_duplicates: rows that share a query or a document are no negatives of each other, across the towers and within;
+            False matches the paper, where the same document twice in a batch hurts "both" (table 3).
+
+    Returns:
+        The loss, and `in_batch_softmax`'s scalars with same_tower_share: the part of the softmaxes' denominators that is due to
+        same-tower terms, a mean over real rows and the softmaxes that have them.
+
+    Raises:
+        InputError: a hyper-parameter is out of its range.
+    """
+    scores.check_choice("same_tower", same_tower, tuple(SAME_TOWER))
+    scores.check_choice("directions", directions, tuple(DIRECTIONS))
+    with_same_tower = SAME_TOWER[same_tower]
+    if not set(with_same_tower) <= set(DIRECTIONS[directions]):
+        raise InputError(
+            f"same_tower={same_tower!r} adds to the {' and '.join(with_same_tower)} softmax, but directions={directions!r}."
+        )
+    loss, metrics, shares = _sum_of_softmaxes(
+        e,
+        scale=scores.scale_of(e, temperature),
+        directions=directions,
+        reduce_directions=reduce_directions,
+        margin=margin,
+        mask_duplicates=mask_duplicates,
+        with_same_tower=with_same_tower,
+    )
+    return loss, {**metrics, "same_tower_share": jnp.mean(jnp.stack(shares))}
+
+
+def nce(e: Embeddings, *, temperature: float | None = 0.01, mask_duplicates: bool = True) -> tuple[Float[Array, ""], Metrics]:
+    """-log of the document's share against the one document of the batch that scores highest for the query.
+
+    The baseline "NCE Neg" of ANCE (Xiong et al. 2021), table 1: one direction, the hardest in-batch negative only. That
+    paper scores by dot product with no temperature: temperature=1 over embeddings that are not normalised. Mined negatives
+    take no part.
+
+    Args:
+        e: `query` and `doc` [B, D].
+        temperature: tau > 0, the divisor of the scores; None takes the one the model learns.
+        mask_duplicates: rows that share a query or a document are no negatives of each other.
+
+    Returns:
+        The mean over real rows, in nats, and: loss_query_to_doc, accuracy, positive_score, and negative_score, over all in-batch
+        negatives, beside hardest_score, over those that the loss uses.
+
+    Raises:
+        InputError: a hyper-parameter is out of its range.
+    """
+    scale = scores.scale_of(e, temperature)
+    positive = scores.positive_scores(e)
+    negatives = scores.contrast(scores.queries(e), [scores.docs(e)], scale, mask_duplicates=mask_duplicates)
+    has_negative = negatives.num_negatives > 0
+    hardest = jnp.where(has_negative, scale * negatives.highest, scores.EXCLUDED)
+    is_real = masks.is_real_row(e.query_id)
+    loss = scores.mean_of_real(scores.softmax_loss(scale * positive, hardest), is_real)
+    return loss, {
+        "loss_query_to_doc": loss,
+        "hardest_score": scores.mean_of_real(negatives.highest, is_real & has_negative),
+        **scores.score_metrics(e, positive, negatives),
+    }
+
+
+def _sum_of_softmaxes(
+    e: Embeddings,
+    *,
+    scale: Float[Array, ""],
+    directions: str,
+    reduce_directions: str,
+    margin: float,
+    mask_duplicates: bool,
+    label_smoothing: float = 0.0,
+    with_same_tower: tuple[str, ...] = (),
+) -> tuple[Float[Array, ""], Metrics, list[Float[Array, ""]]]:
+    """The loss, its metrics, and the same-tower share of each softmax in `with_same_tower`."""
+    scores.check_choice("directions", directions, tuple(DIRECTIONS))
+    scores.check_choice("reduce_directions", reduce_directions, REDUCTIONS)
+    if not margin >= 0:
+        raise InputError(f"margin={margin} must be at least 0.")
+    is_real = masks.is_real_row(e.query_id)
+    positive = scores.positive_scores(e)
+    logit = scale * (positive - margin)
+    losses, across, shares = {}, {}, []
+    for direction in DIRECTIONS[directions]:
+        anchors, candidates = _sides(e, direction)
+        across[direction] = negatives = scores.contrast(anchors, candidates, scale, mask_duplicates=mask_duplicates)
+        if direction in with_same_tower:
+            same = scores.contrast(anchors, [anchors], scale, mask_duplicates=mask_duplicates)
+            negatives = scores.merge([negatives, same])
+            share = jnp.exp(same.log_sum_exp - jnp.logaddexp(logit, negatives.log_sum_exp))
+            shares.append(scores.mean_of_real(share, is_real))
+        loss = scores.softmax_loss(logit, negatives.log_sum_exp)
+        if label_smoothing:
+            mean_logit = (logit + scale * negatives.score_sum) / (1.0 + negatives.num_negatives)
+            loss += label_smoothing * (logit - mean_logit)
+        losses[direction] = scores.mean_of_real(loss, is_real)
+    reduce = jnp.mean if reduce_directions == "mean" else jnp.sum
+    metrics: Metrics = {f"loss_{direction}": loss for direction, loss in losses.items()}
+    metrics |= scores.score_metrics(e, positive, across[DIRECTIONS[directions][0]])
+    return reduce(jnp.stack(list(losses.values()))), metrics, shares
+
+
+def _sides(e: Embeddings, direction: str) -> tuple[scores.Items, list[scores.Items]]:
+    """The anchors of a direction, and the candidates of the other tower."""
+    if direction == "query_to_doc":
+        return scores.queries(e), [scores.docs(e), *scores.neg_docs(e)]
+    return scores.docs(e), [scores.queries(e), *scores.neg_queries(e)]

@@ -1,0 +1,78 @@
+"""Who may be a negative of whom: boolean masks from the ids of a batch.
+
+One rule serves the four in-batch blocks (query-doc, doc-query, query-query, doc-doc) and the mined negatives. A candidate
+is left out where it is the anchor's own row, where either is padding, and, with `mask_duplicates`, where the two share a
+query or a document: the same text posing as its own negative costs at least log 2. The SamToNe paper leaves this open.
+
+The rule compares ids pair by pair, so it can be evaluated for any block of candidates without the whole mask in memory.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from de_jax.types import PADDING_ID, Embeddings
+
+NO_ROW = -1
+
+
+class Ids(NamedTuple):
+    """What the masks know of K queries or documents. An id of -1 is unknown and equals that of no real anchor."""
+
+    row: Array  # [K] int32: its row of the batch; NO_ROW for a mined negative, which is nobody's own pair
+    query_id: Array  # [K] int32
+    doc_id: Array  # [K] int32
+    is_real: Array  # [K] bool: False where it only fills the array up
+
+
+def pair_ids(e: Embeddings) -> Ids:
+    """The ids of the batch's pairs, which serve its queries and its documents alike."""
+    num_rows = e.query_id.shape[0]
+    return Ids(jnp.arange(num_rows, dtype=jnp.int32), e.query_id, e.doc_id, is_real_row(e.query_id))
+
+
+def neg_doc_ids(e: Embeddings, num_mined: int) -> Ids:
+    """The ids of the `num_mined` = N documents of each row, flattened; without `e.neg_doc_ids` all of a real row are real."""
+    doc_id, is_real = _mined(e.neg_doc_ids, e.query_id, num_mined)
+    return Ids(jnp.full_like(doc_id, NO_ROW), jnp.full_like(doc_id, PADDING_ID), doc_id, is_real)
+
+
+def neg_query_ids(e: Embeddings, num_mined: int) -> Ids:
+    """The ids of the `num_mined` = M queries of each row, flattened; without `e.neg_query_ids` all of a real row are real."""
+    query_id, is_real = _mined(e.neg_query_ids, e.query_id, num_mined)
+    return Ids(jnp.full_like(query_id, NO_ROW), query_id, jnp.full_like(query_id, PADDING_ID), is_real)
+
+
+def is_real_row(query_id: Int[Array, " B"]) -> Bool[Array, " B"]:
+    """True where a row holds a pair, False where it only fills the batch up."""
+    return query_id != PADDING_ID
+
+
+def is_negative(anchors: Ids, candidates: Ids, *, mask_duplicates: bool) -> Bool[Array, "B K"]:
+    """True where a candidate counts as a negative of an anchor.
+
+    Args:
+        anchors: B queries or documents of the batch.
+        candidates: K queries or documents, of the batch or mined.
+        mask_duplicates: leave out candidates that share the anchor's query or document; False compares no ids, as the papers do.
+    """
+    allowed = anchors.is_real[:, None] & candidates.is_real[None, :]  # [B, K]
+    allowed &= anchors.row[:, None] != candidates.row[None, :]
+    if mask_duplicates:
+        allowed &= anchors.query_id[:, None] != candidates.query_id[None, :]
+        allowed &= anchors.doc_id[:, None] != candidates.doc_id[None, :]
+    return allowed
+
+
+def _mined(ids: Int[Array, "B N"] | None, query_id: Int[Array, " B"], num_mined: int) -> tuple[Int[Array, " K"], Bool[Array, " K"]]:
+    """The flat ids of mined negatives, and which of them are neither filler nor in a padding row; K = B * N."""
+    shape = (query_id.shape[0], num_mined)
+    is_real = jnp.broadcast_to(is_real_row(query_id)[:, None], shape)
+    if ids is None:
+        ids = jnp.full(shape, PADDING_ID, query_id.dtype)
+    else:
+        is_real &= ids != PADDING_ID
+    return ids.reshape(-1), is_real.reshape(-1)

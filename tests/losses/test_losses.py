@@ -1,0 +1,221 @@
+"""What holds for every loss: it equals the loops of `naive`, and nothing about a batch's layout or content upsets it."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from de_jax.losses import in_batch, pair
+from de_jax.types import PADDING_ID
+
+VECTORS = ("query", "doc", "neg_docs", "neg_queries")
+
+
+class Case(NamedTuple):
+    name: str
+    loss: object
+    reference: object
+    hyper_parameters: dict
+
+
+CASES = [
+    Case("softmax", in_batch.in_batch_softmax, naive.in_batch_softmax, {}),
+    Case("softmax_q2d", in_batch.in_batch_softmax, naive.in_batch_softmax, {"directions": "query_to_doc"}),
+    Case("softmax_d2q", in_batch.in_batch_softmax, naive.in_batch_softmax, {"directions": "doc_to_query"}),
+    Case("softmax_mean", in_batch.in_batch_softmax, naive.in_batch_softmax, {"reduce_directions": "mean"}),
+    Case("softmax_smooth", in_batch.in_batch_softmax, naive.in_batch_softmax, {"label_smoothing": 0.1, "margin": 0.3}),
+    Case("samtone_query", in_batch.samtone, naive.samtone, {"same_tower": "query"}),
+    Case("samtone_doc", in_batch.samtone, naive.samtone, {"same_tower": "doc", "reduce_directions": "mean"}),
+    Case("samtone_both", in_batch.samtone, naive.samtone, {"same_tower": "both", "margin": 0.2}),
+    Case("samtone_q2d", in_batch.samtone, naive.samtone, {"directions": "query_to_doc"}),
+    Case("nce", in_batch.nce, naive.nce, {}),
+    Case("pair_eq3", pair.pair, naive.pair, {"form": "samtone_eq3"}),
+    Case("pair_eq3_mean", pair.pair, naive.pair, {"reduce_directions": "mean", "alpha": 0.7}),
+    Case("pair_paper", pair.pair, naive.pair, {"form": "pair_paper", "alpha": 0.4}),
+    Case("pair_code", pair.pair, naive.pair, {"form": "pair_code", "alpha": 0.4}),
+]
+BY_NAME = {case.name: case for case in CASES}
+every_option = pytest.mark.parametrize("case", CASES, ids=list(BY_NAME))
+DISTINCT = ("softmax_smooth", "samtone_both", "nce", "pair_eq3", "pair_paper", "pair_code")
+every_loss = pytest.mark.parametrize("case", [BY_NAME[name] for name in DISTINCT], ids=DISTINCT)
+masked_or_not = pytest.mark.parametrize("mask_duplicates", [True, False])
+
+
+@functools.cache
+def compiled(name, temperature, mask_duplicates):
+    """One jitted value-and-gradient of a case for all tests; compiling it takes most of their time."""
+    loss = functools.partial(
+        BY_NAME[name].loss,
+        **BY_NAME[name].hyper_parameters,
+        temperature=temperature,
+        mask_duplicates=mask_duplicates,
+    )
+    return jax.jit(lambda vectors, e: jax.value_and_grad(lambda v: loss(e._replace(**v)), has_aux=True)(vectors))
+
+
+def value_and_gradient(case, e, *, temperature=0.1, mask_duplicates=True):
+    """The loss, its gradient by the vectors that `e` has, and its metrics."""
+    vectors = {name: getattr(e, name) for name in VECTORS if getattr(e, name) is not None}
+    (value, metrics), gradient = compiled(case.name, temperature, mask_duplicates)(vectors, e)
+    return value, gradient, metrics
+
+
+def reference(case, e, **more):
+    """The loops' loss, over lists of Python floats, which hold what float32 and bfloat16 hold."""
+    lists = {name: None if value is None else np.asarray(value).tolist() for name, value in e._asdict().items()}
+    return case.reference(e._replace(**lists), **case.hyper_parameters, **more)
+
+
+@every_option
+@masked_or_not
+@pytest.mark.parametrize("temperature", [0.01, 1.0])
+def test_loss_equals_loops(case, mask_duplicates, temperature, make_embeddings):
+    options = {"temperature": temperature, "mask_duplicates": mask_duplicates, **case.hyper_parameters}
+    for seed in range(3):
+        e = make_embeddings(seed)
+        expected = reference(case, e, temperature=temperature, mask_duplicates=mask_duplicates)
+        np.testing.assert_allclose(case.loss(e, **options)[0], expected, rtol=1e-5)
+
+
+@every_option
+@pytest.mark.parametrize("dropped", [("neg_docs", "neg_doc_ids"), ("neg_doc_ids", "neg_query_ids"), VECTORS[2:]])
+def test_loss_equals_loops_without_mined_negatives_or_their_ids(case, dropped, make_embeddings):
+    e = make_embeddings(5)._replace(**dict.fromkeys(dropped))
+    np.testing.assert_allclose(case.loss(e, **case.hyper_parameters)[0], reference(case, e), rtol=1e-5)
+
+
+@every_loss
+def test_gradient_equals_finite_differences_of_loops(case, make_embeddings):
+    e = make_embeddings(1)
+    _, gradient, _ = value_and_gradient(case, e)
+    for name, computed in gradient.items():
+        expected = np.zeros(computed.shape)
+        for position in np.ndindex(*computed.shape):
+            sides = []
+            for step in (1e-5, -1e-5):
+                moved = np.array(getattr(e, name), np.float64)
+                moved[position] += step
+                sides.append(reference(case, e._replace(**{name: moved}), temperature=0.1))
+            expected[position] = (sides[0] - sides[1]) / 2e-5
+        np.testing.assert_allclose(computed, expected, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@every_loss
+def test_row_order_does_not_matter(case, make_embeddings):
+    e = make_embeddings(2)
+    order = np.random.default_rng(0).permutation(len(e.query_id))
+    value, gradient, _ = value_and_gradient(case, e)
+    permuted, permuted_gradient, _ = value_and_gradient(case, jax.tree.map(lambda x: x[order], e))
+    np.testing.assert_allclose(permuted, value, rtol=1e-5)
+    for name in gradient:
+        np.testing.assert_allclose(permuted_gradient[name], gradient[name][order], rtol=1e-5, atol=1e-5)
+
+
+@every_loss
+def test_eight_devices_equal_one(case, make_embeddings):
+    e = make_embeddings(3, num_rows=16, num_ids=12)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    sharded = jax.device_put(e, NamedSharding(mesh, PartitionSpec("data")))
+    assert len(sharded.query.sharding.device_set) == 8
+    value, gradient, metrics = value_and_gradient(case, e)
+    value_8, gradient_8, metrics_8 = value_and_gradient(case, sharded)
+    np.testing.assert_allclose(value_8, value, rtol=1e-5)
+    for name in gradient:
+        np.testing.assert_allclose(gradient_8[name], gradient[name], rtol=1e-5, atol=1e-5)
+    for name in metrics:
+        np.testing.assert_allclose(metrics_8[name], metrics[name], rtol=1e-5, atol=1e-6)
+
+
+@every_loss
+def test_bfloat16_inputs_score_in_float32(case, make_embeddings):
+    """The only error that bfloat16 makes is that of its inputs, so the loops over the rounded inputs agree to 1e-5."""
+    e = make_embeddings(4)
+    rounded = e._replace(**{name: getattr(e, name).astype(jnp.bfloat16) for name in VECTORS})
+    value, gradient, metrics = value_and_gradient(case, rounded, temperature=0.01)
+    assert value.dtype == jnp.float32
+    np.testing.assert_allclose(value, reference(case, rounded), rtol=1e-5)
+    assert all(np.isfinite(g.astype(jnp.float32)).all() for g in gradient.values())
+    assert all(m.dtype == jnp.float32 for m in metrics.values())
+
+
+@every_loss
+@masked_or_not
+def test_identical_rows_are_finite(case, mask_duplicates, make_embeddings):
+    e = jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), make_embeddings(0, num_padding=0))
+    value, gradient, metrics = value_and_gradient(case, e, mask_duplicates=mask_duplicates)
+    for result in jax.tree.leaves((value, gradient, metrics)):
+        assert np.isfinite(result).all()
+
+
+@every_loss
+@pytest.mark.parametrize("num_padding", [7, 8])
+def test_batch_with_nothing_to_contrast_costs_nothing(case, num_padding, make_embeddings):
+    e = make_embeddings(0, num_padding=num_padding, num_neg_docs=0, num_neg_queries=0)
+    value, gradient, metrics = value_and_gradient(case, e)
+    np.testing.assert_allclose(value, 0.0, atol=1e-7)
+    for result in jax.tree.leaves((gradient, metrics)):
+        assert np.isfinite(result).all()
+    for g in gradient.values():
+        np.testing.assert_array_equal(g, 0.0)
+
+
+@every_loss
+@masked_or_not
+def test_padding_rows_count_in_no_block(case, mask_duplicates, make_embeddings):
+    """Whatever lies in a padding row, NaN included, changes neither the loss nor the gradient of the real rows."""
+    e = make_embeddings(6)
+    padding = np.asarray(e.query_id) == PADDING_ID
+    spoilt = e._replace(**{name: getattr(e, name).at[padding].set(jnp.nan) for name in VECTORS})
+    shorter = jax.tree.map(lambda x: x[~padding], e)
+    value, gradient, metrics = value_and_gradient(case, spoilt, mask_duplicates=mask_duplicates)
+    expected, expected_gradient, expected_metrics = value_and_gradient(case, shorter, mask_duplicates=mask_duplicates)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for name in gradient:
+        np.testing.assert_allclose(gradient[name][~padding], expected_gradient[name], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(gradient[name][padding], 0.0)
+    for name in metrics:
+        np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-5, atol=1e-6)
+
+
+@every_loss
+def test_learned_temperature_gives_the_same_loss_and_a_gradient(case, make_embeddings):
+    e = make_embeddings(7)
+    learned = e._replace(scale=jnp.float32(20.0))
+    loss = functools.partial(case.loss, **case.hyper_parameters)
+    by_scale = jax.jit(jax.value_and_grad(lambda s: loss(learned._replace(scale=s), temperature=None), has_aux=True))
+    (value, metrics), gradient = by_scale(learned.scale)
+    np.testing.assert_allclose(value, loss(e, temperature=0.05)[0], rtol=1e-5)
+    np.testing.assert_allclose(metrics["temperature"], 0.05, rtol=1e-6)
+    upper, lower = (reference(case, e, temperature=1 / (20.0 + step)) for step in (1e-4, -1e-4))
+    np.testing.assert_allclose(gradient, (upper - lower) / 2e-4, rtol=1e-5, atol=1e-6)
+
+
+@every_loss
+def test_metrics_are_float32_scalars_and_the_loss_is_none_of_their_keys(case, make_embeddings):
+    value, _, metrics = value_and_gradient(case, make_embeddings(8))
+    assert {"accuracy", "positive_score", "negative_score"} <= set(metrics)
+    assert "loss" not in metrics
+    for metric in (value, *metrics.values()):
+        assert metric.shape == ()
+        assert metric.dtype == jnp.float32
+
+
+@every_loss
+@pytest.mark.parametrize(
+    ("hyper_parameters", "scale", "sentence"),
+    [
+        ({"temperature": None}, None, "temperature=None asks for a learned temperature"),
+        ({"temperature": 0.01}, 20.0, "temperature=0.01 is given, but the model learns its own"),
+        ({"temperature": 0.0}, None, "temperature=0.0 must be greater than 0"),
+        ({"temperature": float("nan")}, None, "temperature=nan must be greater than 0"),
+    ],
+)
+def test_temperature_must_be_given_or_learned(case, hyper_parameters, scale, sentence, make_embeddings):
+    e = make_embeddings(0)._replace(scale=None if scale is None else jnp.float32(scale))
+    with pytest.raises(ValueError, match=sentence):
+        jax.eval_shape(functools.partial(case.loss, **case.hyper_parameters, **hyper_parameters), e)

@@ -1,0 +1,76 @@
+"""The masks, entry by entry."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from de_jax.losses import masks
+from de_jax.types import Embeddings
+
+
+def embeddings(query_id, doc_id, **mined) -> Embeddings:
+    num_rows = len(query_id)
+    vectors = jnp.zeros((num_rows, 2), jnp.float32)
+    mined = {name: jnp.asarray(ids, jnp.int32) for name, ids in mined.items()}
+    return Embeddings(vectors, vectors, jnp.asarray(query_id, jnp.int32), jnp.asarray(doc_id, jnp.int32), **mined)
+
+
+def as_rows(mask):
+    return ["".join("x" if allowed else "." for allowed in row) for row in np.asarray(mask)]
+
+
+def test_pairs_exclude_self_shared_ids_and_padding():
+    #                      0  1  2  3  padding
+    e = embeddings([7, 8, 7, 9, -1], [1, 2, 3, 2, -1])
+    ids = masks.pair_ids(e)
+    assert as_rows(masks.is_negative(ids, ids, mask_duplicates=True)) == [
+        ".x.x.",  # row 2 asks the same query
+        "x.x..",  # row 3 has the same document
+        ".x.x.",
+        "x.x..",
+        ".....",
+    ]
+
+
+def test_unmasked_duplicates_leave_self_and_padding_out():
+    e = embeddings([7, 8, 7, 9, -1], [1, 2, 3, 2, -1])
+    ids = masks.pair_ids(e)
+    assert as_rows(masks.is_negative(ids, ids, mask_duplicates=False)) == [
+        ".xxx.",
+        "x.xx.",
+        "xx.x.",
+        "xxx..",
+        ".....",
+    ]
+
+
+def test_mined_documents_exclude_fillers_padding_rows_and_every_anchors_own_document():
+    e = embeddings([7, 8, -1], [1, 2, -1], neg_doc_ids=[[1, 5], [1, -1], [6, 6]])
+    anchors, mined = masks.pair_ids(e), masks.neg_doc_ids(e, 2)
+    assert as_rows(masks.is_negative(anchors, mined, mask_duplicates=True)) == [
+        ".x....",  # document 1 is row 0's own, in whichever row it was mined
+        "xxx...",
+        "......",
+    ]
+    assert as_rows(masks.is_negative(anchors, mined, mask_duplicates=False)) == ["xxx...", "xxx...", "......"]
+
+
+def test_mined_queries_exclude_fillers_padding_rows_and_every_anchors_own_query():
+    e = embeddings([7, 8, -1], [1, 2, -1], neg_query_ids=[[8, 5], [9, -1], [6, 6]])
+    anchors, mined = masks.pair_ids(e), masks.neg_query_ids(e, 2)
+    assert as_rows(masks.is_negative(anchors, mined, mask_duplicates=True)) == ["xxx...", ".xx...", "......"]
+
+
+@pytest.mark.parametrize("ids_of", [masks.neg_doc_ids, masks.neg_query_ids])
+def test_mined_negatives_without_ids_are_all_real(ids_of):
+    e = embeddings([7, 8, -1], [1, 2, -1])
+    mask = masks.is_negative(masks.pair_ids(e), ids_of(e, 2), mask_duplicates=True)
+    assert as_rows(mask) == ["xxxx..", "xxxx..", "......"]
+
+
+def test_query_and_document_ids_are_not_mixed_up():
+    """Query 3 and document 3 are different texts."""
+    e = embeddings([3, 4], [5, 3], neg_doc_ids=[[4], [6]])
+    ids = masks.pair_ids(e)
+    assert as_rows(masks.is_negative(ids, ids, mask_duplicates=True)) == [".x", "x."]
+    assert as_rows(masks.is_negative(ids, masks.neg_doc_ids(e, 1), mask_duplicates=True)) == ["xx", "xx"]

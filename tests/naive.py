@@ -1,0 +1,157 @@
+"""Reference implementations to test against: loops over Python floats in float64, one candidate at a time, written from the papers.
+
+They share no code with the library, and are slow and plain on purpose. Embeddings come as a record of numpy arrays.
+"""
+
+import math
+
+PADDING = -1
+
+
+def score(a, b):
+    return sum(float(x) * float(y) for x, y in zip(a, b, strict=True))
+
+
+def negative_log_likelihood(positive, negatives, label_smoothing=0.0):
+    """Cross-entropy in nats of the softmax over [positive, *negatives] with the smoothed target."""
+    logits = [positive, *negatives]
+    highest = max(logits)
+    log_total = highest + math.log(sum(math.exp(x - highest) for x in logits))
+    loss = 0.0
+    for position, logit in enumerate(logits):
+        target = label_smoothing / len(logits) + (1.0 - label_smoothing if position == 0 else 0.0)
+        loss -= target * (logit - log_total)
+    return loss
+
+
+def log_sum_exp(logits):
+    highest = max(logits)
+    return highest + math.log(sum(math.exp(x - highest) for x in logits))
+
+
+def mean(values):
+    return sum(values) / len(values) if values else 0.0
+
+
+def real_rows(e):
+    return [i for i in range(len(e.query_id)) if e.query_id[i] != PADDING]
+
+
+def other_rows(e, i, mask_duplicates):
+    """The rows whose query and document may be negatives of row i's."""
+    rows = []
+    for j in real_rows(e):
+        shares_an_id = e.query_id[i] == e.query_id[j] or e.doc_id[i] == e.doc_id[j]
+        if j != i and not (mask_duplicates and shares_an_id):
+            rows.append(j)
+    return rows
+
+
+def mined(e, vectors, ids, own_id, mask_duplicates):
+    """All rows' mined negatives that may be negatives of a row whose own id of that kind is `own_id`."""
+    if vectors is None:
+        return []
+    found = []
+    for row in real_rows(e):
+        for n in range(len(vectors[row])):
+            if ids is not None and ids[row][n] == PADDING:
+                continue
+            if ids is not None and mask_duplicates and ids[row][n] == own_id:
+                continue
+            found.append(vectors[row][n])
+    return found
+
+
+def mined_docs(e, i, mask_duplicates):
+    return mined(e, e.neg_docs, e.neg_doc_ids, e.doc_id[i], mask_duplicates)
+
+
+def mined_queries(e, i, mask_duplicates):
+    return mined(e, e.neg_queries, e.neg_query_ids, e.query_id[i], mask_duplicates)
+
+
+def query_to_doc(e, i, temperature, mask_duplicates, same_tower=False, margin=0.0, label_smoothing=0.0):
+    """Row i's loss of finding its document by its query."""
+    scores = [score(e.query[i], e.doc[j]) for j in other_rows(e, i, mask_duplicates)]
+    scores += [score(e.query[i], doc) for doc in mined_docs(e, i, mask_duplicates)]
+    if same_tower:
+        scores += [score(e.query[i], e.query[j]) for j in other_rows(e, i, mask_duplicates)]
+    positive = score(e.query[i], e.doc[i]) - margin
+    return negative_log_likelihood(positive / temperature, [s / temperature for s in scores], label_smoothing)
+
+
+def doc_to_query(e, i, temperature, mask_duplicates, same_tower=False, margin=0.0, label_smoothing=0.0):
+    """Row i's loss of finding its query by its document."""
+    scores = [score(e.doc[i], e.query[j]) for j in other_rows(e, i, mask_duplicates)]
+    scores += [score(e.doc[i], query) for query in mined_queries(e, i, mask_duplicates)]
+    if same_tower:
+        scores += [score(e.doc[i], e.doc[j]) for j in other_rows(e, i, mask_duplicates)]
+    positive = score(e.doc[i], e.query[i]) - margin
+    return negative_log_likelihood(positive / temperature, [s / temperature for s in scores], label_smoothing)
+
+
+def in_batch_softmax(
+    e,
+    *,
+    temperature=0.01,
+    directions="both",
+    reduce_directions="sum",
+    label_smoothing=0.0,
+    margin=0.0,
+    mask_duplicates=True,
+    same_tower="",
+):
+    losses = []
+    if directions in ("both", "query_to_doc"):
+        with_queries = same_tower in ("query", "both")
+        rows = [query_to_doc(e, i, temperature, mask_duplicates, with_queries, margin, label_smoothing) for i in real_rows(e)]
+        losses.append(mean(rows))
+    if directions in ("both", "doc_to_query"):
+        with_docs = same_tower in ("doc", "both")
+        rows = [doc_to_query(e, i, temperature, mask_duplicates, with_docs, margin, label_smoothing) for i in real_rows(e)]
+        losses.append(mean(rows))
+    return mean(losses) if reduce_directions == "mean" else sum(losses)
+
+
+def samtone(e, *, same_tower="query", **hyper_parameters):
+    return in_batch_softmax(e, same_tower=same_tower, **hyper_parameters)
+
+
+def nce(e, *, temperature=0.01, mask_duplicates=True):
+    losses = []
+    for i in real_rows(e):
+        scores = [score(e.query[i], e.doc[j]) / temperature for j in other_rows(e, i, mask_duplicates)]
+        hardest = [max(scores)] if scores else []
+        losses.append(negative_log_likelihood(score(e.query[i], e.doc[i]) / temperature, hardest))
+    return mean(losses)
+
+
+def pair(e, *, form="samtone_eq3", alpha=0.1, temperature=0.01, reduce_directions="sum", mask_duplicates=True):
+    """Mixes the query-centric loss with the document-centric one of that form."""
+    doc_centric = {"samtone_eq3": pair_eq3_row, "pair_paper": pair_paper_row, "pair_code": pair_code_row}[form]
+    query_centric = in_batch_softmax(
+        e,
+        temperature=temperature,
+        directions="both" if form == "samtone_eq3" else "query_to_doc",
+        reduce_directions=reduce_directions,
+        mask_duplicates=mask_duplicates,
+    )
+    doc_losses = mean([doc_centric(e, i, temperature, mask_duplicates) for i in real_rows(e)])
+    return (1 - alpha) * query_centric + alpha * doc_losses
+
+
+def pair_eq3_row(e, i, temperature, mask_duplicates):
+    others = [score(e.doc[i], e.doc[j]) / temperature for j in other_rows(e, i, mask_duplicates)]
+    return log_sum_exp(others) - score(e.query[i], e.doc[i]) / temperature if others else 0.0
+
+
+def pair_paper_row(e, i, temperature, mask_duplicates):
+    negatives = [score(e.doc[i], e.doc[j]) / temperature for j in other_rows(e, i, mask_duplicates)]
+    negatives += [score(e.doc[i], doc) / temperature for doc in mined_docs(e, i, mask_duplicates)]
+    return negative_log_likelihood(score(e.query[i], e.doc[i]) / temperature, negatives)
+
+
+def pair_code_row(e, i, temperature, mask_duplicates):
+    negatives = [score(e.doc[i], e.query[j]) / temperature for j in other_rows(e, i, mask_duplicates)]
+    negatives += [score(e.doc[i], doc) / temperature for doc in mined_docs(e, i, mask_duplicates)]
+    return negative_log_likelihood(score(e.query[i], e.doc[i]) / temperature, negatives)
