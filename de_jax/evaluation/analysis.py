@@ -1,0 +1,71 @@
+"""What the geometry of embeddings tells, without judgements: how close pairs are, how evenly the space is used."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jaxtyping import Float
+
+from de_jax.types import InputError
+
+BLOCK_ROWS = 2048
+"""Rows of the n x n comparisons held at a time."""
+
+
+def alignment(queries: Float[np.ndarray, "n D"], docs: Float[np.ndarray, "n D"]) -> float:
+    """Mean squared distance of matching pairs after L2 normalisation, 0 (equal) to 4 (opposite).
+
+    Wang and Isola (2020), alignment with exponent 2.
+    """
+    if queries.shape != docs.shape or not len(queries):
+        raise InputError(f"pairs are aligned by row, but there are queries {queries.shape} and documents {docs.shape}.")
+    return float(np.mean(np.sum(np.square(_unit(queries) - _unit(docs)), axis=1)))
+
+
+def uniformity(embeddings: Float[np.ndarray, "n D"]) -> float:
+    """Log of the mean Gaussian potential of all pairs of different rows, in nats: 0 (collapsed) down to about -4 (even).
+
+    Wang and Isola (2020), with t = 2, on L2-normalised rows.
+    """
+    unit = _unit(_several(embeddings))
+    total = 0.0
+    for start in range(0, len(unit), BLOCK_ROWS):
+        block = unit[start : start + BLOCK_ROWS]
+        total += float(np.exp(np.minimum(4 * np.einsum("id,jd->ij", block, unit, optimize=True) - 4, 0)).sum())
+    num_rows = len(unit)
+    return math.log((total - num_rows) / (num_rows * (num_rows - 1)))
+
+
+def effective_rank(embeddings: Float[np.ndarray, "n D"]) -> float:
+    """How many dimensions carry the spread of the rows, 1 to D: e to the entropy of the centred singular values' shares.
+
+    Roy and Vetterli (2007); ours: rows are centred first, and rows that are all equal give 0.
+    """
+    rows = _several(embeddings).astype(np.float64)
+    values = np.linalg.svd(rows - rows.mean(axis=0, keepdims=True), compute_uv=False)
+    largest = float(np.abs(rows).max()) * math.sqrt(rows.size)
+    values = values[values > largest * np.finfo(np.float32).eps]
+    if not len(values):
+        return 0.0
+    shares = values / values.sum()
+    return float(np.exp(-np.sum(shares * np.log(shares))))
+
+
+def mean_pairwise_cosine(embeddings: Float[np.ndarray, "n D"]) -> float:
+    """Mean cosine of all pairs of different rows: near 0 for an even spread, 1 for a collapsed tower."""
+    unit = _unit(_several(embeddings))
+    total = np.sum(unit, axis=0)  # the sum over all pairs is the square of the sum
+    num_rows = len(unit)
+    return float((np.dot(total, total) - np.sum(np.square(unit))) / (num_rows * (num_rows - 1)))
+
+
+def _several(embeddings: Float[np.ndarray, "n D"]) -> Float[np.ndarray, "n D"]:
+    if len(embeddings) < 2:
+        raise InputError(f"{len(embeddings)} embeddings have no pairs to compare; give at least 2.")
+    return embeddings
+
+
+def _unit(rows: Float[np.ndarray, "n D"]) -> Float[np.ndarray, "n D"]:
+    rows = rows.astype(np.float64)
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)

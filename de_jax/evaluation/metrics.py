@@ -1,0 +1,162 @@
+"""Rankings and judgements to numbers. The measures are ir-measures'; what is ours is which documents count, and in which order."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from de_jax.data import files
+from de_jax.data.beir import Qrels
+from de_jax.types import InputError, Ranking
+
+MEASURES = ("nDCG@10", "RR@10", "R@100")
+"""BEIR's, as ir-measures writes them."""
+
+Results = dict[str, dict[str, float]]
+"""Document ids with their scores by query id, best first; the order is the ranking, also between equal scores."""
+
+_OUR_NAMES = {"rr": "mrr", "r": "recall", "ap": "map"}
+
+
+def evaluate(
+    ranking: Ranking,
+    query_ids: Sequence[str],
+    doc_ids: Sequence[str],
+    qrels: Qrels,
+    *,
+    measures: Sequence[str] = MEASURES,
+    drop_identical_ids: bool = True,
+) -> dict[str, float]:
+    """Means over the queries of `qrels`; a query without results counts 0, a query without judgements does not count.
+
+    Example:
+        >>> ranking = Ranking(np.array([[1, 0]]), np.array([[0.9, 0.2]]))
+        >>> evaluate(ranking, ["q"], ["a", "b"], {"q": {"a": 1}}, measures=["RR@10"])
+        {'mrr@10': 0.5}
+
+    Args:
+        ranking: rows of `doc_ids`, best first; its order decides, whatever the scores.
+        query_ids: the ranking's queries.
+        doc_ids: the corpus.
+        qrels: relevance by query id and document id.
+        measures: as ir-measures writes them, each given back in lower case with "rr" as "mrr" and "r" as "recall".
+        drop_identical_ids: leave out a document whose id is the query's; BEIR's rule, for ArguAna and Quora.
+
+    Raises:
+        InputError: no judged query, sizes that do not fit, or an unknown measure.
+    """
+    results = results_of(ranking, query_ids, doc_ids, drop_identical_ids=drop_identical_ids)
+    values = score_results(results, qrels, measures=measures)
+    return {name: math.fsum(query[name] for query in values.values()) / len(values) for name in next(iter(values.values()))}
+
+
+def per_query(
+    ranking: Ranking,
+    query_ids: Sequence[str],
+    doc_ids: Sequence[str],
+    qrels: Qrels,
+    *,
+    measures: Sequence[str] = MEASURES,
+    drop_identical_ids: bool = True,
+) -> dict[str, dict[str, float]]:
+    """The measures of each query of `qrels`, by query id; arguments as for `evaluate`."""
+    results = results_of(ranking, query_ids, doc_ids, drop_identical_ids=drop_identical_ids)
+    return score_results(results, qrels, measures=measures)
+
+
+def results_of(ranking: Ranking, query_ids: Sequence[str], doc_ids: Sequence[str], *, drop_identical_ids: bool = True) -> Results:
+    """A ranking with ids in the place of rows; row -1 is no document.
+
+    Raises:
+        InputError: there are not as many query ids as ranked queries.
+    """
+    if len(query_ids) != len(ranking.doc_rows):
+        raise InputError(
+            f"{len(query_ids)} query ids do not match a ranking of {len(ranking.doc_rows)} queries; give one id a query."
+        )
+    results: Results = {}
+    for query_id, rows, scores in zip(query_ids, np.asarray(ranking.doc_rows), np.asarray(ranking.scores), strict=True):
+        found = {doc_ids[row]: score for row, score in zip(rows.tolist(), scores.tolist(), strict=True) if row >= 0}
+        if drop_identical_ids:
+            found.pop(query_id, None)
+        results[query_id] = found
+    return results
+
+
+def score_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = MEASURES) -> dict[str, dict[str, float]]:
+    """The measures of each query of `qrels`, by query id; 0 where `results` has nothing for it."""
+    import ir_measures
+
+    judged = {query_id: docs for query_id, docs in qrels.items() if docs}
+    if not judged:
+        raise InputError("there is no judged query to score; give qrels with at least one.")
+    parsed = [_parse(measure) for measure in measures]
+    # Evaluators sort by score and break ties in their own ways; ranks in the place of scores leave them no tie.
+    run = {query_id: {doc_id: float(-rank) for rank, doc_id in enumerate(results.get(query_id, {}))} for query_id in judged}
+    values: dict[str, dict[str, float]] = {query_id: {name: 0.0 for name, _ in parsed} for query_id in judged}
+    names = {measure: name for name, measure in parsed}
+    for metric in ir_measures.iter_calc([measure for _, measure in parsed], judged, run):
+        values[metric.query_id][names[metric.measure]] = float(metric.value)
+    return values
+
+
+def write_trec_run(path: str | Path, results: Results, *, name: str = "de_jax") -> None:
+    """Writes results as a TREC run file, atomically.
+
+    Scores are float32, and one that equals its predecessor is written one float lower: programs that sort a run file by
+    score then find the order of the ranking.
+
+    Raises:
+        InputError: an id holds a blank, which this format cannot carry.
+    """
+    with files.atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        for query_id, docs in results.items():
+            score = np.float32(np.inf)
+            for rank, (doc_id, value) in enumerate(docs.items(), start=1):
+                if bad := [text_id for text_id in (query_id, doc_id) if re.search(r"\s", text_id) or not text_id]:
+                    raise InputError(f"id {bad[0]!r} is empty or holds a blank, so it cannot stand in a TREC run file; rename it.")
+                score = min(np.float32(value), np.nextafter(score, np.float32(-np.inf)))
+                file.write(f"{query_id} Q0 {doc_id} {rank} {score:.9g} {name}\n")
+
+
+def read_trec_run(path: str | Path) -> Results:
+    """The results in a TREC run file (plain or .gz), each query's by falling score, equal ones as they stand in the file.
+
+    Raises:
+        InputError: a line without its six columns or with a score that is no number, or a document twice for one query.
+    """
+    results: Results = {}
+    with files.open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            columns = line.split()
+            if len(columns) != 6:
+                raise InputError(
+                    f"{path}, line {number}: {len(columns)} columns in place of 6 (query Q0 document rank score name)."
+                )
+            query_id, _, doc_id, _, score, _ = columns
+            docs = results.setdefault(query_id, {})
+            if doc_id in docs:
+                raise InputError(f"{path}, line {number}: document {doc_id!r} was already ranked for query {query_id!r}.")
+            try:
+                docs[doc_id] = float(score)
+            except ValueError:
+                raise InputError(f"{path}, line {number}: the score {score!r} is no number.") from None
+    return {query_id: dict(sorted(docs.items(), key=lambda item: -item[1])) for query_id, docs in results.items()}
+
+
+def _parse(measure: str) -> tuple[str, object]:
+    """Our name of a measure, and ir-measures' object."""
+    import ir_measures
+
+    try:
+        parsed = ir_measures.parse_measure(measure)
+    except (NameError, ValueError, KeyError, SyntaxError, TypeError, AssertionError) as error:
+        raise InputError(
+            f"measure {measure!r} is unknown to ir-measures ({error}); nDCG@10, RR@10 and R@100 are some it knows."
+        ) from None
+    name, rest = re.match(r"([a-z]+)(.*)", measure.lower()).groups()  # type: ignore[union-attr]
+    return _OUR_NAMES.get(name, name) + rest, parsed

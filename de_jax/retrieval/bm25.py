@@ -1,0 +1,105 @@
+"""BM25, the baseline beside every table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from de_jax.types import InputError, Ranking
+
+
+class BM25Index:
+    """Documents scored by their words: bm25s in Lucene's form, English stop words removed, Snowball stems.
+
+    A document is its title, a space and its text, as `de_jax.data.beir` reads it. With the defaults nDCG@10 is .676 on
+    SciFact, .318 on NFCorpus and .343 on Cranfield. Equal scores stand in the order of document ids, compared as strings.
+
+    Example:
+        >>> index = BM25Index(["a red fox", "a blue whale"], ["fox", "whale"])
+        >>> index.search(["Whales are blue"], k=2).doc_rows.tolist()
+        [[1, -1]]
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        ids: Sequence[str],
+        *,
+        k1: float = 0.9,
+        b: float = 0.4,
+        stemmer: str | None = "english",
+        stopwords: str | None = "en",
+    ) -> None:
+        """Tokenizes and indexes the documents.
+
+        Args:
+            texts: the documents.
+            ids: their ids, unique, parallel to `texts`.
+            k1: how slowly repeated words saturate, >= 0.
+            b: how much long documents are scaled down, 0 to 1.
+            stemmer: a Snowball algorithm by name, or None for words as they are.
+            stopwords: "en" or another of bm25s's lists, or None to keep every word.
+
+        Raises:
+            InputError: no documents, or ids that do not match them, or `k1` or `b` out of range.
+        """
+        if not len(texts):
+            raise InputError("the corpus has no documents to search; give at least one.")
+        if len(ids) != len(texts):
+            raise InputError(f"{len(ids)} document ids do not match {len(texts)} texts; give one id a text.")
+        if k1 < 0 or not 0 <= b <= 1:
+            raise InputError(f"k1 is {k1} and b is {b}; give k1 >= 0 and b from 0 to 1.")
+        import bm25s
+        import Stemmer
+
+        self._stemmer = Stemmer.Stemmer(stemmer) if stemmer else None
+        self._stopwords = stopwords
+        # In id order, so that a stable sort by score breaks ties by id.
+        self._order = np.array(sorted(range(len(ids)), key=ids.__getitem__), np.int32)
+        words = self._words([texts[row] for row in self._order])
+        self._bm25 = None
+        if any(words):
+            self._bm25 = bm25s.BM25(k1=k1, b=b, method="lucene")
+            self._bm25.index(words, show_progress=False)
+
+    def search(self, query_texts: Sequence[str], k: int) -> Ranking:
+        """The k best documents of each query. A document without a word of the query is no result: row -1, score -inf.
+
+        Raises:
+            InputError: `k` is below 1.
+        """
+        if k < 1:
+            raise InputError(f"k is {k}; ask for at least 1 document.")
+        rows = np.full((len(query_texts), k), -1, np.int32)
+        scores = np.full((len(query_texts), k), -np.inf, np.float32)
+        for query, words in enumerate(self._words(query_texts)):
+            all_scores = self._scores(words)
+            best = _top(all_scores, k)
+            rows[query, : len(best)] = self._order[best]
+            scores[query, : len(best)] = all_scores[best]
+        return Ranking(rows, scores)
+
+    def _words(self, texts: Sequence[str]) -> list[list[str]]:
+        import bm25s
+
+        # An empty list in place of None: bm25s takes None for its default list in some versions.
+        stopwords = self._stopwords if self._stopwords is not None else []
+        return bm25s.tokenize(list(texts), stopwords=stopwords, stemmer=self._stemmer, return_ids=False, show_progress=False)
+
+    def _scores(self, words: list[str]) -> Float[np.ndarray, " n"]:
+        known = self._bm25.get_tokens_ids(words) if self._bm25 is not None else []
+        if not known:
+            return np.zeros(len(self._order), np.float32)
+        return self._bm25.get_scores_from_ids(known)
+
+
+def _top(scores: Float[np.ndarray, " n"], k: int) -> np.ndarray:
+    """Places of the k best positive scores, best first; of equals the earlier place first."""
+    if k < len(scores):
+        cut = np.partition(scores, len(scores) - k)[len(scores) - k]
+        candidates = np.flatnonzero((scores >= cut) & (scores > 0))
+    else:
+        candidates = np.flatnonzero(scores > 0)
+    return candidates[np.argsort(-scores[candidates], kind="stable")][:k]

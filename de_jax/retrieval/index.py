@@ -1,0 +1,148 @@
+"""Exact search by inner product, on whatever device JAX has, in memory bounded by one chunk of documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from de_jax.types import Array, InputError, Ranking
+
+QUERY_BLOCK = 128
+"""Queries scored at a time. Always all of these rows, so that a query scores the same alone and in company."""
+ROW_MULTIPLE = 1024
+"""A chunk has a multiple of these documents; an odd remainder is summed in another order on some processors."""
+
+
+class Index(Protocol):
+    """Finds documents by embedding."""
+
+    def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
+        """The k best documents of each query."""
+
+
+class ExactIndex:
+    """All documents, scored by inner product in float32.
+
+    The ranking is by score, best first; equal scores stand in the order of their document ids, compared as strings,
+    whatever the order of the corpus and the sizes of chunks and batches. Documents pass through the device in that
+    id order, and each selection keeps the earlier of two equals.
+
+    Example:
+        >>> index = ExactIndex(np.eye(3, dtype=np.float32), ["c", "a", "b"])
+        >>> index.search(np.array([[0.0, 1.0, 1.0]], np.float32), k=2).doc_rows.tolist()
+        [[1, 2]]
+    """
+
+    def __init__(self, embeddings: Float[Any, "n D"], ids: Sequence[str], *, chunk_docs: int = 16384) -> None:
+        """Checks the embeddings; nothing is copied, so that they may be memory-mapped.
+
+        Args:
+            embeddings: one row a document, float32, finite.
+            ids: the documents' ids, unique, parallel to the rows.
+            chunk_docs: documents on the device at a time.
+
+        Raises:
+            InputError: no documents, ids that do not match, a value that is not finite, `chunk_docs` below 1.
+        """
+        if not len(embeddings):
+            raise InputError("the corpus has no documents to search; give embeddings of at least one.")
+        if len(ids) != len(embeddings):
+            raise InputError(f"{len(ids)} document ids do not match {len(embeddings)} embeddings; give one id a row.")
+        if chunk_docs < 1:
+            raise InputError(f"chunk_docs is {chunk_docs}; give at least 1.")
+        _check_finite(embeddings, ids)
+        self._embeddings = embeddings
+        self._order = np.array(sorted(range(len(ids)), key=ids.__getitem__), np.int32)
+        self._chunk_docs = _round_up(min(chunk_docs, len(ids)), ROW_MULTIPLE)
+
+    def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
+        """The k best documents of each query; a corpus of fewer than k fills up with row -1 and score -inf.
+
+        Args:
+            queries: [q, D] float32, finite; no rows give an empty ranking.
+            k: depth, at least 1.
+
+        Raises:
+            InputError: another number of dimensions than the documents', a value that is not finite, `k` below 1.
+        """
+        num_docs, dim = self._embeddings.shape
+        if k < 1:
+            raise InputError(f"k is {k}; ask for at least 1 document.")
+        if queries.shape[1] != dim:
+            raise InputError(
+                f"queries have {queries.shape[1]} dimensions and documents {dim}; encode both with the same model and checkpoint."
+            )
+        _check_finite(queries)
+        depth = min(k, num_docs)
+        doc_rows = np.full((len(queries), k), -1, np.int32)
+        scores = np.full((len(queries), k), -np.inf, np.float32)
+        for start, (block_places, block_scores) in enumerate(self._rank(_blocks(queries), depth)):
+            block = slice(start * QUERY_BLOCK, (start + 1) * QUERY_BLOCK)
+            num_queries = len(doc_rows[block])  # the last block ends with filler rows
+            doc_rows[block, :depth] = self._order[block_places[:num_queries]]
+            scores[block, :depth] = block_scores[:num_queries]
+        return Ranking(doc_rows, scores)
+
+    def _rank(self, blocks: list[Array], depth: int) -> list[tuple[Array, Array]]:
+        """(places in id order, scores) [QUERY_BLOCK, depth] of each block of queries; the next chunk loads while one is scored."""
+        best = [(jnp.zeros((QUERY_BLOCK, depth), jnp.int32), jnp.full((QUERY_BLOCK, depth), -jnp.inf)) for _ in blocks]
+        for start in range(0, len(self._order), self._chunk_docs):
+            chunk = jnp.asarray(self._chunk(start))
+            jax.block_until_ready(best)  # keeps two chunks at most on the device
+            first, num_docs = np.int32(start), np.int32(len(self._order))
+            best = [_merge(*found, queries, chunk, first, num_docs) for found, queries in zip(best, blocks, strict=True)]
+        return [(np.asarray(rows), np.asarray(scores)) for rows, scores in best]
+
+    def _chunk(self, start: int) -> Float[np.ndarray, "c D"]:
+        rows = self._order[start : start + self._chunk_docs]
+        chunk = np.zeros((self._chunk_docs, self._embeddings.shape[1]), np.float32)
+        chunk[: len(rows)] = self._embeddings[rows]
+        return chunk
+
+
+@jax.jit
+def _merge(
+    rows: Int[Array, "q k"],
+    scores: Float[Array, "q k"],
+    queries: Float[Array, "q D"],
+    chunk: Float[Array, "c D"],
+    first: Int[Array, ""],
+    num_docs: Int[Array, ""],
+) -> tuple[Int[Array, "q k"], Float[Array, "q k"]]:
+    """The best k of what was found so far and of one more chunk; of equals the earlier stays first, as top_k promises."""
+    chunk_scores = jnp.einsum("qd,cd->qc", queries, chunk, precision=jax.lax.Precision.HIGHEST)
+    places = first + jnp.arange(chunk.shape[0], dtype=jnp.int32)
+    chunk_scores = jnp.where((places < num_docs)[None, :], chunk_scores, -jnp.inf)
+    k = rows.shape[1]
+    new_scores, new = jax.lax.top_k(chunk_scores, min(k, chunk.shape[0]))
+    all_scores = jnp.concatenate([scores, new_scores], axis=1)
+    all_rows = jnp.concatenate([rows, first + new.astype(jnp.int32)], axis=1)
+    best_scores, best = jax.lax.top_k(all_scores, k)
+    return jnp.take_along_axis(all_rows, best, axis=1), best_scores
+
+
+def _blocks(queries: Float[Any, "q D"]) -> list[Array]:
+    blocks = []
+    for start in range(0, len(queries), QUERY_BLOCK):
+        block = np.zeros((QUERY_BLOCK, queries.shape[1]), np.float32)
+        block[: len(queries) - start] = queries[start : start + QUERY_BLOCK]
+        blocks.append(jnp.asarray(block))
+    return blocks
+
+
+def _check_finite(embeddings: Float[Any, "r D"], ids: Sequence[str] | None = None) -> None:
+    for start in range(0, len(embeddings), 65536):
+        finite = np.isfinite(embeddings[start : start + 65536]).all(axis=1)
+        if not finite.all():
+            row = start + int(np.argmin(finite))
+            name = f"document {ids[row]!r}" if ids is not None else f"query {row}"
+            raise InputError(f"the embedding of {name} has a value that is not finite; the model diverged or its file is damaged.")
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
