@@ -1,0 +1,228 @@
+"""Who may import whom: the table of the house, held against every module's syntax tree and against what is really loaded.
+
+Where this test stops you, either the import belongs elsewhere or the table wants a new entry; decide which before you edit it.
+"""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAVY = {
+    *("tensorflow", "seqio", "faiss", "torch", "transformers", "matplotlib", "sklearn", "ir_measures"),
+    *("bm25s", "Stemmer", "sentencepiece", "tokenizers", "tensorboardX"),
+}
+
+
+class Rule(NamedTuple):
+    """What a module may import beside the standard library and its own layer."""
+
+    layers: tuple[str, ...] = ()  # modules and sub-packages of de_jax
+    packages: tuple[str, ...] = ()  # third-party packages, anywhere in the file
+    lazy: tuple[str, ...] = ()  # third-party packages, inside functions only
+
+    def allowing(self, *lazy: str) -> "Rule":
+        return self._replace(lazy=self.lazy + lazy)
+
+
+DATA = Rule(("types",), ("numpy", "jaxtyping"), ("tqdm",))
+TRAINING = Rule(("types", "losses", "models", "data"), ("jax", "numpy", "jaxtyping", "optax", "orbax"), ("tqdm", "tensorboardX"))
+ABOVE_TRAINING = Rule(
+    ("types", "losses", "models", "data", "training"), ("jax", "numpy", "jaxtyping"), ("tqdm", "scipy", "safetensors")
+)
+PROCESS = Rule(
+    ("types", "command", "configurables", "losses", "models", "data", "training", "retrieval", "evaluation", "interop"),
+    ("gin", "jax", "numpy", "jaxtyping"),
+    ("tqdm",),
+)
+RULES = {
+    "de_jax": Rule(),
+    "de_jax.types": Rule(),
+    "de_jax.command": Rule(("types",)),
+    "de_jax.cli": Rule(("types", "command")),
+    "de_jax.losses": Rule(("types",), ("jax", "jaxtyping")),
+    "de_jax.models": Rule(("types",), ("jax", "numpy", "jaxtyping", "flax")),
+    "de_jax.data": DATA,
+    "de_jax.data.text": DATA.allowing("sentencepiece", "tokenizers"),
+    "de_jax.data.seqio_batches": DATA.allowing("tensorflow", "seqio"),
+    "de_jax.training": TRAINING,
+    "de_jax.training.train_step": TRAINING._replace(layers=("types",)),
+    "de_jax.retrieval": ABOVE_TRAINING,
+    "de_jax.retrieval.bm25": ABOVE_TRAINING.allowing("bm25s", "Stemmer"),
+    "de_jax.retrieval.faiss_index": ABOVE_TRAINING.allowing("faiss"),
+    "de_jax.evaluation": ABOVE_TRAINING,
+    "de_jax.evaluation.metrics": ABOVE_TRAINING.allowing("ir_measures"),
+    "de_jax.evaluation.plots": ABOVE_TRAINING.allowing("matplotlib", "sklearn", "threadpoolctl"),
+    "de_jax.interop": ABOVE_TRAINING.allowing("torch", "transformers", "tokenizers"),
+    "de_jax.configurables": PROCESS,
+    "de_jax.train": PROCESS,
+    "de_jax.mine": PROCESS,
+}
+
+
+class Import(NamedTuple):
+    name: str  # dotted
+    line: int
+    is_lazy: bool  # inside a function, or for the type checker only
+
+
+def imports_of(source: str) -> list[Import]:
+    """Every import of a file; `from a import b` is a.b. A relative one keeps its dots, and so is nobody's package."""
+    found = []
+
+    def visit(node: ast.AST, is_lazy: bool) -> None:
+        if isinstance(node, ast.Import):
+            found.extend(Import(alias.name, node.lineno, is_lazy) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            found.extend(Import(f"{base}.{alias.name}", node.lineno, is_lazy) for alias in node.names)
+        is_lazy |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        is_lazy |= isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for child in ast.iter_child_nodes(node):
+            visit(child, is_lazy)
+
+    visit(ast.parse(source), False)
+    return found
+
+
+def rule_of(module: str) -> Rule | None:
+    """The rule of the module or of the nearest package above it; `de_jax` itself speaks for its __init__ alone."""
+    if module == "de_jax":
+        return RULES[module]
+    while module != "de_jax" and module not in RULES:
+        module = module.rpartition(".")[0]
+    return None if module == "de_jax" else RULES[module]
+
+
+def violations(module: str, source: str) -> list[str]:
+    """One line for each import that the table does not allow."""
+    rule = rule_of(module)
+    if rule is None:
+        return [f"{module}: has no rule in the table"]
+    own_layer = module.split(".")[1] if "." in module else None
+    found = []
+    for name, line, is_lazy in imports_of(source):
+        package = name.partition(".")[0]
+        if package == "de_jax":
+            layer = name.split(".")[1] if "." in name else ""
+            allowed = layer in (own_layer, "__version__", *rule.layers)
+        else:
+            allowed = package in sys.stdlib_module_names or package in rule.packages or (is_lazy and package in rule.lazy)
+        if not allowed:
+            where = " at module level" if package in rule.lazy else ""
+            found.append(f"{module}, line {line}: must not import {name}{where}")
+    return found
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name; tools/ and gin_configs/ lie elsewhere and are free."""
+    found = {}
+    for file in sorted((ROOT / "de_jax").rglob("*.py")):
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+def loaded_by(code: str) -> set[str]:
+    """The top-level packages that running `code` in a fresh interpreter loads, the standard library's aside."""
+    program = (
+        f"import sys, json; before = set(sys.modules)\n{code}\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in set(sys.modules) - before})))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert run.returncode == 0, run.stderr
+    return set(json.loads(run.stdout.splitlines()[-1])) - set(sys.stdlib_module_names)
+
+
+def importing(*layers: str) -> str:
+    """A program that imports every module of these layers."""
+    return "\n".join(f"import {name}" for name in modules() if name.split(".")[1:2] and name.split(".")[1] in layers)
+
+
+@pytest.mark.parametrize("module", modules())
+def test_module_imports_only_what_its_layer_may(module):
+    assert violations(module, modules()[module].read_text(encoding="utf-8")) == []
+
+
+def test_tools_import_the_package_and_not_each_other():
+    """They run both as tools.x and as de_jax.tools.x, and only one of these exists after an installation."""
+    for file in sorted((ROOT / "tools").glob("*.py")):
+        names = [name for name, _, _ in imports_of(file.read_text(encoding="utf-8"))]
+        assert [n for n in names if n.startswith(("tools.", ".", "de_jax.tools")) or n == "tools"] == [], file.name
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "expected"),
+    [
+        ("de_jax.losses.in_batch", "import flax", "must not import flax"),
+        ("de_jax.losses.in_batch", "import optax as o", "must not import optax"),
+        ("de_jax.losses.in_batch", "from de_jax.models import t5", "must not import de_jax.models.t5"),
+        ("de_jax.losses.in_batch", "from de_jax import models", "must not import de_jax.models"),
+        ("de_jax.losses.in_batch", "from ..models import t5", "must not import ..models.t5"),
+        ("de_jax.data.batches", "import jax.numpy as jnp", "must not import jax.numpy"),
+        ("de_jax.data.batches", "def f():\n    import jax", "line 2: must not import jax"),
+        ("de_jax.data.text", "import sentencepiece", "must not import sentencepiece at module level"),
+        ("de_jax.data.corpus", "def f():\n    import sentencepiece", "must not import sentencepiece"),
+        ("de_jax.data.beir", "class A:\n    import tqdm", "must not import tqdm at module level"),
+        ("de_jax.models.t5", "import optax", "must not import optax"),
+        ("de_jax.training.fit", "import flax.linen as nn", "must not import flax.linen"),
+        ("de_jax.training.fit", "import gin", "must not import gin"),
+        ("de_jax.training.train_step", "from de_jax.models.t5 import T5Config", "must not import de_jax.models.t5.T5Config"),
+        ("de_jax.training.run", "from de_jax.retrieval import index", "must not import de_jax.retrieval.index"),
+        ("de_jax.retrieval.index", "def f():\n    import faiss", "must not import faiss"),
+        ("de_jax.train", "import tensorflow", "must not import tensorflow"),
+        ("de_jax.evaluation.metrics", "from de_jax.tools import search", "must not import de_jax.tools.search"),
+        ("de_jax", "from de_jax import types", "must not import de_jax.types"),
+        ("de_jax.plugins.new", "", "has no rule in the table"),
+        ("de_jax.plugins", "", "has no rule in the table"),
+    ],
+)
+def test_the_checker_objects(module, source, expected):
+    (violation,) = violations(module, source)
+    assert expected in violation
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("de_jax.losses.in_batch", "import jax.numpy as jnp\nfrom de_jax.types import Embeddings\nfrom de_jax.losses import masks"),
+        ("de_jax.data.text", "import json\ndef f():\n    if True:\n        import sentencepiece"),
+        ("de_jax.data.text", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tokenizers"),
+        ("de_jax.training.fit", "from de_jax.training.train_step import TrainStep"),
+        ("de_jax.train", "import gin\nfrom de_jax import configurables, command"),
+    ],
+)
+def test_the_checker_accepts(module, source):
+    assert violations(module, source) == []
+
+
+def test_importing_the_package_imports_nothing_else():
+    assert loaded_by("import de_jax") == {"de_jax"}
+
+
+def test_no_module_loads_a_heavy_package():
+    layers = {name.split(".")[1] for name in modules() if "." in name}
+    loaded = loaded_by(importing(*layers))
+    assert loaded >= {"jax", "flax", "optax", "orbax", "gin"}
+    assert not loaded & HEAVY
+
+
+def test_data_runs_without_jax():
+    loaded = loaded_by(importing("data"))
+    assert "numpy" in loaded
+    assert not loaded & {"jax", "jaxlib", "flax"}
+
+
+def test_losses_load_no_model_and_no_optimizer():
+    loaded = loaded_by(importing("losses"))
+    assert "jax" in loaded
+    assert not loaded & {"flax", "optax", "orbax", "gin"}
+
+
+def test_the_loading_check_objects():
+    assert loaded_by("import de_jax, numpy") == {"de_jax", "numpy"}
