@@ -9,6 +9,9 @@ from de_jax import command
 
 VERBS = {
     "train": ("de_jax.train", "train a dual encoder from a gin recipe"),
+    "encode_corpus": ("de_jax.tools.encode_corpus", "write a corpus's embeddings by a run"),
+    "search": ("de_jax.tools.search", "search a corpus with a run, one query or many"),
+    "evaluate_beir": ("de_jax.tools.evaluate_beir", "score a run on a BEIR data set, beside BM25"),
 }
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,8 +51,7 @@ def evaluate(
         InputError: no judged query, sizes that do not fit, or an unknown measure.
     """
     results = results_of(ranking, query_ids, doc_ids, drop_identical_ids=drop_identical_ids)
-    values = score_results(results, qrels, measures=measures)
-    return {name: math.fsum(query[name] for query in values.values()) / len(values) for name in next(iter(values.values()))}
+    return evaluate_results(results, qrels, measures=measures)
 
 
 def per_query(
@@ -85,6 +85,12 @@ def results_of(ranking: Ranking, query_ids: Sequence[str], doc_ids: Sequence[str
             found.pop(query_id, None)
         results[query_id] = found
     return results
+
+
+def evaluate_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = MEASURES) -> dict[str, float]:
+    """Means over the queries of `qrels`; as `evaluate`, for results with ids, such as those of a run file."""
+    values = score_results(results, qrels, measures=measures)
+    return {name: math.fsum(query[name] for query in values.values()) / len(values) for name in next(iter(values.values()))}
 
 
 def score_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = MEASURES) -> dict[str, dict[str, float]]:
@@ -148,7 +154,7 @@ def read_trec_run(path: str | Path) -> Results:
     return {query_id: dict(sorted(docs.items(), key=lambda item: -item[1])) for query_id, docs in results.items()}
 
 
-def _parse(measure: str) -> tuple[str, object]:
+def _parse(measure: str) -> tuple[str, Any]:
     """Our name of a measure, and ir-measures' object."""
     import ir_measures
 

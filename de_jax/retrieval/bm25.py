@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -59,7 +60,7 @@ class BM25Index:
         # In id order, so that a stable sort by score breaks ties by id.
         self._order = np.array(sorted(range(len(ids)), key=ids.__getitem__), np.int32)
         words = self._words([texts[row] for row in self._order])
-        self._bm25 = None
+        self._bm25: Any = None
         if any(words):
             self._bm25 = bm25s.BM25(k1=k1, b=b, method="lucene")
             self._bm25.index(words, show_progress=False)

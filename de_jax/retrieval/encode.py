@@ -9,8 +9,6 @@ from __future__ import annotations
 import collections
 import functools
 import hashlib
-import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -19,12 +17,11 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data import files
 from de_jax.data.corpus import TokenStore
+from de_jax.retrieval.embedding_files import EmbeddingWriter, open_embeddings
 from de_jax.training.run import Run
 from de_jax.types import Array, InputError
 
-FORMAT = "de_jax embeddings 1"
 TOKENS_PER_BATCH = {"cpu": 2048}
 """The default micro-batch by jax backend; small ones stay in a processor's cache."""
 TOKENS_PER_BATCH_ACCELERATOR = 65536
@@ -147,7 +144,6 @@ def encode_to_dir(
     """
     tokens_per_batch = _checked_tokens_per_batch(tokens_per_batch, max_length, length_multiple)
     source = {
-        "format": FORMAT,
         "model": model_hash,
         "store": store.content_hash,
         "tokenizer": store.tokenizer_fingerprint,
@@ -155,39 +151,13 @@ def encode_to_dir(
         "num_texts": store.num_texts,
     }
     batching = {"tokens_per_batch": tokens_per_batch, "length_multiple": length_multiple, "texts_per_shard": texts_per_shard}
-    shards = _ShardFile(Path(out_dir), source, batching)
-    if shards.is_complete():
+    writer = EmbeddingWriter(Path(out_dir), source, batching)
+    if writer.is_complete():
         return
-    for start in range(shards.num_done, store.num_texts, texts_per_shard):
+    for start in range(writer.num_done, store.num_texts, texts_per_shard):
         rows = np.arange(start, min(start + texts_per_shard, store.num_texts))
-        shards.append(encode(encode_fn, store, max_length=max_length, rows=rows, progress=progress, **_encode_options(batching)))
-    shards.finish(store.ids)
-
-
-def open_embeddings(out_dir: str | Path) -> tuple[list[str], np.ndarray, dict[str, Any]]:
-    """The ids, the memory-mapped embeddings [n, D] and the manifest of a folder that `encode_to_dir` completed.
-
-    Raises:
-        InputError: the folder is absent, half-written or damaged.
-    """
-    out_dir = Path(out_dir)
-    if not (out_dir / "manifest.json").is_file():
-        raise InputError(f"{out_dir} holds no complete embeddings (no manifest.json); run encode_corpus on it until it ends.")
-    manifest = files.read_json(out_dir / "manifest.json")
-    if manifest.get("format") != FORMAT:
-        raise InputError(f"{out_dir}/manifest.json has format {manifest.get('format')!r}, not {FORMAT!r}; encode the corpus again.")
-    ids = files.read_json(out_dir / "ids.json")
-    try:
-        embeddings = np.load(out_dir / "embeddings.npy", mmap_mode="r")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{out_dir}/embeddings.npy cannot be read ({error}); delete {out_dir} and encode again.") from None
-    expected = (manifest["num_texts"], manifest["dim"])
-    if embeddings.shape != expected or len(ids) != len(embeddings):
-        raise InputError(
-            f"{out_dir} holds {len(ids)} ids and embeddings of shape {embeddings.shape}, but its manifest says {expected}; "
-            "delete it and encode again."
-        )
-    return ids, embeddings, manifest
+        writer.append(encode(encode_fn, store, max_length=max_length, rows=rows, progress=progress, **_encode_options(batching)))
+    writer.finish(store.ids)
 
 
 def queries(run: Run, store: Store, **options: Any) -> Float[np.ndarray, "r D"]:
@@ -206,6 +176,18 @@ def docs_to_dir(run: Run, store: TokenStore, out_dir: str | Path, **options: Any
     encode_to_dir(encode_fn(run, "doc"), store, out_dir, model_hash=model_hash(run, "doc"), **options)
 
 
+def cached_docs(
+    run: Run, store: TokenStore, name: str, *, max_length: int | None = None, progress: Progress | None = None
+) -> tuple[list[str], np.ndarray]:
+    """Document ids and memory-mapped embeddings [n, D], kept under `<run_dir>/embeddings/<name>` by model, texts and length."""
+    max_length = max_length or run.max_doc_length
+    key = hashlib.sha256(f"{model_hash(run, 'doc')} {store.content_hash} {max_length}".encode()).hexdigest()[:16]
+    out_dir = run.run_dir / "embeddings" / name / f"step_{run.step}-{key}"
+    docs_to_dir(run, store, out_dir, max_length=max_length, progress=progress)
+    ids, embeddings, _ = open_embeddings(out_dir)
+    return ids, embeddings
+
+
 def encode_fn(run: Run, tower: str) -> EncodeFn:
     """One tower ("query" or "doc") of a `Run` as a jitted function of tokens; the same model is compiled once a process."""
     return functools.partial(_jitted(run.model, tower), run.params)
@@ -220,60 +202,6 @@ def model_hash(run: Run, tower: str) -> str:
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
         digest.update(array.view(np.uint8).data)
     return digest.hexdigest()
-
-
-class _ShardFile:
-    """The embeddings of one folder while they grow: rows are appended, synced, then counted in `progress.json`."""
-
-    def __init__(self, out_dir: Path, source: dict[str, Any], batching: dict[str, int]) -> None:
-        self._dir, self._source, self._plan = out_dir, source, {**source, **batching}
-        self._array = out_dir / "embeddings.npy"
-        self._progress = out_dir / "progress.json"
-        self.num_done = 0
-        if self.is_complete():
-            _check_same(files.read_json(out_dir / "manifest.json"), source, out_dir)
-        elif self._progress.is_file():
-            progress = files.read_json(self._progress)
-            _check_same(progress, self._plan, out_dir)
-            self.num_done, self._dim = progress["num_done"], progress["dim"]
-            if self.num_done and (not self._array.is_file() or self._array.stat().st_size < self._size(self.num_done)):
-                raise InputError(f"{self._array} is shorter than {self._progress} says; delete {out_dir} and encode again.")
-        elif out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
-            raise InputError(f"{out_dir} holds something else; choose a folder that is absent or empty.")
-
-    def is_complete(self) -> bool:
-        return (self._dir / "manifest.json").is_file()
-
-    def append(self, block: Float[np.ndarray, "s D"]) -> None:
-        if self.num_done == 0:
-            self._begin(block.shape[1])
-        with open(self._array, "r+b") as file:
-            file.truncate(self._size(self.num_done))  # what a killed run wrote after its last count
-            file.seek(0, os.SEEK_END)
-            file.write(np.ascontiguousarray(block).data)
-            file.flush()
-            os.fsync(file.fileno())
-        self.num_done += len(block)
-        files.write_json(self._progress, {**self._plan, "dim": self._dim, "num_done": self.num_done})
-
-    def finish(self, ids: Any) -> None:
-        with files.atomic_file(self._dir / "ids.json") as temporary:
-            temporary.write_text(json.dumps(list(ids), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
-        files.write_json(self._dir / "manifest.json", {**self._plan, "dim": self._dim})
-        self._progress.unlink(missing_ok=True)
-
-    def _begin(self, dim: int) -> None:
-        self._dim = dim
-        files.write_json(self._progress, {**self._plan, "dim": dim, "num_done": 0})
-        header = {"descr": "<f4", "fortran_order": False, "shape": (self._source["num_texts"], dim)}
-        with open(self._array, "wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-
-    def _size(self, num_rows: int) -> int:
-        with open(self._array, "rb") as file:
-            np.lib.format.read_magic(file)
-            np.lib.format.read_array_header_1_0(file)
-            return file.tell() + num_rows * self._dim * 4
 
 
 def _dispatched(
@@ -307,14 +235,6 @@ def _checked_tokens_per_batch(tokens_per_batch: int | None, max_length: int, len
 
 def _encode_options(batching: dict[str, int]) -> dict[str, int]:
     return {name: batching[name] for name in ("tokens_per_batch", "length_multiple")}
-
-
-def _check_same(found: dict[str, Any], expected: dict[str, Any], out_dir: Path) -> None:
-    for name, value in expected.items():
-        if found.get(name) != value:
-            raise InputError(
-                f"{out_dir} was begun with {name} {found.get(name)!r}, not {value!r}; choose another folder or delete this one."
-            )
 
 
 @functools.lru_cache(maxsize=16)

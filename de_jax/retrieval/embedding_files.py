@@ -1,0 +1,129 @@
+"""Embeddings on disk: a folder that grows shard by shard, and counts as embeddings once its manifest is there.
+
+embeddings.npy   float32 [n, D]   in the order of the token store
+ids.json         the texts' ids, parallel to the rows
+manifest.json    what was encoded by what; written last
+progress.json    the same and the rows done, while the folder is incomplete
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from de_jax.data import files
+from de_jax.types import InputError
+
+FORMAT = "de_jax embeddings 1"
+
+
+def open_embeddings(out_dir: str | Path) -> tuple[list[str], np.ndarray, dict[str, Any]]:
+    """The ids, the memory-mapped embeddings [n, D] and the manifest of a folder that `encode_to_dir` completed.
+
+    Raises:
+        InputError: the folder is absent, half-written or damaged.
+    """
+    out_dir = Path(out_dir)
+    if not (out_dir / "manifest.json").is_file():
+        raise InputError(f"{out_dir} holds no complete embeddings (no manifest.json); run encode_corpus on it until it ends.")
+    manifest = files.read_json(out_dir / "manifest.json")
+    if manifest.get("format") != FORMAT:
+        raise InputError(f"{out_dir}/manifest.json has format {manifest.get('format')!r}, not {FORMAT!r}; encode the corpus again.")
+    ids = files.read_json(out_dir / "ids.json")
+    try:
+        embeddings = np.load(out_dir / "embeddings.npy", mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{out_dir}/embeddings.npy cannot be read ({error}); delete {out_dir} and encode again.") from None
+    expected = (manifest["num_texts"], manifest["dim"])
+    if embeddings.shape != expected or len(ids) != len(embeddings):
+        raise InputError(
+            f"{out_dir} holds {len(ids)} ids and embeddings of shape {embeddings.shape}, but its manifest says {expected}; "
+            "delete it and encode again."
+        )
+    return ids, embeddings, manifest
+
+
+class EmbeddingWriter:
+    """The embeddings of one folder while they grow: rows are appended, synced, then counted in `progress.json`."""
+
+    def __init__(self, out_dir: Path, source: dict[str, Any], batching: dict[str, int]) -> None:
+        """Begins, continues or finds complete.
+
+        Args:
+            out_dir: absent, empty, or begun by an equal call.
+            source: what the embeddings are of, "num_texts" among it; complete ones need no more than this to be equal.
+            batching: what else decides the last bits; an incomplete folder goes on with the same only.
+
+        Raises:
+            InputError: the folder holds something else; names the first difference.
+        """
+        self._dir, self._num_texts = out_dir, source["num_texts"]
+        self._plan = {"format": FORMAT, **source, **batching}
+        self._array = out_dir / "embeddings.npy"
+        self._progress = out_dir / "progress.json"
+        self.num_done = 0
+        if self.is_complete():
+            _check_same(files.read_json(out_dir / "manifest.json"), source, out_dir)
+        elif self._progress.is_file():
+            progress = files.read_json(self._progress)
+            _check_same(progress, self._plan, out_dir)
+            self.num_done, self._dim = progress["num_done"], progress["dim"]
+            if self.num_done and (not self._array.is_file() or self._array.stat().st_size < self._size(self.num_done)):
+                raise InputError(f"{self._array} is shorter than {self._progress} says; delete {out_dir} and encode again.")
+        elif out_dir.exists() and not (out_dir.is_dir() and all(_is_leftover(child) for child in out_dir.iterdir())):
+            raise InputError(f"{out_dir} holds something else; choose a folder that is absent or empty.")
+
+    def is_complete(self) -> bool:
+        return (self._dir / "manifest.json").is_file()
+
+    def append(self, block: Float[np.ndarray, "s D"]) -> None:
+        """Adds the next rows, durably."""
+        if self.num_done == 0:
+            self._begin(block.shape[1])
+        with open(self._array, "r+b") as file:
+            file.truncate(self._size(self.num_done))  # what a killed run wrote after its last count
+            file.seek(0, os.SEEK_END)
+            file.write(np.ascontiguousarray(block).data)
+            file.flush()
+            os.fsync(file.fileno())
+        self.num_done += len(block)
+        files.write_json(self._progress, {**self._plan, "dim": self._dim, "num_done": self.num_done})
+
+    def finish(self, ids: Iterable[str]) -> None:
+        """Writes the ids and then the manifest, which makes the folder complete."""
+        with files.atomic_file(self._dir / "ids.json") as temporary:
+            temporary.write_text(json.dumps(list(ids), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+        files.write_json(self._dir / "manifest.json", {**self._plan, "dim": self._dim})
+        self._progress.unlink(missing_ok=True)
+
+    def _begin(self, dim: int) -> None:
+        self._dim = dim
+        files.write_json(self._progress, {**self._plan, "dim": dim, "num_done": 0})
+        header = {"descr": "<f4", "fortran_order": False, "shape": (self._num_texts, dim)}
+        with open(self._array, "wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+
+    def _size(self, num_rows: int) -> int:
+        with open(self._array, "rb") as file:
+            np.lib.format.read_magic(file)
+            np.lib.format.read_array_header_1_0(file)
+            return file.tell() + num_rows * self._dim * 4
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether a kill between creation and rename left this."""
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
+def _check_same(found: dict[str, Any], expected: dict[str, Any], out_dir: Path) -> None:
+    for name, value in expected.items():
+        if found.get(name) != value:
+            raise InputError(
+                f"{out_dir} was begun with {name} {found.get(name)!r}, not {value!r}; choose another folder or delete this one."
+            )

@@ -1,0 +1,56 @@
+"""Writes the document embeddings of a corpus by a trained run; a run that was stopped continues with the same command.
+
+python -m tools.encode_corpus --run_dir=runs/sde --dataset_dir=data/beir/scifact --out_dir=embeddings/scifact
+
+The folder gets embeddings.npy (float32 [documents, D]), ids.json and, when all is complete, manifest.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from tqdm import tqdm
+
+from de_jax import command
+from de_jax.data import beir, files
+from de_jax.data.corpus import cached_token_store
+from de_jax.retrieval import encode
+from de_jax.training.run import load_run
+from de_jax.types import InputError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command; prints the folder, its size and where it came from as a JSON object."""
+    args = _parse_args(argv)
+    corpus = Path(args.corpus) if args.corpus else beir.find_file(args.dataset_dir, "corpus")
+    if not corpus.is_file():
+        raise InputError(f"{corpus} does not exist; give a corpus in .jsonl or .tsv, plain or .gz.")
+    run = load_run(args.run_dir, args.step)
+    store = cached_token_store(corpus, run.doc_tokenizer, files.cache_dir() / "token_stores")
+    max_length = args.max_doc_length or run.max_doc_length
+    batching = {"tokens_per_batch": args.tokens_per_batch, "length_multiple": args.length_multiple}
+    with tqdm(total=store.num_texts, desc="encode", unit=" docs") as bar:
+        encode.docs_to_dir(run, store, args.out_dir, max_length=max_length, progress=bar.update, **batching)
+    _, embeddings, _ = encode.open_embeddings(args.out_dir)
+    num_docs, dim = embeddings.shape
+    print(json.dumps({"out_dir": args.out_dir, "step": run.step, "num_docs": num_docs, "dim": dim, "max_doc_length": max_length}))
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run_dir", required=True, help="the run whose document tower encodes")
+    texts = parser.add_mutually_exclusive_group(required=True)
+    texts.add_argument("--dataset_dir", help="a BEIR folder")
+    texts.add_argument("--corpus", help="a corpus file, .jsonl or .tsv, plain or .gz")
+    parser.add_argument("--out_dir", required=True, help="folder of the embeddings; absent, empty or begun by this command")
+    parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
+    parser.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
+    parser.add_argument("--tokens_per_batch", type=int, help="size of a micro-batch; default by device")
+    parser.add_argument("--length_multiple", type=int, default=32, help="texts are padded to multiples of this many tokens")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
