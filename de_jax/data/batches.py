@@ -1,0 +1,286 @@
+"""Batches of (query, relevant document) pairs from two token stores: shuffled by seed and epoch, resumable at any step.
+
+An epoch is planned as a whole, from (seed, epoch) alone. So every host makes the same plan and takes its own rows of it, and the
+batches from step s on are the same whether or not the earlier ones were ever made.
+"""
+
+from __future__ import annotations
+
+import collections
+import queue
+import threading
+from collections.abc import Iterator
+from typing import TypeVar
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from de_jax.data import beir
+from de_jax.data.corpus import TokenStore
+from de_jax.types import Batch, Batches, InputError
+
+T = TypeVar("T")
+
+# Batches a displaced pair is tried in before it waits for another epoch; keeps planning linear where one text is in most pairs.
+_MAX_TRIES = 32
+
+
+def qrel_pairs(
+    qrels: beir.Qrels, query_store: TokenStore, doc_store: TokenStore, *, min_relevance: int = 1
+) -> Int32[np.ndarray, "P 2"]:
+    """The rows (query, document) of every pair judged at least `min_relevance`, in the order of the judgements.
+
+    Raises:
+        InputError: judged texts that are not in the stores (count and examples), or no such pair.
+    """
+    judged = [(query_id, doc_id, score) for query_id, docs in qrels.items() for doc_id, score in docs.items()]
+    kept = [(query_id, doc_id) for query_id, doc_id, score in judged if score >= min_relevance]
+    if not kept:
+        raise InputError(f"no pair of the qrels is judged {min_relevance} or more, so there is nothing to train on.")
+    columns = []
+    for name, store, text_ids in zip(("query", "document"), (query_store, doc_store), zip(*kept, strict=True), strict=True):
+        rows = store.rows_of(text_ids)
+        if (rows < 0).any():
+            unknown = dict.fromkeys(text_ids[position] for position in np.flatnonzero(rows < 0).tolist())
+            raise beir.unknown_ids(list(unknown), f"{name} ids of the qrels that are not in {store.store_dir}")
+        columns.append(rows)
+    return np.stack(columns, axis=1).astype(np.int32)
+
+
+def pair_batches(
+    query_store: TokenStore,
+    doc_store: TokenStore,
+    pairs: Int32[np.ndarray, "P 2"],
+    *,
+    batch_size: int,
+    max_query_length: int = 64,
+    max_doc_length: int = 256,
+    seed: int = 0,
+    unique_in_batch: bool = True,
+    length_multiple: int = 32,
+    sort_window: int = 1,
+    host_index: int = 0,
+    num_hosts: int = 1,
+) -> Batches:
+    """An endless, resumable stream of batches: `pair_batches(...)(start)` begins at step `start`.
+
+    Every epoch has the same number of full batches. Pairs that fill none wait for the shuffle of another epoch.
+
+    Args:
+        query_store, doc_store: what the rows of `pairs` refer to.
+        pairs: (query row, document row); see `qrel_pairs`.
+        batch_size: rows of the global batch B.
+        max_query_length, max_doc_length: tokens, special ones included; longer texts are cut.
+        seed: with the epoch's number, decides the shuffle.
+        unique_in_batch: no query and no document occurs twice in a batch, where it would be a false negative.
+        length_multiple: a batch is as wide as its longest text, rounded up to a multiple of this (and at most the maximum
+            length), so that padding is small and shapes are few.
+        sort_window: pairs of so many consecutive batches are sorted by length before they are cut into batches. 1 keeps
+            batches random; more gives less padding and in-batch negatives of more similar length.
+        host_index, num_hosts: this host gets rows [host_index * B / num_hosts, ...) of every batch.
+
+    Raises:
+        InputError: a batch that the pairs cannot fill or that the hosts cannot share.
+    """
+    _require_shares(batch_size, host_index, num_hosts)
+    query_lengths, doc_lengths = query_store.lengths(max_query_length), doc_store.lengths(max_doc_length)
+    sort_lengths = doc_lengths[pairs[:, 1]] if sort_window > 1 else None
+    plan = _EpochPlan(pairs, batch_size, seed, unique_in_batch, sort_window, sort_lengths)
+    host_size = batch_size // num_hosts
+    host_rows = slice(host_index * host_size, (host_index + 1) * host_size)
+
+    def assemble(chosen: np.ndarray) -> Batch:
+        query_id, doc_id = pairs[chosen, 0], pairs[chosen, 1]
+        query_width = _padded_length(int(query_lengths[query_id].max()), length_multiple, max_query_length)
+        doc_width = _padded_length(int(doc_lengths[doc_id].max()), length_multiple, max_doc_length)
+        query_id, doc_id = query_id[host_rows], doc_id[host_rows]
+        return Batch(
+            query=query_store.pad(query_id, max_query_length, query_width),
+            doc=doc_store.pad(doc_id, max_doc_length, doc_width),
+            query_id=query_id,
+            doc_id=doc_id,
+        )
+
+    def batches(start: int) -> Iterator[Batch]:
+        if start < 0:
+            raise ValueError(f"the first step is {start}; steps count from 0")
+        epoch, step = divmod(start, plan.num_batches)
+        while True:
+            for chosen in plan.epoch(epoch)[step:]:
+                yield assemble(chosen)
+            epoch, step = epoch + 1, 0
+
+    return batches
+
+
+def prefetch(iterator: Iterator[T], size: int = 2) -> Iterator[T]:
+    """Yields what `iterator` yields, made up to `size` items ahead by a background thread.
+
+    An exception of `iterator` is raised here, in its place. Closing the generator ends the thread.
+    """
+    ready: queue.Queue[tuple[str, object]] = queue.Queue(maxsize=size)
+    stopped = threading.Event()
+
+    def put(kind: str, value: object) -> None:
+        while not stopped.is_set():
+            try:
+                return ready.put((kind, value), timeout=0.1)
+            except queue.Full:
+                continue
+
+    def produce() -> None:
+        try:
+            for item in iterator:
+                put("item", item)
+                if stopped.is_set():
+                    return
+            put("end", None)
+        except BaseException as error:
+            put("error", error)
+
+    thread = threading.Thread(target=produce, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            kind, value = ready.get()
+            if kind == "end":
+                return
+            if kind == "error":
+                raise value  # type: ignore[misc]
+            yield value  # type: ignore[misc]
+    finally:
+        stopped.set()
+        thread.join()
+
+
+class _EpochPlan:
+    """Which pairs make up which batch of an epoch. Holds the last plan, as consecutive batches come from one epoch."""
+
+    def __init__(
+        self,
+        pairs: np.ndarray,
+        batch_size: int,
+        seed: int,
+        unique_in_batch: bool,
+        sort_window: int,
+        sort_lengths: np.ndarray | None,
+    ) -> None:
+        self._pairs = pairs.astype(np.int64)
+        self._batch_size = batch_size
+        self._seed = seed
+        self._unique = unique_in_batch
+        self._window = sort_window * batch_size
+        self._lengths = sort_lengths
+        _require_enough(pairs, batch_size, unique_in_batch)
+        self._first = self._full_batches(0)
+        self._latest = (0, self._first)
+        self.num_batches = len(self._first)
+        if not self.num_batches:
+            raise InputError(
+                f"no batch of {batch_size} pairs without a repeated query or document was found; "
+                "take a smaller batch_size, or unique_in_batch=False."
+            )
+
+    def epoch(self, number: int) -> Int64[np.ndarray, "S B"]:
+        """Rows of `pairs`, one batch per row."""
+        known, plan = self._latest
+        if known == number:
+            return plan
+        plan = self._full_batches(number)
+        # Where repeated texts leave this shuffle with fewer full batches than the first, some are seen twice.
+        plan = plan[np.arange(self.num_batches) % len(plan)] if len(plan) else self._first
+        self._latest = (number, plan)
+        return plan
+
+    def _full_batches(self, epoch: int) -> np.ndarray:
+        rng = np.random.default_rng((self._seed, epoch))
+        order = rng.permutation(len(self._pairs))
+        if self._lengths is not None:
+            order = order[np.lexsort((self._lengths[order], np.arange(len(order)) // self._window))]
+        batch = np.arange(len(order)) // self._batch_size
+        queries, docs = self._pairs[order].T
+        displaced = _repeats(batch, queries) | _repeats(batch, docs) if self._unique else np.zeros(len(order), bool)
+        if displaced.any():
+            batch = _rehouse(batch, queries, docs, displaced, self._batch_size)
+            order = order[np.argsort(batch, kind="stable")[np.count_nonzero(batch < 0) :]]
+        full = len(order) // self._batch_size
+        plan = order[: full * self._batch_size].reshape(full, self._batch_size)  # [S, B]
+        return plan[rng.permutation(full)] if self._lengths is not None else plan
+
+
+def _rehouse(batch: np.ndarray, queries: np.ndarray, docs: np.ndarray, displaced: np.ndarray, batch_size: int) -> np.ndarray:
+    """Moves displaced pairs into batches where their query and document are new; dissolves batches that cannot be filled.
+
+    Args:
+        batch, queries, docs: [P] each pair's batch and texts, in shuffled order.
+        displaced: [P] pairs that repeat a text of their batch.
+        batch_size: pairs of a full batch.
+
+    Returns:
+        [P] the batch of each pair; -1 for a pair that has none. Every batch that is left is full.
+    """
+    batch = np.where(displaced, -1, batch)
+    size = np.bincount(batch[batch >= 0], minlength=int(batch.max()) + 1)
+    members: dict[int, list[int]] = {index: [] for index in np.flatnonzero(size < batch_size).tolist()}
+    for pair in np.flatnonzero((batch >= 0) & (size[batch] < batch_size)).tolist():
+        members[int(batch[pair])].append(pair)
+    query_of, doc_of = queries.tolist(), docs.tolist()
+    held = {index: ({query_of[i] for i in pairs}, {doc_of[i] for i in pairs}) for index, pairs in members.items()}
+    unfilled = collections.deque(members)
+    homeless = np.flatnonzero(displaced).tolist()
+    by_size: list[int] | None = None
+    while unfilled:
+        for pair in homeless:
+            for _ in range(min(_MAX_TRIES, len(unfilled))):
+                index = unfilled[0]
+                held_queries, held_docs = held[index]
+                if query_of[pair] not in held_queries and doc_of[pair] not in held_docs:
+                    held_queries.add(query_of[pair])
+                    held_docs.add(doc_of[pair])
+                    members[index].append(pair)
+                    batch[pair] = index
+                    if len(members[index]) == batch_size:
+                        unfilled.popleft()
+                    break
+                unfilled.rotate(-1)
+        # The emptiest batch gives its pairs to the others.
+        by_size = by_size or sorted(unfilled, key=lambda index: len(members[index]), reverse=True)
+        while by_size and len(members[by_size[-1]]) == batch_size:
+            by_size.pop()
+        if by_size:
+            unfilled.remove(by_size[-1])
+            homeless = members.pop(by_size.pop())
+            batch[homeless] = -1
+    return batch
+
+
+def _repeats(batch: np.ndarray, texts: np.ndarray) -> np.ndarray:
+    """[P] whether the text of a pair already stands in an earlier pair of its batch."""
+    _, first = np.unique(batch * (int(texts.max()) + 1) + texts, return_index=True)
+    repeats = np.ones(len(texts), dtype=bool)
+    repeats[first] = False
+    return repeats
+
+
+def _padded_length(longest: int, multiple: int, max_length: int) -> int:
+    return min(-(-longest // multiple) * multiple, max_length)
+
+
+def _require_shares(batch_size: int, host_index: int, num_hosts: int) -> None:
+    if batch_size < 1 or batch_size % num_hosts:
+        raise InputError(f"batch_size {batch_size} is not divisible by the {num_hosts} hosts; take a multiple of {num_hosts}.")
+    if not 0 <= host_index < num_hosts:
+        raise ValueError(f"host_index {host_index} of {num_hosts} hosts")
+
+
+def _require_enough(pairs: np.ndarray, batch_size: int, unique_in_batch: bool) -> None:
+    """Raises InputError where not even one batch can be filled, whatever the shuffle."""
+    if batch_size > len(pairs):
+        raise InputError(f"batch_size {batch_size} is more than the {len(pairs)} training pairs; take a smaller one.")
+    for name, column in zip(("queries", "documents"), pairs.T, strict=True):
+        distinct = len(np.unique(column)) if unique_in_batch else batch_size
+        if distinct < batch_size:
+            raise InputError(
+                f"batch_size {batch_size} is more than the {distinct} different {name} of the training pairs; "
+                "take a smaller one, or unique_in_batch=False."
+            )

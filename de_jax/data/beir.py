@@ -1,0 +1,267 @@
+"""Retrieval data sets on disk in the BEIR layout: `corpus.jsonl[.gz]`, `queries.jsonl[.gz]`, `qrels/<split>.tsv`.
+
+Reading is strict. A set that is damaged or does not fit together is refused with the file and the line, because a silently dropped
+document changes every score that follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from de_jax.data import files
+from de_jax.types import InputError
+
+Qrels = dict[str, dict[str, int]]
+"""Relevance by query id and document id."""
+
+QRELS_HEADER = ("query-id", "corpus-id", "score")
+_SUFFIXES = (".jsonl.gz", ".jsonl", ".tsv.gz", ".tsv")
+
+
+class Texts(NamedTuple):
+    """Texts with their ids, in file order."""
+
+    ids: list[str]
+    texts: list[str]
+
+
+class Dataset(NamedTuple):
+    """One split of a data set: all documents, and the queries that the split judges."""
+
+    name: str
+    docs: Texts
+    queries: Texts
+    qrels: Qrels
+
+
+def iter_docs(path: str | Path, *, skip_empty: bool = False) -> Iterator[tuple[str, str]]:
+    """Yields (id, title and text) of each document; see `iter_queries`."""
+    return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=True, skip_empty=skip_empty))
+
+
+def iter_queries(path: str | Path, *, skip_empty: bool = False) -> Iterator[tuple[str, str]]:
+    """Yields (id, text) of each line, streaming.
+
+    Args:
+        path: jsonl (`_id`, `text` and, in documents, `title`) or tsv (id, text); plain, or compressed where the name ends in .gz.
+        skip_empty: pass over empty texts instead of refusing them.
+
+    Raises:
+        InputError: a missing, truncated or malformed file, an empty text; names the file and the line.
+    """
+    return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=False, skip_empty=skip_empty))
+
+
+def find_file(dataset_dir: str | Path, name: str) -> Path:
+    """The file "corpus" or "queries" of a data set, in whichever of the known forms it has."""
+    candidates = [Path(dataset_dir) / f"{name}{suffix}" for suffix in _SUFFIXES]
+    found = [path for path in candidates if path.is_file()]
+    if not found:
+        raise InputError(f"{dataset_dir} holds no {name}.jsonl, {name}.tsv, nor either with .gz; give a folder in the BEIR layout.")
+    if len(found) > 1:
+        raise InputError(f"{dataset_dir} holds both {found[0].name} and {found[1].name}; remove one of them.")
+    return found[0]
+
+
+def find_qrels(dataset_dir: str | Path, split: str) -> Path:
+    """The judgements of a split.
+
+    Raises:
+        InputError: there is no such split; lists those there are.
+    """
+    path = Path(dataset_dir) / "qrels" / f"{split}.tsv"
+    if not path.is_file():
+        splits = sorted(file.stem for file in path.parent.glob("*.tsv"))
+        raise InputError(f"{dataset_dir} has no split '{split}'; it has {', '.join(splits) or 'none'}.")
+    return path
+
+
+def read_qrels(path: str | Path) -> Qrels:
+    """Relevance judgements, in file order.
+
+    Args:
+        path: BEIR's three columns (query-id, corpus-id, score; with or without that header), or TREC's four
+            (query, unused, document, relevance; blank-separated).
+
+    Raises:
+        InputError: a malformed line, two different judgements of one pair, or no judgement at all.
+    """
+    path = Path(path)
+    qrels: Qrels = {}
+    for line, raw in _lines(path):
+        columns = raw.split("\t") if raw.count("\t") in (2, 3) else raw.split()
+        if line == 1 and tuple(columns) == QRELS_HEADER:
+            continue
+        if len(columns) not in (3, 4):
+            raise InputError(f"{path}, line {line}: expected 3 (BEIR) or 4 (TREC) columns, found {len(columns)}.")
+        query_id, doc_id, score = columns[0], columns[-2], columns[-1]
+        try:
+            relevance = int(score)
+        except ValueError:
+            raise InputError(f"{path}, line {line}: the relevance {score!r} is not an integer.") from None
+        if not query_id or not doc_id:
+            raise InputError(f"{path}, line {line}: an id is empty.")
+        if qrels.setdefault(query_id, {}).setdefault(doc_id, relevance) != relevance:
+            raise InputError(f"{path}, line {line}: query {query_id} and document {doc_id} were already judged differently.")
+    if not qrels:
+        raise InputError(f"{path} holds no judgement.")
+    return qrels
+
+
+def read(dataset_dir: str | Path, split: str, *, skip_empty: bool = False) -> Dataset:
+    """One split of a data set in memory: every document, and the queries the split judges, in file order.
+
+    Raises:
+        InputError: what `iter_docs` and `read_qrels` raise, duplicate ids, an unknown split, or judgements of unknown texts.
+    """
+    dataset_dir = Path(dataset_dir)
+    if not dataset_dir.is_dir():
+        raise InputError(f"{dataset_dir} is not a folder; give a data set in the BEIR layout.")
+    qrels_file = find_qrels(dataset_dir, split)
+    qrels = read_qrels(qrels_file)
+    queries = _read_texts(find_file(dataset_dir, "queries"), with_title=False, skip_empty=skip_empty)
+    docs = _read_texts(find_file(dataset_dir, "corpus"), with_title=True, skip_empty=skip_empty)
+    require_known(qrels, queries.ids, f"{qrels_file}: queries that are not in the queries file")
+    judged_docs = dict.fromkeys(doc_id for judged in qrels.values() for doc_id in judged)
+    require_known(judged_docs, docs.ids, f"{qrels_file}: documents that are not in the corpus")
+    rows = [(query_id, text) for query_id, text in zip(*queries, strict=True) if query_id in qrels]
+    return Dataset(dataset_dir.resolve().name, docs, Texts([row[0] for row in rows], [row[1] for row in rows]), qrels)
+
+
+def require_known(text_ids: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Raises InputError with the count and examples of those `text_ids` that are not `known`; `what` begins the sentence."""
+    known = set(known)
+    unknown = [text_id for text_id in text_ids if text_id not in known]
+    if unknown:
+        raise unknown_ids(unknown, what)
+
+
+def unknown_ids(unknown: list[str], what: str) -> InputError:
+    """The error that counts ids without a text and shows the first three."""
+    examples = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")
+    return InputError(f"{what}: {len(unknown)} ({examples}).")
+
+
+def write(
+    dataset_dir: str | Path,
+    docs: Iterable[tuple[str, str, str]],
+    queries: Iterable[tuple[str, str]],
+    qrels: Mapping[str, Qrels],
+) -> None:
+    """Writes a data set in the BEIR layout; equal rows give equal bytes.
+
+    Args:
+        dataset_dir: gets `corpus.jsonl.gz`, `queries.jsonl` and `qrels/<split>.tsv`, each by rename, the judgements last.
+        docs: (id, title, text) of each document.
+        queries: (id, text) of each query.
+        qrels: judgements by split.
+    """
+    dataset_dir = Path(dataset_dir)
+    with files.atomic_file(dataset_dir / "corpus.jsonl.gz") as temporary, _deterministic_gzip(temporary) as file:
+        file.writelines(_json_line({"_id": text_id, "title": title, "text": text}) for text_id, title, text in docs)
+    with files.atomic_file(dataset_dir / "queries.jsonl") as temporary, open(temporary, "w", encoding="utf-8") as file:
+        file.writelines(_json_line({"_id": text_id, "text": text}) for text_id, text in queries)
+    for split, judgements in qrels.items():
+        path = dataset_dir / "qrels" / f"{split}.tsv"
+        with files.atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            file.write("\t".join(QRELS_HEADER) + "\n")
+            for query_id, judged in judgements.items():
+                file.writelines(f"{query_id}\t{doc_id}\t{score}\n" for doc_id, score in judged.items())
+
+
+@contextlib.contextmanager
+def _deterministic_gzip(path: Path) -> Iterator[TextIO]:
+    # gzip.open would store the time and the temporary file's name.
+    with (
+        open(path, "wb") as file,
+        gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as compressed,
+        io.TextIOWrapper(compressed, encoding="utf-8") as text,
+    ):
+        yield text
+
+
+def _json_line(record: Mapping[str, str]) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def _read_texts(path: Path, *, with_title: bool, skip_empty: bool) -> Texts:
+    texts: dict[str, str] = {}
+    for line, text_id, text in _records(path, with_title=with_title, skip_empty=skip_empty):
+        if text_id in texts:
+            raise InputError(f"{path}, line {line}: the id {text_id} was used before; ids are unique.")
+        texts[text_id] = text
+    return Texts(list(texts), list(texts.values()))
+
+
+def _records(path: Path, *, with_title: bool, skip_empty: bool) -> Iterator[tuple[int, str, str]]:
+    """Yields (line number, id, text) of a jsonl or tsv file."""
+    suffixes = path.suffixes[-2:] if path.suffix == ".gz" else [path.suffix]
+    if suffixes[0] not in (".jsonl", ".tsv"):
+        raise InputError(f"{path}: the name must end in .jsonl or .tsv, with or without .gz.")
+    parse = _parse_json if suffixes[0] == ".jsonl" else _parse_tsv
+    for line, raw in _lines(path):
+        try:
+            text_id, text = parse(raw, with_title)
+            if not text_id or any(character in text_id for character in "\t\n\r\0"):
+                raise ValueError(f"the id {text_id!r} is empty or holds a tab, a line break or a null")
+        except ValueError as error:
+            raise InputError(f"{path}, line {line}: {error}.") from None
+        if text:
+            yield line, text_id, text
+        elif not skip_empty:
+            raise InputError(f"{path}, line {line}: the text of {text_id} is empty; remove the line, or ask to skip empty texts.")
+
+
+def _parse_json(raw: str, with_title: bool) -> tuple[str, str]:
+    try:
+        record = json.loads(raw)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON ({error.msg} at column {error.colno})") from None
+    if not isinstance(record, dict):
+        raise ValueError("not a JSON object")
+    text_id = record.get("_id")
+    title = record.get("title") or "" if with_title else ""
+    text = record.get("text")
+    if isinstance(text_id, int) and not isinstance(text_id, bool):
+        text_id = str(text_id)
+    if not isinstance(text_id, str) or not isinstance(text, str) or not isinstance(title, str):
+        raise ValueError("expected the strings '_id' and 'text', and 'title' if there is one")
+    if "\\ud" in raw and _has_lone_surrogate(text_id + title + text):
+        raise ValueError("half of a surrogate pair, which is no character")
+    return text_id, f"{title} {text}".strip()
+
+
+def _has_lone_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _parse_tsv(raw: str, with_title: bool) -> tuple[str, str]:
+    columns = raw.split("\t")
+    if len(columns) != 2:
+        raise ValueError(f"expected 2 tab-separated columns (id, text), found {len(columns)}")
+    return columns[0], columns[1].strip()
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields (number from 1, line without its end) of a UTF-8 file, passing over blank lines."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist.")
+    line = 0
+    # Bytes, not text: decoding line by line is what lets an error name its line.
+    with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+        try:
+            for line, raw in enumerate(file, start=1):
+                text = raw.decode("utf-8").rstrip("\r\n")
+                if text.strip():
+                    yield line, text
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise InputError(f"{path} is truncated or is not gzip, after line {line} ({error}); fetch it again.") from None
+        except UnicodeDecodeError:
+            raise InputError(f"{path}, line {line}: not UTF-8 text.") from None

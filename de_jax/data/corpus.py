@@ -1,0 +1,335 @@
+"""Token stores: texts tokenized once, kept in a folder of memory-mapped arrays.
+
+    tokens.npy    int32 [total]   the ids of all texts, end to end, untruncated, without special tokens
+    offsets.npy   int64 [n + 1]   text i is tokens[offsets[i]:offsets[i + 1]]
+    ids.npy       bytes [n]       UTF-8, in the order of the file
+    id_order.npy  int64 [n]       the rows in ascending order of id, for look-up by bisection
+    manifest.json                 counts, sizes, the content hash and what the tokenizer was; written last
+
+Truncation and special tokens are applied when rows are read, so one store serves every length.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, overload
+
+import numpy as np
+from jaxtyping import Int, Int32
+
+from de_jax.data import beir, files
+from de_jax.data.text import PAD_ID, Tokenizer
+from de_jax.types import InputError
+
+FORMAT = "de_jax token store 1"
+_ARRAYS = ("tokens.npy", "offsets.npy", "ids.npy", "id_order.npy")
+_CHUNK_TEXTS = 8192
+_CHUNK_CHARACTERS = 1 << 24
+
+
+class TextIds(Sequence[str]):
+    """The ids of a store's texts, decoded from the memory-mapped array when asked for."""
+
+    def __init__(self, encoded: np.ndarray) -> None:
+        self._encoded = encoded
+
+    def __len__(self) -> int:
+        return len(self._encoded)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [text_id.decode() for text_id in self._encoded[row].tolist()]
+        return bytes(self._encoded[row]).decode()
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _CHUNK_TEXTS):
+            yield from self[start : start + _CHUNK_TEXTS]
+
+
+class TokenStore:
+    """Tokenized texts of a folder; open one with `open_token_store`.
+
+    Attributes:
+        ids: text ids in row order.
+        num_texts: n.
+        tokens: int32 [total], memory-mapped.
+        offsets: int64 [n + 1], memory-mapped.
+        prefix_ids, suffix_ids: special tokens put around every text.
+        vocab_size: entries of the vocabulary; every token id is below it.
+        tokenizer_fingerprint: SHA-256 of the vocabulary file.
+        content_hash: SHA-256 over ids, tokens and vocabulary; equal stores have equal hashes.
+    """
+
+    def __init__(self, store_dir: Path, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        self.store_dir = store_dir
+        self.tokens = np.asarray(arrays["tokens.npy"])
+        self.offsets = np.asarray(arrays["offsets.npy"])
+        self._encoded_ids = np.asarray(arrays["ids.npy"])
+        self._id_order = np.asarray(arrays["id_order.npy"])
+        self.ids = TextIds(self._encoded_ids)
+        self.num_texts = len(self.ids)
+        self.prefix_ids = tuple(manifest["prefix_ids"])
+        self.suffix_ids = tuple(manifest["suffix_ids"])
+        self.vocab_size = int(manifest["vocab_size"])
+        self.tokenizer_fingerprint = str(manifest["tokenizer_fingerprint"])
+        self.content_hash = str(manifest["content_hash"])
+
+    def row_of(self, text_id: str) -> int:
+        """The row of one id; InputError where the store has no such text."""
+        row = int(self.rows_of([text_id])[0])
+        if row < 0:
+            raise InputError(f"{self.store_dir} holds no text with the id '{text_id}'.")
+        return row
+
+    def rows_of(self, text_ids: Sequence[str]) -> Int[np.ndarray, " r"]:
+        """The row of each id, int64; -1 where the store has no such text."""
+        wanted = [text_id.encode() for text_id in text_ids]
+        keys = np.array(wanted, dtype=self._encoded_ids.dtype)  # [r], cut to the longest id of the store
+        positions = np.searchsorted(self._encoded_ids, keys, sorter=self._id_order)
+        rows = self._id_order[np.minimum(positions, self.num_texts - 1)]
+        fits = np.array([len(text_id) <= keys.dtype.itemsize for text_id in wanted], dtype=bool)
+        return np.where((self._encoded_ids[rows] == keys) & fits, rows, -1)
+
+    def lengths(self, max_length: int) -> Int32[np.ndarray, " n"]:
+        """Tokens of each text with its special tokens, after truncation to `max_length`."""
+        self._body_room(max_length)
+        specials = len(self.prefix_ids) + len(self.suffix_ids)
+        return np.minimum(np.diff(self.offsets) + specials, max_length).astype(np.int32)
+
+    def pad(self, rows: Int[np.ndarray, " r"], max_length: int, pad_to: int) -> Int32[np.ndarray, "r {pad_to}"]:
+        """The texts of `rows` with their special tokens, zeros to the right.
+
+        Args:
+            rows: rows of the store; a negative one (`types.PADDING_ID`) gives a row of zeros.
+            max_length: tokens, special ones included, beyond which the text itself is cut at its end.
+            pad_to: the width; at least the longest of these texts.
+        """
+        is_text = rows >= 0
+        starts = self.offsets[np.where(is_text, rows, 0)]
+        ends = self.offsets[np.where(is_text, rows, 0) + 1]
+        body = np.where(is_text, np.minimum(ends - starts, self._body_room(max_length)), 0)  # [r]
+        padded = np.full((len(rows), pad_to), PAD_ID, dtype=np.int32)
+        if not is_text.any():
+            return padded
+        prefix, suffix = len(self.prefix_ids), len(self.suffix_ids)
+        if (longest := int(body.max()) + prefix + suffix) > pad_to:
+            raise ValueError(f"pad_to={pad_to} is shorter than a text of {longest} tokens")
+        steps = np.arange(int(body.max()))
+        is_token = steps[None, :] < body[:, None]  # [r, longest body]
+        padded[:, prefix : prefix + len(steps)][is_token] = self.tokens[(starts[:, None] + steps[None, :])[is_token]]
+        texts = np.flatnonzero(is_text)
+        padded[texts, :prefix] = self.prefix_ids
+        for place, token in enumerate(self.suffix_ids):
+            padded[texts, prefix + body[texts] + place] = token
+        return padded
+
+    def _body_room(self, max_length: int) -> int:
+        specials = len(self.prefix_ids) + len(self.suffix_ids)
+        if max_length <= specials:
+            raise InputError(f"a maximum length of {max_length} leaves no room beside the {specials} special tokens of a text.")
+        return max_length - specials
+
+
+def build_token_store(
+    texts: Iterable[tuple[str, str]], tokenizer: Tokenizer, store_dir: str | Path, *, progress: bool = True
+) -> TokenStore:
+    """Tokenizes (id, text) pairs into a store, streaming; the folder appears once it is complete.
+
+    Memory is bounded by one chunk of texts and the ids.
+
+    Args:
+        texts: read once; `beir.iter_docs` and `beir.iter_queries` yield them.
+        tokenizer: encodes each chunk in parallel.
+        store_dir: replaced if it exists.
+        progress: show a bar on stderr.
+
+    Raises:
+        InputError: no texts, duplicate ids, or a text of which the tokenizer leaves nothing.
+    """
+    from tqdm import tqdm
+
+    store_dir = Path(store_dir)
+    if store_dir.exists() and not any((store_dir / name).exists() for name in ("manifest.json", *_ARRAYS)):
+        raise InputError(f"{store_dir} exists and is no token store, so it will not be replaced; choose another folder.")
+    with files.atomic_dir(store_dir) as temporary, open(temporary / "tokens.npy", "wb") as tokens_file:
+        writer = _StoreWriter(temporary, tokens_file, tokenizer)
+        with tqdm(desc=f"tokenize {store_dir.name}", unit=" texts", disable=not progress) as bar:
+            for chunk in _chunks(texts):
+                writer.append([text_id for text_id, _ in chunk], tokenizer.encode([text for _, text in chunk]))
+                bar.update(len(chunk))
+        writer.finish()
+    return open_token_store(store_dir)
+
+
+def open_token_store(store_dir: str | Path) -> TokenStore:
+    """Opens a store by memory map, after checking that it is whole.
+
+    Raises:
+        InputError: no store, another format, or files that do not have the sizes in the manifest.
+    """
+    store_dir = Path(store_dir)
+    if not (store_dir / "manifest.json").is_file():
+        raise InputError(f"{store_dir} is not a complete token store (no manifest.json); build it with tools.tokenize_corpus.")
+    manifest = files.read_json(store_dir / "manifest.json")
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise InputError(f"{store_dir} is not in the format '{FORMAT}'; remove it and build it again.")
+    try:
+        sizes = {name: (store_dir / name).stat().st_size for name in _ARRAYS}
+        if sizes != manifest["file_sizes"]:
+            raise ValueError("file sizes differ from the manifest")
+        arrays = {name: np.load(store_dir / name, mmap_mode="r", allow_pickle=False) for name in _ARRAYS}
+        offsets, num_texts, num_tokens = arrays["offsets.npy"], manifest["num_texts"], manifest["num_tokens"]
+        shapes = {"tokens.npy": num_tokens, "offsets.npy": num_texts + 1, "ids.npy": num_texts, "id_order.npy": num_texts}
+        if any(arrays[name].shape != (length,) for name, length in shapes.items()):
+            raise ValueError("array shapes differ from the manifest")
+        if offsets[0] != 0 or offsets[-1] != num_tokens or np.any(np.diff(offsets) < 0):
+            raise ValueError("the offsets do not ascend to the number of tokens")
+        return TokenStore(store_dir, manifest, arrays)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"the token store {store_dir} is damaged ({error}); remove it and build it again.") from None
+
+
+def cached_token_store(
+    texts_file: str | Path,
+    tokenizer: Tokenizer,
+    cache_dir: str | Path,
+    *,
+    kind: str = "docs",
+    skip_empty: bool = False,
+    progress: bool = True,
+) -> TokenStore:
+    """The store of a jsonl or tsv file, built on the first call and opened on every later one.
+
+    Its folder is named by the content of the file, the vocabulary and the options. Of several processes that ask at
+    once, one builds and the others wait.
+
+    Args:
+        texts_file: see `beir.iter_queries`.
+        tokenizer: encodes the texts.
+        cache_dir: holds the stores.
+        kind: "docs" (the title is part of the text) or "queries".
+        skip_empty: see `beir.iter_queries`.
+        progress: show a bar on stderr while building.
+    """
+    readers = {"docs": beir.iter_docs, "queries": beir.iter_queries}
+    if kind not in readers:
+        raise InputError(f"the kind of texts is '{kind}'; it is one of {', '.join(readers)}.")
+    texts_file, cache_dir = Path(texts_file), Path(cache_dir)
+    if not texts_file.is_file():
+        raise InputError(f"{texts_file} does not exist.")
+    options = [FORMAT, kind, str(skip_empty), tokenizer.fingerprint, files.sha256_of(texts_file)]
+    key = hashlib.sha256("\n".join(options).encode()).hexdigest()[:16]
+    store_dir = cache_dir / f"{texts_file.name.split('.')[0]}-{key}"
+    with _lock(cache_dir / f".{store_dir.name}.lock"):
+        # A damaged folder of the cache is ours to mend: its name says what it must hold.
+        if store_dir.is_dir():
+            with contextlib.suppress(InputError):
+                return open_token_store(store_dir)
+        return build_token_store(readers[kind](texts_file, skip_empty=skip_empty), tokenizer, store_dir, progress=progress)
+
+
+def _chunks(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Cuts a stream where a chunk has enough texts, or enough characters where texts are long."""
+    chunk: list[tuple[str, str]] = []
+    characters = 0
+    for text_id, text in texts:
+        chunk.append((text_id, text))
+        characters += len(text)
+        if len(chunk) == _CHUNK_TEXTS or characters >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+class _StoreWriter:
+    """Appends chunks to the arrays of a store in the making; hashes them as they pass."""
+
+    def __init__(self, directory: Path, tokens_file: BinaryIO, tokenizer: Tokenizer) -> None:
+        self._directory = directory
+        self._tokens = tokens_file
+        self._tokenizer = tokenizer
+        self._lengths: list[np.ndarray] = []
+        self._ids: list[np.ndarray] = []
+        self._token_hash = hashlib.sha256()
+        self._id_hash = hashlib.sha256()
+        self._num_tokens = 0
+        _write_header(self._tokens, 0)
+
+    def append(self, text_ids: list[str], encoded: list[np.ndarray]) -> None:
+        lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
+        specials = len(self._tokenizer.prefix_ids) + len(self._tokenizer.suffix_ids)
+        if not specials and not lengths.all():
+            text_id = text_ids[int(np.argmin(lengths))]
+            raise InputError(f"nothing is left of the text {text_id} after tokenization; remove it.")
+        tokens = np.concatenate(encoded).astype("<i4", copy=False)
+        if not tokens.all():
+            text_id = text_ids[int(np.searchsorted(np.cumsum(lengths), np.argmin(tokens), side="right"))]
+            raise InputError(f"the text {text_id} holds the padding token, which only fills rows up; remove it there.")
+        self._tokens.write(tokens.tobytes())
+        self._token_hash.update(tokens.tobytes())
+        self._id_hash.update("".join(f"{text_id}\n" for text_id in text_ids).encode())
+        self._lengths.append(lengths)
+        self._ids.append(np.array([text_id.encode() for text_id in text_ids], dtype=bytes))
+        self._num_tokens += tokens.size
+
+    def finish(self) -> None:
+        self._tokens.seek(0)
+        _write_header(self._tokens, self._num_tokens)
+        self._tokens.flush()
+        if not self._num_tokens:
+            raise InputError("there is no text to tokenize.")
+        ids = np.concatenate(self._ids)  # as wide as the longest id
+        order = np.argsort(ids, kind="stable")
+        _require_unique(ids, order)
+        lengths = np.concatenate(self._lengths)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        arrays = {"offsets.npy": offsets, "ids.npy": ids, "id_order.npy": order}
+        for name, array in arrays.items():
+            np.save(self._directory / name, array, allow_pickle=False)
+        tokenizer = self._tokenizer
+        hashes = [self._token_hash.hexdigest(), self._id_hash.hexdigest(), hashlib.sha256(lengths.tobytes()).hexdigest()]
+        manifest = {
+            "format": FORMAT,
+            "num_texts": len(ids),
+            "num_tokens": self._num_tokens,
+            "file_sizes": {name: (self._directory / name).stat().st_size for name in _ARRAYS},
+            "content_hash": hashlib.sha256("\n".join([*hashes, tokenizer.fingerprint]).encode()).hexdigest(),
+            "tokenizer_fingerprint": tokenizer.fingerprint,
+            "vocab_size": tokenizer.vocab_size,
+            "prefix_ids": list(tokenizer.prefix_ids),
+            "suffix_ids": list(tokenizer.suffix_ids),
+        }
+        files.write_json(self._directory / "manifest.json", manifest)
+
+
+def _write_header(file: BinaryIO, num_tokens: int) -> None:
+    # numpy leaves room for the length to grow, so a second header fits exactly over the first.
+    np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": (num_tokens,)})
+
+
+def _require_unique(ids: np.ndarray, order: np.ndarray) -> None:
+    """Raises InputError where an id occurs twice; `order` sorts `ids`."""
+    ordered = ids[order]
+    repeated = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if repeated.size:
+        first, second = sorted(order[repeated[0] : repeated[0] + 2].tolist())
+        text_id = ids[first].decode()
+        raise InputError(f"{repeated.size} duplicate ids; '{text_id}' is the id of texts {first + 1} and {second + 1}.")
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Holds an exclusive lock on a file; the system frees it when the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

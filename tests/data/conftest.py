@@ -1,0 +1,30 @@
+"""Where the real data of a development machine lies, and a tokenizer that needs none of it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from de_jax.data import text
+
+SHARED_DATA = Path(os.environ.get("DE_JAX_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+
+
+@pytest.fixture
+def shared_data():
+    return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def spiece(tmp_path_factory):
+    """A folder with a small sentencepiece vocabulary."""
+    folder = tmp_path_factory.mktemp("spiece")
+    words = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "boxed")
+    texts = [f"{first} {second} {third}" for first in words for second in words for third in words[:3]]
+    text.train_sentencepiece(texts, folder / "spiece.model", vocab_size=40)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(spiece):
+    return text.load_tokenizer(spiece)

@@ -1,0 +1,143 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from de_jax.data import text
+from de_jax.types import InputError
+
+SHARED_DATA = Path(os.environ.get("DE_JAX_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+needs_t5 = pytest.mark.skipif(not (SHARED_DATA / "tokenizers/t5").is_dir(), reason="no real T5 vocabulary on this machine")
+
+
+def write_wordpiece(folder, *, specials=("[PAD]", "[UNK]", "[CLS]", "[SEP]"), words=("hello", "world", "a", "[", "]", "sep")):
+    """A BERT-like tokenizer.json that truncates and pads, as published ones often do."""
+    import tokenizers
+
+    vocab = {piece: index for index, piece in enumerate((*specials, *words))}
+    wordpiece = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))
+    wordpiece.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    wordpiece.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    wordpiece.add_special_tokens(list(specials))
+    pairs = [("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])]
+    wordpiece.post_processor = tokenizers.processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=pairs)
+    wordpiece.enable_truncation(4)
+    wordpiece.enable_padding(length=8, pad_id=vocab["[PAD]"])
+    folder.mkdir(exist_ok=True)
+    wordpiece.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_sentencepiece_has_eos_as_suffix_and_no_prefix(tokenizer):
+    assert (tokenizer.prefix_ids, tokenizer.suffix_ids, tokenizer.vocab_size) == ((), (1,), 40)
+    encoded = tokenizer.encode(["the quick brown fox", "dog"])
+    assert [ids.dtype for ids in encoded] == [np.int32, np.int32]
+    assert all(ids.size and ids.min() > 2 and ids.max() < 40 for ids in encoded)
+
+
+def test_batch_encoding_equals_one_by_one(tokenizer):
+    texts = ["the quick brown fox", "seven wizards", "a"] * 40
+    for alone, together in zip([tokenizer.encode([one])[0] for one in texts], tokenizer.encode(texts), strict=True):
+        np.testing.assert_array_equal(alone, together)
+
+
+def test_wordpiece_specials_are_kept_apart_and_text_is_neither_cut_nor_padded(tmp_path):
+    tokenizer = text.load_tokenizer(write_wordpiece(tmp_path))
+    assert (tokenizer.prefix_ids, tokenizer.suffix_ids, tokenizer.vocab_size) == ((2,), (3,), 10)
+    assert [ids.tolist() for ids in tokenizer.encode(["Hello world a a a a", "a"])] == [[4, 5, 6, 6, 6, 6], [6]]
+
+
+def test_a_special_token_spelt_out_in_a_text_is_text(tmp_path):
+    tokenizer = text.load_tokenizer(write_wordpiece(tmp_path))
+    assert tokenizer.encode(["hello [SEP]"])[0].tolist() == [4, 7, 9, 8]
+
+
+def test_saved_tokenizers_load_again_with_the_same_fingerprint(tmp_path, tokenizer):
+    for number, original in enumerate([tokenizer, text.load_tokenizer(write_wordpiece(tmp_path / "json"))]):
+        copy_dir = tmp_path / str(number)
+        copy_dir.mkdir()
+        original.save(copy_dir)
+        copy = text.load_tokenizer(copy_dir)
+        assert copy.fingerprint == original.fingerprint
+        np.testing.assert_array_equal(copy.encode(["hello dog"])[0], original.encode(["hello dog"])[0])
+
+
+def test_a_tokenizer_file_may_be_named_itself(spiece, tokenizer):
+    assert text.load_tokenizer(spiece / "spiece.model").fingerprint == tokenizer.fingerprint
+
+
+def test_padding_other_than_zero_is_refused(tmp_path):
+    import sentencepiece
+
+    write_wordpiece(tmp_path / "json", specials=("[UNK]", "[PAD]", "[CLS]", "[SEP]"))
+    with pytest.raises(InputError, match="padding id must be 0 and is 1"):
+        text.load_tokenizer(tmp_path / "json")
+    model = tmp_path / "other.model"
+    with open(model, "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["abc abd bcd"] * 9), model_writer=file, vocab_size=12, hard_vocab_limit=False, minloglevel=2
+        )
+    with pytest.raises(InputError, match="padding id must be 0 and is none"):
+        text.load_tokenizer(model)
+
+
+def test_unusable_vocabulary_files_are_named(tmp_path):
+    with pytest.raises(InputError, match=r"holds neither spiece\.model nor tokenizer\.json"):
+        text.load_tokenizer(tmp_path)
+    with pytest.raises(InputError, match="does not exist"):
+        text.load_tokenizer(tmp_path / "absent" / "spiece.model")
+    (tmp_path / "spiece.model").write_bytes(b"not a model")
+    with pytest.raises(InputError, match="is not a sentencepiece model"):
+        text.load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
+    with pytest.raises(InputError, match=r"is not a tokenizer\.json"):
+        text.load_tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_training_twice_gives_the_same_bytes(tmp_path):
+    texts = [f"word{number} and another text number {number * 7}" for number in range(300)]
+    for name in ("first", "second"):
+        text.train_sentencepiece(iter(texts), tmp_path / name, vocab_size=50, max_texts=200, seed=3)
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+
+
+def test_impossible_vocabulary_sizes_are_told_with_the_possible_one(tmp_path):
+    texts = ["the quick brown fox"] * 20
+    with pytest.raises(InputError, match=r"vocabulary of 5000 pieces is more than these texts give; the most is \d+"):
+        text.train_sentencepiece(texts, tmp_path / "model", vocab_size=5000)
+    with pytest.raises(InputError, match=r"vocabulary of 5 pieces is too small for these texts; the least is \d+"):
+        text.train_sentencepiece(texts, tmp_path / "model", vocab_size=5)
+    with pytest.raises(InputError, match="no text to train"):
+        text.train_sentencepiece([], tmp_path / "model", vocab_size=50)
+    assert not list(tmp_path.iterdir())
+
+
+def test_importing_the_data_side_loads_no_heavy_library():
+    heavy = ["jax", "sentencepiece", "tokenizers", "tqdm"]
+    code = "import sys; from de_jax.data import text, beir, corpus, batches; "
+    code += f"print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@needs_t5
+def test_t5_vocabulary_gives_the_published_ids(shared_data):
+    tokenizer = text.load_tokenizer(shared_data / "tokenizers/t5")
+    sentence = "translate English to German: The house is wonderful."
+    assert tokenizer.encode([sentence])[0].tolist() == [13959, 1566, 12, 2968, 10, 37, 629, 19, 1627, 5]
+    assert (tokenizer.vocab_size, tokenizer.suffix_ids) == (32000, (1,))
+
+
+@needs_t5
+def test_t5_vocabulary_equals_transformers(shared_data):
+    import transformers
+
+    theirs = transformers.T5Tokenizer.from_pretrained(str(shared_data / "tokenizers/t5"))
+    ours = text.load_tokenizer(shared_data / "tokenizers/t5")
+    texts = ["translate English to German: The house is wonderful.", "  Two  spaces, é, naïve, 北京, 1.5e-3 (x_1).", "A\nB\tC"]
+    for sentence, ids in zip(texts, ours.encode(texts), strict=True):
+        assert [*ours.prefix_ids, *ids.tolist(), *ours.suffix_ids] == theirs(sentence)["input_ids"]
