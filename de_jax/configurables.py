@@ -27,6 +27,8 @@ OPTIMIZERS = (adafactor, adamw, linear, cosine, rsqrt)
 DATA = (beir_pairs,)
 MESH = (make_mesh,)
 
+RECIPES_DIR = str(importlib.resources.files("de_jax.gin_configs"))
+
 
 def register(*more: tuple[str, Any]) -> None:
     """Makes everything above known to gin under its own name, and `more` under the names given; once."""
@@ -35,13 +37,12 @@ def register(*more: tuple[str, Any]) -> None:
         if name not in _registered:
             gin.external_configurable(configurable, name=name, module="de_jax")
             _registered.add(name)
-    if not _registered_path:
-        _registered_path.append(str(importlib.resources.files("de_jax.gin_configs")))
-        gin.add_config_file_search_path(_registered_path[0])
+    # First, not last as gin's own function would have it: gin takes "models/x.gin" for a file of a Python package `models`.
+    if RECIPES_DIR not in gin.config._LOCATION_PREFIXES:
+        gin.config._LOCATION_PREFIXES.insert(0, RECIPES_DIR)
 
 
 _registered: set[str] = set()
-_registered_path: list[str] = []
 
 
 def parse(gin_files: Sequence[str], bindings: Sequence[str]) -> None:
@@ -96,7 +97,7 @@ def _applies(scope: str, active: str) -> bool:
 
 
 def _find(name: str) -> str:
-    packaged = Path(str(importlib.resources.files("de_jax.gin_configs")))
+    packaged = Path(RECIPES_DIR)
     for path in (Path(name), packaged / name):
         if path.is_file():
             return str(path)

@@ -1,0 +1,93 @@
+"""Every recipe and model file parses, builds and is read to its last binding; a typo is an error."""
+
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from de_jax import configurables
+from de_jax.models.tower import PARTS
+from de_jax.train import read_recipe
+from de_jax.types import InputError
+
+ROOT = Path(__file__).parent.parent / "gin_configs"
+RECIPES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("recipes/*.gin"))
+MODELS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("models/*.gin"))
+DATA = re.compile(r"beir_pairs\.\w+(, )?")
+
+SHARED = {"sde": PARTS, "quickstart": PARTS, "ade": ()}
+
+# Encoder parameters of the published models; the embedding table and the projection are left out.
+ENCODER_PARAMETERS = {
+    "t5_1_0_small": 18.9e6, "t5_1_0_base": 85.0e6, "t5_1_0_large": 302e6, "t5_1_0_3b": 1208e6, "t5_1_0_11b": 4832e6,
+    "t5_1_1_small": 18.9e6, "t5_1_1_base": 85.0e6, "t5_1_1_large": 308e6, "t5_1_1_xl": 1158e6, "t5_1_1_xxl": 4631e6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_builds_and_nothing_in_it_is_unread(recipe):
+    built = read_recipe([recipe, "models/t5_1_1_tiny.gin"])
+    built.check()
+    assert tuple(built.model.shared) == SHARED.get(Path(recipe).stem, ("projection",))
+    # What configures the data is read when the data is opened, which this test does not do.
+    with pytest.raises(InputError) as unread:
+        configurables.check_all_used()
+    listed = str(unread.value).removeprefix("nothing in this recipe reads ").partition(";")[0]
+    assert not DATA.sub("", listed), listed
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_is_short_and_begins_with_what_it_is(recipe):
+    lines = (ROOT / recipe).read_text().splitlines()
+    assert len(lines) <= 30
+    comment = "\n".join(line for line in lines if line.startswith("#"))
+    assert f"--gin_file={recipe}" in comment or "de-jax quickstart" in comment
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_model_file_gives_the_published_size(model):
+    shapes = jax.eval_shape(read_recipe(["recipes/sde.gin", model]).model.init, jax.random.key(0))
+    count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes["shared"]["encoder"]))
+    assert count == pytest.approx(ENCODER_PARAMETERS.get(Path(model).stem, count), rel=0.01)
+    if Path(model).stem not in ENCODER_PARAMETERS:
+        assert "tiny" in model
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train.nun_steps=3", "doesn't have a parameter named 'nun_steps'"),
+        ("samton.temperature=1.0", "No configurable matching 'samton'"),
+        ("train.loss=@samton", "No configurable matching reference '@samton'"),
+        ("pair.alpha=0.2", r"nothing in this recipe reads .*pair\.alpha"),
+        ("doc/T5Config.num_layer=2", "doesn't have a parameter named 'num_layer'"),
+        ("documents/T5Config.num_layers=2", r"nothing in this recipe reads .*documents/T5Config\.num_layers"),
+        ("samtone.same_tower=both towers", "both towers.*'query', 'doc', 'both'"),
+        ("train.loss=@samtone()", "the recipe cannot be used"),
+        ("train.model=3", "model"),
+        ("train.num_steps", "has no value"),
+        ("linear.warmup_steps=30000", "the run has 20000 steps"),
+        ('train.frozen=["docs/.*"]', "freeze pattern 'docs/.*' matches no parameter"),
+        ('DualEncoder.shared=("head",)', "shared part 'head' is unknown"),
+        ("MACRO=3", "nothing in this recipe reads .*MACRO"),
+    ],
+)
+def test_setting_that_cannot_be_meant_is_refused(setting, message):
+    with pytest.raises(InputError, match=message):
+        read_recipe(["recipes/samtone_query.gin"], [setting]).check()
+        configurables.check_all_used()
+
+
+def test_setting_of_one_tower_leaves_the_other():
+    model = read_recipe(["recipes/ade_spl.gin"], ["query/T5Config.num_layers=3"]).model
+    assert (model.query.encoder.num_layers, model.doc.encoder.num_layers) == (3, 12)
+
+
+def test_unknown_recipe_names_those_there_are():
+    with pytest.raises(InputError, match=r"recipes/nothing.gin does not exist; the recipes are .*recipes/sde.gin"):
+        read_recipe(["recipes/nothing.gin"])
+
+
+def test_value_that_is_no_literal_is_a_string():
+    assert read_recipe(["recipes/sde.gin"], ["train.init_from=runs/other"]).init_from == "runs/other"
