@@ -89,6 +89,21 @@ def test_loss_equals_loops_without_mined_negatives_or_their_ids(case, dropped, m
     np.testing.assert_allclose(case.loss(e, **case.hyper_parameters)[0], reference(case, e), rtol=1e-5)
 
 
+@every_option
+def test_loss_equals_loops_where_logits_reach_thousands(case, make_embeddings):
+    """Masked entries must stay below any logit, also below that of a dot product far from 0."""
+    e = make_embeddings(9)
+    e = e._replace(**{name: getattr(e, name) * 10.0 for name in VECTORS})
+    np.testing.assert_allclose(case.loss(e, **case.hyper_parameters)[0], reference(case, e), rtol=1e-5)
+
+
+@every_option
+def test_loss_of_a_single_row_with_mined_negatives_equals_loops(case, make_embeddings):
+    e = make_embeddings(3, num_padding=7)
+    value, _ = case.loss(e, temperature=0.1, **case.hyper_parameters)
+    np.testing.assert_allclose(value, reference(case, e, temperature=0.1), rtol=1e-5)
+
+
 @every_loss
 def test_gradient_equals_finite_differences_of_loops(case, make_embeddings):
     e = make_embeddings(1)
