@@ -13,7 +13,7 @@ BLOCK_ROWS = 2048
 """Rows of the n x n comparisons held at a time."""
 
 
-def alignment(queries: Float[np.ndarray, "n D"], docs: Float[np.ndarray, "n D"]) -> float:
+def alignment(queries: Float[np.ndarray, "n D"], docs: Float[np.ndarray, "m E"]) -> float:
     """Mean squared distance of matching pairs after L2 normalisation, 0 (equal) to 4 (opposite).
 
     Wang and Isola (2020), alignment with exponent 2.

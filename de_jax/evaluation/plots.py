@@ -64,7 +64,7 @@ def training_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: st
             panels.append((name, unit, drawn))
     if not panels:
         raise InputError(f"{metrics_jsonl} holds no loss, dev/ score, learning_rate or pairs_per_second; it is no training log.")
-    with _figure(out_png, figsize=(10, 3.1 * ((len(panels) + 1) // 2) + 0.3)) as figure:
+    with _figure(out_png, figsize=(10.0, 3.1 * ((len(panels) + 1) // 2) + 0.3)) as figure:
         if title:
             figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
         num_columns = min(2, len(panels))
@@ -77,7 +77,7 @@ def training_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: st
 
 def embedding_map(
     query_embeddings: Float[np.ndarray, "n D"],
-    doc_embeddings: Float[np.ndarray, "n D"],
+    doc_embeddings: Float[np.ndarray, "m E"],
     out_png: str | Path,
     *,
     title: str,

@@ -9,15 +9,14 @@ from __future__ import annotations
 import collections
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data.corpus import TokenStore
 from de_jax.retrieval.embedding_files import EmbeddingWriter, open_embeddings
 from de_jax.training.run import Run
 from de_jax.types import Array, InputError
@@ -34,11 +33,16 @@ Progress = Callable[[int], object]
 """Called with the number of texts just finished; tqdm's `update` is one."""
 
 
+@runtime_checkable
 class Store(Protocol):
     """What encoding asks of a token store; `de_jax.data.corpus.TokenStore` is one."""
 
     @property
-    def num_texts(self) -> int: ...
+    def ids(self) -> Sequence[str]: ...
+
+    num_texts: int
+    content_hash: str
+    tokenizer_fingerprint: str
 
     def lengths(self, max_length: int) -> np.ndarray:
         """Tokens of each text after truncation, int32 [n]."""
@@ -115,7 +119,7 @@ def encode(
 
 def encode_to_dir(
     encode_fn: EncodeFn,
-    store: TokenStore,
+    store: Store,
     out_dir: str | Path,
     *,
     max_length: int,
@@ -132,7 +136,7 @@ def encode_to_dir(
 
     Args:
         encode_fn: the tower.
-        store: a `TokenStore`.
+        store: the tokenized texts.
         out_dir: a folder that is absent, empty, begun or completed by the same call.
         max_length: tokens, special ones included.
         model_hash: tells this tower from every other, as `model_hash(run, "doc")` does.
@@ -170,14 +174,14 @@ def docs(run: Run, store: Store, **options: Any) -> Float[np.ndarray, "r D"]:
     return encode(encode_fn(run, "doc"), store, **{"max_length": run.max_doc_length, **options})
 
 
-def docs_to_dir(run: Run, store: TokenStore, out_dir: str | Path, **options: Any) -> None:
+def docs_to_dir(run: Run, store: Store, out_dir: str | Path, **options: Any) -> None:
     """Writes document embeddings by a `Run`; `options` are `encode_to_dir`'s."""
     options = {"max_length": run.max_doc_length, **options}
     encode_to_dir(encode_fn(run, "doc"), store, out_dir, model_hash=model_hash(run, "doc"), **options)
 
 
 def cached_docs(
-    run: Run, store: TokenStore, name: str, *, max_length: int | None = None, progress: Progress | None = None
+    run: Run, store: Store, name: str, *, max_length: int | None = None, progress: Progress | None = None
 ) -> tuple[list[str], np.ndarray]:
     """Document ids and memory-mapped embeddings [n, D], kept under `<run_dir>/embeddings/<name>` by model, texts and length."""
     max_length = max_length or run.max_doc_length

@@ -1,0 +1,152 @@
+import math
+
+import numpy as np
+import pytest
+
+from de_jax.evaluation.metrics import (
+    evaluate,
+    evaluate_results,
+    per_query,
+    read_trec_run,
+    results_of,
+    score_results,
+    write_trec_run,
+)
+from de_jax.types import InputError, Ranking
+
+
+def ranking_of(rows, scores=None):
+    rows = np.array(rows, np.int32)
+    if scores is None:
+        scores = np.where(rows >= 0, -np.arange(rows.shape[1])[None, :], -np.inf)
+    return Ranking(rows, np.array(scores, np.float32))
+
+
+def by_loops(found, relevance, k_ndcg=10, k_mrr=10, k_recall=100):
+    """nDCG (trec_eval's: linear gains), reciprocal rank and recall of one query, from their definitions."""
+    gains = [max(relevance.get(doc_id, 0), 0) for doc_id in found]
+    ideal = sorted((max(grade, 0) for grade in relevance.values()), reverse=True)
+    discounted = lambda values: sum(value / math.log2(place + 2) for place, value in enumerate(values[:k_ndcg]))  # noqa: E731
+    first = next((place for place, gain in enumerate(gains[:k_mrr], start=1) if gain > 0), None)
+    num_relevant = sum(grade > 0 for grade in relevance.values())
+    return {
+        "ndcg@10": discounted(gains) / discounted(ideal) if any(ideal) else 0.0,
+        "mrr@10": 1 / first if first else 0.0,
+        "recall@100": sum(gain > 0 for gain in gains[:k_recall]) / num_relevant if num_relevant else 0.0,
+    }
+
+
+def test_measures_have_their_hand_computed_values():
+    # Relevant at ranks 2 (grade 2) and 3 (grade 1), one more (grade 1) not found.
+    found = evaluate(ranking_of([[3, 0, 1, 2]]), ["q"], list("abcd"), {"q": {"a": 2, "b": 1, "z": 1}})
+    dcg, ideal = 2 / math.log2(3) + 1 / math.log2(4), 2 + 1 / math.log2(3) + 1 / math.log2(4)
+    assert found == pytest.approx({"ndcg@10": dcg / ideal, "mrr@10": 0.5, "recall@100": 2 / 3}, abs=1e-5)
+
+
+def test_measures_equal_loops_on_random_rankings():
+    rng = np.random.default_rng(0)
+    doc_ids, query_ids = [f"d{i}" for i in range(300)], [f"q{i}" for i in range(20)]
+    rows = np.stack([rng.permutation(300)[:120] for _ in query_ids])
+    judged = {q: {f"d{i}": int(rng.integers(0, 3)) for i in rng.permutation(300)[:30]} for q in query_ids}
+    found = per_query(ranking_of(rows), query_ids, doc_ids, judged)
+    for query_id, query_rows in zip(query_ids, rows, strict=True):
+        expected = by_loops([doc_ids[row] for row in query_rows], judged[query_id])
+        assert found[query_id] == pytest.approx(expected, abs=1e-5)
+    means = evaluate(ranking_of(rows), query_ids, doc_ids, judged)
+    assert means == pytest.approx({name: np.mean([found[q][name] for q in query_ids]) for name in means}, abs=1e-9)
+
+
+@pytest.mark.parametrize("rows", [[[0, 1, 2]], [[2, 1, 0]], [[1, 0, 2]]])
+def test_the_order_of_the_ranking_decides_between_equal_scores(rows):
+    found = evaluate(ranking_of(rows, [[0.5, 0.5, 0.5]]), ["q"], list("abc"), {"q": {"a": 1}})
+    assert found["mrr@10"] == pytest.approx(1 / (rows[0].index(0) + 1))
+
+
+def test_a_query_without_results_counts_zero_and_one_without_judgements_does_not_count():
+    ranking = ranking_of([[0, 1], [-1, -1], [1, 0]])
+    qrels = {"found": {"a": 1}, "nothing": {"a": 1}, "never asked": {"b": 1}}
+    found = evaluate(ranking, ["found", "nothing", "unjudged"], ["a", "b"], qrels)
+    assert found == pytest.approx({"ndcg@10": 1 / 3, "mrr@10": 1 / 3, "recall@100": 1 / 3})
+    values = per_query(ranking, ["found", "nothing", "unjudged"], ["a", "b"], qrels)
+    assert sorted(values) == ["found", "never asked", "nothing"]
+    assert values["nothing"] == {"ndcg@10": 0, "mrr@10": 0, "recall@100": 0}
+
+
+def test_a_document_with_the_querys_id_is_dropped_unless_kept():
+    ranking, qrels = ranking_of([[0, 1]]), {"same": {"other": 1}}
+    assert evaluate(ranking, ["same"], ["same", "other"], qrels)["mrr@10"] == 1
+    assert evaluate(ranking, ["same"], ["same", "other"], qrels, drop_identical_ids=False)["mrr@10"] == 0.5
+
+
+def test_other_measures_are_named_as_the_field_names_them():
+    measures = ["P@1", "RR", "R@5", "AP", "Success@5", "nDCG@3"]
+    found = evaluate(ranking_of([[1, 0]]), ["q"], ["a", "b"], {"q": {"a": 1}}, measures=measures)
+    assert found == pytest.approx(
+        {"p@1": 0, "mrr": 0.5, "recall@5": 1, "map": 0.5, "success@5": 1, "ndcg@3": 1 / math.log2(3)}, abs=1e-5
+    )
+
+
+def test_reciprocal_rank_stops_at_its_cut_off():
+    ranking = ranking_of([list(range(12))])
+    found = evaluate(ranking, ["q"], [f"d{i}" for i in range(12)], {"q": {"d10": 1}}, measures=["RR@10", "RR"])
+    assert found == pytest.approx({"mrr@10": 0, "mrr": 1 / 11})
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(InputError, match="2 query ids do not match a ranking of 1"):
+        evaluate(ranking_of([[0]]), ["q", "r"], ["a"], {"q": {"a": 1}})
+    with pytest.raises(InputError, match="no judged query"):
+        evaluate(ranking_of([[0]]), ["q"], ["a"], {})
+    with pytest.raises(InputError, match="measure 'nDGC@10' is unknown"):
+        evaluate(ranking_of([[0]]), ["q"], ["a"], {"q": {"a": 1}}, measures=["nDGC@10"])
+
+
+def test_a_trec_run_comes_back_in_the_same_order_with_the_same_scores(tmp_path):
+    ranking = ranking_of([[2, 0, 1], [1, -1, -1]], [[0.5, 0.5, 0.25], [-3.0, -np.inf, -np.inf]])
+    results = results_of(ranking, ["q1", "q2"], ["a", "b", "c"])
+    write_trec_run(tmp_path / "run.trec", results, name="ours")
+    lines = (tmp_path / "run.trec").read_text().splitlines()
+    assert lines[0].split() == ["q1", "Q0", "c", "1", "0.5", "ours"]
+    again = read_trec_run(tmp_path / "run.trec")
+    assert {query_id: list(docs) for query_id, docs in again.items()} == {"q1": ["c", "a", "b"], "q2": ["b"]}
+    scores = list(again["q1"].values())
+    assert scores[0] > scores[1] > scores[2]  # a program that sorts by score finds our order
+    assert scores == pytest.approx([0.5, 0.5, 0.25], abs=1e-6)
+
+
+def test_a_trec_run_scores_as_its_ranking_does(tmp_path):
+    rng = np.random.default_rng(1)
+    ids, queries = [f"d{i}" for i in range(40)], ["q0", "q1", "q2"]
+    rows = np.stack([rng.permutation(40)[:15] for _ in queries])
+    scores = -np.sort(-rng.integers(0, 4, (3, 15)).astype(np.float32), axis=1)
+    qrels = {query_id: {f"d{i}": 1 for i in rng.permutation(40)[:5]} for query_id in queries}
+    results = results_of(ranking_of(rows, scores), queries, ids)
+    write_trec_run(tmp_path / "run.trec", results)
+    expected = evaluate(ranking_of(rows, scores), queries, ids, qrels)
+    assert evaluate_results(read_trec_run(tmp_path / "run.trec"), qrels) == expected
+    import ir_measures
+
+    file_results = ir_measures.read_trec_run(str(tmp_path / "run.trec"))
+    theirs = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], qrels, list(file_results))
+    assert theirs[ir_measures.nDCG @ 10] == pytest.approx(expected["ndcg@10"], abs=1e-9)
+    assert score_results(results, qrels).keys() == qrels.keys()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q Q0 d 1 0.5", "line 2: 5 columns"),
+        ("q Q0 d 1 high ours", "line 2: the score 'high'"),
+        ("q Q0 a 2 0.1 ours", "line 2: document 'a' was already ranked"),
+    ],
+)
+def test_a_malformed_trec_run_is_refused_with_its_line(tmp_path, line, message):
+    (tmp_path / "run.trec").write_text(f"q Q0 a 1 0.9 ours\n{line}\n")
+    with pytest.raises(InputError, match=message):
+        read_trec_run(tmp_path / "run.trec")
+
+
+def test_an_id_with_a_blank_cannot_stand_in_a_trec_run(tmp_path):
+    with pytest.raises(InputError, match="'two words'"):
+        write_trec_run(tmp_path / "run.trec", {"q": {"two words": 1.0}})
+    assert not list(tmp_path.iterdir())

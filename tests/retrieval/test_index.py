@@ -1,0 +1,144 @@
+import jax
+import numpy as np
+import pytest
+
+from de_jax.retrieval.index import QUERY_BLOCK, ExactIndex, _merge
+from de_jax.types import InputError
+
+
+def rank_by_loops(queries, docs, ids, k):
+    """Rows and float64 scores of the k best documents, by score and then id."""
+    rows, scores = np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf)
+    for i, query in enumerate(queries):
+        pairs = [(float(np.dot(query.astype(np.float64), doc.astype(np.float64))), ids[j], j) for j, doc in enumerate(docs)]
+        for place, (score, _, j) in enumerate(sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[:k]):
+            rows[i, place], scores[i, place] = j, score
+    return rows, scores
+
+
+def small_integers(rng, num_rows, dim=4):
+    """Vectors whose inner products are exact and often equal."""
+    return rng.integers(-2, 3, (num_rows, dim)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("num_docs", "k"), [(1, 1), (7, 3), (7, 20), (900, 100)])
+def test_search_equals_loops_with_many_ties(num_docs, k):
+    rng = np.random.default_rng(num_docs)
+    docs, queries = small_integers(rng, num_docs), small_integers(rng, 9)
+    ids = [str(i) for i in rng.permutation(num_docs)]
+    found = ExactIndex(docs, ids).search(queries, k)
+    rows, scores = rank_by_loops(queries, docs, ids, k)
+    np.testing.assert_array_equal(found.doc_rows, rows)
+    np.testing.assert_array_equal(found.scores, scores)
+    assert (found.doc_rows.dtype, found.scores.dtype) == (np.int32, np.float32)
+
+
+def test_search_equals_loops_on_real_vectors():
+    rng = np.random.default_rng(0)
+    docs, queries = rng.standard_normal((500, 48), np.float32), rng.standard_normal((20, 48), np.float32)
+    ids = [f"d{i}" for i in range(500)]
+    found = ExactIndex(docs, ids).search(queries, 10)
+    rows, scores = rank_by_loops(queries, docs, ids, 10)
+    np.testing.assert_array_equal(found.doc_rows, rows)
+    np.testing.assert_allclose(found.scores, scores, atol=1e-5)
+
+
+def test_ids_are_compared_as_strings():
+    docs = np.ones((3, 2), np.float32)
+    found = ExactIndex(docs, ["9", "10", "1"]).search(docs[:1], 3)
+    assert found.doc_rows.tolist() == [[2, 1, 0]]
+
+
+@pytest.mark.parametrize("dim", [7, 64])
+def test_rankings_are_bit_equal_for_any_chunk_and_batch(dim):
+    rng = np.random.default_rng(0)
+    distinct = rng.standard_normal((1500, dim), np.float32)
+    docs = distinct[rng.integers(0, 1500, 4200)]  # thousands of duplicates, in all places of a chunk
+    queries = rng.standard_normal((QUERY_BLOCK + 5, dim), np.float32)
+    ids = [str(i) for i in rng.permutation(len(docs))]
+    whole = ExactIndex(docs, ids, chunk_docs=100000).search(queries, 50)
+    for chunk_docs in (1, 1025, 3000):
+        found = ExactIndex(docs, ids, chunk_docs=chunk_docs).search(queries, 50)
+        np.testing.assert_array_equal(found.doc_rows, whole.doc_rows)
+        np.testing.assert_array_equal(found.scores, whole.scores)
+    alone = ExactIndex(docs, ids).search(queries[-3:-2], 50)
+    np.testing.assert_array_equal(alone.doc_rows, whole.doc_rows[-3:-2])
+    np.testing.assert_array_equal(alone.scores, whole.scores[-3:-2])
+    for row, scores in zip(whole.doc_rows, whole.scores, strict=True):
+        assert [-scores[i] for i in range(50)] == sorted(-scores)
+        tied = scores[1:] == scores[:-1]
+        names = [ids[doc] for doc in row]
+        assert all(names[i] < names[i + 1] for i in np.flatnonzero(tied))
+    # A document and its copies score the same wherever they stand.
+    keys = [docs[row].tobytes() for row in whole.doc_rows[0]]
+    assert len({(key, float(score)) for key, score in zip(keys, whole.scores[0], strict=True)}) == len(set(keys))
+
+
+def test_the_order_of_the_corpus_does_not_change_the_ranking():
+    rng = np.random.default_rng(3)
+    docs, queries = small_integers(rng, 200), small_integers(rng, 5)
+    ids = np.array([f"d{i}" for i in range(200)])
+    shuffle = rng.permutation(200)
+    first = ExactIndex(docs, ids.tolist()).search(queries, 30)
+    second = ExactIndex(docs[shuffle], ids[shuffle].tolist()).search(queries, 30)
+    np.testing.assert_array_equal(ids[first.doc_rows], ids[shuffle][second.doc_rows])
+
+
+def test_a_corpus_smaller_than_k_fills_up_with_no_document():
+    found = ExactIndex(np.eye(2, dtype=np.float32), ["a", "b"]).search(np.array([[1.0, 2.0]], np.float32), 4)
+    assert found.doc_rows.tolist() == [[1, 0, -1, -1]]
+    assert found.scores.tolist() == [[2.0, 1.0, -np.inf, -np.inf]]
+
+
+def test_negative_scores_rank_before_padding():
+    found = ExactIndex(-np.ones((2, 3), np.float32), ["a", "b"]).search(np.ones((1, 3), np.float32), 2)
+    assert found.doc_rows.tolist() == [[0, 1]]
+
+
+def test_no_queries_give_an_empty_ranking():
+    found = ExactIndex(np.eye(2, dtype=np.float32), ["a", "b"]).search(np.zeros((0, 2), np.float32), 3)
+    assert found.doc_rows.shape == found.scores.shape == (0, 3)
+
+
+def test_embeddings_may_be_memory_mapped(tmp_path):
+    np.save(tmp_path / "docs.npy", np.eye(5, dtype=np.float32))
+    docs = np.load(tmp_path / "docs.npy", mmap_mode="r")
+    assert ExactIndex(docs, list("abcde")).search(np.eye(5, dtype=np.float32), 1).doc_rows[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_more_queries_and_chunks_compile_nothing_more():
+    rng = np.random.default_rng(0)
+    index = ExactIndex(rng.standard_normal((3000, 8), np.float32), [str(i) for i in range(3000)], chunk_docs=1024)
+    index.search(rng.standard_normal((1, 8), np.float32), 7)
+    compiled = _merge._cache_size()
+    index.search(rng.standard_normal((700, 8), np.float32), 7)
+    assert _merge._cache_size() == compiled
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused(bad):
+    docs = np.eye(4, dtype=np.float32)
+    docs[2, 1] = bad
+    with pytest.raises(InputError, match="document 'c' has a value that is not finite"):
+        ExactIndex(docs, list("abcd"))
+    with pytest.raises(InputError, match="query 2 has a value that is not finite"):
+        ExactIndex(np.eye(4, dtype=np.float32), list("abcd")).search(docs, 1)
+
+
+def test_bad_sizes_are_refused():
+    eye = np.eye(3, dtype=np.float32)
+    with pytest.raises(InputError, match="no documents"):
+        ExactIndex(np.zeros((0, 3), np.float32), [])
+    with pytest.raises(InputError, match="2 document ids do not match 3 embeddings"):
+        ExactIndex(eye, ["a", "b"])
+    with pytest.raises(InputError, match="chunk_docs is 0"):
+        ExactIndex(eye, list("abc"), chunk_docs=0)
+    with pytest.raises(InputError, match="k is 0"):
+        ExactIndex(eye, list("abc")).search(eye, 0)
+    with pytest.raises(InputError, match="queries have 2 dimensions and documents 3"):
+        ExactIndex(eye, list("abc")).search(np.zeros((1, 2), np.float32), 1)
+
+
+def test_device_arrays_can_be_searched():
+    found = ExactIndex(jax.numpy.eye(3), list("abc")).search(jax.numpy.eye(3), 1)
+    assert found.doc_rows[:, 0].tolist() == [0, 1, 2]
