@@ -1,0 +1,42 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from de_jax.tools import build_pydocs
+
+from de_jax.data import pydocs
+from de_jax.types import InputError
+
+
+@pytest.fixture
+def few_sources(monkeypatch):
+    """Only the installed sources of one part of the standard library."""
+    all_sources = pydocs._sources()
+    some = [source for source in all_sources if source[0].split(".")[0] in ("email", "json", "asyncio", "unittest", "logging")]
+    monkeypatch.setattr(pydocs, "_sources", lambda: some)
+
+
+def test_the_command_prints_counts_and_a_second_run_prints_them_again(tmp_path, few_sources, capsys):
+    arguments = [f"--out_dir={tmp_path / 'set'}", "--max_docs=120", "--num_processes=1"]
+    build_pydocs.main(arguments)
+    first = json.loads(capsys.readouterr().out)
+    modified = (tmp_path / "set" / "corpus.jsonl.gz").stat().st_mtime_ns
+    build_pydocs.main(arguments)
+    assert json.loads(capsys.readouterr().out) == first
+    assert (tmp_path / "set" / "corpus.jsonl.gz").stat().st_mtime_ns == modified
+    assert first["docs"] == 120 == sum(first[f"{split}_queries"] for split in pydocs.SPLITS)
+
+
+def test_impossible_numbers_are_refused(tmp_path):
+    with pytest.raises(InputError, match="--max_docs is 0; it is at least 1"):
+        build_pydocs.main([f"--out_dir={tmp_path}", "--max_docs=0"])
+
+
+@pytest.mark.parametrize("tool", ["build_pydocs", "tokenize_corpus"])
+def test_help_shows_an_example(tool):
+    done = subprocess.run(
+        [sys.executable, "-m", f"tools.{tool}", "--help"], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
+    assert f"python -m tools.{tool} --" in done.stdout

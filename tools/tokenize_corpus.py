@@ -1,0 +1,88 @@
+"""Tokenizes a BEIR folder, or one file of texts, into token stores; prints one JSON object to stdout.
+
+With a vocabulary that is there:
+
+    python -m tools.tokenize_corpus --dataset_dir=data/beir/scifact --tokenizer=vocabularies/t5
+
+With one trained on the documents first (sentencepiece, unigram), kept in the folder --tokenizer:
+
+    python -m tools.tokenize_corpus --dataset_dir=data/pydocs --tokenizer=data/pydocs_vocabulary --train_vocab_size=8000
+
+The stores go where training looks for them, under names made from their content; what is there already is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from de_jax import command
+from de_jax.data import beir, files, text
+from de_jax.data.corpus import cached_token_store
+from de_jax.types import InputError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command; prints the vocabulary and each store's folder and size as a JSON object."""
+    args = _parse_args(argv)
+    inputs = _inputs(args)
+    if args.train_vocab_size is not None:
+        texts_file, kind = inputs.get("docs", next(iter(inputs.values())))
+        _train(texts_file, kind, args)
+    tokenizer = text.load_tokenizer(args.tokenizer)
+    cache_dir = args.out_dir or files.cache_dir() / "token_stores"
+    stores: dict[str, Any] = {}
+    for name, (texts_file, kind) in inputs.items():
+        store = cached_token_store(texts_file, tokenizer, cache_dir, kind=kind, skip_empty=args.skip_empty)
+        stores[name] = {"store_dir": str(store.store_dir), "texts": store.num_texts, "tokens": len(store.tokens)}
+    print(json.dumps({"tokenizer": str(args.tokenizer), "vocab_size": tokenizer.vocab_size, **stores}))
+
+
+def _inputs(args: argparse.Namespace) -> dict[str, tuple[Path, str]]:
+    """(file, kind of its texts) by the name it has in the output; all are looked for before any work begins."""
+    if args.dataset_dir is not None:
+        return {"queries": (beir.find_file(args.dataset_dir, "queries"), "queries"),
+                "docs": (beir.find_file(args.dataset_dir, "corpus"), "docs")}  # fmt: skip
+    if not args.texts_file.is_file():
+        raise InputError(f"{args.texts_file} does not exist; give texts in .jsonl or .tsv, plain or .gz.")
+    return {args.kind: (args.texts_file, args.kind)}
+
+
+def _train(texts_file: Path, kind: str, args: argparse.Namespace) -> None:
+    """Trains the vocabulary, unless the folder holds one made from these texts with this size."""
+    if args.train_vocab_size < 1:
+        raise InputError(f"--train_vocab_size is {args.train_vocab_size}; it is at least 1.")
+    if args.tokenizer.is_file():
+        raise InputError(f"{args.tokenizer} is a file; with --train_vocab_size, --tokenizer names the folder to train into.")
+    wanted = {"texts_sha256": files.sha256_of(texts_file), "kind": kind, "skip_empty": args.skip_empty,
+              "vocab_size": args.train_vocab_size, "seed": args.seed}  # fmt: skip
+    record, model_file = args.tokenizer / "training.json", args.tokenizer / text.SENTENCEPIECE_FILE
+    if record.is_file() and model_file.is_file() and files.read_json(record) == wanted:
+        return
+    if model_file.exists() or (args.tokenizer / text.TOKENIZER_JSON_FILE).exists():
+        raise InputError(f"{args.tokenizer} holds another vocabulary; give another folder, or leave out --train_vocab_size.")
+    read = beir.iter_docs if kind == "docs" else beir.iter_queries
+    texts = (one for _, one in read(texts_file, skip_empty=args.skip_empty))
+    # The record comes first: a vocabulary without one is taken for somebody else's.
+    files.write_json(record, wanted)
+    text.train_sentencepiece(texts, model_file, vocab_size=args.train_vocab_size, seed=args.seed)
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    inputs = parser.add_mutually_exclusive_group(required=True)
+    inputs.add_argument("--dataset_dir", type=Path, help="a BEIR folder; its queries and its corpus are tokenized")
+    inputs.add_argument("--texts_file", type=Path, help="one .jsonl or .tsv, plain or .gz")
+    parser.add_argument("--kind", choices=("docs", "queries"), default="docs", help="what --texts_file holds; docs have titles")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="spiece.model, tokenizer.json, or a folder with one")
+    parser.add_argument("--train_vocab_size", type=int, help="train so many pieces on the documents, into the folder --tokenizer")
+    parser.add_argument("--seed", type=int, default=0, help="of the texts a vocabulary is trained on, beyond a million")
+    parser.add_argument("--out_dir", type=Path, help="holds the stores; default the cache of de_jax, where training looks")
+    parser.add_argument("--skip_empty", action="store_true", help="pass over empty texts instead of refusing them")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
