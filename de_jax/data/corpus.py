@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, overload
@@ -233,6 +234,9 @@ def cached_token_store(
         if store_dir.is_dir():
             with contextlib.suppress(InputError):
                 return open_token_store(store_dir)
+        # Whoever left these was killed: only the holder of the lock builds this store, and that is us.
+        for abandoned in cache_dir.glob(f".{store_dir.name}.*.tmp"):
+            shutil.rmtree(abandoned)
         return build_token_store(readers[kind](texts_file, skip_empty=skip_empty), tokenizer, store_dir, progress=progress)
 
 

@@ -100,7 +100,7 @@ def select(found: Iterable[Docstring], max_docs: int | None = None) -> list[Docs
         keys = {doc.doc_id, f"{re.sub(r'[^a-z0-9]+', ' ', doc.summary.lower()).strip()} (a summary)"}
         if not keys & seen:
             unique.append(doc)
-        seen |= keys
+            seen |= keys
     hashed = (near_duplicates.shingles(f"{doc.summary} {doc.rest}") for doc in unique)
     docs = [unique[position] for position in near_duplicates.keep(hashed, max_resemblance=MAX_RESEMBLANCE)]
     return docs if max_docs is None else sorted(sorted(docs, key=lambda doc: _fraction(doc.doc_id))[:max_docs])
@@ -139,7 +139,7 @@ def _versions_of(out_dir: Path) -> dict[str, Any]:
     """What `versions.json` says, where this module wrote it; else nothing."""
     with contextlib.suppress(InputError):
         versions = files.read_json(out_dir / "versions.json")
-        if isinstance(versions, dict) and versions.get("format") == FORMAT:
+        if isinstance(versions, dict) and str(versions.get("format")).startswith("de_jax pydocs "):
             return versions
     return {}
 

@@ -217,6 +217,14 @@ def test_damaged_cached_store_is_built_again(tmp_path, texts_file, tokenizer):
     np.testing.assert_array_equal(again.tokens, tokens)
 
 
+def test_what_a_killed_build_left_is_cleared_away(tmp_path, texts_file, tokenizer):
+    store = corpus.cached_token_store(texts_file, tokenizer, tmp_path / "cache", progress=False)
+    name = store.store_dir.name
+    store.store_dir.rename(tmp_path / "cache" / f".{name}.0123abcd.tmp")
+    corpus.cached_token_store(texts_file, tokenizer, tmp_path / "cache", progress=False)
+    assert sorted(file.name for file in (tmp_path / "cache").iterdir()) == [f".{name}.lock", name]
+
+
 BUILD_SLOWLY = """
 import sys, time
 from de_jax.data import corpus, text
