@@ -67,15 +67,15 @@ def naive_pad(store, tokenizer, rows, max_length, pad_to):
 
 @pytest.mark.parametrize("specials", [((), (1,)), ((2,), (3,)), ((), ()), ((2, 4), (3, 5, 6))])
 @pytest.mark.parametrize("max_length", [6, 9, 64])
-def test_pad_equals_the_loop(tmp_path, tokenizer, specials, max_length):
-    tokenizer.prefix_ids, tokenizer.suffix_ids = specials
+def test_pad_equals_the_loop(tmp_path, tokenizer, monkeypatch, specials, max_length):
+    monkeypatch.setattr(tokenizer, "prefix_ids", specials[0])
+    monkeypatch.setattr(tokenizer, "suffix_ids", specials[1])
     store = corpus.build_token_store(TEXTS, tokenizer, tmp_path / "store", progress=False)
     rows = [2, 0, -1, 3, 0, 1]
     padded = store.pad(np.array(rows, dtype=np.int32), max_length, 64)
     assert padded.dtype == np.int32
     assert padded.tolist() == naive_pad(store, tokenizer, rows, max_length, 64)
     assert store.lengths(max_length).tolist() == np.count_nonzero(store.pad(np.arange(4), max_length, 64), axis=1).tolist()
-    tokenizer.prefix_ids, tokenizer.suffix_ids = (), (1,)
 
 
 def test_pad_of_filler_rows_is_all_padding(store):
