@@ -245,7 +245,8 @@ def _hooks(recipe: Recipe, run_dir: Path, data: TrainingSet, checkpoints: Checkp
                 on_seconds=log.skip_time,
             )
         )
-    return [*hooks, SaveCheckpoints(checkpoints, every_steps=recipe.save_every_steps, num_steps=recipe.num_steps)]
+    save = SaveCheckpoints(checkpoints, every_steps=recipe.save_every_steps, num_steps=recipe.num_steps, before=log.flush)
+    return [*hooks, save]
 
 
 def score_dev(run: Run, dev: DevSet) -> dict[str, float]:

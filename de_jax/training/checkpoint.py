@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,18 +112,21 @@ class Checkpoints:
 
 
 class SaveCheckpoints:
-    """A hook that saves every `every_steps` updates and after the last one.
+    """A hook that saves every `every_steps` updates and after the last one, once `before` has run.
 
     Raises:
         InputError: the loss is not a finite number; such a state is never saved.
     """
 
-    def __init__(self, checkpoints: Checkpoints, *, every_steps: int, num_steps: int) -> None:
-        self._checkpoints, self._every_steps, self._num_steps = checkpoints, every_steps, num_steps
+    def __init__(
+        self, checkpoints: Checkpoints, *, every_steps: int, num_steps: int, before: Callable[[], None] = lambda: None
+    ) -> None:
+        self._checkpoints, self._every_steps, self._num_steps, self._before = checkpoints, every_steps, num_steps, before
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
         if step % self._every_steps == 0 or step == self._num_steps:
             check_finite(step, metrics)
+            self._before()
             self._checkpoints.save(step, state)
         return None
 

@@ -46,21 +46,22 @@ class LogMetrics:
         self._clock = time.monotonic()
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
-        self._write_due()
+        self.flush()
         self._sums = metrics if self._sums is None else _add(self._sums, metrics)
         self._count += 1
         if step % self._every_steps == 0 or step == self._num_steps:
             self._due = (step, self._count, self._sums)
             self._sums, self._count = None, 0
         if step == self._num_steps:
-            self._write_due()
+            self.flush()
         return None
 
     def skip_time(self, seconds: float) -> None:
         """Leaves the seconds that another hook took (an evaluation) out of the speed."""
         self._clock += seconds
 
-    def _write_due(self) -> None:
+    def flush(self) -> None:
+        """Writes the line that is due, if one is. Before a checkpoint: a resumed run does not log those steps again."""
         if self._due is None:
             return
         step, count, sums = self._due

@@ -1,0 +1,227 @@
+"""The train command on a small data set: it learns, continues exactly after kill -9, and refuses what it cannot use."""
+
+import functools
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from de_jax import command, train
+from de_jax.data import beir, text
+from de_jax.data.files import read_json
+from de_jax.training.run import load_run
+
+TOPICS = ("apple", "river", "engine", "violin", "castle", "pepper", "comet", "ladder")
+SETTINGS = {
+    "T5Config.vocab_size": 160,
+    "T5Config.model_dim": 16,
+    "T5Config.num_layers": 1,
+    "T5Config.num_heads": 2,
+    "T5Config.head_dim": 8,
+    "T5Config.mlp_dim": 16,
+    "T5Config.dtype": "float32",
+    "TowerConfig.projection_dim": 16,
+    "samtone.temperature": 0.05,
+    "train.learning_rate": 0.02,
+    "train.num_steps": 30,
+    "train.log_every_steps": 5,
+    "train.save_every_steps": 5,
+    "train.evaluate_every_steps": 10,
+    "beir_pairs.batch_size": 16,
+    "beir_pairs.max_query_length": 16,
+    "beir_pairs.max_doc_length": 32,
+    "beir_pairs.dev_split": "dev",
+}
+
+
+def word(rng):
+    return "".join(c + v for c, v in zip(rng.choice(list("bdfgklmnprst"), 3), rng.choice(list("aeiou"), 3), strict=True))
+
+
+def sentence(topic, number, rng):
+    return f"{topic} {number} " + " ".join(word(rng) for _ in range(6))
+
+
+@pytest.fixture(scope="session")
+def dataset_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("beir") / "toy"
+    rng = np.random.default_rng(0)
+    docs = [(f"d{i}", "", sentence(TOPICS[i % 8], i, rng)) for i in range(96)]
+    queries = [(f"q{i}", f"{TOPICS[i % 8]} {i}") for i in range(96)]
+    qrels = {"train": {f"q{i}": {f"d{i}": 1} for i in range(80)}, "dev": {f"q{i}": {f"d{i}": 1} for i in range(80, 96)}}
+    beir.write(folder, docs, queries, qrels)
+    text.train_sentencepiece([*(doc[2] for doc in docs)], folder / "spiece.model", vocab_size=160)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def arguments(dataset_dir, run_dir, recipe="recipes/samtone_query.gin", **changes):
+    settings = {
+        **SETTINGS,
+        "beir_pairs.dataset_dir": dataset_dir,
+        "beir_pairs.tokenizer": dataset_dir / "spiece.model",
+        **{name.replace("__", "."): value for name, value in changes.items()},
+    }
+    return [f"--gin_file={recipe}", *(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={run_dir}"]
+
+
+def parameters(run_dir):
+    return jax.tree.map(np.asarray, load_run(run_dir).params)
+
+
+@pytest.fixture(scope="session")
+def finished_run(dataset_dir, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("runs") / "whole"
+    os.environ.setdefault("DE_JAX_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    train.main(arguments(dataset_dir, run_dir))
+    return run_dir
+
+
+def test_run_learns_and_describes_itself(finished_run):
+    lines = [json.loads(line) for line in (finished_run / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < 0.8 * losses[0]
+    assert [line["step"] for line in lines if "dev/ndcg@10" in line] == [10, 20, 30]
+    assert list((finished_run / "tensorboard").glob("events.*"))
+    assert "samtone.same_tower = 'query'" in (finished_run / "config.gin").read_text()
+    run = load_run(finished_run)
+    assert (run.step, run.max_query_length, run.max_doc_length) == (30, 16, 32)
+    assert sorted(run.params) == ["doc", "query", "shared"]
+    assert load_run(finished_run, "best").step in (10, 20, 30)
+
+
+def test_finished_run_is_left_as_it_is(finished_run, dataset_dir, capsys):
+    before = parameters(finished_run)
+    train.main(arguments(dataset_dir, finished_run))
+    assert json.loads(capsys.readouterr().out)["step"] == 30
+    jax.tree.map(np.testing.assert_array_equal, parameters(finished_run), before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoints_before_kill", [1, 3])
+def test_run_killed_with_sigkill_and_continued_ends_bit_equal(finished_run, dataset_dir, tmp_path, checkpoints_before_kill):
+    run_dir = tmp_path / "killed"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "de_jax.train", *arguments(dataset_dir, run_dir)],
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"},
+        stderr=subprocess.DEVNULL,
+    )
+    wanted = run_dir / "checkpoints" / str(5 * checkpoints_before_kill)
+    deadline = time.monotonic() + 240
+    while not wanted.is_dir() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL
+    train.main(arguments(dataset_dir, run_dir))
+    jax.tree.map(np.testing.assert_array_equal, parameters(run_dir), parameters(finished_run))
+    kept = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in kept if "loss" in line] == list(range(5, 31, 5))
+
+
+def test_second_stage_starts_from_the_first(finished_run, dataset_dir, tmp_path):
+    run_dir = tmp_path / "stage2"
+    recipe = "recipes/sde.gin"
+    changes = {"train__init_from": finished_run, "train__num_steps": 1, "train__learning_rate": 1e-9}
+    settings = [a for a in arguments(dataset_dir, run_dir, recipe, **changes) if "samtone" not in a]
+    train.main([*settings, '--gin.DualEncoder.shared=("projection",)'])
+    for a, b in zip(jax.tree.leaves(parameters(run_dir)), jax.tree.leaves(parameters(finished_run)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def refused(capsys, argv):
+    with pytest.raises(SystemExit) as exit_:
+        command.run(functools.partial(train.main, argv))
+    assert exit_.value.code == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message.startswith("error: ")
+    return message
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"beir_pairs__dataset_dir": "/nowhere"}, "/nowhere"),
+        ({"beir_pairs__tokenizer": "/nowhere/spiece.model"}, "/nowhere/spiece.model"),
+        ({"beir_pairs__split": "tune"}, "train"),
+        ({"beir_pairs__batch_size": 81}, "batch_size 81 is more than the 80 training pairs"),
+        ({"beir_pairs__batch_size": 12}, "batch_size 12 is not divisible by the 8 devices"),
+        ({"T5Config__vocab_size": 64}, "the query tokenizer has 160 entries"),
+        ({"train__nun_steps": 3}, "nun_steps"),
+        ({"pair__alpha": 0.1}, "nothing in this recipe reads pair.alpha"),
+        ({"make_mesh__data": 9}, "asks for 9 devices, but there are 8"),
+        ({"train__init_from": "/nowhere"}, "/nowhere holds no run.json"),
+        ({"beir_pairs__max_doc_length": 1}, "leaves no room"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_written(capsys, dataset_dir, tmp_path, changes, expected):
+    run_dir = tmp_path / "run"
+    assert expected in refused(capsys, arguments(dataset_dir, run_dir, **changes))
+    assert not (run_dir / "checkpoints").exists() or not any((run_dir / "checkpoints").iterdir())
+
+
+def broken(dataset_dir, folder, change):
+    shutil.copytree(dataset_dir, folder)
+    change(folder)
+    return folder
+
+
+def rewrite_corpus(change):
+    def apply(folder):
+        path = beir.find_file(folder, "corpus")
+        lines = (gzip.open if path.suffix == ".gz" else open)(path, "rt").read().splitlines()
+        path.unlink()
+        (folder / "corpus.jsonl").write_text("\n".join(change(lines)) + "\n")
+
+    return apply
+
+
+def truncate(folder):
+    path = beir.find_file(folder, "corpus")
+    data = gzip.compress(path.read_bytes()) if path.suffix != ".gz" else path.read_bytes()
+    path.unlink()
+    (folder / "corpus.jsonl.gz").write_bytes(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (truncate, "corpus.jsonl.gz"),
+        (rewrite_corpus(lambda lines: [*lines[:4], '{"_id": "d4", "te', *lines[5:]]), "corpus.jsonl, line 5"),
+        (rewrite_corpus(lambda lines: [*lines, lines[0]]), "d0"),
+        (rewrite_corpus(lambda lines: lines[:40]), "40"),
+        (rewrite_corpus(lambda lines: ['{"_id": "d0", "text": ""}', *lines[1:]]), "corpus.jsonl, line 1"),
+        (lambda folder: (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\n"), "train.tsv, line 2"),
+    ],
+    ids=["truncated", "malformed", "duplicate id", "unknown ids", "empty text", "qrels without score"],
+)
+def test_broken_data_is_refused_with_file_and_line(capsys, dataset_dir, tmp_path, change, expected):
+    folder = broken(dataset_dir, tmp_path / "broken", change)
+    message = refused(capsys, arguments(folder, tmp_path / "run"))
+    assert expected in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_run_folder_of_another_model_is_refused(capsys, dataset_dir, finished_run):
+    message = refused(capsys, arguments(dataset_dir, finished_run, T5Config__mlp_dim=24))
+    assert "model/doc/encoder/mlp_dim = 16, but this recipe has 24" in message
+    assert read_json(finished_run / "run.json")["model"]["doc"]["encoder"]["mlp_dim"] == 16
+
+
+def test_unknown_step_names_those_there_are(finished_run):
+    from de_jax.types import InputError
+
+    with pytest.raises(InputError, match=r"does not have checkpoint 7; complete checkpoints there: .*30"):
+        load_run(finished_run, 7)
