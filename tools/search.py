@@ -12,45 +12,18 @@ import argparse
 import json
 import shutil
 import sys
-import tempfile
 import textwrap
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 from de_jax import command
 from de_jax.data import beir, files
-from de_jax.data.corpus import build_token_store, cached_token_store
+from de_jax.data.corpus import cached_token_store
 from de_jax.retrieval import encode
-from de_jax.retrieval.index import ExactIndex
+from de_jax.retrieval.searcher import Searcher
 from de_jax.training.run import Run, load_run
 from de_jax.types import InputError
-
-SNIPPET_CHARACTERS = 300
-
-
-class Searcher:
-    """A run, the embeddings of a corpus by it, and the texts."""
-
-    def __init__(self, run: Run, ids: list[str], embeddings: Any, texts: dict[str, str]) -> None:
-        self._run, self._ids, self._texts = run, ids, texts
-        self._index = ExactIndex(embeddings, ids)
-
-    def search(self, query: str, k: int) -> list[dict[str, Any]]:
-        """The k best documents: rank, score, id and the beginning of the text."""
-        with tempfile.TemporaryDirectory() as folder:
-            store = build_token_store([("query", query)], self._run.query_tokenizer, Path(folder) / "query", progress=False)
-            # One row of one length: a single query need not fill a micro-batch.
-            embedding = encode.queries(self._run, store, tokens_per_batch=1)
-        ranking = self._index.search(embedding, k)
-        found = [
-            (self._ids[row], score) for row, score in zip(ranking.doc_rows[0], ranking.scores[0].tolist(), strict=True) if row >= 0
-        ]
-        return [
-            {"rank": rank, "score": round(score, 6), "id": doc_id, "text": _snippet(self._texts[doc_id])}
-            for rank, (doc_id, score) in enumerate(found, start=1)
-        ]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -80,12 +53,6 @@ def _open(run: Run, corpus: Path, texts: dict[str, str], args: argparse.Namespac
             ids, embeddings = encode.cached_docs(run, store, Path(args.dataset_dir).resolve().name, progress=bar.update)
     beir.require_known(ids, texts, f"{args.embeddings_dir or run.run_dir}: documents that are not in {corpus}")
     return Searcher(run, ids, embeddings, texts)
-
-
-def _snippet(text: str) -> str:
-    """The beginning of a text, on one line."""
-    text = " ".join(text.split())
-    return text if len(text) <= SNIPPET_CHARACTERS else text[: SNIPPET_CHARACTERS - 1].rstrip() + "…"
 
 
 def _prompt(searcher: Searcher, k: int, num_docs: int) -> None:

@@ -15,7 +15,7 @@ from de_jax.evaluation import metrics
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.retrieval import encode
+from de_jax.retrieval import encode, searcher
 from de_jax.training.checkpoint import Checkpoints
 from de_jax.training.optimizer import adafactor, linear, make_optimizer
 from de_jax.training.run import CHECKPOINTS_DIR, describe_run, load_run
@@ -140,9 +140,9 @@ def test_the_prompt_ends_with_its_input(trained, dataset_dir, capsys, monkeypatc
 
 
 def test_a_long_text_is_shown_by_its_beginning():
-    assert search._snippet("one\n  two") == "one two"
-    snippet = search._snippet("语" * 1000)
-    assert len(snippet) <= search.SNIPPET_CHARACTERS
+    assert searcher.snippet("one\n  two") == "one two"
+    snippet = searcher.snippet("语" * 1000)
+    assert len(snippet) <= searcher.SNIPPET_CHARACTERS
     assert snippet.endswith("语…")
 
 
