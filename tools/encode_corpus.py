@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     store = cached_token_store(corpus, run.doc_tokenizer, files.cache_dir() / "token_stores")
     max_length = args.max_doc_length or run.max_doc_length
     batching = {"tokens_per_batch": args.tokens_per_batch, "length_multiple": args.length_multiple}
-    with tqdm(total=store.num_texts, desc="encode", unit=" docs") as bar:
+    with tqdm(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
         encode.docs_to_dir(run, store, args.out_dir, max_length=max_length, progress=bar.update, **batching)
     _, embeddings, _ = encode.open_embeddings(args.out_dir)
     num_docs, dim = embeddings.shape

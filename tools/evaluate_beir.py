@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
 def _search(run: Run, dataset: beir.Dataset, args: argparse.Namespace) -> Ranking:
     """The ranking over `dataset.docs`, one document deeper than asked, so that one can be dropped."""
     queries, docs = open_stores(args.dataset_dir, run.query_tokenizer, run.doc_tokenizer)
-    with tqdm(total=docs.num_texts, desc="encode", unit=" docs") as bar:
+    with tqdm(total=docs.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
         doc_ids, doc_embeddings = encode.cached_docs(run, docs, dataset.name, progress=bar.update)
     query_embeddings = encode.queries(run, queries, rows=queries.rows_of(dataset.queries.ids))
     return ExactIndex(doc_embeddings, doc_ids).search(query_embeddings, args.depth + 1)

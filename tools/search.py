@@ -49,7 +49,7 @@ def _open(run: Run, corpus: Path, texts: dict[str, str], args: argparse.Namespac
             raise InputError(f"{args.embeddings_dir} is not by step {run.step} of {args.run_dir}; run encode_corpus with it again.")
     else:
         store = cached_token_store(corpus, run.doc_tokenizer, files.cache_dir() / "token_stores")
-        with tqdm(total=store.num_texts, desc="encode", unit=" docs") as bar:
+        with tqdm(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
             ids, embeddings = encode.cached_docs(run, store, Path(args.dataset_dir).resolve().name, progress=bar.update)
     beir.require_known(ids, texts, f"{args.embeddings_dir or run.run_dir}: documents that are not in {corpus}")
     return Searcher(run, ids, embeddings, texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +56,7 @@ class BM25Index:
         import bm25s
         import Stemmer
 
+        logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import turns debug messages on
         self._stemmer = Stemmer.Stemmer(stemmer) if stemmer else None
         self._stopwords = stopwords
         # In id order, so that a stable sort by score breaks ties by id.

@@ -21,7 +21,7 @@ from de_jax.retrieval.embedding_files import EmbeddingWriter, open_embeddings
 from de_jax.training.run import Run
 from de_jax.types import Array, InputError
 
-TOKENS_PER_BATCH = {"cpu": 2048}
+TOKENS_PER_BATCH = {"cpu": 1024}
 """The default micro-batch by jax backend; small ones stay in a processor's cache."""
 TOKENS_PER_BATCH_ACCELERATOR = 65536
 BATCHES_AHEAD = 4
@@ -158,6 +158,8 @@ def encode_to_dir(
     writer = EmbeddingWriter(Path(out_dir), source, batching)
     if writer.is_complete():
         return
+    if progress and writer.num_done:
+        progress(writer.num_done)
     for start in range(writer.num_done, store.num_texts, texts_per_shard):
         rows = np.arange(start, min(start + texts_per_shard, store.num_texts))
         writer.append(encode(encode_fn, store, max_length=max_length, rows=rows, progress=progress, **_encode_options(batching)))

@@ -149,8 +149,9 @@ def test_an_interrupted_run_continues_to_equal_bytes(tmp_path, fail_at):
         to_dir(CountingTower(fail_at), store, tmp_path / "cut")
     with pytest.raises(InputError, match="no complete embeddings"):
         open_embeddings(tmp_path / "cut")
-    again = CountingTower()
-    to_dir(again, store, tmp_path / "cut")
+    again, counts = CountingTower(), []
+    to_dir(again, store, tmp_path / "cut", progress=counts.append)
+    assert sum(counts) == store.num_texts
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
     if fail_at == 12:
         assert len(again.shapes) < len(tower.shapes)
