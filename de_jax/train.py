@@ -7,10 +7,12 @@ de-jax train --gin_file=recipes/samtone_query.gin --gin.beir_pairs.dataset_dir=d
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,7 @@ class Recipe:
     Args:
         model: both towers and what they share.
         loss: one of `de_jax.losses`, or a function of the same type.
-        data: opens the training set.
+        data: opens the training set, given `host_index` and `num_hosts`.
         optimizer: `@adafactor`, `@adamw` or a function of the same type.
         schedule: `@linear`, `@cosine` or `@rsqrt`; it is told the peak and the number of steps.
         mesh: gives the devices to train on.
@@ -65,7 +67,7 @@ class Recipe:
         *,
         model: DualEncoder,
         loss: LossFn,
-        data: Callable[[], TrainingSet],
+        data: Callable[..., TrainingSet],
         optimizer: OptimizerFn,
         schedule: Callable[..., Schedule],
         mesh: Callable[[], jax.sharding.Mesh] = sharding.make_mesh,
@@ -119,34 +121,24 @@ class Recipe:
 def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     """Trains to the recipe's last step, from the newest checkpoint in `run_dir` if there is one; returns a summary."""
     start = time.monotonic()
-    data = recipe.data()
-    mesh = recipe.mesh()
+    abstract, mesh = recipe.check(), recipe.mesh()  # what is wrong in the recipe shows before any text is tokenized
+    data = recipe.data(host_index=jax.process_index(), num_hosts=jax.process_count())
     sharding.check_batch_size(data.batch_size, mesh)
     _check_vocabulary(recipe.model, data)
-    abstract = recipe.check(data.max_query_length, data.max_doc_length, data.batch_size)
     configurables.check_all_used()
-    describe_run(
-        run_dir,
-        model=recipe.model,
-        query_tokenizer=data.query_tokenizer,
-        doc_tokenizer=data.doc_tokenizer,
-        max_query_length=data.max_query_length,
-        max_doc_length=data.max_doc_length,
-    )
-    checkpoints = Checkpoints(run_dir / CHECKPOINTS_DIR, keep=recipe.keep_checkpoints)
-    state = _first_state(recipe, abstract, checkpoints, mesh)
-    start_step = int(state.step)
-    with atomic_file(run_dir / "config.gin") as temporary:
-        temporary.write_text(configurables.operative())
-    hooks = _hooks(recipe, run_dir, data, checkpoints, start_step)
-    step_fn = jax.jit(make_train_step(recipe.model, recipe.loss, recipe.make_tx(abstract.params)), donate_argnums=0)
-    state, stop = fit(step_fn, state, _on_mesh(data.batches, mesh), num_steps=recipe.num_steps, hooks=hooks)
-    checkpoints.close()
-    seconds = time.monotonic() - start
+    _describe(recipe, run_dir, data)
+    with (
+        contextlib.closing(Checkpoints(run_dir / CHECKPOINTS_DIR, keep=recipe.keep_checkpoints)) as checkpoints,
+        contextlib.closing(Checkpoints(run_dir / BEST_DIR, keep=1)) as best,
+    ):
+        state = _first_state(recipe, abstract, checkpoints, mesh)
+        hooks = _hooks(recipe, run_dir, data, checkpoints, best, int(state.step))
+        step_fn = jax.jit(make_train_step(recipe.model, recipe.loss, recipe.make_tx(abstract.params)), donate_argnums=0)
+        state, stop = fit(step_fn, state, _on_mesh(data.batches, mesh), num_steps=recipe.num_steps, hooks=hooks)
     return {
         "run_dir": str(run_dir),
         "step": int(state.step),
-        "seconds": round(seconds, 1),
+        "seconds": round(time.monotonic() - start, 1),
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         "stopped": stop.reason if stop else None,
     }
@@ -182,6 +174,24 @@ def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = ()) -> Recip
         raise InputError(f"the recipe cannot be used: {' '.join(str(error).split())}") from error
 
 
+def _describe(recipe: Recipe, run_dir: Path, data: TrainingSet) -> None:
+    describe_run(
+        run_dir,
+        model=recipe.model,
+        query_tokenizer=data.query_tokenizer,
+        doc_tokenizer=data.doc_tokenizer,
+        max_query_length=data.max_query_length,
+        max_doc_length=data.max_doc_length,
+    )
+    settings, path = configurables.operative(), run_dir / "config.gin"
+    before = path.read_text().splitlines() if path.exists() else settings.splitlines()
+    changed = [line for line in settings.splitlines() if line not in before]
+    if changed:
+        warnings.warn(f"{run_dir} continues with other settings than it had: {'; '.join(changed)}.", stacklevel=2)
+    with atomic_file(path) as temporary:
+        temporary.write_text(settings)
+
+
 def _first_state(recipe: Recipe, abstract: TrainState, checkpoints: Checkpoints, mesh: jax.sharding.Mesh) -> TrainState:
     on_mesh = sharding.replicated(mesh)
     latest = checkpoints.latest_step()
@@ -208,7 +218,9 @@ def _on_mesh(batches: Batches, mesh: jax.sharding.Mesh) -> Batches:
     return lambda start: sharding.placed(prefetch(batches(start)), mesh)
 
 
-def _hooks(recipe: Recipe, run_dir: Path, data: TrainingSet, checkpoints: Checkpoints, start_step: int) -> list[Hook]:
+def _hooks(
+    recipe: Recipe, run_dir: Path, data: TrainingSet, checkpoints: Checkpoints, best: Checkpoints, start_step: int
+) -> list[Hook]:
     sinks: list[run_log.Sink] = []
     if jax.process_index() == 0:
         sinks = [
@@ -240,7 +252,7 @@ def _hooks(recipe: Recipe, run_dir: Path, data: TrainingSet, checkpoints: Checkp
                 lambda params: score_dev(run._replace(params=params), dev),
                 every_steps=recipe.evaluate_every_steps,
                 num_steps=recipe.num_steps,
-                best=Checkpoints(run_dir / BEST_DIR, keep=1),
+                best=best,
                 sinks=sinks,
                 on_seconds=log.skip_time,
             )

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+
 from de_jax import configurables
 from de_jax.models.tower import PARTS
 from de_jax.train import read_recipe
@@ -74,9 +75,12 @@ def test_model_file_gives_the_published_size(model):
     ],
 )
 def test_setting_that_cannot_be_meant_is_refused(setting, message):
-    with pytest.raises(InputError, match=message):
+    def build():
         read_recipe(["recipes/samtone_query.gin"], [setting]).check()
         configurables.check_all_used()
+
+    with pytest.raises(InputError, match=message):
+        build()
 
 
 def test_setting_of_one_tower_leaves_the_other():

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     args = _parse_args(argv)
     if args.depth < 1:
         raise InputError(f"--depth is {args.depth}; ask for at least 1 document.")
-    dataset = beir.read(args.dataset_dir, args.split)  # fails here, before the model loads
+    dataset = beir.read(args.dataset_dir, args.split, skip_empty=args.skip_empty)  # fails here, before the model loads
     run = _with_lengths(load_run(args.run_dir, args.step), args)
     results = _results(_search(run, dataset, args), dataset, args)
     report: dict[str, Any] = {
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _search(run: Run, dataset: beir.Dataset, args: argparse.Namespace) -> Ranking:
     """The ranking over `dataset.docs`, one document deeper than asked, so that one can be dropped."""
-    queries, docs = open_stores(args.dataset_dir, run.query_tokenizer, run.doc_tokenizer)
+    queries, docs = open_stores(args.dataset_dir, run.query_tokenizer, run.doc_tokenizer, skip_empty=args.skip_empty)
     with tqdm(total=docs.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
         doc_ids, doc_embeddings = encode.cached_docs(run, docs, dataset.name, progress=bar.update)
     query_embeddings = encode.queries(run, queries, rows=queries.rows_of(dataset.queries.ids))
@@ -90,6 +90,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max_query_length", type=int, help="tokens; default the run's")
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
     parser.add_argument("--keep_identical_ids", action="store_true", help="rank a document whose id is the query's too")
+    parser.add_argument("--skip_empty", action="store_true", help="pass over empty documents; judged ones count as not found")
     parser.add_argument("--no_bm25", action="store_true", help="leave the BM25 baseline out")
     parser.add_argument("--k1", type=float, default=0.9, help="BM25's k1 (default 0.9)")
     parser.add_argument("--b", type=float, default=0.4, help="BM25's b (default 0.4)")

@@ -43,7 +43,7 @@ class Dataset(NamedTuple):
 
 def iter_docs(path: str | Path, *, skip_empty: bool = False) -> Iterator[tuple[str, str]]:
     """Yields (id, title and text) of each document; see `iter_queries`."""
-    return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=True, skip_empty=skip_empty))
+    return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=True, skip_empty=skip_empty) if text)
 
 
 def iter_queries(path: str | Path, *, skip_empty: bool = False) -> Iterator[tuple[str, str]]:
@@ -56,7 +56,7 @@ def iter_queries(path: str | Path, *, skip_empty: bool = False) -> Iterator[tupl
     Raises:
         InputError: a missing, truncated or malformed file, an empty text; names the file and the line.
     """
-    return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=False, skip_empty=skip_empty))
+    return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=False, skip_empty=skip_empty) if text)
 
 
 def find_file(dataset_dir: str | Path, name: str) -> Path:
@@ -118,6 +118,8 @@ def read_qrels(path: str | Path) -> Qrels:
 def read(dataset_dir: str | Path, split: str, *, skip_empty: bool = False) -> Dataset:
     """One split of a data set in memory: every document, and the queries the split judges, in file order.
 
+    With `skip_empty`, judgements of empty documents stay: such a document counts as relevant and cannot be found.
+
     Raises:
         InputError: what `iter_docs` and `read_qrels` raise, duplicate ids, an unknown split, or judgements of unknown texts.
     """
@@ -126,11 +128,11 @@ def read(dataset_dir: str | Path, split: str, *, skip_empty: bool = False) -> Da
         raise InputError(f"{dataset_dir} is not a folder; give a data set in the BEIR layout.")
     qrels_file = find_qrels(dataset_dir, split)
     qrels = read_qrels(qrels_file)
-    queries = _read_texts(find_file(dataset_dir, "queries"), with_title=False, skip_empty=skip_empty)
-    docs = _read_texts(find_file(dataset_dir, "corpus"), with_title=True, skip_empty=skip_empty)
+    queries, _ = _read_texts(find_file(dataset_dir, "queries"), with_title=False, skip_empty=skip_empty)
+    docs, empty_docs = _read_texts(find_file(dataset_dir, "corpus"), with_title=True, skip_empty=skip_empty)
     require_known(qrels, queries.ids, f"{qrels_file}: queries that are not in the queries file")
     judged_docs = dict.fromkeys(doc_id for judged in qrels.values() for doc_id in judged)
-    require_known(judged_docs, docs.ids, f"{qrels_file}: documents that are not in the corpus")
+    require_known(judged_docs, [*docs.ids, *empty_docs], f"{qrels_file}: documents that are not in the corpus")
     rows = [(query_id, text) for query_id, text in zip(*queries, strict=True) if query_id in qrels]
     return Dataset(dataset_dir.resolve().name, docs, Texts([row[0] for row in rows], [row[1] for row in rows]), qrels)
 
@@ -191,13 +193,15 @@ def _json_line(record: Mapping[str, str]) -> str:
     return json.dumps(record, ensure_ascii=False) + "\n"
 
 
-def _read_texts(path: Path, *, with_title: bool, skip_empty: bool) -> Texts:
+def _read_texts(path: Path, *, with_title: bool, skip_empty: bool) -> tuple[Texts, list[str]]:
+    """The texts of a file, and the ids of the empty ones among them, which are left out."""
     texts: dict[str, str] = {}
     for line, text_id, text in _records(path, with_title=with_title, skip_empty=skip_empty):
         if text_id in texts:
             raise InputError(f"{path}, line {line}: the id {text_id} was used before; ids are unique.")
         texts[text_id] = text
-    return Texts(list(texts), list(texts.values()))
+    kept = {text_id: text for text_id, text in texts.items() if text}
+    return Texts(list(kept), list(kept.values())), [text_id for text_id, text in texts.items() if not text]
 
 
 def _records(path: Path, *, with_title: bool, skip_empty: bool) -> Iterator[tuple[int, str, str]]:
@@ -213,10 +217,9 @@ def _records(path: Path, *, with_title: bool, skip_empty: bool) -> Iterator[tupl
                 raise ValueError(f"the id {text_id!r} is empty or holds a tab, a line break or a null")
         except ValueError as error:
             raise InputError(f"{path}, line {line}: {error}.") from None
-        if text:
-            yield line, text_id, text
-        elif not skip_empty:
+        if not text and not skip_empty:
             raise InputError(f"{path}, line {line}: the text of {text_id} is empty; remove the line, or ask to skip empty texts.")
+        yield line, text_id, text
 
 
 def _parse_json(raw: str, with_title: bool) -> tuple[str, str]:

@@ -52,7 +52,10 @@ def beir_pairs(
     seed: int = 0,
     unique_in_batch: bool = True,
     length_multiple: int = 32,
+    sort_window: int = 1,
     cache_dir: str = "",
+    host_index: int = 0,
+    num_hosts: int = 1,
 ) -> TrainingSet:
     """Opens a BEIR folder for training; its texts are tokenized on first use and kept.
 
@@ -69,7 +72,10 @@ def beir_pairs(
         seed: of the shuffling.
         unique_in_batch: keep a query or document from standing twice in a batch.
         length_multiple: batches are padded to multiples of this many tokens.
+        sort_window: batches whose pairs are sorted by length together before they are cut; 1 keeps batches random, 8 or more
+            saves most of the padding at the price of in-batch negatives of similar length.
         cache_dir: where token stores are kept; by default under `files.cache_dir()`.
+        host_index, num_hosts: which rows of each batch are made here; the trainer sets them.
 
     Raises:
         InputError: anything in the folder that cannot be used; names the file and line.
@@ -90,6 +96,9 @@ def beir_pairs(
         seed=seed,
         unique_in_batch=unique_in_batch,
         length_multiple=length_multiple,
+        sort_window=sort_window,
+        host_index=host_index,
+        num_hosts=num_hosts,
     )
     dev = None
     if dev_split is not None:
@@ -106,17 +115,25 @@ def beir_pairs(
 
 
 def open_stores(
-    dataset_dir: str | Path, query_tokenizer: Tokenizer, doc_tokenizer: Tokenizer, cache_dir: str | Path = ""
+    dataset_dir: str | Path,
+    query_tokenizer: Tokenizer,
+    doc_tokenizer: Tokenizer,
+    cache_dir: str | Path = "",
+    *,
+    skip_empty: bool = False,
 ) -> tuple[TokenStore, TokenStore]:
     """The token stores of a BEIR folder's queries and documents, built if they are not there.
 
     Args:
         cache_dir: where stores are kept; by default under `files.cache_dir()`.
+        skip_empty: pass over empty texts instead of refusing them.
     """
     cache_dir = Path(cache_dir) if cache_dir else files.cache_dir() / "token_stores"
-    queries = cached_token_store(beir.find_file(dataset_dir, "queries"), query_tokenizer, cache_dir, kind="queries")
-    docs = cached_token_store(beir.find_file(dataset_dir, "corpus"), doc_tokenizer, cache_dir, kind="docs")
-    return queries, docs
+
+    def store(name: str, kind: str, tokenizer: Tokenizer) -> TokenStore:
+        return cached_token_store(beir.find_file(dataset_dir, name), tokenizer, cache_dir, kind=kind, skip_empty=skip_empty)
+
+    return store("queries", "queries", query_tokenizer), store("corpus", "docs", doc_tokenizer)
 
 
 def _read_split(dataset_dir: str | Path, split: str) -> beir.Qrels:

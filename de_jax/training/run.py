@@ -120,7 +120,7 @@ def _find_checkpoint(run_dir: Path, step: int | str | None) -> tuple[Path, int]:
     elif step is None:
         candidates = [(CHECKPOINTS_DIR, found) for found in steps[CHECKPOINTS_DIR][-1:]]
     else:
-        candidates = [(name, int(step)) for name in steps if int(step) in steps[name]]
+        candidates = [(name, found) for name in steps for found in steps[name] if str(found) == str(step)]
     if not candidates:
         there = ", ".join(map(str, sorted({*steps[CHECKPOINTS_DIR], *steps[BEST_DIR]}))) or "none"
         wanted = "a checkpoint" if step is None else f"checkpoint {step!r}"

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from de_jax.tools import build_pydocs
 
 from de_jax.data import pydocs
+from de_jax.tools import build_pydocs
 from de_jax.types import InputError
 
 

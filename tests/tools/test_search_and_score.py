@@ -7,7 +7,6 @@ import json
 import jax
 import numpy as np
 import pytest
-from de_jax.tools import encode_corpus, evaluate_beir, search
 
 from de_jax.data import beir
 from de_jax.data.text import load_tokenizer, train_sentencepiece
@@ -16,6 +15,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.retrieval import encode, searcher
+from de_jax.tools import encode_corpus, evaluate_beir, search
 from de_jax.training.checkpoint import Checkpoints
 from de_jax.training.optimizer import adafactor, linear, make_optimizer
 from de_jax.training.run import CHECKPOINTS_DIR, describe_run, load_run

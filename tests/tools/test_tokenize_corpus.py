@@ -1,9 +1,9 @@
 import json
 
 import pytest
-from de_jax.tools import tokenize_corpus
 
 from de_jax.data import corpus, text
+from de_jax.tools import tokenize_corpus
 from de_jax.types import InputError
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog")
