@@ -19,7 +19,7 @@ from pathlib import Path
 SETTINGS = {
     "beir_pairs.batch_size": 256,
     "beir_pairs.max_query_length": 32,
-    "beir_pairs.max_doc_length": 96,
+    "beir_pairs.max_doc_length": 64,
     "beir_pairs.length_multiple": 16,
     "train.learning_rate": 0.03,
     "train.log_every_steps": 20,
@@ -76,7 +76,7 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--out_dir", type=Path, default=Path("runs/compare_losses"), help="gets a run folder a loss and seed")
     parser.add_argument("--losses", nargs="+", choices=list(LOSSES), default=list(LOSSES), help="default all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--num_steps", type=int, default=600)
+    parser.add_argument("--num_steps", type=int, default=400)
     return parser.parse_args()
 
 

@@ -17,17 +17,16 @@ import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, overload
 
 import numpy as np
 from jaxtyping import Int, Int32
 
 from de_jax.data import beir, files
+from de_jax.data.store_writer import ARRAYS, FORMAT, StoreWriter
 from de_jax.data.text import PAD_ID, Tokenizer
 from de_jax.types import InputError
 
-FORMAT = "de_jax token store 1"
-_ARRAYS = ("tokens.npy", "offsets.npy", "ids.npy", "id_order.npy")
 _CHUNK_TEXTS = 8192
 _CHUNK_CHARACTERS = 1 << 24
 
@@ -158,10 +157,10 @@ def build_token_store(
     from tqdm import tqdm
 
     store_dir = Path(store_dir)
-    if store_dir.exists() and not any((store_dir / name).exists() for name in ("manifest.json", *_ARRAYS)):
+    if store_dir.exists() and not any((store_dir / name).exists() for name in ("manifest.json", *ARRAYS)):
         raise InputError(f"{store_dir} exists and is no token store, so it will not be replaced; choose another folder.")
     with files.atomic_dir(store_dir) as temporary, open(temporary / "tokens.npy", "wb") as tokens_file:
-        writer = _StoreWriter(temporary, tokens_file, tokenizer)
+        writer = StoreWriter(temporary, tokens_file, tokenizer)
         with tqdm(desc=f"tokenize {store_dir.name}", unit=" texts", disable=not progress) as bar:
             for chunk in _chunks(texts):
                 writer.append([text_id for text_id, _ in chunk], tokenizer.encode([text for _, text in chunk]))
@@ -183,10 +182,10 @@ def open_token_store(store_dir: str | Path) -> TokenStore:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise InputError(f"{store_dir} is not in the format '{FORMAT}'; remove it and build it again.")
     try:
-        sizes = {name: (store_dir / name).stat().st_size for name in _ARRAYS}
+        sizes = {name: (store_dir / name).stat().st_size for name in ARRAYS}
         if sizes != manifest["file_sizes"]:
             raise ValueError("file sizes differ from the manifest")
-        arrays = {name: np.load(store_dir / name, mmap_mode="r", allow_pickle=False) for name in _ARRAYS}
+        arrays = {name: np.load(store_dir / name, mmap_mode="r", allow_pickle=False) for name in ARRAYS}
         offsets, num_texts, num_tokens = arrays["offsets.npy"], manifest["num_texts"], manifest["num_tokens"]
         shapes = {"tokens.npy": num_tokens, "offsets.npy": num_texts + 1, "ids.npy": num_texts, "id_order.npy": num_texts}
         if any(arrays[name].shape != (length,) for name, length in shapes.items()):
@@ -252,82 +251,6 @@ def _chunks(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
             chunk, characters = [], 0
     if chunk:
         yield chunk
-
-
-class _StoreWriter:
-    """Appends chunks to the arrays of a store in the making; hashes them as they pass."""
-
-    def __init__(self, directory: Path, tokens_file: BinaryIO, tokenizer: Tokenizer) -> None:
-        self._directory = directory
-        self._tokens = tokens_file
-        self._tokenizer = tokenizer
-        self._lengths: list[np.ndarray] = []
-        self._ids: list[np.ndarray] = []
-        self._token_hash = hashlib.sha256()
-        self._id_hash = hashlib.sha256()
-        self._num_tokens = 0
-        _write_header(self._tokens, 0)
-
-    def append(self, text_ids: list[str], encoded: list[np.ndarray]) -> None:
-        lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
-        specials = len(self._tokenizer.prefix_ids) + len(self._tokenizer.suffix_ids)
-        if not specials and not lengths.all():
-            text_id = text_ids[int(np.argmin(lengths))]
-            raise InputError(f"nothing is left of the text {text_id} after tokenization; remove it.")
-        tokens = np.concatenate(encoded).astype("<i4", copy=False)
-        if not tokens.all():
-            text_id = text_ids[int(np.searchsorted(np.cumsum(lengths), np.argmin(tokens), side="right"))]
-            raise InputError(f"the text {text_id} holds the padding token, which only fills rows up; remove it there.")
-        self._tokens.write(tokens.tobytes())
-        self._token_hash.update(tokens.tobytes())
-        self._id_hash.update("".join(f"{text_id}\n" for text_id in text_ids).encode())
-        self._lengths.append(lengths)
-        self._ids.append(np.array([text_id.encode() for text_id in text_ids], dtype=bytes))
-        self._num_tokens += tokens.size
-
-    def finish(self) -> None:
-        self._tokens.seek(0)
-        _write_header(self._tokens, self._num_tokens)
-        self._tokens.flush()
-        if not self._num_tokens:
-            raise InputError("there is no text to tokenize.")
-        ids = np.concatenate(self._ids)  # as wide as the longest id
-        order = np.argsort(ids, kind="stable")
-        _require_unique(ids, order)
-        lengths = np.concatenate(self._lengths)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        arrays = {"offsets.npy": offsets, "ids.npy": ids, "id_order.npy": order}
-        for name, array in arrays.items():
-            np.save(self._directory / name, array, allow_pickle=False)
-        tokenizer = self._tokenizer
-        hashes = [self._token_hash.hexdigest(), self._id_hash.hexdigest(), hashlib.sha256(lengths.tobytes()).hexdigest()]
-        manifest = {
-            "format": FORMAT,
-            "num_texts": len(ids),
-            "num_tokens": self._num_tokens,
-            "file_sizes": {name: (self._directory / name).stat().st_size for name in _ARRAYS},
-            "content_hash": hashlib.sha256("\n".join([*hashes, tokenizer.fingerprint]).encode()).hexdigest(),
-            "tokenizer_fingerprint": tokenizer.fingerprint,
-            "vocab_size": tokenizer.vocab_size,
-            "prefix_ids": list(tokenizer.prefix_ids),
-            "suffix_ids": list(tokenizer.suffix_ids),
-        }
-        files.write_json(self._directory / "manifest.json", manifest)
-
-
-def _write_header(file: BinaryIO, num_tokens: int) -> None:
-    # numpy leaves room for the length to grow, so a second header fits exactly over the first.
-    np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": (num_tokens,)})
-
-
-def _require_unique(ids: np.ndarray, order: np.ndarray) -> None:
-    """Raises InputError where an id occurs twice; `order` sorts `ids`."""
-    ordered = ids[order]
-    repeated = np.flatnonzero(ordered[1:] == ordered[:-1])
-    if repeated.size:
-        first, second = sorted(order[repeated[0] : repeated[0] + 2].tolist())
-        text_id = ids[first].decode()
-        raise InputError(f"{repeated.size} duplicate ids; '{text_id}' is the id of texts {first + 1} and {second + 1}.")
 
 
 @contextlib.contextmanager

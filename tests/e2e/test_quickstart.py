@@ -1,0 +1,26 @@
+"""The README's main job, cut short: every file it promises, and scores for BM25, the untrained and the trained model."""
+
+import json
+
+import pytest
+from de_jax.tools import quickstart
+
+MEASURES = {"ndcg@10", "mrr@10", "recall@100"}
+
+
+@pytest.mark.slow
+def test_quickstart_writes_its_report_and_pictures_and_runs_again_at_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path / "cache"))
+    run_dir = tmp_path / "quickstart"
+    quickstart.main([f"--run_dir={run_dir}", "--num_steps=40"])
+    printed = capsys.readouterr()
+    report = json.loads((run_dir / "report.json").read_text())
+    assert json.loads(printed.out) == report
+    assert all(set(report[name]) == MEASURES for name in ("bm25", "untrained", "trained"))
+    assert report["trained"]["recall@100"] > 2 * report["untrained"]["recall@100"]
+    assert {"steps", "seconds", "pairs_per_s"} <= set(report)
+    for picture in ("curves.png", "embeddings.png"):
+        assert (run_dir / picture).read_bytes().startswith(b"\x89PNG")
+    assert f"de-jax search --run_dir={run_dir}" in printed.err
+    quickstart.main([f"--run_dir={run_dir}", "--num_steps=40"])
+    assert json.loads(capsys.readouterr().out)["trained"] == report["trained"]
