@@ -39,8 +39,8 @@ class TrainingSet(NamedTuple):
 
 def beir_pairs(
     *,
-    dataset_dir: str,
-    tokenizer: str,
+    dataset_dir: str = "",
+    tokenizer: str = "",
     doc_tokenizer: str | None = None,
     batch_size: int = 512,
     max_query_length: int = 64,
