@@ -225,3 +225,16 @@ def test_unknown_step_names_those_there_are(finished_run):
 
     with pytest.raises(InputError, match=r"does not have checkpoint 7; complete checkpoints there: .*30"):
         load_run(finished_run, 7)
+
+
+def test_inspect_run_shows_settings_curves_and_what_is_shared(finished_run, tmp_path, capsys):
+    from de_jax.tools import inspect_run
+
+    inspect_run.main([f"--run_dir={finished_run}", f"--out_dir={tmp_path / 'report'}"])
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["settings"]["samtone.same_tower"] == "'query'"
+    assert shown["num_parameters"]["total"] == sum(leaf.size for leaf in jax.tree.leaves(parameters(finished_run)))
+    assert shown["num_parameters"]["query/embedder"] == shown["num_parameters"]["doc/embedder"] == 160 * 16
+    assert (tmp_path / "report" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    table = (tmp_path / "report" / "parameters.txt").read_text()
+    assert [line.split()[-3:] for line in table.splitlines() if "projection/kernel" in line] == [["both", "towers", "replicated"]]

@@ -1,0 +1,87 @@
+"""Shows what a run is and how it went: settings, curves as a picture, parameters with what is shared and how they lie.
+
+python -m tools.inspect_run --run_dir=runs/sde
+
+Writes curves.png and parameters.txt to --out_dir (default <run_dir>/report) and prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from de_jax import command
+from de_jax.data.files import atomic_file
+from de_jax.evaluation import plots
+from de_jax.training import paths, sharding
+from de_jax.training.run import Run, load_run
+from de_jax.training.run_log import METRICS_FILE, read_metrics
+
+USED_BY = {"query": "query tower", "doc": "doc tower", "shared": "both towers"}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    run = load_run(args.run_dir, args.step)
+    out_dir = args.out_dir or run.run_dir / "report"
+    lines = read_metrics(run.run_dir / METRICS_FILE) if (run.run_dir / METRICS_FILE).is_file() else []
+    if lines:
+        plots.training_curves(run.run_dir / METRICS_FILE, out_dir / "curves.png", title=run.run_dir.name)
+    with atomic_file(out_dir / "parameters.txt") as temporary:
+        temporary.write_text(_parameter_table(run))
+    summary = {
+        "run_dir": str(run.run_dir),
+        "step": run.step,
+        "settings": _settings(run.run_dir / "config.gin"),
+        "shared": list(run.model.shared),
+        "max_query_length": run.max_query_length,
+        "max_doc_length": run.max_doc_length,
+        "num_parameters": _counts(run),
+        "last": lines[-1] if lines else None,
+        "best_dev": max((line for line in lines if "dev/ndcg@10" in line), key=lambda line: line["dev/ndcg@10"], default=None),
+        "report": str(out_dir),
+    }
+    print(json.dumps(summary))
+
+
+def _parameter_table(run: Run) -> str:
+    rows = [("parameter", "shape", "dtype", "number", "used by", "on the mesh")]
+    for path, leaf in zip(paths.all_paths(run.params), jax.tree.leaves(run.params), strict=True):
+        owner = path.partition("/")[0]
+        rows.append((path, str(leaf.shape), str(leaf.dtype), f"{leaf.size:,}", USED_BY[owner], sharding.describe(leaf)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]]) + "\n"
+
+
+def _counts(run: Run) -> dict[str, Any]:
+    counts: collections.Counter[str] = collections.Counter()
+    for path, leaf in zip(paths.all_paths(run.params), jax.tree.leaves(run.params), strict=True):
+        counts["/".join(path.split("/")[:2])] += leaf.size
+    return {**counts, "total": sum(counts.values())}
+
+
+def _settings(config: Path) -> dict[str, str]:
+    """The bindings of a run's config.gin, without its comments."""
+    if not config.is_file():
+        return {}
+    bindings = (line.partition(" = ") for line in config.read_text().splitlines() if " = " in line and not line.startswith("#"))
+    return {name.strip(): value.strip() for name, _, value in bindings}
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run_dir", type=Path, required=True, help="the run to show")
+    parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
+    parser.add_argument("--out_dir", type=Path, help="gets the files (default <run_dir>/report)")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
