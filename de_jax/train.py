@@ -31,6 +31,7 @@ from de_jax.retrieval import encode
 from de_jax.retrieval.index import ExactIndex
 from de_jax.training import paths, run_log, sharding
 from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
+from de_jax.training.chunked import ChunkedModel
 from de_jax.training.dev_evaluation import EvaluateOnDev
 from de_jax.training.fit import Hook, fit
 from de_jax.training.optimizer import OptimizerFn, Schedule, make_optimizer
@@ -51,6 +52,7 @@ class Recipe:
         mesh: gives the devices to train on.
         num_steps: updates of the whole run.
         learning_rate: the schedule's peak.
+        num_chunks: how many pieces the towers take a batch in, to save memory; the loss sees all of it.
         clip_norm: largest global gradient norm; None for no limit.
         learning_rate_factors: factor by pattern over parameter paths, such as {"shared/projection/.*": 10.0}.
         frozen: patterns of parameters that keep their values.
@@ -73,6 +75,7 @@ class Recipe:
         mesh: Callable[[], jax.sharding.Mesh] = sharding.make_mesh,
         num_steps: int = 20000,
         learning_rate: float = 1e-3,
+        num_chunks: int = 1,
         clip_norm: float | None = 1.0,
         learning_rate_factors: Mapping[str, float] | None = None,
         frozen: Sequence[str] = (),
@@ -89,6 +92,8 @@ class Recipe:
             if not callable(value):
                 raise InputError(f"train.{name} is {value!r}; it must be a reference such as @{value}, without parentheses.")
         self.model, self.loss, self.data, self.mesh = model, loss, data, mesh
+        self.trained = ChunkedModel(model, num_chunks) if num_chunks > 1 else model
+        self.num_chunks = num_chunks
         self.schedule = schedule(peak=learning_rate, num_steps=num_steps)
         self.num_steps, self.init_from, self.seed = num_steps, init_from, seed
         self.make_tx = functools.partial(
@@ -106,13 +111,14 @@ class Recipe:
         """The state before the first step."""
         return init_state(self.model, self.make_tx, jax.random.key(self.seed))
 
-    def check(self, max_query_length: int = 8, max_doc_length: int = 8, num_rows: int = 8) -> TrainState:
+    def check(self) -> TrainState:
         """The shapes of the state, after a step was traced without computing anything: what is wrong here raises here."""
         state = jax.eval_shape(self.init)
-        tokens = lambda *shape: jax.ShapeDtypeStruct(shape, np.int32)  # noqa: E731
-        batch = Batch(tokens(num_rows, max_query_length), tokens(num_rows, max_doc_length), tokens(num_rows), tokens(num_rows))
+        num_rows = 8 * self.num_chunks
+        tokens, ids = (jax.ShapeDtypeStruct(shape, np.int32) for shape in ((num_rows, 8), (num_rows,)))
+        batch = Batch(tokens, tokens, ids, ids)
         try:
-            jax.eval_shape(make_train_step(self.model, self.loss, self.make_tx(state.params)), state, batch)
+            jax.eval_shape(make_train_step(self.trained, self.loss, self.make_tx(state.params)), state, batch)
         except ValueError as error:
             raise InputError(str(error)) from error
         return state
@@ -123,7 +129,7 @@ def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     start = time.monotonic()
     abstract, mesh = recipe.check(), recipe.mesh()  # what is wrong in the recipe shows before any text is tokenized
     data = recipe.data(host_index=jax.process_index(), num_hosts=jax.process_count())
-    sharding.check_batch_size(data.batch_size, mesh)
+    sharding.check_batch_size(data.batch_size, mesh, recipe.num_chunks)
     _check_vocabulary(recipe.model, data)
     configurables.check_all_used()
     _describe(recipe, run_dir, data)
@@ -133,7 +139,7 @@ def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     ):
         state = _first_state(recipe, abstract, checkpoints, mesh)
         hooks = _hooks(recipe, run_dir, data, checkpoints, best, int(state.step))
-        step_fn = jax.jit(make_train_step(recipe.model, recipe.loss, recipe.make_tx(abstract.params)), donate_argnums=0)
+        step_fn = jax.jit(make_train_step(recipe.trained, recipe.loss, recipe.make_tx(abstract.params)), donate_argnums=0)
         state, stop = fit(step_fn, state, _on_mesh(data.batches, mesh), num_steps=recipe.num_steps, hooks=hooks)
     return {
         "run_dir": str(run_dir),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -69,17 +70,27 @@ class DualEncoder:
         """Document embeddings. Dropout is on exactly when `rng` is given."""
         return _encode(self.doc, params, "doc", tokens, rng)
 
-    def embed(self, params: Params, batch: Batch, rng: Array | None = None) -> Embeddings:
-        """The whole batch through both towers: [B, D] queries and documents, [B, N, D] and [B, M, D] mined negatives."""
+    def embed(
+        self, params: Params, batch: Batch, rng: Array | None = None, *, wrap: Callable[[Any], Any] = lambda encode: encode
+    ) -> Embeddings:
+        """The whole batch through both towers: [B, D] queries and documents, [B, N, D] and [B, M, D] mined negatives.
+
+        Args:
+            params: the model's.
+            batch: token ids.
+            rng: turns dropout on.
+            wrap: applied to both encode functions, `training.chunked.chunked` for example.
+        """
         rngs = [None] * 4 if rng is None else list(jax.random.split(rng, 4))
+        encode_query, encode_doc = wrap(self.encode_query), wrap(self.encode_doc)
         return Embeddings(
-            query=self.encode_query(params, batch.query, rngs[0]),
-            doc=self.encode_doc(params, batch.doc, rngs[1]),
+            query=encode_query(params, batch.query, rngs[0]),
+            doc=encode_doc(params, batch.doc, rngs[1]),
             query_id=batch.query_id,
             doc_id=batch.doc_id,
-            neg_docs=_encode_rows(self.encode_doc, params, batch.neg_docs, rngs[2]),
+            neg_docs=_encode_rows(encode_doc, params, batch.neg_docs, rngs[2]),
             neg_doc_ids=batch.neg_doc_ids,
-            neg_queries=_encode_rows(self.encode_query, params, batch.neg_queries, rngs[3]),
+            neg_queries=_encode_rows(encode_query, params, batch.neg_queries, rngs[3]),
             neg_query_ids=batch.neg_query_ids,
             scale=self._scale(params),
         )

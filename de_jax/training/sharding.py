@@ -31,13 +31,15 @@ def make_mesh(data: int = -1) -> Mesh:
     return jax.make_mesh((num_devices,), (DATA_AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:num_devices])
 
 
-def check_batch_size(batch_size: int, mesh: Mesh) -> None:
-    """Refuses a global batch whose rows cannot be split evenly over the mesh."""
-    if batch_size % mesh.size:
-        lower = batch_size - batch_size % mesh.size
+def check_batch_size(batch_size: int, mesh: Mesh, num_chunks: int = 1) -> None:
+    """Refuses a global batch whose rows cannot be split evenly over the mesh, and there into chunks."""
+    pieces = mesh.size * num_chunks
+    if batch_size % pieces:
+        lower = batch_size - batch_size % pieces
+        chunks = f" times {num_chunks} chunks" if num_chunks > 1 else ""
         raise InputError(
-            f"batch_size {batch_size} is not divisible by the {mesh.size} devices of the mesh; "
-            f"take {lower or mesh.size} or {lower + mesh.size}, or fewer devices."
+            f"batch_size {batch_size} is not divisible by the {mesh.size} devices of the mesh{chunks}; "
+            f"take {lower or pieces} or {lower + pieces}, or fewer devices{' or chunks' if chunks else ''}."
         )
 
 

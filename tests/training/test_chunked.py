@@ -1,0 +1,75 @@
+"""Chunks change neither values nor gradients, and on a mesh no row leaves its device for them."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from de_jax.losses.in_batch import in_batch_softmax
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import TowerConfig
+from de_jax.training import sharding
+from de_jax.training.chunked import ChunkedModel, chunked
+from de_jax.types import Batch, InputError
+
+ENCODER = T5Config(
+    vocab_size=61, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, dtype="float32", dropout_rate=0.0
+)
+MODEL = DualEncoder(TowerConfig(ENCODER, projection_dim=8), TowerConfig(ENCODER, projection_dim=8), ("projection",))
+
+
+def batch(num_rows=32):
+    rng = np.random.default_rng(0)
+    ids = np.arange(num_rows, dtype=np.int32)
+    draw = lambda *shape: rng.integers(1, 61, shape).astype(np.int32)  # noqa: E731
+    negatives = np.arange(2 * num_rows, dtype=np.int32).reshape(num_rows, 2) + 1000
+    return Batch(draw(num_rows, 6), draw(num_rows, 10), ids, ids, neg_docs=draw(num_rows, 2, 10), neg_doc_ids=negatives)
+
+
+def loss_of(model, params, rows):
+    return in_batch_softmax(model.embed(params, rows), temperature=0.05)[0]
+
+
+@pytest.mark.parametrize("num_chunks", [2, 4])
+def test_chunks_change_neither_loss_nor_gradient(num_chunks):
+    params = jax.jit(MODEL.init)(jax.random.key(0))
+    whole = jax.jit(jax.value_and_grad(functools.partial(loss_of, MODEL)))(params, batch())
+    pieces = jax.jit(jax.value_and_grad(functools.partial(loss_of, ChunkedModel(MODEL, num_chunks))))(params, batch())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), pieces, whole)
+
+
+def test_rows_come_back_in_their_order():
+    tokens = jnp.arange(24, dtype=jnp.int32).reshape(12, 2)
+    identity = lambda params, rows, rng: rows.astype(jnp.float32)  # noqa: E731
+    np.testing.assert_array_equal(chunked(identity, 4)({}, tokens), tokens)
+
+
+def test_each_chunk_draws_its_own_dropout():
+    draw = lambda params, rows, rng: jax.random.uniform(rng, rows.shape)  # noqa: E731
+    drawn = chunked(draw, 4)({}, jnp.zeros((8, 3), jnp.int32), jax.random.key(0))
+    assert len(np.unique(drawn)) == drawn.size
+
+
+def test_no_row_changes_its_device():
+    mesh = sharding.make_mesh(8)
+    params = jax.device_put(jax.jit(MODEL.init)(jax.random.key(0)), sharding.replicated(mesh))
+
+    def gathered(model):
+        step = jax.jit(jax.grad(functools.partial(loss_of, model)))
+        text = step.lower(params, sharding.place(batch(), mesh)).compile().as_text()
+        # Token ids are the only int32 matrices of a text's width: if one is gathered, a device encodes others' rows.
+        assert not re.findall(r"s32\[\d+,(?:\d+,)?(?:6|10)\]\S* (?:all-gather|all-to-all|collective-permute)\(", text)
+        return len(re.findall(r" all-gather\(", text))
+
+    assert gathered(ChunkedModel(MODEL, 2)) <= gathered(MODEL)
+
+
+def test_rows_that_do_not_divide_are_refused():
+    with pytest.raises(InputError, match="32 rows cannot be cut into 5"):
+        loss_of(ChunkedModel(MODEL, 5), MODEL.init(jax.random.key(0)), batch())
+    with pytest.raises(InputError, match=r"batch_size 24 is not divisible by the 8 devices of the mesh times 2 chunks; take 16"):
+        sharding.check_batch_size(24, sharding.make_mesh(8), 2)
