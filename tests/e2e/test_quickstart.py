@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from de_jax.tools import quickstart
 
 MEASURES = {"ndcg@10", "mrr@10", "recall@100"}
