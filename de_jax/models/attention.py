@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Bool, Float, Int
 
+from de_jax.models.layers import Dropout, Linear, product, stream_dtype
 from de_jax.types import Array
 
 MASKED = -1e9
@@ -31,14 +32,14 @@ class SelfAttention(nn.Module):
         model_dim, joined = x.shape[-1], self.num_heads * self.head_dim
         query_std = (model_dim * self.head_dim) ** -0.5
         heads = (*x.shape[:-1], self.num_heads, self.head_dim)
-        query = dense(joined, query_std, self.dtype, "query")(x).reshape(heads)
-        key = dense(joined, model_dim**-0.5, self.dtype, "key")(x).reshape(heads)
-        value = dense(joined, model_dim**-0.5, self.dtype, "value")(x).reshape(heads)
-        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32) + bias
-        weights = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
-        weights = nn.Dropout(self.dropout_rate)(weights, deterministic=deterministic)
-        context = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(*x.shape[:-1], joined)
-        return dense(model_dim, joined**-0.5, self.dtype, "out")(context)
+        query, key, value = (
+            Linear(joined, std, self.dtype, name=name)(x).astype(self.dtype).reshape(heads)
+            for name, std in (("query", query_std), ("key", model_dim**-0.5), ("value", model_dim**-0.5))
+        )
+        weights = jax.nn.softmax(product("bqhd,bkhd->bhqk", query, key, jnp.dtype(jnp.float32)) + bias, axis=-1)
+        weights = Dropout(self.dropout_rate)(weights, deterministic).astype(self.dtype)
+        context = product("bhqk,bkhd->bqhd", weights, value, stream_dtype(self.dtype)).reshape(*x.shape[:-1], joined)
+        return Linear(model_dim, joined**-0.5, self.dtype, name="out")(context)
 
 
 class RelativePositionBias(nn.Module):
@@ -74,8 +75,3 @@ def relative_position_bucket(distance: Int[Array, "L L"], num_buckets: int, max_
 def padding_bias(mask: Bool[Array, "b L"]) -> Float[Array, "b 1 1 L"]:
     """0 where a key is a real token, `MASKED` where it is padding."""
     return jnp.where(mask, 0.0, MASKED)[:, None, None, :]
-
-
-def dense(features: int, std: float, dtype: jnp.dtype, name: str) -> nn.Dense:
-    """A bias-free linear map with a normal initial kernel; computes in `dtype` over float32 parameters."""
-    return nn.Dense(features, use_bias=False, dtype=dtype, kernel_init=nn.initializers.normal(std), name=name)

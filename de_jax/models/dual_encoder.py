@@ -95,6 +95,19 @@ class DualEncoder:
             scale=self._scale(params),
         )
 
+    def inference_params(self, params: Params, tower: str) -> Params:
+        """What one tower ("query" or "doc") needs, its encoder's kernels rounded to the precision they are multiplied in.
+
+        Embeddings are the same to the last bit; a tower that is called often is spared the rounding each time.
+        """
+        dtype = {"query": self.query, "doc": self.doc}[tower].encoder.dtype
+
+        def rounded(path: Any, leaf: Array) -> Array:
+            names = [key.key for key in path]
+            return leaf.astype(dtype) if names[1] == "encoder" and names[-1] == "kernel" else leaf
+
+        return jax.tree_util.tree_map_with_path(rounded, {name: params[name] for name in (tower, "shared") if name in params})
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values from which `from_json` makes an equal model."""
         return {

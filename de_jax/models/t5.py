@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Bool, Float, Int
 
-from de_jax.models.attention import RelativePositionBias, SelfAttention, dense, padding_bias
+from de_jax.models.attention import RelativePositionBias, SelfAttention, padding_bias
+from de_jax.models.layers import LINEAR_OUTPUT, Dropout, Linear, stream_dtype
 from de_jax.types import Array
 
 NORM_EPSILON = 1e-6
@@ -60,7 +61,7 @@ class TokenEmbedder(nn.Module):
     def __call__(self, tokens: Int[Array, "b L"]) -> Float[Array, "b L E"]:
         shape = (self.config.vocab_size, self.config.model_dim)
         table = self.param("embedding", nn.initializers.normal(1.0), shape)
-        return table.astype(self.config.dtype)[tokens]
+        return table[tokens].astype(stream_dtype(jnp.dtype(self.config.dtype)))
 
 
 class RMSNorm(nn.Module):
@@ -84,14 +85,13 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "b L E"], deterministic: bool) -> Float[Array, "b L E"]:
         config, std, dtype = self.config, self.config.model_dim**-0.5, jnp.dtype(self.config.dtype)
+        linear = lambda name: Linear(config.mlp_dim, std, dtype, name=name)(x)  # noqa: E731
         if config.activation == "gated_gelu":
-            x = nn.gelu(dense(config.mlp_dim, std, dtype, "wi_0")(x), approximate=True) * dense(config.mlp_dim, std, dtype, "wi_1")(
-                x
-            )
+            hidden = nn.gelu(linear("wi_0"), approximate=True) * linear("wi_1")
         else:
-            x = nn.relu(dense(config.mlp_dim, std, dtype, "wi")(x))
-        x = nn.Dropout(config.dropout_rate)(x, deterministic=deterministic)
-        return dense(config.model_dim, config.mlp_dim**-0.5, dtype, "wo")(x)
+            hidden = nn.relu(linear("wi"))
+        hidden = Dropout(config.dropout_rate)(hidden, deterministic)
+        return Linear(config.model_dim, config.mlp_dim**-0.5, dtype, name="wo")(hidden)
 
 
 class T5Layer(nn.Module):
@@ -105,12 +105,12 @@ class T5Layer(nn.Module):
         self.attention = SelfAttention(config.num_heads, config.head_dim, config.dropout_rate, jnp.dtype(config.dtype))
         self.pre_mlp_layer_norm = RMSNorm(config.dtype)
         self.mlp = FeedForward(config)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def __call__(self, x: Float[Array, "b L E"], bias: Float[Array, "b H L L"], deterministic: bool) -> Float[Array, "b L E"]:
         attended = self.attention(self.pre_attention_layer_norm(x), bias, deterministic)
-        x = x + self.dropout(attended, deterministic=deterministic)
-        return x + self.dropout(self.mlp(self.pre_mlp_layer_norm(x), deterministic), deterministic=deterministic)
+        x = x + self.dropout(attended, deterministic)
+        return x + self.dropout(self.mlp(self.pre_mlp_layer_norm(x), deterministic), deterministic)
 
 
 class T5Encoder(nn.Module):
@@ -124,18 +124,18 @@ class T5Encoder(nn.Module):
         layer = _rematerialised(config.remat)
         self.layers = [layer(config) for _ in range(config.num_layers)]
         self.encoder_norm = RMSNorm(config.dtype)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     def __call__(self, x: Float[Array, "b L E"], mask: Bool[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
         bias = self.relpos_bias(x.shape[1])[None] + padding_bias(mask)  # [b, H, L, L]
-        x = self.dropout(x, deterministic=deterministic)
+        x = self.dropout(x, deterministic)
         for layer in self.layers:
             x = layer(x, bias, deterministic)
-        return self.dropout(self.encoder_norm(x), deterministic=deterministic)
+        return self.dropout(self.encoder_norm(x), deterministic)
 
 
 def _rematerialised(remat: str) -> type[T5Layer]:
     if remat == "none":
         return T5Layer
-    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
+    policy = jax.checkpoint_policies.save_only_these_names(LINEAR_OUTPUT) if remat == "dots" else None
     return nn.remat(T5Layer, policy=policy, static_argnums=(3,), prevent_cse=True)

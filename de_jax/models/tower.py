@@ -22,6 +22,7 @@ class EncoderConfig(Protocol):
 
     vocab_size: int
     model_dim: int
+    dtype: str
 
     def embedder(self) -> nn.Module:
         """tokens [b, L] -> [b, L, E]."""

@@ -24,6 +24,9 @@ from de_jax.types import Array, InputError
 TOKENS_PER_BATCH = {"cpu": 1024}
 """The default micro-batch by jax backend; small ones stay in a processor's cache."""
 TOKENS_PER_BATCH_ACCELERATOR = 65536
+SMALLEST_MULTIPLE = {"cpu": 1}
+"""The default granularity of padded lengths of the shortest texts, by backend; accelerators compute in tiles of 8 rows."""
+SMALLEST_MULTIPLE_ACCELERATOR = 8
 BATCHES_AHEAD = 4
 """Batches dispatched before the oldest result is fetched; bounds the device memory."""
 
@@ -59,21 +62,34 @@ class MicroBatch(NamedTuple):
     length: int
 
 
-def plan(lengths: Int[np.ndarray, " n"], *, tokens_per_batch: int, length_multiple: int) -> Iterator[MicroBatch]:
+def plan(lengths: Int[np.ndarray, " n"], *, tokens_per_batch: int, length_multiple: int | None) -> Iterator[MicroBatch]:
     """Micro-batches over all texts, longest first; only the last one may need filler rows.
 
     Args:
         lengths: tokens of each text.
         tokens_per_batch: bound of `num_rows * length`; a text longer than this gets a batch of its own.
-        length_multiple: padded lengths are multiples of this.
+        length_multiple: see `padded_length`.
     """
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):
-        length = max(1, -(-int(lengths[order[start]]) // length_multiple)) * length_multiple
+        length = padded_length(int(lengths[order[start]]), length_multiple)
         num_rows = _rows_of(length, tokens_per_batch)
         yield MicroBatch(order[start : start + num_rows], num_rows, length)
         start += num_rows
+
+
+def padded_length(longest: int, length_multiple: int | None) -> int:
+    """How long a batch is made whose longest text has `longest` tokens.
+
+    Args:
+        longest: tokens.
+        length_multiple: the result is a multiple of it; None takes an eighth of the power of two above `longest`, so that short
+            and long texts waste as little, and 28 lengths serve all texts up to 256 tokens.
+    """
+    smallest = SMALLEST_MULTIPLE.get(jax.default_backend(), SMALLEST_MULTIPLE_ACCELERATOR)
+    multiple = length_multiple or max(smallest, 2 ** max(0, (longest - 1).bit_length() - 3))
+    return max(1, -(-longest // multiple)) * multiple
 
 
 def encode(
@@ -83,7 +99,7 @@ def encode(
     max_length: int,
     rows: Int[np.ndarray, " r"] | None = None,
     tokens_per_batch: int | None = None,
-    length_multiple: int = 32,
+    length_multiple: int | None = None,
     progress: Progress | None = None,
 ) -> Float[np.ndarray, "r D"]:
     """Embeddings of a store's texts, float32, in the store's order.
@@ -94,7 +110,7 @@ def encode(
         max_length: tokens, special ones included; longer texts are cut.
         rows: which texts, in which order; all by default.
         tokens_per_batch: tokens of a micro-batch, padding included; by default what was measured best on this backend.
-        length_multiple: padded lengths are multiples of this; smaller wastes less work and compiles more.
+        length_multiple: see `padded_length`; smaller wastes less work and compiles more.
         progress: called with the number of texts of each finished micro-batch.
 
     Raises:
@@ -125,7 +141,7 @@ def encode_to_dir(
     max_length: int,
     model_hash: str,
     tokens_per_batch: int | None = None,
-    length_multiple: int = 32,
+    length_multiple: int | None = None,
     texts_per_shard: int = 32768,
     progress: Progress | None = None,
 ) -> None:
@@ -154,7 +170,11 @@ def encode_to_dir(
         "max_length": max_length,
         "num_texts": store.num_texts,
     }
-    batching = {"tokens_per_batch": tokens_per_batch, "length_multiple": length_multiple, "texts_per_shard": texts_per_shard}
+    batching: dict[str, Any] = {
+        "tokens_per_batch": tokens_per_batch,
+        "length_multiple": length_multiple,
+        "texts_per_shard": texts_per_shard,
+    }
     writer = EmbeddingWriter(Path(out_dir), source, batching)
     if writer.is_complete():
         return
@@ -196,7 +216,7 @@ def cached_docs(
 
 def encode_fn(run: Run, tower: str) -> EncodeFn:
     """One tower ("query" or "doc") of a `Run` as a jitted function of tokens; the same model is compiled once a process."""
-    return functools.partial(_jitted(run.model, tower), run.params)
+    return functools.partial(_jitted(run.model, tower), run.model.inference_params(run.params, tower))
 
 
 def model_hash(run: Run, tower: str) -> str:
@@ -229,17 +249,17 @@ def _rows_of(length: int, tokens_per_batch: int) -> int:
     return num_rows // 8 * 8 if num_rows >= 8 else max(1, num_rows)
 
 
-def _checked_tokens_per_batch(tokens_per_batch: int | None, max_length: int, length_multiple: int) -> int:
+def _checked_tokens_per_batch(tokens_per_batch: int | None, max_length: int, length_multiple: int | None) -> int:
     if tokens_per_batch is None:
         tokens_per_batch = TOKENS_PER_BATCH.get(jax.default_backend(), TOKENS_PER_BATCH_ACCELERATOR)
     values = {"tokens_per_batch": tokens_per_batch, "max_length": max_length, "length_multiple": length_multiple}
     for name, value in values.items():
-        if value < 1:
+        if value is not None and value < 1:
             raise InputError(f"{name} is {value}; give at least 1.")
     return tokens_per_batch
 
 
-def _encode_options(batching: dict[str, int]) -> dict[str, int]:
+def _encode_options(batching: dict[str, Any]) -> dict[str, Any]:
     return {name: batching[name] for name in ("tokens_per_batch", "length_multiple")}
 
 

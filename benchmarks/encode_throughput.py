@@ -1,0 +1,111 @@
+"""Texts per second of encoding on MS MARCO-like lengths, beside torch in the same run; prints one JSON line.
+
+python -m benchmarks.encode_throughput --model small --num_passages 1000 --num_queries 4000 --repeats 5
+
+Ours is de_jax.retrieval.encode with its defaults. The peer is sentence-transformers' encode where it is installed, else
+transformers with the texts sorted by length as sentence-transformers sorts them; both hold our parameters, and the cosine of
+its embeddings with ours is reported. Runs alternate; a speed-up is the median of the ratios within one repeat. On a machine
+that others use, put `taskset -c 0` before the command and add `--clock cpu`. Tokenization is left out on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import lengths, measure, peers
+from de_jax import command
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.retrieval import encode
+
+MAX_LENGTH = {"query": 64, "doc": 256}
+TEXTS = {"query": "queries", "doc": "passages"}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    model = measure.read_model(args.model, "recipes/sde.gin", [f"T5Config.dtype='{args.dtype}'"]).model
+    params = jax.jit(model.init)(jax.random.key(args.seed))
+    peak = args.peak_tflops or measure.peak_tflops(args.dtype, args.clock)
+    report: dict[str, Any] = {"benchmark": "encode_throughput", "model": args.model, "dtype": args.dtype, "clock": args.clock}
+    report["peak_tflops"] = round(peak, 4)
+    reason = "--no_peer was given" if args.no_peer else measure.why_no_torch()
+    report["peer"], report["peer_batch_size"] = None, args.peer_batch_size
+    for kind, num_texts in (("doc", args.num_passages), ("query", args.num_queries)):
+        drawn = lengths.msmarco_like(kind, num_texts, args.seed)
+        texts = lengths.RandomTexts(drawn, vocab_size=model.doc.encoder.vocab_size, seed=args.seed)
+        runs = {"ours": _ours(model, params, texts, kind, args)}
+        if reason is None:
+            report["peer"], theirs = _theirs(model, params, texts, kind, args)
+            runs |= theirs
+        report[TEXTS[kind]] = _report(runs, measure.in_turns(runs, args.repeats, args.clock), drawn, model, peak)
+    report |= {"no_peer_because": reason, "sizes": measure.describe_model(model), **measure.environment()}
+    print(json.dumps(report))
+
+
+def _ours(
+    model: DualEncoder, params: Any, texts: lengths.RandomTexts, kind: str, args: argparse.Namespace
+) -> Callable[[], np.ndarray]:
+    encode_fn = functools.partial(jax.jit(getattr(model, f"encode_{kind}")), model.inference_params(params, kind))
+    batching = {"tokens_per_batch": args.tokens_per_batch, "length_multiple": args.length_multiple}
+    return lambda: encode.encode(encode_fn, texts, max_length=MAX_LENGTH[kind], **batching)
+
+
+def _theirs(
+    model: DualEncoder, params: Any, texts: lengths.RandomTexts, kind: str, args: argparse.Namespace
+) -> tuple[str, dict[str, Callable[[], np.ndarray]]]:
+    tower = getattr(model, kind)
+    parts = {**params.get("shared", {}), **params.get(kind, {})}
+    runs, name = {}, ""
+    for dtype in args.peer_dtypes:
+        name, peer = peers.encoder_peer(peers.torch_tower(tower, parts, dtype))
+        runs[f"peer_{dtype}"] = functools.partial(peer, texts.texts, args.peer_batch_size)
+    return name, runs
+
+
+def _report(
+    runs: dict[str, Callable[[], np.ndarray]], seconds: dict[str, list[float]], drawn: np.ndarray, model: DualEncoder, peak: float
+) -> dict[str, Any]:
+    """Speeds, model FLOP utilisation on real tokens, speed-ups, and the least cosine between ours and each peer."""
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    flops = measure.forward_flops(model.doc.encoder, drawn)
+    ours = np.asarray(runs["ours"]())
+    others = [name for name in runs if name != "ours"]
+    return {
+        "num_texts": len(drawn),
+        "mean_length": round(float(drawn.mean()), 2),
+        "texts_per_second": {name: round(len(drawn) / median, 1) for name, median in medians.items()},
+        "mfu_useful": round(flops / medians["ours"] / (peak * 1e12), 4),
+        "speedup": {name: measure.speedup(seconds, "ours", name) for name in others},
+        "min_cosine": {name: round(float(np.sum(ours * np.asarray(runs[name]()), axis=1).min()), 5) for name in others},
+    }
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="small", help="a model file: tiny, small, ..., or t5_1_0_small (default small)")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="ours computes in it")
+    parser.add_argument("--num_passages", type=int, default=1000, help="passages of a run (default 1000)")
+    parser.add_argument("--num_queries", type=int, default=4000, help="queries of a run (default 4000)")
+    parser.add_argument("--repeats", type=int, default=5, help="measured runs of each side (default 5)")
+    parser.add_argument("--tokens_per_batch", type=int, help="ours: tokens of a micro-batch; default by device")
+    parser.add_argument("--length_multiple", type=int, help="ours: lengths are padded to multiples of it")
+    parser.add_argument("--peer_dtypes", nargs="*", default=["bfloat16", "float32"], help="the peer's parameters and arithmetic")
+    parser.add_argument("--peer_batch_size", type=int, default=32, help="the peer's texts per batch (default 32, as it has it)")
+    parser.add_argument("--no_peer", action="store_true", help="time ours alone")
+    parser.add_argument("--peak_tflops", type=float, help="what MFU is relative to (H200: 790); default: measured by a matmul")
+    parser.add_argument("--clock", default="wall", choices=tuple(measure.CLOCKS), help="wall, or cpu seconds of one core")
+    parser.add_argument("--seed", type=int, default=0, help="of lengths, tokens and parameters")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,145 @@
+"""What every benchmark needs: runs in turns, useful FLOPs, the machine's peak, and a description of where it ran."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.t5 import T5Config
+from de_jax.train import read_recipe
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers", "sentence-transformers")
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+"""`cpu` counts this process's processor seconds: on a shared machine it tells, for one thread, what a free core would take."""
+
+
+def read_model(model: str, recipe: str, bindings: list[str]) -> Any:
+    """The recipe with the model file `models/<model>.gin` ("small" is short for "t5_1_1_small") over its own."""
+    name = model if model.startswith("t5_") else f"t5_1_1_{model}"
+    return read_recipe([recipe, f"models/{name}.gin"], bindings)
+
+
+def in_turns(runs: Mapping[str, Callable[[], Any]], repeats: int, clock: str = "wall") -> dict[str, list[float]]:
+    """Seconds of each run in each repeat, taken in the order A B A B ..., after one unmeasured call of each.
+
+    Args:
+        runs: by name; each returns when its result is on the host or the device is done.
+        repeats: measured calls of each.
+        clock: one of `CLOCKS`.
+    """
+    now = CLOCKS[clock]
+    for name, run in runs.items():
+        start = now()
+        run()
+        log(f"{name}: first call {now() - start:.2f} s")
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(repeats):
+        for name, run in runs.items():
+            start = now()
+            run()
+            seconds[name].append(now() - start)
+        log(f"repeat {repeat + 1}/{repeats}: " + ", ".join(f"{name} {values[-1]:.3f} s" for name, values in seconds.items()))
+    return seconds
+
+
+def speedup(seconds: Mapping[str, list[float]], ours: str, peer: str) -> dict[str, float]:
+    """How much less time `ours` takes than `peer`: the median and the range of the ratios within one repeat."""
+    ratios = [b / a for a, b in zip(seconds[ours], seconds[peer], strict=True)]
+    return {"median": round(statistics.median(ratios), 3), "min": round(min(ratios), 3), "max": round(max(ratios), 3)}
+
+
+def forward_flops(encoder: T5Config, lengths: np.ndarray) -> float:
+    """FLOPs of the encoder's matrix products over texts of these lengths.
+
+    Per token 2 x layer parameters + 4 x layers x heads x head_dim x length; embeddings, norms and pooling are not counted.
+    A training step is three times as much.
+    """
+    joined = encoder.num_heads * encoder.head_dim
+    branches = 3 if encoder.activation == "gated_gelu" else 2
+    layer_parameters = encoder.num_layers * encoder.model_dim * (4 * joined + branches * encoder.mlp_dim)
+    lengths = lengths.astype(np.float64)
+    return float(np.sum(lengths * (2 * layer_parameters + 4 * encoder.num_layers * joined * lengths)))
+
+
+def peak_tflops(dtype: str, clock: str = "wall", size: int = 2048, repeats: int = 5) -> float:
+    """The best rate of a square matrix product on this device, in TFLOP/s: operands in `dtype`, the result in float32."""
+    now = CLOCKS[clock]
+    a, b = (jax.random.normal(jax.random.key(seed), (size, size), jnp.dtype(dtype)) for seed in (0, 1))
+    product = jax.jit(lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.float32))
+    product(a, b).block_until_ready()
+    best = float("inf")
+    for _ in range(repeats):
+        start = now()
+        product(a, b).block_until_ready()
+        best = min(best, now() - start)
+    return 2 * size**3 / best / 1e12
+
+
+def why_no_torch() -> str | None:
+    """Why there is no torch peer; None where there is one."""
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    return f"{missing[0]} is not installed" if missing else None
+
+
+def environment() -> dict[str, Any]:
+    """Machine, processors, packages and commit."""
+    installed = {}
+    for package in PACKAGES:
+        try:
+            installed[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "device": jax.devices()[0].device_kind,
+        "backend": jax.default_backend(),
+        "num_devices": jax.device_count(),
+        "processor": _processor(),
+        "num_cpus": len(os.sched_getaffinity(0)),
+        "load_average": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "versions": installed,
+        "commit": _commit(),
+    }
+
+
+def describe_model(model: DualEncoder) -> dict[str, Any]:
+    """The sizes that decide the speed."""
+    encoder = model.doc.encoder
+    names = ("vocab_size", "model_dim", "num_layers", "num_heads", "head_dim", "mlp_dim", "activation", "dtype", "dropout_rate")
+    return {**{name: getattr(encoder, name) for name in names}, "projection_dim": model.doc.projection_dim}
+
+
+def log(line: str) -> None:
+    """Progress, to stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def _commit() -> str | None:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,145 @@
+"""The torch peer: transformers' T5 encoder with our parameters, mean pooling, projection and L2 norm.
+
+Imports torch and transformers when a peer is built, so that the benchmarks run without them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import TowerConfig
+
+
+def torch_tower(tower: TowerConfig, parts: dict[str, Any], dtype: str) -> Any:
+    """A torch module (token ids [b, L]) -> embeddings [b, D] that computes what `tower` does with the same parameters.
+
+    Args:
+        tower: mean pooling over a T5 encoder.
+        parts: the tower's parameters by part; copied.
+        dtype: of the torch parameters.
+    """
+    import torch
+    from transformers import T5EncoderModel
+
+    class TorchTower(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = T5EncoderModel(_torch_config(tower.encoder))
+            self.projection = torch.nn.Linear(tower.encoder.model_dim, tower.embedding_dim, bias=False)
+
+        def forward(self, tokens: Any) -> Any:
+            mask = tokens != 0
+            hidden = self.encoder(input_ids=tokens, attention_mask=mask).last_hidden_state.float()
+            pooled = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+            return torch.nn.functional.normalize(self.projection(pooled.to(self.projection.weight.dtype)).float(), dim=-1)
+
+    module = TorchTower()
+    _copy_parameters(module, tower.encoder, jax.device_get(parts))
+    return module.to(torch_device(), getattr(torch, dtype)).eval()
+
+
+def encoder_peer(module: Any) -> tuple[str, Callable[[Sequence[np.ndarray], int], np.ndarray]]:
+    """(which peer, function of texts and batch size): sorted by length and padded to each batch's longest text."""
+    if importlib.util.find_spec("sentence_transformers") is not None:
+        return "sentence-transformers", _sentence_transformer(module)
+    return "torch, sorted as sentence-transformers does", lambda texts, batch_size: _encode_sorted(module, texts, batch_size)
+
+
+def pad(texts: Sequence[np.ndarray]) -> np.ndarray:
+    """Token ids of some texts, zeros to the right, as wide as the longest; int64 as torch wants them."""
+    padded = np.zeros((len(texts), max(map(len, texts))), np.int64)
+    for row, text in enumerate(texts):
+        padded[row, : len(text)] = text
+    return padded
+
+
+def torch_device() -> str:
+    """Where the peer runs."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _encode_sorted(module: Any, texts: Sequence[np.ndarray], batch_size: int) -> np.ndarray:
+    import torch
+
+    order = np.argsort([-len(text) for text in texts], kind="stable")
+    results = []
+    with torch.inference_mode():
+        for start in range(0, len(order), batch_size):
+            tokens = torch.from_numpy(pad([texts[row] for row in order[start : start + batch_size]]))
+            results.append(module(tokens.to(torch_device())).cpu())
+    embeddings = torch.cat(results).numpy()
+    return embeddings[np.argsort(order)]
+
+
+def _sentence_transformer(module: Any) -> Callable[[Sequence[np.ndarray], int], np.ndarray]:
+    """`SentenceTransformer.encode` over token ids: a text is handed over as one character per token."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    class FirstModule(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower = module
+
+        def preprocess(self, texts: Sequence[str], **unused: Any) -> dict[str, Any]:
+            return {"input_ids": torch.from_numpy(pad([np.frombuffer(text.encode("utf-32-le"), np.int32) for text in texts]))}
+
+        def forward(self, features: dict[str, Any], **unused: Any) -> dict[str, Any]:
+            return {**features, "sentence_embedding": self.tower(features["input_ids"])}
+
+    model = SentenceTransformer(modules=[FirstModule()], device=torch_device())
+
+    def encode(texts: Sequence[np.ndarray], batch_size: int) -> np.ndarray:
+        strings = [text.astype("<u4").tobytes().decode("utf-32-le") for text in texts]
+        return model.encode(strings, batch_size=batch_size, show_progress_bar=False)
+
+    return encode
+
+
+def _torch_config(encoder: T5Config) -> Any:
+    from transformers import T5Config as TorchConfig
+
+    return TorchConfig(
+        vocab_size=encoder.vocab_size,
+        d_model=encoder.model_dim,
+        num_layers=encoder.num_layers,
+        num_heads=encoder.num_heads,
+        d_kv=encoder.head_dim,
+        d_ff=encoder.mlp_dim,
+        feed_forward_proj=encoder.activation.replace("_", "-"),
+        relative_attention_num_buckets=encoder.num_buckets,
+        relative_attention_max_distance=encoder.max_distance,
+        dropout_rate=encoder.dropout_rate,
+    )
+
+
+def _copy_parameters(module: Any, encoder: T5Config, parts: dict[str, Any]) -> None:
+    import torch
+
+    ours = parts["encoder"]
+    weights = {
+        "projection.weight": parts["projection"]["kernel"].T,
+        "encoder.shared.weight": parts["embedder"]["embedding"],
+        "encoder.encoder.final_layer_norm.weight": ours["encoder_norm"]["scale"],
+        "encoder.encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight": ours["relpos_bias"]["rel_embedding"].T,
+    }
+    for i in range(encoder.num_layers):
+        layer, prefix = ours[f"layers_{i}"], f"encoder.encoder.block.{i}.layer."
+        weights[f"{prefix}0.layer_norm.weight"] = layer["pre_attention_layer_norm"]["scale"]
+        weights[f"{prefix}1.layer_norm.weight"] = layer["pre_mlp_layer_norm"]["scale"]
+        for name, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o")):
+            weights[f"{prefix}0.SelfAttention.{letter}.weight"] = layer["attention"][name]["kernel"].T
+        for name, value in layer["mlp"].items():
+            weights[f"{prefix}1.DenseReluDense.{name}.weight"] = value["kernel"].T
+    tensors = {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
+    missing, unexpected = module.load_state_dict(tensors, strict=False)
+    if unexpected or set(missing) - {"encoder.encoder.embed_tokens.weight"}:  # the same tensor as encoder.shared
+        raise ValueError(f"the peer's parameters differ: missing {missing}, unexpected {unexpected}")

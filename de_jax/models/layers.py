@@ -1,0 +1,111 @@
+"""What encoders are built of: matrix products in a low precision, linear maps, dropout."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Float
+
+from de_jax.types import Array
+
+LINEAR_OUTPUT = "linear output"
+"""What rematerialisation may keep: the products with parameters. Its policies do not see into `product`'s own derivative."""
+
+
+def stream_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """What values are kept in between two products of precision `dtype`.
+
+    A CPU's low-precision kernels write float32, and its element-wise code is fastest in it; accelerators wait for memory.
+    """
+    return jnp.dtype(jnp.float32) if jax.default_backend() == "cpu" else dtype
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+def product(subscripts: str, a: Float[Array, ...], b: Float[Array, ...], dtype: jnp.dtype) -> Float[Array, ...]:
+    """`jnp.einsum` of two arrays in the precision of `a`, accumulated in float32 forward and backward.
+
+    Autodiff's own derivative would multiply float32 gradients with bfloat16 arrays, which is done in float32.
+
+    Args:
+        subscripts: as in "ble,ef->blf"; an index of one operand is in the other or in the result.
+        a: decides what both are multiplied in.
+        b: parameters come in float32, and their gradient is not rounded.
+        dtype: of the result.
+    """
+    return _einsum(subscripts, a, b.astype(a.dtype), dtype)
+
+
+def _product_forward(subscripts: str, a: Array, b: Array, dtype: jnp.dtype) -> tuple[Array, tuple[Array, Array]]:
+    return product(subscripts, a, b, dtype), (a, b)
+
+
+def _product_backward(subscripts: str, dtype: jnp.dtype, operands: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    a, b = operands
+    left, right, result = _split(subscripts)
+    gradient = gradient.astype(a.dtype)
+    return (
+        _einsum(f"{result},{right}->{left}", gradient, b.astype(a.dtype), stream_dtype(a.dtype)).astype(a.dtype),
+        _einsum(f"{left},{result}->{right}", a, gradient, stream_dtype(b.dtype)).astype(b.dtype),
+    )
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
+def _einsum(subscripts: str, a: Array, b: Array, dtype: jnp.dtype) -> Array:
+    left, right, result = _split(subscripts)
+    outer = next(index for index in result if (index in left) != (index in right))
+    if outer in right:
+        # XLA turns the operands round when the result lists the second one's indices first; on a CPU (jaxlib 0.10) it then
+        # finds no kernel for low precision and fails.
+        subscripts, a, b = f"{right},{left}->{result}", b, a
+    return jnp.einsum(subscripts, a, b, preferred_element_type=dtype)
+
+
+def _split(subscripts: str) -> tuple[str, str, str]:
+    operands, result = subscripts.split("->")
+    left, right = operands.split(",")
+    return left, right, result
+
+
+class Linear(nn.Module):
+    """A linear map without bias: float32 kernel with normal initial values, multiplied in `dtype`.
+
+    Args:
+        features: of the result.
+        std: of the initial kernel.
+        dtype: of the products.
+    """
+
+    features: int
+    std: float
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b L e"]) -> Float[Array, "b L f"]:
+        kernel = self.param("kernel", nn.initializers.normal(self.std), (x.shape[-1], self.features))
+        return checkpoint_name(product("ble,ef->blf", x.astype(self.dtype), kernel, stream_dtype(self.dtype)), LINEAR_OUTPUT)
+
+
+class Dropout(nn.Module):
+    """Zeroes a share of the values and scales the others up, so that the mean stays.
+
+    One draw of 32 random bits serves two values, since drawing them costs as much as the matrix products on a CPU. The share is
+    therefore rounded to a multiple of 2^-16, and the scale is that of the rounded share.
+    """
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, ...], deterministic: bool) -> Float[Array, ...]:
+        dropped = round(self.rate * 2**16)  # of 65,536
+        if deterministic or dropped == 0:
+            return x
+        half = (*x.shape[:-1], -(-x.shape[-1] // 2))
+        pairs = jax.lax.bitcast_convert_type(jax.random.bits(self.make_rng("dropout"), half, jnp.uint32), jnp.uint16)
+        bits = pairs.reshape(*half[:-1], -1)[..., : x.shape[-1]]
+        return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), jnp.zeros_like(x))
