@@ -35,6 +35,7 @@ from de_jax.training.chunked import ChunkedModel
 from de_jax.training.dev_evaluation import EvaluateOnDev
 from de_jax.training.fit import Hook, fit
 from de_jax.training.optimizer import OptimizerFn, Schedule, make_optimizer
+from de_jax.training.preemption import StopOnTerminate
 from de_jax.training.run import BEST_DIR, CHECKPOINTS_DIR, Run, describe_run, load_run
 from de_jax.training.train_step import init_state, make_train_step
 from de_jax.types import Batch, Batches, InputError, LossFn, TrainState
@@ -136,9 +137,10 @@ def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     with (
         contextlib.closing(Checkpoints(run_dir / CHECKPOINTS_DIR, keep=recipe.keep_checkpoints)) as checkpoints,
         contextlib.closing(Checkpoints(run_dir / BEST_DIR, keep=1)) as best,
+        StopOnTerminate(checkpoints) as stop_on_terminate,
     ):
         state = _first_state(recipe, abstract, checkpoints, mesh)
-        hooks = _hooks(recipe, run_dir, data, checkpoints, best, int(state.step))
+        hooks: list[Hook] = [*_hooks(recipe, run_dir, data, checkpoints, best, int(state.step)), stop_on_terminate]
         step_fn = jax.jit(make_train_step(recipe.trained, recipe.loss, recipe.make_tx(abstract.params)), donate_argnums=0)
         state, stop = fit(step_fn, state, _on_mesh(data.batches, mesh), num_steps=recipe.num_steps, hooks=hooks)
     return {
@@ -160,7 +162,11 @@ def main(argv: list[str] | None = None) -> None:
     else:
         if not args.run_dir:
             raise InputError("--run_dir is missing; name the folder that checkpoints and logs go to.")
-        json.dump(train(recipe, Path(args.run_dir)), sys.stdout)
+        summary = train(recipe, Path(args.run_dir))
+        json.dump(summary, sys.stdout)
+        if summary["stopped"] == StopOnTerminate.REASON:
+            print()
+            sys.exit(command.EXIT_STOPPED)
     print()
 
 

@@ -109,26 +109,50 @@ def test_finished_run_is_left_as_it_is(finished_run, dataset_dir, capsys):
     jax.tree.map(np.testing.assert_array_equal, parameters(finished_run), before)
 
 
+def start(dataset_dir, run_dir):
+    """The command in a process of its own, on as many devices as the tests have."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "de_jax.train", *arguments(dataset_dir, run_dir)],
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def wait_for(path, process):
+    deadline = time.monotonic() + 240
+    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoints_before_kill", [1, 3])
 def test_run_killed_with_sigkill_and_continued_ends_bit_equal(finished_run, dataset_dir, tmp_path, checkpoints_before_kill):
     run_dir = tmp_path / "killed"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "de_jax.train", *arguments(dataset_dir, run_dir)],
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"},
-        stderr=subprocess.DEVNULL,
-    )
-    wanted = run_dir / "checkpoints" / str(5 * checkpoints_before_kill)
-    deadline = time.monotonic() + 240
-    while not wanted.is_dir() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert process.returncode == -signal.SIGKILL
+    process = start(dataset_dir, run_dir)
+    wait_for(run_dir / "checkpoints" / str(5 * checkpoints_before_kill), process)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
     train.main(arguments(dataset_dir, run_dir))
     jax.tree.map(np.testing.assert_array_equal, parameters(run_dir), parameters(finished_run))
     kept = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in kept if "loss" in line] == list(range(5, 31, 5))
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_exits_with_a_code_of_its_own(finished_run, dataset_dir, tmp_path):
+    run_dir = tmp_path / "terminated"
+    process = start(dataset_dir, run_dir)
+    wait_for(run_dir / "checkpoints" / "5", process)
+    process.terminate()
+    out, _ = process.communicate()
+    assert process.returncode == command.EXIT_STOPPED
+    summary = json.loads(out)
+    assert summary["stopped"] == "SIGTERM"
+    assert load_run(run_dir).step == summary["step"] < 30
+    train.main(arguments(dataset_dir, run_dir))
+    jax.tree.map(np.testing.assert_array_equal, parameters(run_dir), parameters(finished_run))
 
 
 def test_second_stage_starts_from_the_first(finished_run, dataset_dir, tmp_path):
