@@ -14,6 +14,7 @@ import numpy as np
 
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
+from de_jax.types import Batch
 
 
 def torch_tower(tower: TowerConfig, parts: dict[str, Any], dtype: str) -> Any:
@@ -44,6 +45,66 @@ def torch_tower(tower: TowerConfig, parts: dict[str, Any], dtype: str) -> Any:
     return module.to(torch_device(), getattr(torch, dtype)).eval()
 
 
+class TorchStep:
+    """A training step in torch over several batches in turn, one shared tower; one call is one pass over all of them.
+
+    Args:
+        tower: of both sides.
+        parts: the first parameters.
+        batches: token ids; cut to each side's longest text, which is what padding to the batch gives.
+        optimizer: "adafactor" or "adamw", torch's own, several parameters at a time.
+        loss: "in_batch_softmax" (both directions, summed) or "samtone" (same-tower negatives among the queries).
+        temperature: of the loss.
+        dtype: "bfloat16" for autocast over float32 parameters, or "float32".
+    """
+
+    def __init__(
+        self,
+        tower: TowerConfig,
+        parts: dict[str, Any],
+        batches: Sequence[Batch],
+        *,
+        optimizer: str,
+        loss: str,
+        temperature: float,
+        dtype: str,
+    ) -> None:
+        import torch
+
+        self._module = torch_tower(tower, parts, "float32").train()
+        self._batches = [tuple(_cut(side) for side in (batch.query, batch.doc)) for batch in batches]
+        fast = {"fused": True} if optimizer == "adamw" else {"foreach": True}
+        make = {"adamw": torch.optim.AdamW, "adafactor": torch.optim.Adafactor}[optimizer]
+        self._optimizer = make(self._module.parameters(), lr=1e-3, **fast)
+        self._loss, self._temperature, self._dtype = loss, temperature, dtype
+        self.last_loss = float("nan")
+
+    def __call__(self) -> None:
+        import torch
+
+        for batch in self._batches:
+            queries, docs = (torch.from_numpy(side).to(torch_device()) for side in batch)
+            with torch.autocast(torch_device(), torch.bfloat16, enabled=self._dtype == "bfloat16"):
+                embeddings = self._module(queries), self._module(docs)
+            loss = self._loss_of(*embeddings)
+            self._optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self._module.parameters(), 1.0)
+            self._optimizer.step()
+            self.last_loss = loss.item()
+
+    def _loss_of(self, query: Any, doc: Any) -> Any:
+        import torch
+
+        scores = query @ doc.T / self._temperature
+        among_docs = scores
+        if self._loss == "samtone":
+            same = (query @ query.T / self._temperature).fill_diagonal_(float("-inf"))
+            among_docs = torch.cat([scores, same], dim=1)
+        own = torch.arange(len(query), device=query.device)
+        return torch.nn.functional.cross_entropy(among_docs, own) + torch.nn.functional.cross_entropy(scores.T, own)
+
+
 def encoder_peer(module: Any) -> tuple[str, Callable[[Sequence[np.ndarray], int], np.ndarray]]:
     """(which peer, function of texts and batch size): sorted by length and padded to each batch's longest text."""
     if importlib.util.find_spec("sentence_transformers") is not None:
@@ -64,6 +125,10 @@ def torch_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _cut(tokens: np.ndarray) -> np.ndarray:
+    return tokens[:, : int(np.sum(tokens != 0, axis=1).max())].astype(np.int64)
 
 
 def _encode_sorted(module: Any, texts: Sequence[np.ndarray], batch_size: int) -> np.ndarray:

@@ -48,7 +48,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
     parser.add_argument("--tokens_per_batch", type=int, help="size of a micro-batch; default by device")
-    parser.add_argument("--length_multiple", type=int, help="texts are padded to multiples of it; default about an eighth")
+    parser.add_argument("--length_multiple", type=int, help="texts are padded to multiples of it; default by length")
     return parser.parse_args(argv)
 
 

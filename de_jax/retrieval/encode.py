@@ -24,9 +24,11 @@ from de_jax.types import Array, InputError
 TOKENS_PER_BATCH = {"cpu": 1024}
 """The default micro-batch by jax backend; small ones stay in a processor's cache."""
 TOKENS_PER_BATCH_ACCELERATOR = 65536
-SMALLEST_MULTIPLE = {"cpu": 1}
-"""The default granularity of padded lengths of the shortest texts, by backend; accelerators compute in tiles of 8 rows."""
-SMALLEST_MULTIPLE_ACCELERATOR = 8
+LENGTHS_PER_DOUBLING = {"cpu": 8}
+"""How many padded lengths there are by default between one power of two and the next, by backend; each costs a compilation."""
+LENGTHS_PER_DOUBLING_ACCELERATOR = 4
+TILE_ACCELERATOR = 8
+"""Accelerators compute in tiles of 8 rows, so lengths between two multiples of it would gain nothing."""
 BATCHES_AHEAD = 4
 """Batches dispatched before the oldest result is fetched; bounds the device memory."""
 
@@ -84,12 +86,15 @@ def padded_length(longest: int, length_multiple: int | None) -> int:
 
     Args:
         longest: tokens.
-        length_multiple: the result is a multiple of it; None takes an eighth of the power of two above `longest`, so that short
-            and long texts waste as little, and 28 lengths serve all texts up to 256 tokens.
+        length_multiple: the result is a multiple of it. None takes a share of the power of two above `longest` that depends on
+            the backend, so that short and long texts waste about as little.
     """
-    smallest = SMALLEST_MULTIPLE.get(jax.default_backend(), SMALLEST_MULTIPLE_ACCELERATOR)
-    multiple = length_multiple or max(smallest, 2 ** max(0, (longest - 1).bit_length() - 3))
-    return max(1, -(-longest // multiple)) * multiple
+    if length_multiple is None:
+        backend = jax.default_backend()
+        steps = LENGTHS_PER_DOUBLING.get(backend, LENGTHS_PER_DOUBLING_ACCELERATOR)
+        smallest = 1 if backend == "cpu" else TILE_ACCELERATOR
+        length_multiple = max(smallest, 2 ** max(0, longest - 1).bit_length() // (2 * steps))
+    return max(1, -(-longest // length_multiple)) * length_multiple
 
 
 def encode(

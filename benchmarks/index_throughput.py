@@ -1,0 +1,149 @@
+"""Queries per second of the exact JAX index and of FAISS, with build time, size and recall; prints one JSON line a size.
+
+python -m benchmarks.index_throughput --num_docs 10000 100000
+
+Documents are random unit vectors in groups: a document is its group's centre plus as much noise, and a query is another such
+vector, so that its nearest documents are planted. Recall is the part of the exact k best that an index finds. Each index is
+built, searched and freed before the next; queries per second are those of the median call. IVF has 4 sqrt(n) lists and visits a
+sixteenth of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import measure
+from de_jax import command
+from de_jax.retrieval.faiss_index import DEVICES, FaissIndex, SearchOptions
+from de_jax.retrieval.index import ExactIndex
+from de_jax.types import InputError
+
+INDEXES = ("exact", "flat", "ivf", "hnsw")
+CHUNK_DOCS = 65536
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    for num_docs in args.num_docs:
+        docs, queries = planted(num_docs, args.num_queries, args.dim, args.docs_a_group, args.seed)
+        ids = [f"{row:08d}" for row in range(num_docs)]
+        expected = None
+        report: dict[str, Any] = {"benchmark": "index_throughput", "num_docs": num_docs, "num_queries": args.num_queries}
+        report |= {"dim": args.dim, "k": args.k, "docs_a_group": args.docs_a_group, "seed": args.seed}
+        report["faiss_device"] = args.faiss_device
+        for name in INDEXES:
+            if name != "exact" and name not in args.indexes:  # the exact index is what recall is measured against
+                continue
+            report[name], found = _measured(name, docs, ids, queries, args)
+            expected = found if expected is None else expected
+            report[name][f"recall@{args.k}"] = round(recall(found, expected), 4)
+            measure.log(f"{num_docs} documents, {name}: {report[name]}")
+        environment = measure.environment()
+        environment["versions"] |= {dist: importlib.metadata.version(dist) for dist in _faiss_packages()}
+        print(json.dumps({**report, **environment}), flush=True)
+
+
+def planted(num_docs: int, num_queries: int, dim: int, docs_a_group: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Documents [num_docs, dim] and queries [num_queries, dim], unit vectors, float32, made a chunk at a time."""
+    rng = np.random.default_rng(seed)
+    centres = _unit(rng, np.zeros((-(-num_docs // docs_a_group), dim), np.float32))
+    docs = np.empty((num_docs, dim), np.float32)
+    for start in range(0, num_docs, CHUNK_DOCS):
+        rows = np.arange(start, min(start + CHUNK_DOCS, num_docs))
+        docs[rows] = _unit(rng, centres[rows % len(centres)])
+    return docs, _unit(rng, centres[rng.integers(0, len(centres), num_queries)])
+
+
+def recall(found: np.ndarray, expected: np.ndarray) -> float:
+    """The mean part of the expected rows [q, k] that were found."""
+    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), expected.tolist(), strict=True)]))
+
+
+def _measured(
+    name: str, docs: np.ndarray, ids: Sequence[str], queries: np.ndarray, args: argparse.Namespace
+) -> tuple[dict[str, Any], np.ndarray]:
+    """The figures of one index, and the rows [q, k] it finds."""
+    report: dict[str, Any] = {}
+    start = time.perf_counter()
+    if name == "exact":
+        index: ExactIndex | FaissIndex = ExactIndex(docs, ids)
+    else:
+        report, options = _settings(name, len(docs), args)
+        index = FaissIndex.build(docs, ids, factory=report["factory"], options=options, seed=args.seed)
+    report["build_seconds"] = round(time.perf_counter() - start, 3)
+    found = index.search(queries, args.k)  # compiles, and fills what is filled once
+    seconds = []
+    for _ in range(args.repeats):
+        start = time.perf_counter()
+        index.search(queries, args.k)
+        seconds.append(time.perf_counter() - start)
+    report["queries_per_second"] = round(len(queries) / statistics.median(seconds), 1)
+    report["bytes"] = docs.nbytes if isinstance(index, ExactIndex) else _num_bytes(index)
+    return report, found.doc_rows
+
+
+def _settings(name: str, num_docs: int, args: argparse.Namespace) -> tuple[dict[str, Any], SearchOptions]:
+    num_lists = max(1, round(4 * num_docs**0.5))
+    settings = {
+        "flat": {"factory": "Flat"},
+        "ivf": {"factory": f"IVF{num_lists},Flat", "nprobe": args.nprobe or max(1, num_lists // 16)},
+        "hnsw": {"factory": "HNSW32", "ef_search": args.ef_search},
+    }[name]
+    device = "cpu" if name == "hnsw" else args.faiss_device  # FAISS has no HNSW on GPUs
+    return settings, SearchOptions(settings.get("nprobe"), settings.get("ef_search"), device)
+
+
+def _num_bytes(index: FaissIndex) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        index.save(folder)
+        return (Path(folder) / "index.faiss").stat().st_size
+
+
+def _faiss_packages() -> list[str]:
+    return [dist for dist in ("faiss-cpu", "faiss-gpu") if any(importlib.metadata.distributions(name=dist))]
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num_docs", type=int, nargs="+", default=[10_000, 100_000], help="sizes (default 10000 100000)")
+    parser.add_argument("--indexes", nargs="+", default=list(INDEXES), choices=INDEXES, help="beside exact (default all)")
+    parser.add_argument("--num_queries", type=int, default=512, help="queries in one call (default 512)")
+    parser.add_argument("--dim", type=int, default=768, help="dimensions (default 768)")
+    parser.add_argument("--k", type=int, default=10, help="depth (default 10)")
+    parser.add_argument("--docs_a_group", type=int, default=20, help="planted documents of one centre (default 20)")
+    parser.add_argument("--nprobe", type=int, help="lists that IVF visits (default a sixteenth)")
+    parser.add_argument("--ef_search", type=int, default=128, help="candidates that HNSW keeps (default 128)")
+    parser.add_argument("--repeats", type=int, default=3, help="measured calls of each index (default 3)")
+    parser.add_argument("--faiss_device", default="cpu", choices=DEVICES, help="where Flat and IVF search (default cpu)")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    for name in ("num_queries", "dim", "k", "docs_a_group", "repeats"):
+        if getattr(args, name) < 1:
+            raise InputError(f"--{name} is {getattr(args, name)}; give at least 1.")
+    if min(args.num_docs) < args.k:
+        raise InputError(f"--num_docs is {min(args.num_docs)}, fewer than --k {args.k}; recall needs at least k documents.")
+    return args
+
+
+def _unit(rng: np.random.Generator, centres: np.ndarray) -> np.ndarray:
+    """Each centre plus a random direction of length about 1, at length 1."""
+    vectors = rng.standard_normal(centres.shape, np.float32)
+    vectors *= np.float32(centres.shape[1] ** -0.5)
+    vectors += centres
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,181 @@
+"""Pairs per second, model FLOP utilisation and memory of one training step, beside torch in the same run; prints one JSON line.
+
+python -m benchmarks.step_time --model small --batch_size 32 --real_lengths --repeats 3
+python -m benchmarks.step_time --model base --batch_size 512 --query_length 64 --doc_length 256 --peak_tflops 790 --no_peer
+
+A step is what `de-jax train` compiles: both towers, the loss, the gradient, clipping and the optimizer. The peer is the same
+model in torch (transformers' encoder, dropout, autocast for bfloat16, clipping, the optimizer of the same name), padded to the
+longest text of each batch. Useful FLOPs count real tokens alone, padded ones all that is computed. Runs alternate; the speed-up
+is the median of the ratios within one repeat. On a machine that others use, put `taskset -c 0` before the command and add
+`--clock cpu`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import lengths, measure, peers
+from de_jax import command
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.train import Recipe
+from de_jax.training.train_step import make_train_step
+from de_jax.types import Batch, InputError
+
+LOSSES = ("in_batch_softmax", "samtone")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    if not args.real_lengths and not (args.query_length and args.doc_length):
+        raise InputError("no lengths are given; add --real_lengths, or both --query_length and --doc_length.")
+    recipe = measure.read_model(args.model, args.recipe, _bindings(args))
+    peak = args.peak_tflops or measure.peak_tflops(args.dtype, args.clock)
+    batches = _batches(recipe.model, args)
+    ours = Ours(recipe, batches)
+    runs: dict[str, Callable[[], Any]] = {"ours": ours}
+    reason = _why_no_peer(args)
+    if reason is None:
+        parts = {**ours.state.params.get("shared", {}), **ours.state.params.get("query", {})}
+        runs["peer"] = peers.TorchStep(
+            recipe.model.query,
+            parts,
+            batches,
+            optimizer=args.optimizer,
+            loss=args.loss,
+            temperature=args.temperature,
+            dtype=args.dtype,
+        )
+    seconds = measure.in_turns(runs, args.repeats, args.clock)
+    report: dict[str, Any] = {"benchmark": "step_time", "model": args.model, "dtype": args.dtype, "clock": args.clock}
+    report |= {"loss": args.loss, "optimizer": args.optimizer, "batch_size": args.batch_size, "peak_tflops": round(peak, 4)}
+    report |= _lengths(batches) | _speed(seconds, recipe.model, batches, args.batch_size, peak)
+    report |= {"memory_gib": ours.memory_gib(), "last_loss": {name: round(run.last_loss, 4) for name, run in runs.items()}}
+    report |= {"peer": None if reason else "torch, transformers", "no_peer_because": reason}
+    print(json.dumps(report | {"sizes": measure.describe_model(recipe.model), **measure.environment()}))
+
+
+class Ours:
+    """Our step over the batches in turn; one call is one pass over all of them."""
+
+    def __init__(self, recipe: Recipe, batches: list[Batch]) -> None:
+        self.state = jax.jit(recipe.init)()
+        self._batches = batches
+        step = make_train_step(recipe.model, recipe.loss, recipe.make_tx(jax.eval_shape(recipe.init).params))
+        jitted = jax.jit(step, donate_argnums=0)
+        self._compiled = {_shape(batch): jitted.lower(self.state, batch).compile() for batch in batches}
+        self.last_loss = float("nan")
+
+    def __call__(self) -> None:
+        for batch in self._batches:
+            self.state, metrics = self._compiled[_shape(batch)](self.state, batch)
+        self.last_loss = float(metrics["loss"])
+        jax.block_until_ready(self.state)
+
+    def memory_gib(self) -> dict[str, float]:
+        """Arguments and temporaries of the largest step by the compiler, and the device's own peak where it keeps one."""
+        sizes = [compiled.memory_analysis() for compiled in self._compiled.values()]
+        found = {
+            "arguments": max(size.argument_size_in_bytes for size in sizes),
+            "temporaries": max(size.temp_size_in_bytes for size in sizes),
+        }
+        if stats := jax.local_devices()[0].memory_stats():
+            found["device_peak"] = stats["peak_bytes_in_use"]
+        return {name: round(size / 2**30, 3) for name, size in found.items()}
+
+
+def _batches(model: DualEncoder, args: argparse.Namespace) -> list[Batch]:
+    """Batches of random tokens, each side padded to its longest text, rounded up to `--length_multiple`."""
+    rows = np.arange(args.batch_size, dtype=np.int32)
+    batches = []
+    for number in range(args.num_batches):
+        sides = {}
+        for kind, fixed in (("query", args.query_length), ("doc", args.doc_length)):
+            seed = args.seed + number
+            drawn = lengths.msmarco_like(kind, args.batch_size, seed) if args.real_lengths else np.full(args.batch_size, fixed)
+            texts = lengths.RandomTexts(drawn, vocab_size=getattr(model, kind).encoder.vocab_size, seed=seed)
+            sides[kind] = texts.pad(rows, int(drawn.max()), lengths.round_up(int(drawn.max()), args.length_multiple))
+        batches.append(Batch(sides["query"], sides["doc"], rows, rows))
+    return batches
+
+
+def _speed(
+    seconds: dict[str, list[float]], model: DualEncoder, batches: list[Batch], batch_size: int, peak: float
+) -> dict[str, Any]:
+    medians = {name: statistics.median(values) / len(batches) for name, values in seconds.items()}
+    useful, padded = (3 * sum(_forward_flops(model, batch, padded) for batch in batches) / len(batches) for padded in (False, True))
+    return {
+        "seconds_per_step": {name: round(value, 4) for name, value in medians.items()},
+        "pairs_per_second": {name: round(batch_size / value, 2) for name, value in medians.items()},
+        "padded_over_useful": round(padded / useful, 3),
+        "mfu_useful": round(useful / medians["ours"] / (peak * 1e12), 4),
+        "mfu_padded": round(padded / medians["ours"] / (peak * 1e12), 4),
+        "speedup": measure.speedup(seconds, "ours", "peer") if "peer" in seconds else None,
+    }
+
+
+def _forward_flops(model: DualEncoder, batch: Batch, padded: bool) -> float:
+    sides = ((model.query, batch.query), (model.doc, batch.doc))
+    return sum(
+        measure.forward_flops(tower.encoder, np.full(len(tokens), tokens.shape[1]) if padded else np.sum(tokens != 0, axis=1))
+        for tower, tokens in sides
+    )
+
+
+def _lengths(batches: list[Batch]) -> dict[str, Any]:
+    return {
+        f"{kind}_length": {
+            "mean": round(float(np.mean([np.sum(getattr(batch, kind) != 0, axis=1).mean() for batch in batches])), 2),
+            "padded": [getattr(batch, kind).shape[1] for batch in batches],
+        }
+        for kind in ("query", "doc")
+    }
+
+
+def _shape(batch: Batch) -> tuple[int, int]:
+    return batch.query.shape[1], batch.doc.shape[1]
+
+
+def _why_no_peer(args: argparse.Namespace) -> str | None:
+    return "--no_peer was given" if args.no_peer else measure.why_no_torch()
+
+
+def _bindings(args: argparse.Namespace) -> list[str]:
+    settings = [f"T5Config.dtype='{args.dtype}'", f"T5Config.remat='{args.remat}'", f"train.loss=@{args.loss}"]
+    settings += [f"train.optimizer=@{args.optimizer}", f"{args.loss}.temperature={args.temperature}", *args.gin]
+    return [*settings, "DualEncoder.shared=('embedder', 'encoder', 'projection')"]
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="small", help="a model file: tiny, small, ..., or t5_1_0_small (default small)")
+    parser.add_argument("--recipe", default="recipes/sde.gin", help="what the step is made of; its towers are shared here")
+    parser.add_argument("--gin", action="append", default=[], metavar="NAME=VALUE", help="another setting of the recipe")
+    parser.add_argument("--batch_size", type=int, default=32, help="pairs (default 32)")
+    parser.add_argument("--num_batches", type=int, default=2, help="different batches in one run (default 2)")
+    parser.add_argument("--real_lengths", action="store_true", help="MS MARCO-like lengths, see benchmarks/lengths.py")
+    parser.add_argument("--query_length", type=int, help="tokens of every query, where lengths are fixed")
+    parser.add_argument("--doc_length", type=int, help="tokens of every document, where lengths are fixed")
+    parser.add_argument("--length_multiple", type=int, default=32, help="ours: batches are padded to multiples (default 32)")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of the products, on both sides")
+    parser.add_argument("--remat", default="none", choices=("none", "dots", "full"), help="ours: what is computed again backward")
+    parser.add_argument("--loss", default="in_batch_softmax", choices=LOSSES, help="default in_batch_softmax, both directions")
+    parser.add_argument("--temperature", type=float, default=0.01, help="of the loss (default .01)")
+    parser.add_argument("--optimizer", default="adafactor", choices=("adafactor", "adamw"), help="default adafactor")
+    parser.add_argument("--repeats", type=int, default=3, help="measured runs of each side (default 3)")
+    parser.add_argument("--no_peer", action="store_true", help="time ours alone")
+    parser.add_argument("--peak_tflops", type=float, help="what MFU is relative to (H200: 790); default: measured by a matmul")
+    parser.add_argument("--clock", default="wall", choices=tuple(measure.CLOCKS), help="wall, or cpu seconds of one core")
+    parser.add_argument("--seed", type=int, default=0, help="of lengths and tokens")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
