@@ -55,6 +55,7 @@ class TorchStep:
         optimizer: "adafactor" or "adamw", torch's own, several parameters at a time.
         loss: "in_batch_softmax" (both directions, summed) or "samtone" (same-tower negatives among the queries).
         temperature: of the loss.
+        learning_rate: constant.
         dtype: "bfloat16" for autocast over float32 parameters, or "float32".
     """
 
@@ -67,6 +68,7 @@ class TorchStep:
         optimizer: str,
         loss: str,
         temperature: float,
+        learning_rate: float,
         dtype: str,
     ) -> None:
         import torch
@@ -75,7 +77,7 @@ class TorchStep:
         self._batches = [tuple(_cut(side) for side in (batch.query, batch.doc)) for batch in batches]
         fast = {"fused": True} if optimizer == "adamw" else {"foreach": True}
         make = {"adamw": torch.optim.AdamW, "adafactor": torch.optim.Adafactor}[optimizer]
-        self._optimizer = make(self._module.parameters(), lr=1e-3, **fast)
+        self._optimizer = make(self._module.parameters(), lr=learning_rate, **fast)
         self._loss, self._temperature, self._dtype = loss, temperature, dtype
         self.last_loss = float("nan")
 

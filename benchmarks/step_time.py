@@ -44,15 +44,8 @@ def main(argv: list[str] | None = None) -> None:
     reason = _why_no_peer(args)
     if reason is None:
         parts = {**ours.state.params.get("shared", {}), **ours.state.params.get("query", {})}
-        runs["peer"] = peers.TorchStep(
-            recipe.model.query,
-            parts,
-            batches,
-            optimizer=args.optimizer,
-            loss=args.loss,
-            temperature=args.temperature,
-            dtype=args.dtype,
-        )
+        options = {"optimizer": args.optimizer, "loss": args.loss, "temperature": args.temperature, "dtype": args.dtype}
+        runs["peer"] = peers.TorchStep(recipe.model.query, parts, batches, learning_rate=args.peer_learning_rate, **options)
     seconds = measure.in_turns(runs, args.repeats, args.clock)
     report: dict[str, Any] = {"benchmark": "step_time", "model": args.model, "dtype": args.dtype, "clock": args.clock}
     report |= {"loss": args.loss, "optimizer": args.optimizer, "batch_size": args.batch_size, "peak_tflops": round(peak, 4)}
@@ -169,6 +162,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--loss", default="in_batch_softmax", choices=LOSSES, help="default in_batch_softmax, both directions")
     parser.add_argument("--temperature", type=float, default=0.01, help="of the loss (default .01)")
     parser.add_argument("--optimizer", default="adafactor", choices=("adafactor", "adamw"), help="default adafactor")
+    parser.add_argument("--peer_learning_rate", type=float, default=1e-3, help="constant; ours is the recipe's (default 1e-3)")
     parser.add_argument("--repeats", type=int, default=3, help="measured runs of each side (default 3)")
     parser.add_argument("--no_peer", action="store_true", help="time ours alone")
     parser.add_argument("--peak_tflops", type=float, help="what MFU is relative to (H200: 790); default: measured by a matmul")

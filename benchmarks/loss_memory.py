@@ -1,0 +1,97 @@
+"""How much memory does a loss need beside its embeddings and their gradients? Prints one JSON object to stdout.
+
+python -m benchmarks.loss_memory --loss=samtone --batch_sizes 1024 4096 16384 65536 --block_sizes 128 512 2048
+
+Value and gradient of the loss alone, by embeddings [B, 768], are compiled and never run, so that a batch of 65,536 is no matter.
+`temporary_mib` is what XLA sets aside on each device beyond arguments and outputs; block size null is the dense form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from tqdm import tqdm
+
+from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
+from de_jax.losses.pair import pair
+from de_jax.types import Embeddings
+
+LOSSES = {
+    "in_batch_softmax": in_batch_softmax,
+    "samtone": samtone,
+    "samtone_both": functools.partial(samtone, same_tower="both"),
+    "nce": nce,
+    "pair": pair,
+}
+MIB = 2**20
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    if args.num_devices > 1:
+        jax.config.update("jax_num_cpu_devices", args.num_devices)  # of no effect where the devices are not simulated
+    mesh = jax.make_mesh((args.num_devices,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[: args.num_devices])
+    by_rows = NamedSharding(mesh, PartitionSpec("data"))
+    measured = []
+    for batch_size in tqdm(args.batch_sizes, file=sys.stderr):
+        shapes = _shapes(batch_size, args, by_rows)
+        for block_size in (None, *args.block_sizes):
+            measured.append(_measure(functools.partial(LOSSES[args.loss], block_size=block_size), shapes))
+            measured[-1] = {"batch_size": batch_size, "block_size": block_size, **measured[-1]}
+    setting = {"loss": args.loss, "dim": args.dim, "dtype": args.dtype, "num_neg_docs": args.num_neg_docs}
+    device = {"platform": jax.default_backend(), "num_devices": args.num_devices, "jax": jax.__version__}
+    print(json.dumps({**setting, **device, "measured": measured}))
+
+
+def _shapes(batch_size: int, args: argparse.Namespace, by_rows: NamedSharding) -> tuple[dict, dict]:
+    """The shapes of a batch's vectors and of its ids; no array is made."""
+
+    def rows(*shape: int, dtype: str = args.dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=by_rows)
+
+    vectors = {"query": rows(args.dim), "doc": rows(args.dim)}
+    if args.num_neg_docs:
+        vectors["neg_docs"] = rows(args.num_neg_docs, args.dim)
+    return vectors, {"query_id": rows(dtype="int32"), "doc_id": rows(dtype="int32")}
+
+
+def _measure(loss: Callable, shapes: tuple[dict, dict]) -> dict:
+    """Memory of the compiled value and gradient on one device, in MiB."""
+
+    def value_of(vectors: dict, ids: dict) -> tuple[jax.Array, dict]:
+        return loss(Embeddings(**vectors, **ids))
+
+    start = time.perf_counter()
+    program = jax.jit(jax.value_and_grad(value_of, has_aux=True)).lower(*shapes).compile()
+    seconds = time.perf_counter() - start
+    memory = program.memory_analysis()
+    return {
+        "argument_mib": round(memory.argument_size_in_bytes / MIB, 2),
+        "output_mib": round(memory.output_size_in_bytes / MIB, 2),
+        "temporary_mib": round(memory.temp_size_in_bytes / MIB, 2),
+        "compile_seconds": round(seconds, 2),
+    }
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loss", choices=list(LOSSES), default="samtone")
+    parser.add_argument("--batch_sizes", nargs="+", type=int, default=[2**n for n in range(10, 17)], help="default 1024 ... 65536")
+    parser.add_argument("--block_sizes", nargs="+", type=int, default=[128, 512, 2048], help="beside the dense form")
+    parser.add_argument("--dim", type=int, default=768, help="dimensions of an embedding")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the embeddings")
+    parser.add_argument("--num_neg_docs", type=int, default=0, help="mined documents of a row")
+    parser.add_argument("--num_devices", type=int, default=1, help="devices that share the rows; simulated on a CPU")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()

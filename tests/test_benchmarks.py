@@ -1,0 +1,92 @@
+"""Each benchmark at its smallest: one JSON line with the figures that the results are read from."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # benchmarks/ is beside the package, not in it
+
+from benchmarks import lengths, measure  # noqa: E402
+from de_jax.models.t5 import T5Config  # noqa: E402
+
+ENVIRONMENT = {"device", "backend", "processor", "num_cpus", "load_average", "python", "versions", "commit", "sizes"}
+SMALL = ("--model", "tiny", "--repeats", "1", "--peak_tflops", "0.1")
+
+
+def run(benchmark: str, *arguments: str) -> dict:
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}", *SMALL, *arguments]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_encode_throughput_stands_beside_a_peer_that_gives_the_same_embeddings():
+    report = run(
+        "encode_throughput", "--num_passages", "9", "--num_queries", "20", "--dtype", "float32", "--peer_dtypes", "float32"
+    )
+    assert report.keys() >= ENVIRONMENT | {"peer", "peak_tflops"}
+    for kind, num_texts in (("passages", 9), ("queries", 20)):
+        found = report[kind]
+        assert found["num_texts"] == num_texts
+        assert found["texts_per_second"].keys() == {"ours", "peer_float32"}
+        assert found["speedup"]["peer_float32"].keys() == {"median", "min", "max"}
+        assert found["min_cosine"]["peer_float32"] > 0.9999
+        assert 0 < found["mfu_useful"] < 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["in_batch_softmax", "samtone"])
+def test_step_time_stands_beside_a_peer_that_has_the_same_loss(loss):
+    report = run(
+        *("step_time", "--batch_size", "4", "--real_lengths", "--num_batches", "1", "--dtype", "float32", "--loss", loss),
+        *("--optimizer", "adamw", "--gin", "train.learning_rate=1e-12", "--gin", "T5Config.dropout_rate=0.0"),
+        *("--peer_learning_rate", "1e-12"),
+    )
+    assert report.keys() >= ENVIRONMENT | {"mfu_useful", "mfu_padded", "padded_over_useful", "memory_gib", "seconds_per_step"}
+    assert report["speedup"].keys() == {"median", "min", "max"}
+    assert report["pairs_per_second"].keys() == {"ours", "peer"}
+    assert report["memory_gib"]["temporaries"] > 0
+    assert report["last_loss"]["ours"] == pytest.approx(report["last_loss"]["peer"], rel=1e-3)
+
+
+def test_a_benchmark_without_its_peer_says_why():
+    report = run(
+        "step_time", "--batch_size", "2", "--query_length", "4", "--doc_length", "8", "--length_multiple", "8", "--no_peer"
+    )
+    assert report["peer"] is None
+    assert report["speedup"] is None
+    assert report["no_peer_because"] == "--no_peer was given"
+    assert report["doc_length"] == {"mean": 8.0, "padded": [8, 8]}
+    assert report["padded_over_useful"] > 1
+
+
+def test_lengths_have_the_means_of_msmarco_and_are_the_same_each_time():
+    for kind, mean in (("query", 8.7), ("doc", 73)):
+        drawn = lengths.msmarco_like(kind, 20000, seed=0)
+        assert drawn.mean() == pytest.approx(mean, rel=0.01)
+        assert np.median(drawn) < drawn.mean()
+        np.testing.assert_array_equal(drawn, lengths.msmarco_like(kind, 20000, seed=0))
+
+
+def test_useful_flops_are_those_of_the_table_in_the_speed_notes():
+    base = T5Config()  # 12 layers of 768, 172 MFLOP a token at length 64 and 179 at 256
+    assert measure.forward_flops(base, np.array([64])) / 64 == pytest.approx(172e6, rel=0.01)
+    assert measure.forward_flops(base, np.array([256])) / 256 == pytest.approx(179e6, rel=0.01)
+
+
+def test_runs_alternate_and_ratios_are_taken_within_a_repeat():
+    order = []
+    seconds = measure.in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3)
+    assert order == ["a", "b"] * 5
+    assert [len(values) for values in seconds.values()] == [3, 3]
+    ratios = measure.speedup({"a": [1.0, 2.0, 1.0], "b": [2.0, 2.0, 3.0]}, "a", "b")
+    assert ratios == {"median": 2.0, "min": 1.0, "max": 3.0}
