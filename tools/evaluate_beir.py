@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 from tqdm import tqdm
@@ -19,9 +20,9 @@ from de_jax import command
 from de_jax.data import beir
 from de_jax.data.training_set import open_stores
 from de_jax.evaluation import metrics
-from de_jax.retrieval import encode
+from de_jax.retrieval import encode, faiss_index
 from de_jax.retrieval.bm25 import BM25Index
-from de_jax.retrieval.index import ExactIndex
+from de_jax.retrieval.index import Index
 from de_jax.training.run import Run, load_run
 from de_jax.types import InputError, Ranking
 
@@ -31,9 +32,10 @@ def main(argv: list[str] | None = None) -> None:
     args = _parse_args(argv)
     if args.depth < 1:
         raise InputError(f"--depth is {args.depth}; ask for at least 1 document.")
+    build_index = faiss_index.index_builder(args.index, faiss_index.SearchOptions(args.nprobe, args.ef_search, args.faiss_device))
     dataset = beir.read(args.dataset_dir, args.split, skip_empty=args.skip_empty)  # fails here, before the model loads
     run = _with_lengths(load_run(args.run_dir, args.step), args)
-    results = _results(_search(run, dataset, args), dataset, args)
+    results = _results(_search(run, dataset, build_index, args), dataset, args)
     report: dict[str, Any] = {
         "dataset": dataset.name,
         "split": args.split,
@@ -43,6 +45,7 @@ def main(argv: list[str] | None = None) -> None:
         **_scores(results, dataset, args),
         "max_query_length": run.max_query_length,
         "max_doc_length": run.max_doc_length,
+        "index": args.index,
         "identical_ids": "kept" if args.keep_identical_ids else "dropped",
     }
     if not args.no_bm25:
@@ -54,13 +57,13 @@ def main(argv: list[str] | None = None) -> None:
     print(json.dumps(report))
 
 
-def _search(run: Run, dataset: beir.Dataset, args: argparse.Namespace) -> Ranking:
+def _search(run: Run, dataset: beir.Dataset, build_index: Callable[..., Index], args: argparse.Namespace) -> Ranking:
     """The ranking over `dataset.docs`, one document deeper than asked, so that one can be dropped."""
     queries, docs = open_stores(args.dataset_dir, run.query_tokenizer, run.doc_tokenizer, skip_empty=args.skip_empty)
     with tqdm(total=docs.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
         doc_ids, doc_embeddings = encode.cached_docs(run, docs, dataset.name, progress=bar.update)
     query_embeddings = encode.queries(run, queries, rows=queries.rows_of(dataset.queries.ids))
-    return ExactIndex(doc_embeddings, doc_ids).search(query_embeddings, args.depth + 1)
+    return build_index(doc_embeddings, doc_ids).search(query_embeddings, args.depth + 1)
 
 
 def _results(ranking: Ranking, dataset: beir.Dataset, args: argparse.Namespace) -> metrics.Results:
@@ -87,6 +90,10 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--measures", nargs="+", default=list(metrics.MEASURES), help="as ir-measures writes them")
     parser.add_argument("--depth", type=int, default=100, help="documents ranked for each query (default 100)")
+    parser.add_argument("--index", default="exact", help="exact (default), or a FAISS factory string such as IVF1024,Flat")
+    parser.add_argument("--nprobe", type=int, help="inverted lists to visit, of an IVF index")
+    parser.add_argument("--ef_search", type=int, help="candidates to keep, of an HNSW index")
+    parser.add_argument("--faiss_device", default="cpu", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
     parser.add_argument("--max_query_length", type=int, help="tokens; default the run's")
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
     parser.add_argument("--keep_identical_ids", action="store_true", help="rank a document whose id is the query's too")

@@ -13,6 +13,7 @@ import json
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 from tqdm import tqdm
@@ -20,7 +21,8 @@ from tqdm import tqdm
 from de_jax import command
 from de_jax.data import beir, files
 from de_jax.data.corpus import cached_token_store
-from de_jax.retrieval import encode
+from de_jax.retrieval import encode, faiss_index
+from de_jax.retrieval.index import Index
 from de_jax.retrieval.searcher import Searcher
 from de_jax.training.run import Run, load_run
 from de_jax.types import InputError
@@ -33,16 +35,17 @@ def main(argv: list[str] | None = None) -> None:
         raise InputError(f"--k is {args.k}; ask for at least 1 document.")
     if args.query is not None and not args.query.strip():
         raise InputError("--query is empty; give some words to search for.")
+    build_index = faiss_index.index_builder(args.index, faiss_index.SearchOptions(args.nprobe, args.ef_search, args.faiss_device))
     corpus = beir.find_file(args.dataset_dir, "corpus")
     texts = dict(beir.iter_docs(corpus))
-    searcher = _open(load_run(args.run_dir, args.step), corpus, texts, args)
+    searcher = _open(load_run(args.run_dir, args.step), corpus, texts, build_index, args)
     if args.query is None:
         _prompt(searcher, args.k, len(texts))
     else:
         print(json.dumps({"query": args.query, "results": searcher.search(args.query, args.k)}, ensure_ascii=False))
 
 
-def _open(run: Run, corpus: Path, texts: dict[str, str], args: argparse.Namespace) -> Searcher:
+def _open(run: Run, corpus: Path, texts: dict[str, str], build_index: Callable[..., Index], args: argparse.Namespace) -> Searcher:
     if args.embeddings_dir:
         ids, embeddings, manifest = encode.open_embeddings(args.embeddings_dir)
         if manifest["model"] != encode.model_hash(run, "doc"):
@@ -52,7 +55,7 @@ def _open(run: Run, corpus: Path, texts: dict[str, str], args: argparse.Namespac
         with tqdm(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
             ids, embeddings = encode.cached_docs(run, store, Path(args.dataset_dir).resolve().name, progress=bar.update)
     beir.require_known(ids, texts, f"{args.embeddings_dir or run.run_dir}: documents that are not in {corpus}")
-    return Searcher(run, ids, embeddings, texts)
+    return Searcher(run, ids, embeddings, texts, build_index)
 
 
 def _prompt(searcher: Searcher, k: int, num_docs: int) -> None:
@@ -86,6 +89,10 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--k", type=int, default=10, help="documents to show (default 10)")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--embeddings_dir", help="embeddings that encode_corpus made; default the run's own")
+    parser.add_argument("--index", default="exact", help="exact (default), or a FAISS factory string such as IVF1024,Flat")
+    parser.add_argument("--nprobe", type=int, help="inverted lists to visit, of an IVF index")
+    parser.add_argument("--ef_search", type=int, help="candidates to keep, of an HNSW index")
+    parser.add_argument("--faiss_device", default="cpu", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
     return parser.parse_args(argv)
 
 

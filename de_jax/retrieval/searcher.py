@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from de_jax.retrieval import encode
-from de_jax.retrieval.index import ExactIndex
+from de_jax.retrieval.index import ExactIndex, Index
 from de_jax.training.run import Run
 from de_jax.types import InputError
 
@@ -24,12 +24,20 @@ class Searcher:
         ids: document ids, [n].
         embeddings: of the documents, [n, D].
         texts: documents by id.
+        index: makes the index of (embeddings, ids).
     """
 
-    def __init__(self, run: Run, ids: Sequence[str], embeddings: np.ndarray, texts: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        ids: Sequence[str],
+        embeddings: np.ndarray,
+        texts: Mapping[str, str],
+        index: Callable[[np.ndarray, Sequence[str]], Index] = ExactIndex,
+    ) -> None:
         self._run, self._ids, self._texts = run, ids, texts
         self._encode = encode.encode_fn(run, "query")
-        self._index = ExactIndex(embeddings, ids)
+        self._index = index(embeddings, ids)
 
     def search(self, query: str, k: int) -> list[dict[str, Any]]:
         """The k best documents as {"rank", "score", "id", "text"}, the text cut to a snippet."""

@@ -1,0 +1,74 @@
+"""A saved index on disk: a folder whose manifest, written last, holds the sizes and checksums of the rest.
+
+index.faiss      as FAISS writes it; its i-th vector is row i of the corpus
+ids.json         the documents' ids, parallel to the rows
+manifest.json    what the two hold
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from de_jax.data import files
+from de_jax.types import InputError
+
+FORMAT = "de_jax faiss index 1"
+INDEX_FILE, IDS_FILE, MANIFEST_FILE = "index.faiss", "ids.json", "manifest.json"
+
+
+def write(folder: Path, write_index: Callable[[Path], None], ids: Sequence[str], about: dict[str, Any]) -> None:
+    """Makes the folder appear complete, by a rename; an older saved index there is replaced.
+
+    Args:
+        folder: absent, empty or a saved index.
+        write_index: called with the path of the index file.
+        ids: the documents' ids.
+        about: what the manifest says beside format, sizes and checksums.
+
+    Raises:
+        InputError: the folder holds something else.
+    """
+    if folder.exists() and not _is_replaceable(folder):
+        raise InputError(f"{folder} holds something else than a saved index; choose a folder that is absent or empty.")
+    with files.atomic_dir(folder) as temporary:
+        write_index(temporary / INDEX_FILE)
+        (temporary / IDS_FILE).write_text(json.dumps(list(ids), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+        parts = [temporary / INDEX_FILE, temporary / IDS_FILE]
+        sizes = {part.name: part.stat().st_size for part in parts}
+        checksums = {part.name: files.sha256_of(part) for part in parts}
+        files.write_json(temporary / MANIFEST_FILE, {"format": FORMAT, **about, "bytes": sizes, "sha256": checksums})
+
+
+def read_manifest(folder: Path, *, check_index: bool) -> dict[str, Any]:
+    """The manifest of a folder that is complete and undamaged.
+
+    Args:
+        folder: a saved index.
+        check_index: read the index file for its checksum; else its size must do.
+
+    Raises:
+        InputError: the folder is absent, half-written, damaged or of another version.
+    """
+    if not (folder / MANIFEST_FILE).is_file():
+        raise InputError(f"{folder} holds no saved index (no {MANIFEST_FILE}); build one and save it there.")
+    manifest = files.read_json(folder / MANIFEST_FILE)
+    if manifest.get("format") != FORMAT:
+        raise InputError(f"{folder}/{MANIFEST_FILE} has format {manifest.get('format')!r}, not {FORMAT!r}; build the index again.")
+    for name, num_bytes in manifest["bytes"].items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != num_bytes:
+            raise InputError(f"{path} is missing or is not the {num_bytes} bytes of its manifest; build the index again.")
+        if (check_index or name != INDEX_FILE) and files.sha256_of(path) != manifest["sha256"][name]:
+            raise InputError(f"{path} does not have the checksum of its manifest; it is damaged, so build the index again.")
+    return manifest
+
+
+def _is_replaceable(folder: Path) -> bool:
+    if not folder.is_dir():
+        return False
+    if not any(folder.iterdir()):
+        return True
+    return (folder / MANIFEST_FILE).is_file() and files.read_json(folder / MANIFEST_FILE).get("format") == FORMAT

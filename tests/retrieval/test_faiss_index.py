@@ -1,0 +1,367 @@
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from de_jax.retrieval import faiss_index
+from de_jax.retrieval.faiss_index import FaissIndex, SearchOptions, index_builder
+from de_jax.retrieval.index import ExactIndex
+from de_jax.types import InputError
+
+
+def small_integers(rng, num_rows, dim=4):
+    """Vectors whose inner products are exact and often equal."""
+    return rng.integers(-2, 3, (num_rows, dim)).astype(np.float32)
+
+
+def clustered(rng, num_docs, num_queries, dim=32):
+    """Unit vectors: documents in groups of about 20, and queries near some of them."""
+    centres = rng.standard_normal((num_docs // 20, dim), np.float32)
+    docs = centres[rng.integers(0, len(centres), num_docs)] + 0.3 * rng.standard_normal((num_docs, dim), np.float32)
+    queries = docs[rng.integers(0, num_docs, num_queries)] + 0.3 * rng.standard_normal((num_queries, dim), np.float32)
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (docs, queries))
+
+
+def names(num_docs):
+    return [f"d{i}" for i in range(num_docs)]
+
+
+def assert_same_ranking(found, expected, atol=0.0):
+    np.testing.assert_array_equal(found.doc_rows, expected.doc_rows)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=atol, rtol=0)
+    assert (found.doc_rows.dtype, found.scores.dtype) == (np.int32, np.float32)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    """(documents, ids, queries), with duplicates among the documents."""
+    rng = np.random.default_rng(0)
+    docs, queries = clustered(rng, 600, 40)
+    docs = docs[rng.integers(0, 600, 2000)]
+    return docs, [str(i) for i in rng.permutation(2000)], queries
+
+
+@pytest.mark.parametrize(("num_docs", "k"), [(1, 1), (7, 3), (7, 20), (900, 1), (900, 100), (900, 899)])
+def test_flat_equals_the_exact_index_with_many_ties(num_docs, k):
+    rng = np.random.default_rng(num_docs)
+    docs, queries = small_integers(rng, num_docs), small_integers(rng, 30)
+    ids = [str(i) for i in rng.permutation(num_docs)]
+    expected = ExactIndex(docs, ids).search(queries, k)
+    index = FaissIndex.build(docs, ids)
+    assert_same_ranking(index.search(queries, k), expected)
+    alone = index.search(queries[3:4], k)
+    np.testing.assert_array_equal(alone.doc_rows, expected.doc_rows[3:4])
+
+
+@pytest.mark.parametrize("k", [1, 10, 150])
+def test_flat_equals_the_exact_index_on_real_vectors_with_duplicates(corpus, k):
+    docs, ids, queries = corpus
+    assert_same_ranking(FaissIndex.build(docs, ids).search(queries, k), ExactIndex(docs, ids).search(queries, k), atol=1e-6)
+
+
+def test_a_corpus_of_equal_documents_is_ranked_by_id(monkeypatch):
+    monkeypatch.setattr(faiss_index, "RESULT_ENTRIES", 500)
+    docs, ids = np.ones((300, 4), np.float32), [str(i) for i in range(300)]
+    found = FaissIndex.build(docs, ids).search(docs[:9], 5)
+    assert found.doc_rows.tolist() == [[int(doc_id) for doc_id in sorted(ids)[:5]]] * 9
+
+
+def test_all_lists_of_ivf_give_what_flat_gives(corpus):
+    docs, ids, queries = corpus
+    index = FaissIndex.build(docs, ids, factory="IVF16,Flat", options=SearchOptions(nprobe=16))
+    assert_same_ranking(index.search(queries, 20), FaissIndex.build(docs, ids).search(queries, 20), atol=1e-6)
+
+
+def test_one_list_of_ivf_may_hold_fewer_documents_than_asked(corpus):
+    docs, ids, queries = corpus
+    found = FaissIndex.build(docs, ids, factory="IVF16,Flat", options=SearchOptions(nprobe=1)).search(queries, 1900)
+    assert ((found.doc_rows == -1) == (found.scores == -np.inf)).all()
+    assert (found.doc_rows[:, 0] >= 0).all()
+    assert (found.doc_rows[:, -1] == -1).all()
+    assert all(len(set(rows[rows >= 0])) == (rows >= 0).sum() for rows in found.doc_rows)
+
+
+def test_hnsw_finds_most_of_the_ten_best():
+    docs, queries = clustered(np.random.default_rng(1), 2000, 100)
+    expected = ExactIndex(docs, names(2000)).search(queries, 10).doc_rows
+    found = FaissIndex.build(docs, names(2000), factory="HNSW16", options=SearchOptions(ef_search=64)).search(queries, 10)
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.doc_rows, expected, strict=True)])
+    assert recall > 0.9
+    np.testing.assert_allclose(found.scores[:, 0], (queries * docs[found.doc_rows[:, 0]]).sum(axis=1), atol=1e-5)
+
+
+def test_the_training_sample_follows_the_seed(corpus):
+    docs, ids, queries = corpus
+
+    def build(seed):
+        return FaissIndex.build(docs, ids, factory="IVF16,Flat", train_size=700, seed=seed).search(queries, 50)
+
+    assert_same_ranking(build(0), build(0))
+    assert (build(0).doc_rows != build(1).doc_rows).any()
+
+
+class Corpus:
+    """Counts the rows that are read at a time."""
+
+    def __init__(self, embeddings):
+        self.embeddings, self.shape, self.reads = embeddings, embeddings.shape, []
+        self.dtype = embeddings.dtype
+
+    def __len__(self):
+        return len(self.embeddings)
+
+    def __getitem__(self, rows):
+        self.reads.append(len(rows))
+        return self.embeddings[rows]
+
+
+def test_a_memory_mapped_corpus_is_added_part_by_part(corpus, tmp_path, monkeypatch):
+    docs, ids, queries = corpus
+    np.save(tmp_path / "docs.npy", docs)
+    monkeypatch.setattr(faiss_index, "ADD_DOCS", 300)
+    mapped, added = Corpus(np.load(tmp_path / "docs.npy", mmap_mode="r")), []
+    index = FaissIndex.build(
+        mapped, ids, factory="IVF8,Flat", train_size=400, options=SearchOptions(nprobe=8), progress=added.append
+    )
+    assert mapped.reads == [400, *added] == [400, *[300] * 6, 200]
+    assert_same_ranking(index.search(queries, 10), ExactIndex(docs, ids).search(queries, 10), atol=1e-6)
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("factory", ["Flat", "IVF16,Flat", "HNSW8", "IVF16,SQ8"])
+def test_a_saved_index_gives_the_same_ranking(corpus, tmp_path, factory, mmap):
+    docs, ids, queries = corpus
+    options = SearchOptions(nprobe=4) if "IVF" in factory else SearchOptions()
+    index = FaissIndex.build(docs, ids, factory=factory, options=options)
+    index.save(tmp_path / "index")
+    expected = index.search(queries, 10)
+    loaded = FaissIndex.load(tmp_path / "index", mmap=mmap)
+    assert_same_ranking(loaded.search(queries, 10), expected)
+    loaded.save(tmp_path / "index")  # over the files it maps
+    assert_same_ranking(loaded.search(queries, 10), expected)
+    assert_same_ranking(FaissIndex.load(tmp_path / "index").search(queries, 10), expected)
+
+
+def test_a_memory_mapped_index_leaves_its_vectors_on_disk(tmp_path):
+    docs = np.random.default_rng(0).standard_normal((20000, 256), np.float32)  # 20 MB
+    FaissIndex.build(docs, names(20000)).save(tmp_path / "index")
+    program = """if True:
+        import sys, faiss
+        from de_jax.retrieval.faiss_index import FaissIndex
+        def memory():
+            return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
+        FaissIndex.load(sys.argv[2], mmap=True)
+        before = memory()
+        index = FaissIndex.load(sys.argv[1], mmap=sys.argv[3] == "True")
+        print((memory() - before) // 1024)
+    """
+    FaissIndex.build(docs[:10], names(10)).save(tmp_path / "small")
+
+    def megabytes(mmap):
+        command = [sys.executable, "-c", program, str(tmp_path / "index"), str(tmp_path / "small"), str(mmap)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert megabytes(mmap=True) < 10 < 15 < megabytes(mmap=False)
+
+
+def test_the_manifest_says_what_the_folder_holds(tmp_path):
+    FaissIndex.build(np.eye(3, dtype=np.float32), list("abc"), factory="HNSW4").save(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert {name: manifest[name] for name in ("factory", "num_docs", "dim")} == {"factory": "HNSW4", "num_docs": 3, "dim": 3}
+    assert set(manifest["sha256"]) == set(manifest["bytes"]) == {"index.faiss", "ids.json"}
+
+
+def test_a_failed_save_leaves_the_older_index(tmp_path, monkeypatch):
+    index = FaissIndex.build(np.eye(3, dtype=np.float32), list("abc"))
+    index.save(tmp_path / "index")
+
+    def write(file_index, writer):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(faiss, "write_index", write)
+    with pytest.raises(OSError, match="No space left"):
+        index.save(tmp_path / "index")
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+    assert FaissIndex.load(tmp_path / "index").search(np.eye(3, dtype=np.float32), 1).doc_rows[:, 0].tolist() == [0, 1, 2]
+
+
+def test_a_full_disk_is_noticed():
+    """FAISS's own writer closes such a file without a word."""
+    with pytest.raises(OSError, match="No space left"):
+        FaissIndex.build(np.eye(3, dtype=np.float32), list("abc"))._write_index(Path("/dev/full"))
+
+
+def damage(folder, change):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    index_file = folder / "index.faiss"
+    if change == "no manifest":
+        (folder / "manifest.json").unlink()
+    elif change == "format":
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "format": "something 2"}))
+    elif change == "short":
+        index_file.write_bytes(index_file.read_bytes()[:-7])
+    elif change == "no ids":
+        (folder / "ids.json").unlink()
+    elif change == "bit":
+        content = bytearray(index_file.read_bytes())
+        content[-1] ^= 1
+        index_file.write_bytes(content)
+    elif change == "ids":
+        text = (folder / "ids.json").read_text()
+        (folder / "ids.json").write_text(text.replace("a", "z"))
+    elif change == "counts":
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "num_docs": 4}))
+    elif change == "not faiss":
+        index_file.write_bytes(b"x" * index_file.stat().st_size)
+
+
+@pytest.mark.parametrize(
+    ("change", "mmap", "message"),
+    [
+        ("no manifest", False, r"holds no saved index \(no manifest.json\)"),
+        ("format", False, "has format 'something 2'"),
+        ("short", True, "index.faiss is missing or is not the"),
+        ("no ids", False, "ids.json is missing"),
+        ("bit", False, "index.faiss does not have the checksum"),
+        ("ids", True, "ids.json does not have the checksum"),
+        ("counts", False, r"holds \(ids, vectors, dimensions\) \(3, 3, 3\), not \(4, 4, 3\)"),
+        ("not faiss", True, "index.faiss cannot be read .Index type"),
+    ],
+)
+def test_a_damaged_folder_is_refused(tmp_path, change, mmap, message):
+    FaissIndex.build(np.eye(3, dtype=np.float32), list("abc")).save(tmp_path)
+    damage(tmp_path, change)
+    with pytest.raises(InputError, match=message) as caught:
+        FaissIndex.load(tmp_path, mmap=mmap)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_files_are_not_replaced(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    index = FaissIndex.build(np.eye(3, dtype=np.float32), list("abc"))
+    for place in (tmp_path, tmp_path / "thesis.tex"):
+        with pytest.raises(InputError, match="holds something else than a saved index"):
+            index.save(place)
+    assert (tmp_path / "thesis.tex").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "message"),
+    [
+        ("nonsense", {}, r"cannot make an index 'nonsense' of 3 dimensions \(could not parse index string nonsense\)"),
+        ("PQ2", {}, "'PQ2' of 3 dimensions .The dimension of the vector .d. should be a multiple"),
+        ("LSH", {}, "cannot make an index 'LSH'"),
+        ("IVF64,Flat", {}, "'IVF64,Flat' cannot be trained on 4 documents .Number of training points .4. should be"),
+        ("IDMap,Flat", {}, "'IDMap,Flat' cannot be filled part by part"),
+        ("Flat", {"nprobe": 4}, "nprobe does not apply to 'Flat'"),
+        ("IVF2,Flat", {"ef_search": 4}, "efSearch does not apply to 'IVF2,Flat'"),
+        ("IVF2,Flat", {"nprobe": 0}, "nprobe is 0"),
+        ("Flat", {"device": "tpu"}, "device is 'tpu'"),
+        ("Flat", {"device": "gpu", "gpu_mode": "split"}, "gpu_mode 'split'"),
+        ("Flat", {"device": "all_gpus"}, "FAISS sees no GPU"),
+        ("Flat", {"float16": True}, "float16 is for GPUs"),
+    ],
+)
+def test_what_faiss_cannot_do_is_said_in_one_sentence(factory, options, message):
+    with pytest.raises(InputError, match=message) as caught:
+        FaissIndex.build(np.eye(4, 3, dtype=np.float32), list("abcd"), factory=factory, options=SearchOptions(**options))
+    assert ".cpp" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_sizes_and_values_are_refused():
+    eye = np.eye(3, dtype=np.float32)
+    with pytest.raises(InputError, match="no documents"):
+        FaissIndex.build(np.zeros((0, 3), np.float32), [])
+    with pytest.raises(InputError, match="2 document ids do not match 3 embeddings"):
+        FaissIndex.build(eye, ["a", "b"])
+    with pytest.raises(InputError, match="train_size is 0"):
+        FaissIndex.build(eye, list("abc"), train_size=0)
+    index = FaissIndex.build(eye, list("abc"))
+    with pytest.raises(InputError, match="k is 0"):
+        index.search(eye, 0)
+    with pytest.raises(InputError, match="queries have 2 dimensions and documents 3"):
+        index.search(np.zeros((1, 2), np.float32), 1)
+    broken = eye.copy()
+    broken[2, 1] = np.nan
+    with pytest.raises(InputError, match="document 'c' has a value that is not finite"):
+        FaissIndex.build(broken, list("abc"))
+    with pytest.raises(InputError, match="query 2 has a value that is not finite"):
+        index.search(broken, 1)
+
+
+def test_no_queries_give_an_empty_ranking():
+    found = FaissIndex.build(np.eye(2, dtype=np.float32), ["a", "b"]).search(np.zeros((0, 2), np.float32), 3)
+    assert found.doc_rows.shape == found.scores.shape == (0, 3)
+
+
+def test_a_machine_without_faiss_is_told_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    sentence = r"FAISS cannot be imported .*pip install 'de_jax\[cpu\]', or 'de_jax\[gpu\]' for NVIDIA GPUs, never both"
+    with pytest.raises(InputError, match=sentence):
+        FaissIndex.build(np.eye(3, dtype=np.float32), list("abc"))
+    with pytest.raises(InputError, match=sentence):
+        FaissIndex.load(tmp_path)
+    with pytest.raises(InputError, match=sentence):
+        index_builder("Flat")
+    assert index_builder("exact") is ExactIndex
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """A FAISS that sees two GPUs; records what it is asked to put there and searches on the CPU."""
+    copies = []
+
+    def copy(index, cloner, gpus):
+        if "HNSW" in type(index).__name__:
+            raise RuntimeError("Error in f() at /x/GpuCloner.cpp:1: This index type is not implemented on GPU.")
+        copies.append((index.ntotal, cloner.shard, cloner.useFloat16, gpus))
+        return index
+
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
+    monkeypatch.setattr(faiss, "GpuMultipleClonerOptions", types.SimpleNamespace, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpus_list", copy)
+    return copies
+
+
+def test_gpus_hold_the_filled_index_as_asked(two_gpus, monkeypatch):
+    monkeypatch.setattr(faiss_index, "GPU_DEPTH", 50)
+    docs, ids = small_integers(np.random.default_rng(0), 90), names(90)
+    index = FaissIndex.build(docs, ids, options=SearchOptions(device="all_gpus", gpu_mode="replicate", float16=True))
+    assert two_gpus == [(0, False, True, [0]), (90, False, True, None)]
+    assert (index.search(docs, 40).doc_rows >= 0).all()
+    with pytest.raises(InputError, match="k is 60; a GPU gives at most 50"):
+        index.search(docs, 60)
+    FaissIndex.build(docs, ids, options=SearchOptions(device="gpu"))
+    assert two_gpus[-1] == (90, True, False, [0])
+
+
+def test_an_index_that_no_gpu_holds_is_refused_before_it_is_built(two_gpus):
+    with pytest.raises(InputError, match=r"cannot put the index on a GPU \(This index type is not implemented on GPU\)"):
+        FaissIndex.build(np.eye(3, dtype=np.float32), list("abc"), factory="HNSW4", options=SearchOptions(device="gpu"))
+    assert two_gpus == []
+
+
+@pytest.mark.parametrize(
+    ("choice", "options", "message"),
+    [
+        ("nonsense", {}, "could not parse index string nonsense"),
+        ("HNSW32", {"nprobe": 4}, "nprobe does not apply to 'HNSW32'"),
+        ("Flat", {"device": "gpu"}, "FAISS sees no GPU"),
+        ("exact", {"nprobe": 4}, "the exact index takes no nprobe"),
+    ],
+)
+def test_a_choice_is_checked_before_there_are_embeddings(choice, options, message):
+    with pytest.raises(InputError, match=message):
+        index_builder(choice, SearchOptions(**options))
+
+
+def test_a_choice_that_depends_on_the_dimensions_is_left_to_building():
+    docs = small_integers(np.random.default_rng(0), 300, dim=10)
+    build = index_builder("PQ5x4", SearchOptions())
+    assert (build(docs, names(300)).search(docs[:2], 3).doc_rows >= 0).all()

@@ -1,0 +1,76 @@
+"""--index of search and evaluate_beir, on a tiny run with random parameters."""
+
+import functools
+import json
+
+import jax
+import pytest
+
+from de_jax.data import beir
+from de_jax.data.text import load_tokenizer, train_sentencepiece
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import TowerConfig
+from de_jax.tools import evaluate_beir, search
+from de_jax.training.checkpoint import Checkpoints
+from de_jax.training.optimizer import adafactor, linear, make_optimizer
+from de_jax.training.run import CHECKPOINTS_DIR, describe_run
+from de_jax.training.train_step import init_state
+from de_jax.types import InputError
+
+WORDS = ("fox", "whale", "wolf", "sea", "den", "red", "blue", "grey", "deep", "quick")
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    """--run_dir and --dataset_dir of 100 documents."""
+    folder = tmp_path_factory.mktemp("index_choice")
+    docs = [(f"d{i}", a, f"the {a} and the {b} of it") for i, (a, b) in enumerate((a, b) for a in WORDS for b in WORDS)]
+    beir.write(folder / "tiny", docs, [("q0", "red fox"), ("q1", "grey wolf den")], {"test": {"q0": {"d0": 1}, "q1": {"d26": 1}}})
+    train_sentencepiece([text for _, _, text in docs], folder / "spiece.model", vocab_size=30)
+    tokenizer = load_tokenizer(folder / "spiece.model")
+    encoder = T5Config(vocab_size=30, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, dtype="float32")
+    model = DualEncoder(TowerConfig(encoder, projection_dim=8), TowerConfig(encoder, projection_dim=8))
+    lengths = {"max_query_length": 16, "max_doc_length": 24}
+    describe_run(folder / "run", model=model, query_tokenizer=tokenizer, doc_tokenizer=tokenizer, **lengths)
+    checkpoints = Checkpoints(folder / "run" / CHECKPOINTS_DIR)
+    tx = functools.partial(make_optimizer, adafactor, linear(peak=1e-2, num_steps=10))
+    checkpoints.save(0, init_state(model, tx, jax.random.key(0)))
+    checkpoints.close()
+    return ["--run_dir", str(folder / "run"), "--dataset_dir", str(folder / "tiny")]
+
+
+@pytest.fixture
+def printed(flags, capsys, tmp_path, monkeypatch):
+    """Runs a tool and gives the one JSON object it printed."""
+    monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path))
+
+    def run(tool, *argv):
+        tool.main([*flags, *argv])
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.mark.parametrize("choice", [["--index", "Flat"], ["--index", "IVF4,Flat", "--nprobe", "4"]])
+def test_an_index_that_sees_all_documents_changes_no_result(printed, choice):
+    exact, found = (printed(search, "--query", "red fox", *argv)["results"] for argv in ([], choice))
+    assert [result["id"] for result in found] == [result["id"] for result in exact]
+    exact, found = (printed(evaluate_beir, "--no_bm25", *argv) for argv in ([], choice))
+    assert found == {**exact, "index": choice[1]}
+
+
+@pytest.mark.parametrize("tool", [search, evaluate_beir])
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (["--index", "nonsense"], "could not parse index string"),
+        (["--index", "HNSW32", "--nprobe", "4"], "nprobe does not apply"),
+        (["--nprobe", "4"], "the exact index takes no nprobe"),
+        (["--index", "Flat", "--faiss_device", "gpu"], "FAISS sees no GPU"),
+    ],
+)
+def test_a_choice_is_refused_before_a_model_loads(flags, monkeypatch, tool, choice, message):
+    monkeypatch.setattr(tool, "load_run", None)
+    with pytest.raises(InputError, match=message):
+        tool.main([*flags, *choice])
