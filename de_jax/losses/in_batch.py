@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from de_jax.losses import masks, scores
+from de_jax.losses.dense import EXCLUDED
 from de_jax.types import Embeddings, InputError, Metrics
 
 DIRECTIONS = {
@@ -17,6 +18,8 @@ DIRECTIONS = {
     "query_to_doc": ("query_to_doc",),
     "doc_to_query": ("doc_to_query",),
 }
+SIDES: dict[str, scores.Side] = {"query_to_doc": ("query", ("doc", "neg_docs")), "doc_to_query": ("doc", ("query", "neg_queries"))}
+SAME_SIDE: dict[str, scores.Side] = {"query_to_doc": ("query", ("query",)), "doc_to_query": ("doc", ("doc",))}
 REDUCTIONS = ("sum", "mean")
 SAME_TOWER = {"query": ("query_to_doc",), "doc": ("doc_to_query",), "both": ("query_to_doc", "doc_to_query")}
 """The softmaxes whose anchors are of that tower, and which therefore get its other members as negatives."""
@@ -31,6 +34,7 @@ def in_batch_softmax(
     label_smoothing: float = 0.0,
     margin: float = 0.0,
     mask_duplicates: bool = True,
+    block_size: int | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Softmax of each query's document among the batch's documents, and of each document's query among its queries.
 
@@ -46,6 +50,7 @@ def in_batch_softmax(
         label_smoothing: share in [0, 1) of the target spread evenly over all candidates, the positive among them.
         margin: >= 0, taken from the positive's score before it is scaled (additive margin softmax, Yang et al. 2019).
         mask_duplicates: see above; False matches the paper.
+        block_size: how many candidates are scored at a time, for batches whose scores do not fit in memory; None: all at once.
 
     Returns:
         The loss, and its parts: loss_query_to_doc and loss_doc_to_query, each a mean over real rows, and the scalars of
@@ -64,6 +69,7 @@ def in_batch_softmax(
         label_smoothing=label_smoothing,
         margin=margin,
         mask_duplicates=mask_duplicates,
+        block_size=block_size,
     )
     return loss, metrics
 
@@ -77,6 +83,7 @@ def samtone(
     reduce_directions: str = "sum",
     margin: float = 0.0,
     mask_duplicates: bool = True,
+    block_size: int | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
     """`in_batch_softmax` with the other queries, or documents, of the batch among the negatives of a query, or document.
 
@@ -93,6 +100,7 @@ def samtone(
         margin: >= 0, taken from the positive's score before it is scaled.
         mask_duplicates: rows that share a query or a document are no negatives of each other, across the towers and within;
             False matches the paper, where the same document twice in a batch hurts "both" (table 3).
+        block_size: how many candidates are scored at a time, for batches whose scores do not fit in memory; None: all at once.
 
     Returns:
         The loss, and `in_batch_softmax`'s scalars with same_tower_share: the part of the softmaxes' denominators that is due to
@@ -115,12 +123,15 @@ def samtone(
         reduce_directions=reduce_directions,
         margin=margin,
         mask_duplicates=mask_duplicates,
+        block_size=block_size,
         with_same_tower=with_same_tower,
     )
     return loss, {**metrics, "same_tower_share": jnp.mean(jnp.stack(shares))}
 
 
-def nce(e: Embeddings, *, temperature: float | None = 0.01, mask_duplicates: bool = True) -> tuple[Float[Array, ""], Metrics]:
+def nce(
+    e: Embeddings, *, temperature: float | None = 0.01, mask_duplicates: bool = True, block_size: int | None = None
+) -> tuple[Float[Array, ""], Metrics]:
     """-log of the document's share against the one document of the batch that scores highest for the query.
 
     The baseline "NCE Neg" of ANCE (Xiong et al. 2021), table 1: one direction, the hardest in-batch negative only. That
@@ -131,6 +142,7 @@ def nce(e: Embeddings, *, temperature: float | None = 0.01, mask_duplicates: boo
         e: `query` and `doc` [B, D].
         temperature: tau > 0, the divisor of the scores; None takes the one the model learns.
         mask_duplicates: rows that share a query or a document are no negatives of each other.
+        block_size: how many candidates are scored at a time, for batches whose scores do not fit in memory; None: all at once.
 
     Returns:
         The mean over real rows, in nats, and: loss_query_to_doc, accuracy, positive_score, and negative_score, over all in-batch
@@ -140,10 +152,11 @@ def nce(e: Embeddings, *, temperature: float | None = 0.01, mask_duplicates: boo
         InputError: a hyper-parameter is out of its range.
     """
     scale = scores.scale_of(e, temperature)
-    positive = scores.positive_scores(e)
-    negatives = scores.contrast(scores.queries(e), [scores.docs(e)], scale, mask_duplicates=mask_duplicates)
+    sets = scores.items(e)
+    positive = scores.positive_scores(sets)
+    (negatives,) = scores.contrasts(sets, [("query", ("doc",))], scale, mask_duplicates=mask_duplicates, block_size=block_size)
     has_negative = negatives.num_negatives > 0
-    hardest = jnp.where(has_negative, scale * negatives.highest, scores.EXCLUDED)
+    hardest = jnp.where(has_negative, scale * negatives.highest, EXCLUDED)
     is_real = masks.is_real_row(e.query_id)
     loss = scores.mean_of_real(scores.softmax_loss(scale * positive, hardest), is_real)
     return loss, {
@@ -161,6 +174,7 @@ def _sum_of_softmaxes(
     reduce_directions: str,
     margin: float,
     mask_duplicates: bool,
+    block_size: int | None,
     label_smoothing: float = 0.0,
     with_same_tower: tuple[str, ...] = (),
 ) -> tuple[Float[Array, ""], Metrics, list[Float[Array, ""]]]:
@@ -170,16 +184,19 @@ def _sum_of_softmaxes(
     if not margin >= 0:
         raise InputError(f"margin={margin} must be at least 0.")
     is_real = masks.is_real_row(e.query_id)
-    positive = scores.positive_scores(e)
+    sets = scores.items(e)
+    positive = scores.positive_scores(sets)
     logit = scale * (positive - margin)
-    losses, across, shares = {}, {}, []
-    for direction in DIRECTIONS[directions]:
-        anchors, candidates = _sides(e, direction)
-        across[direction] = negatives = scores.contrast(anchors, candidates, scale, mask_duplicates=mask_duplicates)
-        if direction in with_same_tower:
-            same = scores.contrast(anchors, [anchors], scale, mask_duplicates=mask_duplicates)
-            negatives = scores.merge([negatives, same])
-            share = jnp.exp(same.log_sum_exp - jnp.logaddexp(logit, negatives.log_sum_exp))
+    names = DIRECTIONS[directions]
+    sides = [SIDES[name] for name in names] + [SAME_SIDE[name] for name in with_same_tower]
+    negatives_of = scores.contrasts(sets, sides, scale, mask_duplicates=mask_duplicates, block_size=block_size)
+    across = dict(zip(names, negatives_of, strict=False))
+    within = dict(zip(with_same_tower, negatives_of[len(names) :], strict=True))
+    losses, shares = {}, []
+    for direction, negatives in across.items():
+        if direction in within:
+            negatives = scores.merge([negatives, within[direction]])
+            share = jnp.exp(within[direction].log_sum_exp - jnp.logaddexp(logit, negatives.log_sum_exp))
             shares.append(scores.mean_of_real(share, is_real))
         loss = scores.softmax_loss(logit, negatives.log_sum_exp)
         if label_smoothing:
@@ -188,12 +205,5 @@ def _sum_of_softmaxes(
         losses[direction] = scores.mean_of_real(loss, is_real)
     reduce = jnp.mean if reduce_directions == "mean" else jnp.sum
     metrics: Metrics = {f"loss_{direction}": loss for direction, loss in losses.items()}
-    metrics |= scores.score_metrics(e, positive, across[DIRECTIONS[directions][0]])
+    metrics |= scores.score_metrics(e, positive, across[names[0]])
     return reduce(jnp.stack(list(losses.values()))), metrics, shares
-
-
-def _sides(e: Embeddings, direction: str) -> tuple[scores.Items, list[scores.Items]]:
-    """The anchors of a direction, and the candidates of the other tower."""
-    if direction == "query_to_doc":
-        return scores.queries(e), [scores.docs(e), *scores.neg_docs(e)]
-    return scores.docs(e), [scores.queries(e), *scores.neg_queries(e)]

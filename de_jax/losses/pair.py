@@ -9,7 +9,8 @@ from de_jax.losses import masks, scores
 from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.types import Embeddings, InputError, Metrics
 
-FORMS = ("samtone_eq3", "pair_paper", "pair_code")
+CANDIDATES = {"samtone_eq3": ("doc",), "pair_paper": ("doc", "neg_docs"), "pair_code": ("query", "neg_docs")}
+"""What each form contrasts a document with."""
 
 
 def pair(
@@ -20,6 +21,7 @@ def pair(
     temperature: float | None = 0.01,
     reduce_directions: str = "sum",
     mask_duplicates: bool = True,
+    block_size: int | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
     """(1 - alpha) * query-centric loss + alpha * document-centric loss, in one of the three forms that go by this name.
 
@@ -45,6 +47,7 @@ def pair(
         temperature: tau > 0, the divisor of the scores; None takes the one the model learns.
         reduce_directions: "sum" or "mean" of the two directions that only `samtone_eq3` has.
         mask_duplicates: see above; False matches the papers.
+        block_size: how many candidates are scored at a time, for batches whose scores do not fit in memory; None: all at once.
 
     Returns:
         The loss in nats, and `in_batch_softmax`'s scalars with loss_doc_centric. The query-centric loss is the (reduced) sum of
@@ -53,7 +56,7 @@ def pair(
     Raises:
         InputError: a hyper-parameter is out of its range.
     """
-    scores.check_choice("form", form, FORMS)
+    scores.check_choice("form", form, tuple(CANDIDATES))
     if not 0 <= alpha <= 1:
         raise InputError(f"alpha={alpha} must lie between 0 and 1.")
     query_centric, metrics = in_batch_softmax(
@@ -62,22 +65,17 @@ def pair(
         directions="both" if form == "samtone_eq3" else "query_to_doc",
         reduce_directions=reduce_directions,
         mask_duplicates=mask_duplicates,
+        block_size=block_size,
     )
     scale = scores.scale_of(e, temperature)
-    negatives = scores.contrast(scores.docs(e), _doc_centric_blocks(e, form), scale, mask_duplicates=mask_duplicates)
-    logit = scale * scores.positive_scores(e)
+    sets = scores.items(e)
+    (negatives,) = scores.contrasts(
+        sets, [("doc", CANDIDATES[form])], scale, mask_duplicates=mask_duplicates, block_size=block_size
+    )
+    logit = scale * scores.positive_scores(sets)
     if form == "samtone_eq3":
         losses = jnp.where(negatives.num_negatives > 0, negatives.log_sum_exp - logit, 0.0)
     else:
         losses = scores.softmax_loss(logit, negatives.log_sum_exp)
     doc_centric = scores.mean_of_real(losses, masks.is_real_row(e.query_id))
     return (1.0 - alpha) * query_centric + alpha * doc_centric, metrics | {"loss_doc_centric": doc_centric}
-
-
-def _doc_centric_blocks(e: Embeddings, form: str) -> list[scores.Items]:
-    """What a document is contrasted with."""
-    if form == "samtone_eq3":
-        return [scores.docs(e)]
-    if form == "pair_paper":
-        return [scores.docs(e), *scores.neg_docs(e)]
-    return [scores.queries(e), *scores.neg_docs(e)]

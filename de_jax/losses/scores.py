@@ -5,85 +5,72 @@ Every loss of this package is built of these two:
     softmax of a positive among negatives   log(1 + exp(lse - logit))   `softmax_loss`
     ratio of a positive to its negatives    lse - logit                 PAIR as the SamToNe paper prints it
 
-where `lse` runs over any number of blocks of candidates. `contrast` is the only place that sees a whole [B, K] block.
+where `lse` runs over any number of blocks of candidates, each scored at once (`dense`) or a few columns at a time (`streaming`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from de_jax.losses import masks
+from de_jax.losses import dense, masks, streaming
+from de_jax.losses.dense import EXACT, Contrast, Items, real_vectors
 from de_jax.types import Embeddings, InputError, Metrics
 
-EXCLUDED = -1e30
-"""Stands for minus infinity: its exponential is 0 in float32, and a row of nothing else still has a finite gradient."""
+Side = tuple[str, tuple[str, ...]]
+"""The names in `items` of a softmax's anchors and of its candidates; candidates that a batch does not have count for nothing."""
 
 
-_EXACT = {"precision": jax.lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
-"""At tau = .01 a score that was rounded to bfloat16, or multiplied in it as TPUs do by default, moves its logit by up to .2."""
+def items(e: Embeddings) -> dict[str, Items]:
+    """The queries and documents of a batch by the name of their field; the mined ones, if any, are one set for all rows."""
+    sets = {"query": Items(e.query, masks.pair_ids(e)), "doc": Items(e.doc, masks.pair_ids(e))}
+    for name, vectors, ids_of in (
+        ("neg_docs", e.neg_docs, masks.neg_doc_ids),
+        ("neg_queries", e.neg_queries, masks.neg_query_ids),
+    ):
+        if vectors is not None and vectors.shape[1]:
+            sets[name] = Items(vectors.reshape(-1, vectors.shape[-1]), ids_of(e, vectors.shape[1]))
+    return sets
 
 
-class Items(NamedTuple):
-    """K queries or documents: anchors or candidates of a softmax."""
-
-    vectors: Array  # [K, D]
-    ids: masks.Ids
-
-
-class Contrast(NamedTuple):
-    """What each anchor sees of its negatives; float32. Where it has none: EXCLUDED, 0, 0, EXCLUDED."""
-
-    log_sum_exp: Array  # [B] of the scaled scores
-    score_sum: Array  # [B] of the unscaled scores
-    num_negatives: Array  # [B]
-    highest: Array  # [B] unscaled score
-
-
-def queries(e: Embeddings) -> Items:
-    """The batch's own queries."""
-    return _items(e.query, masks.pair_ids(e))
-
-
-def docs(e: Embeddings) -> Items:
-    """The batch's own documents."""
-    return _items(e.doc, masks.pair_ids(e))
-
-
-def neg_docs(e: Embeddings) -> list[Items]:
-    """The mined documents of all rows as one block of B*N candidates; empty where the batch has none."""
-    if e.neg_docs is None or e.neg_docs.shape[1] == 0:
-        return []
-    return [_items(e.neg_docs.reshape(-1, e.neg_docs.shape[-1]), masks.neg_doc_ids(e, e.neg_docs.shape[1]))]
-
-
-def neg_queries(e: Embeddings) -> list[Items]:
-    """The mined queries of all rows as one block of B*M candidates; empty where the batch has none."""
-    if e.neg_queries is None or e.neg_queries.shape[1] == 0:
-        return []
-    return [_items(e.neg_queries.reshape(-1, e.neg_queries.shape[-1]), masks.neg_query_ids(e, e.neg_queries.shape[1]))]
-
-
-def positive_scores(e: Embeddings) -> Float[Array, " B"]:
+def positive_scores(sets: dict[str, Items]) -> Float[Array, " B"]:
     """The score of each query with its own document: their cosine where the embeddings are L2-normalised."""
-    return jnp.einsum("BD,BD->B", queries(e).vectors, docs(e).vectors, **_EXACT)
+    return jnp.einsum("BD,BD->B", real_vectors(sets["query"]), real_vectors(sets["doc"]), **EXACT)
 
 
-def contrast(anchors: Items, blocks: Sequence[Items], scale: Float[Array, ""], *, mask_duplicates: bool) -> Contrast:
-    """The scores of every anchor against its negatives in all `blocks`, reduced row by row.
+def contrasts(
+    sets: dict[str, Items],
+    sides: Sequence[Side],
+    scale: Float[Array, ""],
+    *,
+    mask_duplicates: bool,
+    block_size: int | None,
+) -> list[Contrast]:
+    """For each of `sides`, the scores of every anchor against its negatives in all candidate sets, reduced row by row.
 
     Args:
-        anchors: B queries or documents of the batch.
-        blocks: at least one set of candidates; they add up.
+        sets: what `items` returns.
+        sides: each with at least one set of candidates that the batch has; they add up.
         scale: 1 / tau.
         mask_duplicates: see `masks.is_negative`.
+        block_size: how many candidates are scored at a time; None scores all of a set at once.
+
+    Raises:
+        InputError: `block_size` is less than 1.
     """
-    parts = [_contrast_block(anchors, block, scale, mask_duplicates=mask_duplicates) for block in blocks]
-    return merge(parts)
+    pairs = [[(anchors, name) for name in candidates if name in sets] for anchors, candidates in sides]
+    flat = [pair for group in pairs for pair in group]
+    if block_size is None:
+        parts = [dense.contrast(sets[anchors], sets[name], scale, mask_duplicates=mask_duplicates) for anchors, name in flat]
+    elif block_size >= 1:
+        parts = streaming.contrasts(sets, flat, scale, mask_duplicates=mask_duplicates, block_size=block_size)
+    else:
+        raise InputError(f"block_size={block_size} must be at least 1; None scores all candidates at once.")
+    remaining = iter(parts)
+    return [merge([next(remaining) for _ in group]) for group in pairs]
 
 
 def merge(parts: Sequence[Contrast]) -> Contrast:
@@ -151,19 +138,3 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Raises InputError, naming the choices, where `value` is none of them."""
     if value not in choices:
         raise InputError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}.")
-
-
-def _items(vectors: Float[Array, "K D"], ids: masks.Ids) -> Items:
-    """Zeroes what only fills up: a masked score is ignored going forward, but 0 * NaN would come back in the gradient."""
-    return Items(jnp.where(ids.is_real[:, None], vectors, jnp.zeros_like(vectors)), ids)
-
-
-def _contrast_block(anchors: Items, block: Items, scale: Float[Array, ""], *, mask_duplicates: bool) -> Contrast:
-    allowed = masks.is_negative(anchors.ids, block.ids, mask_duplicates=mask_duplicates)  # [B, K]
-    scores = jnp.einsum("BD,KD->BK", anchors.vectors, block.vectors, **_EXACT)
-    return Contrast(
-        log_sum_exp=jax.nn.logsumexp(jnp.where(allowed, scale * scores, EXCLUDED), axis=1),
-        score_sum=jnp.sum(scores, axis=1, where=allowed),
-        num_negatives=jnp.sum(allowed, axis=1, dtype=jnp.float32),
-        highest=jnp.max(scores, axis=1, where=allowed, initial=EXCLUDED),
-    )
