@@ -197,7 +197,7 @@ def _describe(recipe: Recipe, run_dir: Path, data: TrainingSet) -> None:
     )
     settings, path = configurables.operative(), run_dir / "config.gin"
     before = path.read_text().splitlines() if path.exists() else settings.splitlines()
-    changed = [line for line in settings.splitlines() if line not in before]
+    changed = [line for line in settings.splitlines() if line not in before and not line.startswith("#")]
     if changed:
         warnings.warn(f"{run_dir} continues with other settings than it had: {'; '.join(changed)}.", stacklevel=2)
     with atomic_file(path) as temporary:
