@@ -43,7 +43,7 @@ def keep_freed_memory() -> None:
     """Tells glibc to reuse freed memory instead of returning it to the system; elsewhere nothing happens.
 
     XLA allocates a computation's scratch memory anew each time it runs. Got back from the system, every page of it faults, which
-    takes a third of a training step on a CPU.
+    shows in the time of a training step on a CPU.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
