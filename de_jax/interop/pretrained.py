@@ -1,0 +1,103 @@
+"""Other people's parameters as ours, and ours as theirs: every format gives a `Pretrained`, and no leaf is lost on the way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from de_jax.data.text import Tokenizer
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.training.paths import map_with_path
+from de_jax.types import Array, InputError, Params
+
+
+class Pretrained(NamedTuple):
+    """What a checkpoint of another library holds; a single text encoder is a `DualEncoder` that shares all its parts."""
+
+    model: DualEncoder
+    params: Params  # float32, numpy
+    query_tokenizer: Tokenizer | None  # None where the format carries none, as T5X does
+    doc_tokenizer: Tokenizer | None
+    max_query_length: int  # tokens
+    max_doc_length: int  # tokens
+
+
+class Origin(NamedTuple):
+    """Where a parameter of ours is in another library's checkpoint."""
+
+    name: str
+    transposed: bool = False
+
+
+def assemble(
+    source: str,
+    stored: Mapping[str, Callable[[], Array]],
+    origins: Mapping[str, Origin],
+    like: Params,
+    *,
+    ignored: Sequence[str] = (),
+) -> Params:
+    """Parameters of a model, float32, read one array at a time.
+
+    Args:
+        source: the checkpoint, for messages.
+        stored: reads an array, by its name in the checkpoint.
+        origins: by path of ours, such as "shared/encoder/layers_0/attention/query/kernel"; one for each leaf of `like`.
+        like: the model's parameters, or their shapes.
+        ignored: regular expressions of stored names that are left out; each must match one.
+
+    Raises:
+        InputError: a name is missing, or left over and not ignored; a shape or dtype that does not fit; a value that is not
+            finite.
+    """
+    _check_names(source, stored, origins, ignored)
+
+    def read(path: str, leaf: Array) -> np.ndarray:
+        origin = origins[path]
+        array = np.asarray(stored[origin.name]())
+        if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
+            raise InputError(f"{source}: {origin.name} holds {array.dtype} values, but parameters are floating-point numbers.")
+        array = np.ascontiguousarray(array.T if origin.transposed else array, np.float32)
+        if array.shape != leaf.shape:
+            raise InputError(
+                f"{source}: {origin.name} gives {array.shape} in the place of {leaf.shape}; the configuration differs."
+            )
+        if not np.isfinite(array).all():
+            raise InputError(f"{source}: {origin.name} holds values that are not finite; the checkpoint is damaged.")
+        return array
+
+    return map_with_path(read, like)
+
+
+def disassemble(params: Params, origins: Mapping[str, Origin]) -> dict[str, np.ndarray]:
+    """The arrays of `params` by their names in another library's checkpoint; the inverse of `assemble`."""
+    arrays: dict[str, np.ndarray] = {}
+
+    def write(path: str, leaf: Array) -> None:
+        array = np.asarray(leaf)
+        arrays[origins[path].name] = np.ascontiguousarray(array.T if origins[path].transposed else array)
+
+    map_with_path(write, params)
+    return arrays
+
+
+def _check_names(source: str, stored: Mapping[str, object], origins: Mapping[str, Origin], ignored: Sequence[str]) -> None:
+    wanted = {origin.name for origin in origins.values()}
+    if missing := sorted(wanted - set(stored)):
+        raise InputError(f"{source} lacks {len(missing)} arrays that the model needs: {_listed(missing)}.")
+    for pattern in ignored:
+        if not any(re.fullmatch(pattern, name) for name in stored):
+            raise InputError(f"the ignored pattern {pattern!r} matches no array of {source}; there are {_listed(sorted(stored))}.")
+    unused = sorted(name for name in set(stored) - wanted if not any(re.fullmatch(pattern, name) for pattern in ignored))
+    if unused:
+        raise InputError(
+            f"{source} holds {len(unused)} arrays that the model has no place for: {_listed(unused)}; "
+            "name them as ignored if they are not wanted."
+        )
+
+
+def _listed(names: Sequence[str], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
