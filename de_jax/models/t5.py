@@ -26,6 +26,7 @@ class T5Config:
         model_dim: width of the residual stream.
         mlp_dim: width inside a feed-forward layer.
         activation: "gated_gelu" is T5 1.1 (tanh gelu times a linear branch), "relu" is T5 1.0.
+        bias_per_layer: whether each layer has a relative position bias of its own (umT5, T5X's scanned layers), not one for all.
         dropout_rate: share dropped after the embedding, each sub-layer, the attention weights and the last norm.
         dtype: what matrices are multiplied in; parameters, norms and softmax stay float32. Never float16: T5 overflows.
         remat: "none" keeps all activations for the backward pass, "dots" keeps products with parameters only, "full" keeps
@@ -43,6 +44,7 @@ class T5Config:
     activation: Literal["gated_gelu", "relu"] = "gated_gelu"
     num_buckets: int = 32
     max_distance: int = 128
+    bias_per_layer: bool = False
     dropout_rate: float = 0.1
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Literal["none", "dots", "full"] = "none"
@@ -104,6 +106,8 @@ class T5Layer(nn.Module):
 
     def setup(self) -> None:
         config = self.config
+        if config.bias_per_layer:
+            self.relpos_bias = RelativePositionBias(config.num_heads, config.num_buckets, config.max_distance)
         self.pre_attention_layer_norm = RMSNorm(config.dtype)
         self.attention = SelfAttention(config.num_heads, config.head_dim, config.dropout_rate, jnp.dtype(config.dtype))
         self.pre_mlp_layer_norm = RMSNorm(config.dtype)
@@ -111,9 +115,11 @@ class T5Layer(nn.Module):
         self.dropout = Dropout(config.dropout_rate)
 
     def __call__(
-        self, x: Float[Array, "b L E"], bias: Float[Array, "H L L"], segments: Int[Array, "b L"], deterministic: bool
+        self, x: Float[Array, "b L E"], bias: Float[Array, "H L L"] | None, segments: Int[Array, "b L"], deterministic: bool
     ) -> Float[Array, "b L E"]:
         x = split_by_rows(x)
+        if bias is None:
+            bias = self.relpos_bias(x.shape[1])
         attended = self.attention(self.pre_attention_layer_norm(x), bias, segments, deterministic)
         x = x + self.dropout(attended, deterministic)
         return x + self.dropout(self.mlp(self.pre_mlp_layer_norm(x), deterministic), deterministic)
@@ -126,7 +132,8 @@ class T5Encoder(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        self.relpos_bias = RelativePositionBias(config.num_heads, config.num_buckets, config.max_distance)
+        if not config.bias_per_layer:
+            self.relpos_bias = RelativePositionBias(config.num_heads, config.num_buckets, config.max_distance)
         layer = _rematerialised(config.remat)
         self.layers = [layer(config) for _ in range(config.num_layers)]
         self.encoder_norm = RMSNorm(config.dtype)
@@ -134,7 +141,7 @@ class T5Encoder(nn.Module):
 
     def __call__(self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
         # Texts of a row are contiguous, so that distances between two tokens of one text are those within the row.
-        bias = self.relpos_bias(x.shape[1])
+        bias = None if self.config.bias_per_layer else self.relpos_bias(x.shape[1])
         x = self.dropout(x, deterministic)
         if self.config.scan_layers and not self.is_initializing():
             x = self._scanned(x, bias, segments, deterministic)
@@ -143,7 +150,7 @@ class T5Encoder(nn.Module):
                 x = layer(x, bias, segments, deterministic)
         return self.dropout(self.encoder_norm(x), deterministic)
 
-    def _scanned(self, x: Array, bias: Array, segments: Array, deterministic: bool) -> Array:
+    def _scanned(self, x: Array, bias: Array | None, segments: Array, deterministic: bool) -> Array:
         """The layers as a loop over their stacked parameters: one layer is compiled, whatever their number."""
         params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layer.variables["params"] for layer in self.layers))
         keys = None if deterministic else jax.random.split(self.make_rng("dropout"), len(self.layers))

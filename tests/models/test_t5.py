@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import T5Config as TorchConfig
-from transformers import T5EncoderModel
+from transformers import T5EncoderModel, UMT5EncoderModel
+from transformers import UMT5Config as TorchUMT5Config
 
 from de_jax.models import attention
 from de_jax.models.attention import attend, relative_position_bucket
@@ -16,9 +17,10 @@ from de_jax.models.tower import Tower, TowerConfig, pool, segments_of
 SIZES = {"vocab_size": 97, "model_dim": 32, "num_layers": 3, "num_heads": 4, "head_dim": 8, "mlp_dim": 48}
 
 
-def torch_model(activation: str, seed: int = 0) -> T5EncoderModel:
-    torch.manual_seed(seed)
-    config = TorchConfig(
+def torch_model(activation: str, bias_per_layer: bool = False) -> T5EncoderModel | UMT5EncoderModel:
+    torch.manual_seed(0)
+    config_class, model_class = (TorchUMT5Config, UMT5EncoderModel) if bias_per_layer else (TorchConfig, T5EncoderModel)
+    config = config_class(
         vocab_size=97,
         d_model=32,
         num_layers=3,
@@ -27,7 +29,7 @@ def torch_model(activation: str, seed: int = 0) -> T5EncoderModel:
         d_ff=48,
         feed_forward_proj={"relu": "relu", "gated_gelu": "gated-gelu"}[activation],
     )
-    model = T5EncoderModel(config).eval()
+    model = model_class(config).eval()
     with torch.no_grad():  # a norm that is all ones would hide a missing scale
         for name, parameter in model.named_parameters():
             if "layer_norm" in name:
@@ -35,8 +37,10 @@ def torch_model(activation: str, seed: int = 0) -> T5EncoderModel:
     return model
 
 
-def our_encoder_params(model: T5EncoderModel, activation: str) -> dict:
+def our_encoder_params(model: T5EncoderModel | UMT5EncoderModel, activation: str) -> dict:
     weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    bias = lambda i: {"rel_embedding": weights[f"encoder.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"].T}  # noqa: E731
+    bias_per_layer = isinstance(model, UMT5EncoderModel)
 
     def layer(i: int) -> dict:
         attention, mlp = f"encoder.block.{i}.layer.0.", f"encoder.block.{i}.layer.1."
@@ -49,15 +53,15 @@ def our_encoder_params(model: T5EncoderModel, activation: str) -> dict:
             },
             "pre_mlp_layer_norm": {"scale": weights[mlp + "layer_norm.weight"]},
             "mlp": {name: {"kernel": weights[f"{mlp}DenseReluDense.{name}.weight"].T} for name in branches},
+            **({"relpos_bias": bias(i)} if bias_per_layer else {}),
         }
 
-    bias = weights["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"].T
     return {
         "embedder": {"embedding": weights["shared.weight"]},
         "encoder": {
-            "relpos_bias": {"rel_embedding": bias},
             "encoder_norm": {"scale": weights["encoder.final_layer_norm.weight"]},
             **{f"layers_{i}": layer(i) for i in range(3)},
+            **({} if bias_per_layer else {"relpos_bias": bias(0)}),
         },
     }
 
@@ -72,13 +76,14 @@ def random_tokens(lengths: list[int], longest: int) -> np.ndarray:
 
 @pytest.mark.parametrize("activation", ["relu", "gated_gelu"])
 @pytest.mark.parametrize("lengths", [[200, 200], [200, 3, 77]], ids=["full", "padded"])
-def test_encoder_equals_transformers(activation, lengths):
-    reference = torch_model(activation)
+@pytest.mark.parametrize("bias_per_layer", [False, True], ids=["t5", "umt5"])
+def test_encoder_equals_transformers(activation, lengths, bias_per_layer):
+    reference = torch_model(activation, bias_per_layer)
     tokens = random_tokens(lengths, 200)
     mask = tokens != 0
     with torch.no_grad():
         expected = reference(input_ids=torch.tensor(tokens), attention_mask=torch.tensor(mask)).last_hidden_state.numpy()
-    config = T5Config(**SIZES, activation=activation, dtype="float32")
+    config = T5Config(**SIZES, activation=activation, bias_per_layer=bias_per_layer, dtype="float32")
     params = our_encoder_params(reference, activation)
     x = config.embedder().apply({"params": params["embedder"]}, tokens)
     actual = np.asarray(config.encoder().apply({"params": params["encoder"]}, x, jnp.asarray(mask, jnp.int32), True))
@@ -174,11 +179,11 @@ def test_fused_attention_computes_what_ours_does(monkeypatch):
 
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
-def test_a_loop_over_layers_changes_nothing(remat):
-    tokens = jnp.asarray(random_tokens([7, 3], 8))
+@pytest.mark.parametrize("bias_per_layer", [False, True])
+def test_a_loop_over_layers_changes_nothing(remat, bias_per_layer):
+    tokens, options = jnp.asarray(random_tokens([7, 3], 8)), {"dtype": "float32", "remat": remat, "bias_per_layer": bias_per_layer}
     plain, scanned = (
-        Tower(TowerConfig(T5Config(**SIZES, dtype="float32", remat=remat, scan_layers=scan), projection_dim=16))
-        for scan in (False, True)
+        Tower(TowerConfig(T5Config(**SIZES, **options, scan_layers=scan), projection_dim=16)) for scan in (False, True)
     )
     params = plain.init(jax.random.key(0), tokens)
     assert jax.tree.structure(params) == jax.tree.structure(scanned.init(jax.random.key(0), tokens))
