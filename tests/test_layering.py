@@ -61,6 +61,7 @@ RULES = {
     "de_jax.evaluation.metrics": ABOVE_TRAINING.allowing("ir_measures"),
     "de_jax.evaluation.plots": ABOVE_TRAINING.allowing("matplotlib", "sklearn", "threadpoolctl"),
     "de_jax.interop": ABOVE_TRAINING.allowing("torch", "transformers", "tokenizers"),
+    "de_jax.interop.t5x": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
     "de_jax.configurables": PROCESS,
     "de_jax.train": PROCESS,
     "de_jax.mine": PROCESS,

@@ -1,0 +1,303 @@
+"""T5X checkpoints in both layouts; small ones made here, and the one that t5x_retrieval was tested with, where it is."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import jax
+import msgpack
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import tensorstore
+
+from de_jax.interop import t5x
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import TowerConfig
+from de_jax.types import InputError
+
+REAL = Path("/work/shared/data/t5x/test_de_t5_tiny.checkpoint_1000")
+SIZES = {"vocab_size": 50, "model_dim": 8, "num_layers": 2, "num_heads": 2, "head_dim": 4, "mlp_dim": 12, "dtype": "float32"}
+
+
+def tower(projection_dim=6, **changes):
+    return TowerConfig(T5Config(**{**SIZES, **changes}), projection_dim=projection_dim)
+
+
+def symmetric(projection_dim=6, **changes):
+    return DualEncoder(tower(projection_dim, **changes), tower(projection_dim, **changes))
+
+
+def params_of(model):
+    return jax.tree.map(np.asarray, model.init(jax.random.key(0)))
+
+
+def target_of(params):
+    """The tree of a symmetric dual encoder as T5X has it."""
+    shared = params["shared"]
+    target = {"token_embedder": shared["embedder"], "encoder": shared["encoder"]}
+    return target | ({"projection_layer": shared["projection"]} if "projection" in shared else {})
+
+
+def scanned(target):
+    """The layers of an encoder as one, stacked on the second axis, kernels with an axis of heads."""
+    encoder = dict(target["encoder"])
+    layers = [encoder.pop(f"layers_{i}") for i in range(2)]
+    encoder["encoder"] = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *layers)
+    attention = encoder["encoder"]["attention"]
+    for name in ("query", "key", "value"):
+        attention[name]["kernel"] = attention[name]["kernel"].reshape(8, 2, 2, 4)
+    attention["out"]["kernel"] = attention["out"]["kernel"].swapaxes(0, 1).reshape(2, 2, 4, 8).transpose(1, 0, 2, 3)
+    return {**target, "encoder": encoder}
+
+
+def with_decoder(target):
+    return {**target, "decoder": {"logits_dense": {"kernel": np.ones((8, 50), np.float32)}}}
+
+
+def inline(array):
+    array = np.asarray(array)
+    return msgpack.ExtType(1, msgpack.packb((array.shape, array.dtype.name, array.tobytes())))
+
+
+def write_msgpack(folder, target, *, zarr_from=None, spec="new", version=3):
+    """The older layout; matrices of at least `zarr_from` values lie beside the file."""
+
+    def leaf(path, array):
+        if zarr_from is None or array.ndim < 2 or array.size < zarr_from:
+            return inline(array)
+        name = "target." + ".".join(key.key for key in path)
+        chunks = [max(1, len(array) // 2), *array.shape[1:]]
+        metadata = {"shape": list(array.shape), "chunks": chunks, "compressor": {"id": "gzip"}, "dtype": array.dtype.str}
+        place = {"driver": "file", "path": f"{folder / name}/"}
+        tensorstore.open({"driver": "zarr", "kvstore": place, "metadata": metadata}, create=True).result().write(array).result()
+        if spec == "old":
+            return {"driver": "zarr", "kvstore": {"driver": "gcs", "bucket": "b"}, "path": name, "metadata": metadata}
+        return {"driver": "zarr", "kvstore": {"driver": "gfile", "path": name}, "metadata": metadata}
+
+    folder.mkdir(parents=True)
+    tree = jax.tree_util.tree_map_with_path(leaf, target)
+    state = {"step": inline(np.int32(7)), "param_states": {"encoder": {"m": inline(np.ones(3, np.float32)), "v": None}}}
+    content = {"version": version, "optimizer": {"state": state, "target": tree}}
+    (folder / "checkpoint").write_bytes(msgpack.packb(content))
+    return folder
+
+
+def write_orbax(folder, target, **options):
+    tree = {"target": target, "state": {"step": np.int32(7), "param_states": {"m": np.ones(3, np.float32)}}}
+    ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**options)).save(folder / "state", tree)
+    return folder
+
+
+LAYOUTS = {
+    "inline": write_msgpack,
+    "zarr": lambda folder, target: write_msgpack(folder, target, zarr_from=20),
+    "zarr_old_spec": lambda folder, target: write_msgpack(folder, target, zarr_from=20, spec="old", version=2),
+    "ocdbt": write_orbax,
+    "orbax_folders": lambda folder, target: write_orbax(folder, target, use_ocdbt=False),
+}
+
+
+def assert_equal(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("activation", ["relu", "gated_gelu"])
+def test_a_dual_encoder_is_read_from_every_layout(tmp_path, layout, activation):
+    model = symmetric(activation=activation)
+    params = params_of(model)
+    found = t5x.read(LAYOUTS[layout](tmp_path / "checkpoint_7", target_of(params)))
+    assert found.model == model
+    assert_equal(found.params, params)
+    assert found.query_tokenizer is None
+    assert found.doc_tokenizer is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("bias_per_layer", [False, True])
+def test_scanned_layers_are_taken_apart_and_a_decoder_is_left_out(tmp_path, layout, bias_per_layer):
+    model = symmetric(projection_dim=None, bias_per_layer=bias_per_layer)
+    params = params_of(model)
+    found = t5x.read(LAYOUTS[layout](tmp_path / "checkpoint_7", with_decoder(scanned(target_of(params)))))
+    assert found.model == model
+    assert_equal(found.params, params)
+
+
+@pytest.mark.parametrize("shared", [(), ("projection",), ("embedder",), ("encoder", "embedder"), ("encoder", "projection")])
+def test_what_is_written_is_read_again_to_the_last_bit(tmp_path, shared):
+    model = DualEncoder(tower(), tower(bias_per_layer="encoder" not in shared), shared=shared)
+    params = params_of(model)
+    t5x.write(tmp_path / "checkpoint_7", model, params, 7)
+    found = t5x.read(tmp_path / "checkpoint_7")
+    assert set(found.model.shared) == set(shared)
+    assert (found.model.query, found.model.doc) == (model.query, model.doc)
+    assert_equal(found.params, params)
+
+
+def test_what_is_written_is_what_t5x_looks_for(tmp_path):
+    model = symmetric()
+    t5x.write(tmp_path / "checkpoint_7", model, params_of(model), 7)
+    content = msgpack.unpackb((tmp_path / "checkpoint_7/checkpoint").read_bytes())
+    state, target = content["optimizer"]["state"], content["optimizer"]["target"]
+    assert msgpack.unpackb(state["step"].data) == [[], "int32", np.int32(7).tobytes()]
+    assert msgpack.unpackb(target["encoder"]["encoder_norm"]["scale"].data)[:2] == [[8], "float32"]
+    spec = tensorstore.Spec(target["encoder"]["layers_1"]["mlp"]["wo"]["kernel"]).to_json()
+    assert spec["kvstore"]["path"].rstrip("/") == "target.encoder.layers_1.mlp.wo.kernel"
+    assert {"shape", "chunks", "compressor"} <= set(spec["metadata"])
+    assert (tmp_path / "checkpoint_7/target.encoder.layers_1.mlp.wo.kernel/.zarray").is_file()
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the checkpoint of t5x_retrieval's tests is not here")
+def test_a_checkpoint_by_t5x_itself_comes_back_bit_equal(tmp_path):
+    found = t5x.read(REAL)
+    assert found.model.query.projection_dim == 768
+    assert found.params["shared"]["embedder"]["embedding"].shape == (32128, 4)
+    t5x.write(tmp_path / "checkpoint_1000", found.model, found.params, 1000)
+    again = t5x.read(tmp_path / "checkpoint_1000")
+    assert again.model == found.model
+    assert_equal(again.params, found.params)
+    tokens = np.array([[5, 9, 1, 0], [7, 1, 0, 0]], np.int32)
+    np.testing.assert_allclose(np.linalg.norm(found.model.encode_query(found.params, tokens), axis=1), 1, atol=1e-6)
+
+
+def test_low_precision_is_read_as_float32(tmp_path):
+    target = target_of(params_of(symmetric()))
+    half = jax.tree.map(lambda leaf: leaf.astype(jax.numpy.bfloat16), target)
+    found = t5x.read(write_msgpack(tmp_path / "checkpoint_7", half))
+    assert found.params["shared"]["encoder"]["encoder_norm"]["scale"].dtype == np.float32
+
+
+def test_what_has_no_place_is_refused_unless_named(tmp_path):
+    target = target_of(params_of(symmetric()))
+    folder = write_msgpack(tmp_path / "checkpoint_7", {**target, "head": {"kernel": np.ones((2, 2), np.float32)}})
+    with pytest.raises(InputError, match="no place for: head/kernel"):
+        t5x.read(folder)
+    assert_equal(t5x.read(folder, ignored=["head/.*"]).params, params_of(symmetric()))
+
+
+def test_models_that_t5x_has_no_place_for_are_refused(tmp_path):
+    model = DualEncoder(tower(), tower(), initial_temperature=0.05)
+    with pytest.raises(InputError, match="without a learned temperature"):
+        t5x.write(tmp_path / "checkpoint_7", model, params_of(model), 7)
+    assert not (tmp_path / "checkpoint_7").exists()
+
+
+def test_a_folder_without_a_checkpoint_is_named(tmp_path):
+    assert not t5x.recognises(tmp_path)
+    with pytest.raises(InputError, match="give a checkpoint_<step> folder"):
+        t5x.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (pickle.dumps({"target": [1, 2]}), "not a T5X checkpoint"),
+        (b"", "not a T5X checkpoint"),
+        (msgpack.packb({"version": 1, "optimizer": {}}), "version 2 or 3, but of 1"),
+        (msgpack.packb([1, 2]), "but of None"),
+        (msgpack.packb({"version": 3, "optimizer": {"target": 5}}), "no optimizer/target"),
+        (msgpack.packb({"version": 3, "optimizer": {"target": {"a": 5}}}), "a is neither an array nor a tree"),
+        (msgpack.packb({"version": 3, "optimizer": {"target": {b"a": {}}}}), "neither an array nor a tree"),
+        (msgpack.packb({"version": 3, "optimizer": {"target": {"a": msgpack.ExtType(2, b"")}}}), "a is not an array"),
+        (msgpack.packb({"version": 3, "optimizer": {"target": {}}}), "holds no array 'token_embedder/embedding'"),
+    ],
+)
+def test_files_that_are_no_checkpoint_end_in_a_sentence(tmp_path, content, message):
+    (tmp_path / "checkpoint").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        t5x.read(tmp_path)
+
+
+def test_a_tree_without_end_is_refused(tmp_path):
+    tree = inline(np.ones(1, np.float32))
+    for _ in range(200):
+        tree = {"a": tree}
+    (tmp_path / "checkpoint").write_bytes(msgpack.packb({"version": 3, "optimizer": {"target": tree}}))
+    with pytest.raises(InputError, match="neither an array nor a tree"):
+        t5x.read(tmp_path)
+
+
+def test_a_checkpoint_cut_off_anywhere_ends_in_a_sentence(tmp_path):
+    whole = write_msgpack(tmp_path / "whole", target_of(params_of(symmetric()))) / "checkpoint"
+    content = whole.read_bytes()
+    for length in range(0, len(content), 97):
+        whole.write_bytes(content[:length])
+        with pytest.raises(InputError, match="cut off"):
+            t5x.read(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (("U" * 2, [2], b"\0" * 8), "is no type of numbers"),
+        (("object", [1], b"\0" * 8), "is no type of numbers"),
+        (("float32", [3], b"\0" * 8), "is not an array"),
+        (("float32", [-1, 2], b"\0" * 16), "in the place of"),  # numpy infers the size
+        (("float32", [2**62, 8], b"\0" * 16), "is not an array"),
+        (("int32", [8], b"\0" * 32), "holds int32 values"),
+        (("float32", [8], np.full(8, np.nan, np.float32).tobytes()), "not finite"),
+    ],
+)
+def test_arrays_that_are_none_end_in_a_sentence(tmp_path, array, message):
+    dtype, shape, data = array
+    target = jax.tree.map(lambda leaf: inline(leaf), target_of(params_of(symmetric())))
+    target["encoder"]["encoder_norm"]["scale"] = msgpack.ExtType(1, msgpack.packb((shape, dtype, data)))
+    (tmp_path / "checkpoint").write_bytes(msgpack.packb({"version": 3, "optimizer": {"target": target}}))
+    with pytest.raises(InputError, match=message):
+        t5x.read(tmp_path)
+
+
+EMBEDDING = "target.token_embedder.embedding"
+
+
+def set_header(folder, **changes):
+    file = folder / EMBEDDING / ".zarray"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: shutil.rmtree(folder / EMBEDDING), "embedding is missing or damaged"),
+        (lambda folder: (folder / EMBEDDING / "1.0").unlink(), "embedding is missing or damaged"),
+        (lambda folder: (folder / EMBEDDING / "1.0").write_bytes(b"not gzip"), "embedding is missing or damaged"),
+        (lambda folder: (folder / EMBEDDING / ".zarray").write_text("{"), "embedding is missing or damaged"),
+        (lambda folder: set_header(folder, shape=[2**40, 8]), "announces arrays far beyond"),
+        (lambda folder: set_header(folder, chunks=[2**40, 8]), "a chunk is larger than the array"),
+        (lambda folder: set_header(folder, dtype="|O"), "embedding is missing or damaged"),
+        (lambda folder: set_header(folder, dtype="<i4"), "holds int32 values"),
+    ],
+)
+def test_damaged_arrays_end_in_a_sentence(tmp_path, damage, message):
+    folder = write_msgpack(tmp_path / "checkpoint_7", target_of(params_of(symmetric())), zarr_from=20)
+    damage(folder)
+    with pytest.raises(InputError, match=message):
+        t5x.read(folder)
+
+
+def test_a_path_out_of_the_checkpoint_is_not_followed(tmp_path):
+    folder = write_msgpack(tmp_path / "checkpoint_7", target_of(params_of(symmetric())), zarr_from=20)
+    (folder / EMBEDDING).rename(tmp_path / "elsewhere")
+    content = (folder / "checkpoint").read_bytes()
+    path = f"../elsewhere{'/' * (len(EMBEDDING) - len('../elsewhere'))}"
+    (folder / "checkpoint").write_bytes(content.replace(EMBEDDING.encode(), path.encode()))
+    with pytest.raises(InputError, match="elsewhere is missing or damaged"):
+        t5x.read(folder)
+
+
+def test_a_damaged_orbax_database_ends_in_a_sentence(tmp_path):
+    folder = write_orbax(tmp_path / "checkpoint_7", target_of(params_of(symmetric())))
+    (folder / "state/manifest.ocdbt").write_bytes(b"\0" * 40)
+    with pytest.raises(InputError, match="state is missing or damaged"):
+        t5x.read(folder)
+
+
+def test_a_number_of_layers_without_end_is_refused(tmp_path):
+    target = scanned(target_of(params_of(symmetric(bias_per_layer=True))))
+    target["encoder"]["encoder"]["pre_mlp_layer_norm"]["scale"] = np.zeros((1, 5000), np.float32)
+    with pytest.raises(InputError, match="second axis should be that of the layers"):
+        t5x.read(write_msgpack(tmp_path / "checkpoint_7", target))
