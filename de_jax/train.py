@@ -188,17 +188,15 @@ def main(argv: list[str] | None = None) -> None:
     recipe = read_recipe(args.gin_file, bindings)
     if args.dry_run:
         params = recipe.check().params
-        json.dump({"num_parameters": sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))}, sys.stdout)
+        print(json.dumps({"num_parameters": sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))}))
     else:
         if not args.run_dir:
             raise InputError("--run_dir is missing; name the folder that checkpoints and logs go to.")
         summary = train(recipe, Path(args.run_dir))
         if distributed.is_first():
-            json.dump(summary, sys.stdout)
+            print(json.dumps(summary))
         if summary["stopped"] == StopOnTerminate.REASON:
-            print()
             sys.exit(command.EXIT_STOPPED)
-    print()
 
 
 def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -43,6 +43,14 @@ def test_encode_throughput_stands_beside_a_peer_that_gives_the_same_embeddings()
 
 
 @pytest.mark.slow
+def test_the_parts_of_an_encoder_are_timed_beside_the_whole():
+    report = run("encoder_parts", "--rows", "2", "--length", "8", "--calls", "1")
+    assert {"attention", "mlp in", "whole"} < report["milliseconds"].keys()
+    assert report["peak_share"].keys() == report["milliseconds"].keys() - {"activation", "norms and residuals", "whole"}
+    assert report["qkv_in_one"].keys() == {"median", "min", "max"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["in_batch_softmax", "samtone"])
 def test_step_time_stands_beside_a_peer_that_has_the_same_loss(loss):
     report = run(
