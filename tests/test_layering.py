@@ -35,6 +35,7 @@ TRAINING = Rule(("types", "losses", "models", "data"), ("jax", "numpy", "jaxtypi
 ABOVE_TRAINING = Rule(
     ("types", "losses", "models", "data", "training"), ("jax", "numpy", "jaxtyping"), ("tqdm", "scipy", "safetensors")
 )
+SCORING = ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "retrieval"), packages=(*ABOVE_TRAINING.packages, "tqdm"))
 PROCESS = Rule(
     ("types", "command", "configurables", "losses", "models", "data", "training", "retrieval", "evaluation", "interop"),
     ("gin", "jax", "numpy", "jaxtyping"),
@@ -59,6 +60,8 @@ RULES = {
     "de_jax.retrieval.faiss_index": ABOVE_TRAINING.allowing("faiss"),
     "de_jax.evaluation": ABOVE_TRAINING,
     "de_jax.evaluation.metrics": ABOVE_TRAINING.allowing("ir_measures"),
+    "de_jax.evaluation.task": SCORING,
+    "de_jax.evaluation.arguments": SCORING,
     "de_jax.evaluation.plots": ABOVE_TRAINING.allowing("matplotlib", "sklearn", "threadpoolctl"),
     "de_jax.interop": ABOVE_TRAINING.allowing("torch", "transformers", "tokenizers"),
     "de_jax.interop.t5x": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),

@@ -50,13 +50,29 @@ def iter_queries(path: str | Path, *, skip_empty: bool = False) -> Iterator[tupl
     """Yields (id, text) of each line, streaming.
 
     Args:
-        path: jsonl (`_id`, `text` and, in documents, `title`) or tsv (id, text); plain, or compressed where the name ends in .gz.
+        path: jsonl (`_id`, `text` and, in documents, `title`), or tsv (id, text; or MS MARCO's id, url, title, body), also named
+            .txt; plain, or compressed where the name ends in .gz.
         skip_empty: pass over empty texts instead of refusing them.
 
     Raises:
         InputError: a missing, truncated or malformed file, an empty text; names the file and the line.
     """
     return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=False, skip_empty=skip_empty) if text)
+
+
+def count_docs(path: str | Path, judged: Iterable[str]) -> int:
+    """How many documents have a text, after a look for all that were judged; an empty document may be judged too.
+
+    Raises:
+        InputError: judged documents that are not there, and what `iter_queries` raises.
+    """
+    missing, num_docs = dict.fromkeys(judged), 0
+    for _, doc_id, text in _records(Path(path), with_title=True, skip_empty=True):
+        missing.pop(doc_id, None)
+        num_docs += bool(text)
+    if missing:
+        raise unknown_ids(list(missing), f"judged documents that are not in {path}")
+    return num_docs
 
 
 def find_file(dataset_dir: str | Path, name: str) -> Path:
@@ -206,9 +222,9 @@ def _read_texts(path: Path, *, with_title: bool, skip_empty: bool) -> tuple[Text
 
 def _records(path: Path, *, with_title: bool, skip_empty: bool) -> Iterator[tuple[int, str, str]]:
     """Yields (line number, id, text) of a jsonl or tsv file."""
-    suffixes = path.suffixes[-2:] if path.suffix == ".gz" else [path.suffix]
-    if suffixes[0] not in (".jsonl", ".tsv"):
-        raise InputError(f"{path}: the name must end in .jsonl or .tsv, with or without .gz.")
+    suffixes = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
+    if suffixes[:1] not in ([".jsonl"], [".tsv"], [".txt"]):
+        raise InputError(f"{path}: the name must end in .jsonl, .tsv or .txt, with or without .gz.")
     parse = _parse_json if suffixes[0] == ".jsonl" else _parse_tsv
     for line, raw in lines(path):
         try:
@@ -247,8 +263,11 @@ def _has_lone_surrogate(text: str) -> bool:
 
 def _parse_tsv(raw: str, with_title: bool) -> tuple[str, str]:
     columns = raw.split("\t")
+    if len(columns) == 4:
+        text_id, url, title, body = columns
+        return text_id, (f"{title} {body}" if with_title else body).strip() or url  # a page may have neither
     if len(columns) != 2:
-        raise ValueError(f"expected 2 tab-separated columns (id, text), found {len(columns)}")
+        raise ValueError(f"expected 2 tab-separated columns (id, text) or 4 (id, url, title, body), found {len(columns)}")
     return columns[0], columns[1].strip()
 
 

@@ -22,7 +22,7 @@ from jaxtyping import Int, Int32
 from de_jax.data import beir, files
 from de_jax.data.store_writer import ARRAYS, FORMAT, writing
 from de_jax.data.text import PAD_ID, Tokenizer
-from de_jax.types import InputError
+from de_jax.types import PADDING_ID, InputError
 
 _CHUNK_TEXTS = 8192
 _CHUNK_CHARACTERS = 1 << 24
@@ -110,10 +110,16 @@ class TokenStore:
             pad_to: the width; at least the longest of these texts.
         """
         is_text = rows >= 0
-        starts = self.offsets[np.where(is_text, rows, 0)]
-        ends = self.offsets[np.where(is_text, rows, 0) + 1]
+        starts, ends = (np.where(is_text, self.offsets[rows + end], PADDING_ID) for end in (0, 1))
+        return self.pad_spans(starts, ends, max_length, pad_to)
+
+    def pad_spans(
+        self, starts: Int[np.ndarray, " r"], ends: Int[np.ndarray, " r"], max_length: int, pad_to: int
+    ) -> Int32[np.ndarray, "r {pad_to}"]:
+        """`tokens[start:end]` of each row as a text, as `pad` does it; a negative start gives a row of zeros."""
+        is_text = starts >= 0
         body = np.where(is_text, np.minimum(ends - starts, self._body_room(max_length)), 0)  # [r]
-        padded = np.full((len(rows), pad_to), PAD_ID, dtype=np.int32)
+        padded = np.full((len(starts), pad_to), PAD_ID, dtype=np.int32)
         if not is_text.any():
             return padded
         prefix, suffix = len(self.prefix_ids), len(self.suffix_ids)

@@ -110,6 +110,32 @@ def score_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = M
     return values
 
 
+def with_min_relevance(measures: Sequence[str], min_relevance: int) -> list[str]:
+    """The measures with documents of at least this grade as the relevant ones; those that take grades as they are stay.
+
+    Example:
+        >>> with_min_relevance(["nDCG@10", "RR@10", "R(rel=3)@100"], 2)
+        ['nDCG@10', 'RR(rel=2)@10', 'R(rel=3)@100']
+    """
+    if min_relevance < 1:
+        raise InputError(f"the least relevance is {min_relevance}; give at least 1, as 0 is not relevant.")
+    parsed = [_parse(measure)[1] for measure in measures]
+    if min_relevance == 1:
+        return list(measures)
+    has_grade = ["rel" in measure.SUPPORTED_PARAMS and "rel" not in measure.params for measure in parsed]
+    return [str(measure(rel=min_relevance) if grade else measure) for measure, grade in zip(parsed, has_grade, strict=True)]
+
+
+def deepest(measures: Sequence[str]) -> int:
+    """The deepest rank that one of the measures looks at; 0 where none has a cut-off."""
+    return max((_parse(measure)[1].params.get("cutoff", 0) for measure in measures), default=0)
+
+
+def names_of(measures: Sequence[str]) -> list[str]:
+    """The measures' names in what is reported."""
+    return [_parse(measure)[0] for measure in measures]
+
+
 def write_trec_run(path: str | Path, results: Results, *, name: str = "de_jax") -> None:
     """Writes results as a TREC run file, atomically.
 

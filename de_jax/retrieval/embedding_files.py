@@ -49,6 +49,34 @@ def open_embeddings(out_dir: str | Path) -> tuple[list[str], np.ndarray, dict[st
     return ids, embeddings, manifest
 
 
+class Truncated:
+    """The first dimensions of embeddings that may be memory-mapped, cut as they are read; made for Matryoshka embeddings.
+
+    Args:
+        embeddings: [n, E].
+        dim: how many dimensions to keep, 1 to E.
+        normalize: whether each row is scaled to length 1 again.
+
+    Raises:
+        InputError: `dim` is not one of 1 to E.
+    """
+
+    def __init__(self, embeddings: Float[np.ndarray, "n E"], dim: int, *, normalize: bool) -> None:
+        if not 1 <= dim <= embeddings.shape[1]:
+            raise InputError(f"embedding_dim is {dim}, but embeddings have {embeddings.shape[1]} dimensions; give 1 to that many.")
+        self._embeddings, self._normalize = embeddings, normalize
+        self.shape, self.dtype = (len(embeddings), dim), embeddings.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        cut = np.asarray(self._embeddings[rows, : self.shape[1]])
+        if not self._normalize:
+            return cut
+        return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
+
+
 class EmbeddingWriter:
     """The embeddings of one folder while they grow: rows are appended, synced, then counted in `progress.json`."""
 

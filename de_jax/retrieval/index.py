@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -51,7 +51,7 @@ class ExactIndex:
 
         Args:
             embeddings: one row a document, float32, finite.
-            ids: the documents' ids, unique, parallel to the rows.
+            ids: the documents' ids, parallel to the rows; of rows with one id and one score the earlier comes first.
             chunk_docs: documents on each device at a time.
             devices: that share the work; by default all of this process.
 
@@ -98,6 +98,43 @@ class ExactIndex:
             doc_rows[block, :depth] = self._order[block_places[:num_queries]]
             scores[block, :depth] = block_scores[:num_queries]
         return Ranking(doc_rows, scores)
+
+    def best_ranks(self, queries: Float[Any, "q D"], relevant: Sequence[Sequence[int]]) -> Int[np.ndarray, " q"]:
+        """At which rank, from 1, each query's first relevant document stands among all documents; 0 where none is relevant.
+
+        Counts what scores higher instead of ranking all, so that memory does not grow with the depth.
+
+        Args:
+            queries: [q, D] float32, finite.
+            relevant: rows of the relevant documents of each query.
+        """
+        _check_finite(queries)
+        place_of = np.empty(len(self._order), np.int64)
+        place_of[self._order] = np.arange(len(self._order))
+        places = [np.sort(place_of[list(rows)]) for rows in relevant]
+        scores, ranks = np.full(len(queries), -np.inf, np.float32), np.zeros(len(queries), np.int32)
+        targets = np.full(len(queries), len(self._order))  # the place of the best relevant document
+        for start, query, block in self._all_scores(queries):
+            for row in range(len(block)):
+                among = places[query + row]
+                among = among[(among >= start) & (among < start + block.shape[1])]
+                if len(among) and (best := block[row, among - start].max()) > scores[query + row]:
+                    scores[query + row] = best
+                    targets[query + row] = among[np.argmax(block[row, among - start])]
+        for start, query, block in self._all_scores(queries):
+            own = slice(query, query + len(block))
+            is_before = np.arange(start, start + block.shape[1])[None, :] < targets[own, None]
+            ranks[own] += np.sum((block > scores[own, None]) | ((block == scores[own, None]) & is_before), axis=1)
+        return np.where([len(rows) > 0 for rows in places], ranks + 1, 0)
+
+    def _all_scores(self, queries: Float[Any, "q D"]) -> Iterator[tuple[int, int, np.ndarray]]:
+        """(first place in id order, first query, scores) of each chunk of documents with each block of queries."""
+        blocks = self._blocks(queries)
+        for start in range(0, len(self._order), self._chunk_docs):
+            chunk = jax.device_put(self._chunk(start), self._on(P(DOCS)))
+            for first, block in zip(range(0, len(queries), QUERY_BLOCK), blocks, strict=True):
+                scores = np.asarray(_scores(block, chunk))
+                yield start, first, scores[: len(queries) - first, : len(self._order) - start]
 
     def _rank(self, blocks: list[Array], depth: int) -> list[tuple[Array, Array]]:
         """(places in id order, scores) [QUERY_BLOCK, depth] of each block of queries; the next chunk loads while one is scored."""
@@ -159,12 +196,17 @@ def _best_of_part(
     queries: Float[Array, "q D"], part: Float[Array, "p D"], first: Int[Array, ""], num_docs: Int[Array, ""], *, k: int
 ) -> tuple[Int[Array, "q j"], Float[Array, "q j"]]:
     """Places in id order and scores of the best of one device's documents, at most k."""
-    scores = jnp.einsum("qd,pd->qp", queries, part, precision=jax.lax.Precision.HIGHEST)
+    scores = _scores(queries, part)
     first = first + jax.lax.axis_index(DOCS) * part.shape[0]
     places = first + jnp.arange(part.shape[0], dtype=jnp.int32)
     scores = jnp.where((places < num_docs)[None, :], scores, -jnp.inf)
     best_scores, best = jax.lax.top_k(scores, min(k, part.shape[0]))
     return first + best.astype(jnp.int32), best_scores
+
+
+@jax.jit
+def _scores(queries: Float[Array, "q D"], docs: Float[Array, "p D"]) -> Float[Array, "q p"]:
+    return jnp.einsum("qd,pd->qp", queries, docs, precision=jax.lax.Precision.HIGHEST)
 
 
 def _check_finite(embeddings: Float[Any, "r D"], ids: Sequence[str] | None = None) -> None:

@@ -1,0 +1,88 @@
+"""The flags that every command which scores a run has, and what they say."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from de_jax.evaluation import metrics
+from de_jax.evaluation.task import Policy
+from de_jax.retrieval import faiss_index
+from de_jax.training.run import Run, load_run
+from de_jax.types import InputError
+
+MIN_DEPTH = 100
+
+
+def add(parser: argparse.ArgumentParser, *, measures: Sequence[str], run_required: bool = True) -> None:
+    """Adds the flags of a run and of a policy; `measures` are the command's defaults."""
+    add_run(parser, required=run_required)
+    policy = parser.add_argument_group("how it is scored")
+    policy.add_argument(
+        "--measures", nargs="+", default=list(measures), help=f"as ir-measures has them; default {' '.join(measures)}"
+    )
+    policy.add_argument("--min_relevance", type=int, default=1, help="grade from which MRR, recall and their kin take a document")
+    policy.add_argument("--depth", type=int, help=f"documents ranked; default as deep as measures look, at least {MIN_DEPTH}")
+    policy.add_argument("--keep_identical_ids", action="store_true", help="rank a document whose id is the query's too")
+    policy.add_argument("--skip_empty", action="store_true", help="pass over empty documents; judged ones count as not found")
+    policy.add_argument("--no_bm25", action="store_true", help="leave BM25 and its fusion with the run out")
+    policy.add_argument("--k1", type=float, default=0.9, help="BM25's k1 (default 0.9)")
+    policy.add_argument("--b", type=float, default=0.4, help="BM25's b (default 0.4)")
+    policy.add_argument("--passage_length", type=int, help="cut documents into passages of so many tokens; the best one counts")
+    policy.add_argument("--passage_stride", type=int, help="tokens from one passage to the next; default no overlap")
+
+
+def add_run(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Adds the flags that say which model, how it reads and how its embeddings are searched."""
+    run = parser.add_argument_group("the run")
+    run.add_argument("--run_dir", required=required, help="the run to score" + ("" if required else "; without it, BM25 alone"))
+    run.add_argument("--step", help="checkpoint: a step, or best; default the newest")
+    run.add_argument("--max_query_length", type=int, help="tokens; default the run's")
+    run.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
+    run.add_argument("--embedding_dim", type=int, help="the first so many dimensions, for a Matryoshka model; default all")
+    run.add_argument("--index", default="exact", help="exact (default), or a FAISS factory string such as IVF1024,Flat")
+    run.add_argument("--nprobe", type=int, help="inverted lists to visit, of an IVF index")
+    run.add_argument("--ef_search", type=int, help="candidates to keep, of an HNSW index")
+    run.add_argument("--faiss_device", default="cpu", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
+
+
+def policy(args: argparse.Namespace) -> Policy:
+    """What the flags say; nothing is loaded.
+
+    Raises:
+        InputError: a depth that the measures look beyond, an unknown measure or index, a value out of range.
+    """
+    measures = metrics.with_min_relevance(args.measures, args.min_relevance)
+    deepest = metrics.deepest(measures)
+    depth = max(MIN_DEPTH, deepest) if args.depth is None else args.depth
+    if depth < deepest or depth < 1:
+        raise InputError(f"--depth is {depth}; ask for at least {max(1, deepest)} documents, as deep as the measures look.")
+    search = faiss_index.SearchOptions(args.nprobe, args.ef_search, args.faiss_device)
+    faiss_index.index_builder(args.index, search)
+    if args.passage_stride and not args.passage_length:
+        raise InputError("--passage_stride is for passages; give --passage_length too.")
+    return Policy(
+        measures=measures,
+        depth=depth,
+        drop_identical_ids=not args.keep_identical_ids,
+        skip_empty=args.skip_empty,
+        bm25=not args.no_bm25,
+        k1=args.k1,
+        b=args.b,
+        embedding_dim=args.embedding_dim,
+        passage_length=args.passage_length,
+        passage_stride=args.passage_stride,
+        index_choice=args.index,
+        search=search,
+    )
+
+
+def run(args: argparse.Namespace) -> Run | None:
+    """The run with the lengths of the flags; None where no folder was given."""
+    if args.run_dir is None:
+        return None
+    loaded = load_run(args.run_dir, args.step)
+    lengths = {name: getattr(args, name) for name in ("max_query_length", "max_doc_length") if getattr(args, name) is not None}
+    if bad := [name for name, value in lengths.items() if value < 1]:
+        raise InputError(f"--{bad[0]} is {lengths[bad[0]]}; give at least 1 token.")
+    return loaded._replace(**lengths)

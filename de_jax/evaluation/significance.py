@@ -1,0 +1,138 @@
+"""Whether two systems differ by more than chance: paired tests over queries, corrected for their number."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from de_jax.types import InputError
+
+Scores = Mapping[str, float]
+"""One measure of each query, by query id."""
+
+TIE = 1e-9
+"""Scores that differ by less are equal but for rounding."""
+NUM_RESAMPLES = 9999
+
+
+class Comparison(NamedTuple):
+    """A system beside a baseline on the same queries; p-values are two-sided."""
+
+    difference: float  # of the means, system - baseline
+    wins: int
+    ties: int
+    losses: int
+    p_t_test: float
+    p_permutation: float
+
+
+class Spread(NamedTuple):
+    """A system trained several times."""
+
+    mean: float
+    std: float  # of the seeds' means, with n - 1; 0 for one seed
+    num_seeds: int
+
+
+def compare(system: Scores, baseline: Scores, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> Comparison:
+    """The difference of two systems over their queries, and how likely chance would make it at least as large.
+
+    Raises:
+        InputError: other queries than the baseline's, or fewer than 2.
+    """
+    differences = paired_differences(system, baseline)
+    return Comparison(
+        difference=float(np.mean(differences)),
+        wins=int(np.sum(differences > TIE)),
+        ties=int(np.sum(np.abs(differences) <= TIE)),
+        losses=int(np.sum(differences < -TIE)),
+        p_t_test=paired_t_test(differences),
+        p_permutation=permutation_test(differences, num_resamples=num_resamples, seed=seed),
+    )
+
+
+def paired_differences(system: Scores, baseline: Scores) -> Float[np.ndarray, " q"]:
+    """System minus baseline for each query, in the baseline's order.
+
+    Raises:
+        InputError: other queries than the baseline's, or fewer than 2.
+    """
+    if other := sorted(system.keys() ^ baseline.keys()):
+        raise InputError(f"{len(other)} queries are scored for one system only ({other[0]}, ...); score both on the same queries.")
+    if len(baseline) < 2:
+        raise InputError(f"{len(baseline)} query tells nothing about chance; score at least 2.")
+    return np.array([system[query_id] - baseline[query_id] for query_id in baseline], np.float64)
+
+
+def paired_t_test(differences: Float[np.ndarray, " q"]) -> float:
+    """p of Student's paired t-test, two-sided; 1 where nothing differs."""
+    from scipy import stats
+
+    if np.all(np.abs(differences) <= TIE):
+        return 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # equal differences have no variance, and p is 0
+        return float(stats.ttest_1samp(differences, 0.0).pvalue)
+
+
+def permutation_test(differences: Float[np.ndarray, " q"], *, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> float:
+    """p of the paired permutation test (Fisher's), two-sided: each query's systems are swapped or not.
+
+    All ways to swap where there are no more than `num_resamples`, else a sample of them.
+    """
+    from scipy import stats
+
+    if num_resamples < 1:
+        raise InputError(f"{num_resamples} resamples make no test; give at least 1.")
+    if np.all(np.abs(differences) <= TIE):
+        return 1.0
+    batch = max(1, 2**24 // len(differences))  # bounds memory
+    test = stats.permutation_test(
+        (differences,),
+        np.mean,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=num_resamples,
+        batch=batch,
+        rng=np.random.default_rng(seed),
+    )
+    return float(test.pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number, in the order given (Holm 1979): the chance of one false alarm stays below each.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    corrected, highest = [0.0] * len(p_values), 0.0
+    for place, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[index]))
+        corrected[index] = highest
+    return corrected
+
+
+def mean_over_seeds(seeds: Sequence[Scores]) -> dict[str, float]:
+    """Each query's mean over runs that differ by their seed alone; what a test over queries takes for a trained system.
+
+    Raises:
+        InputError: no seed, or seeds that were scored on different queries.
+    """
+    if not seeds:
+        raise InputError("there is no seed to average; give the scores of at least one run.")
+    if any(seed.keys() != seeds[0].keys() for seed in seeds):
+        raise InputError("the seeds were scored on different queries; score all on the same.")
+    return {query_id: math.fsum(seed[query_id] for seed in seeds) / len(seeds) for query_id in seeds[0]}
+
+
+def spread_over_seeds(seeds: Sequence[Scores]) -> Spread:
+    """Mean and standard deviation of the seeds' own means over queries."""
+    means = [math.fsum(seed.values()) / len(seed) for seed in seeds]
+    return Spread(statistics.fmean(means), statistics.stdev(means) if len(means) > 1 else 0.0, len(means))

@@ -1,0 +1,36 @@
+"""Tables as plain text, for people who watch a command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from de_jax.evaluation.task import SYSTEMS, Report
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their longest cell; the first to the left, the others to the right.
+
+    Example:
+        >>> print(text_table(["set", "ndcg@10"], [["scifact", "0.6451"]]))
+        set      ndcg@10
+        scifact   0.6451
+    """
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for row in [head, *rows]:
+        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append("  ".join([first.strip().ljust(widths[0]), *others]))
+    return "\n".join(lines)
+
+
+def report_tables(reports: Sequence[Report]) -> str:
+    """A table for each measure: one row a report, one column a system, as far as they are there."""
+    systems = [system for system in SYSTEMS if any(system in report for report in reports)]
+    tables = []
+    for measure in reports[0][systems[0]]:
+        rows = []
+        for report in reports:
+            counts = [f"{report[count]:,}" if report.get(count) is not None else "" for count in ("num_docs", "num_queries")]
+            rows.append([report["dataset"], *counts, *(f"{report[one][measure]:.4f}" if one in report else "" for one in systems)])
+        tables.append(text_table([measure, "docs", "queries", *systems], rows))
+    return "\n\n".join(tables)

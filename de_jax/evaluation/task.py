@@ -1,0 +1,246 @@
+"""A retrieval task, and how a run does on it beside BM25 and with BM25, kept so that it is done once.
+
+<run_dir>/evaluations/<task>-<key>/   result.json   the report, written last
+                                      dense.trec    the rankings as TREC run files
+                                      bm25.trec     and fusion.trec, where BM25 was asked for
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from de_jax.data import beir, files
+from de_jax.data.beir import Qrels
+from de_jax.data.corpus import TokenStore, cached_token_store
+from de_jax.data.passages import PassageStore
+from de_jax.evaluation import answers as answers_
+from de_jax.evaluation import fusion, metrics
+from de_jax.evaluation.metrics import Results
+from de_jax.retrieval import encode, faiss_index
+from de_jax.retrieval.bm25 import BM25Index
+from de_jax.retrieval.embedding_files import Truncated, open_embeddings
+from de_jax.retrieval.index import Index
+from de_jax.retrieval.maxp import MaxPIndex
+from de_jax.training.run import Run
+from de_jax.types import Ranking
+
+Report = dict[str, Any]
+"""A JSON object: what was scored and how, and the measures of "dense", "bm25" and "fusion" as far as they were asked for."""
+
+SYSTEMS = ("dense", "bm25", "fusion")
+RESULT_FILE = "result.json"
+FORMAT = "de_jax evaluation 1"
+"""Changes where the same inputs come to give other scores."""
+
+
+class Task(NamedTuple):
+    """Documents, queries, and what says which documents are relevant: judgements, or strings that answer the queries."""
+
+    name: str
+    corpus: Path
+    queries: Path
+    qrels: Qrels
+    answers: answers_.Answers | None = None
+    split: str = ""
+
+    @property
+    def query_ids(self) -> list[str]:
+        """The queries that count."""
+        return list(self.qrels if self.answers is None else self.answers)
+
+
+class Policy(NamedTuple):
+    """All that decides a score beside the model, the texts and the judgements."""
+
+    measures: Sequence[str] = metrics.MEASURES
+    depth: int = 100  # documents ranked for each query
+    drop_identical_ids: bool = True  # see `metrics.evaluate`
+    skip_empty: bool = False  # see `beir.iter_queries`
+    bm25: bool = True
+    k1: float = 0.9
+    b: float = 0.4
+    embedding_dim: int | None = None  # the first dimensions of the model's, as a Matryoshka model allows
+    passage_length: int | None = None  # tokens; documents are ranked by their best passage
+    passage_stride: int | None = None
+    index_choice: str = "exact"  # see `faiss_index.index_builder`
+    search: faiss_index.SearchOptions = faiss_index.ON_CPU
+
+
+class Encoded(NamedTuple):
+    """A task's texts as embeddings by a run."""
+
+    query_ids: list[str]
+    queries: Any  # [q, D]
+    docs: Any  # [r, D], rows are documents or passages
+    row_ids: list[str]  # of each row the document's id
+    doc_ids: list[str]
+    passage_docs: np.ndarray | None  # [r] the document of each passage
+    folder: Path  # of the embeddings, and of indexes made of them
+
+
+def beir_tasks(dataset_dir: str | Path, split: str) -> list[Task]:
+    """The task of a BEIR folder, or those of its sub-folders where it has no corpus itself, as CQADupStack's.
+
+    Raises:
+        InputError: neither, or files missing or malformed.
+    """
+    folder = Path(dataset_dir).resolve()
+    parts = [child for child in sorted(folder.iterdir()) if (child / "qrels").is_dir()] if folder.is_dir() else []
+    if parts and not (folder / "qrels").is_dir():
+        return [task._replace(name=f"{folder.name}-{task.name}") for part in parts for task in beir_tasks(part, split)]
+    qrels = beir.read_qrels(beir.find_qrels(folder, split))
+    return [Task(folder.name, beir.find_file(folder, "corpus"), beir.find_file(folder, "queries"), qrels, split=split)]
+
+
+def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:
+    """The scores of a run on a task, from its folder where they were computed before; without a run, those of BM25.
+
+    Raises:
+        InputError: texts that cannot be used, judgements of unknown texts, options that do not fit.
+    """
+    if run is None:
+        return _score(task, policy, None)[0]
+    folder = run.run_dir / "evaluations" / f"{task.name}-{_key(task, policy, run)}"
+    if not (folder / RESULT_FILE).is_file():
+        report, results = _score(task, policy, run)
+        with files.atomic_dir(folder) as temporary:
+            for system, found in results.items():
+                metrics.write_trec_run(temporary / f"{system}.trec", found, name=f"{run.run_dir.name}-{run.step}-{system}")
+            files.write_json(temporary / RESULT_FILE, report)
+    report = files.read_json(folder / RESULT_FILE)
+    names = metrics.names_of(policy.measures)  # in a file they stand in alphabetical order
+    scores = {system: {name: report[system][name] for name in names} for system in SYSTEMS if system in report}
+    return {**report, **scores, "evaluation_dir": str(folder)}
+
+
+def averaged(name: str, reports: Sequence[Report]) -> Report:
+    """The mean of several reports as one, each counting once."""
+    systems = [system for system in SYSTEMS if all(system in report for report in reports)]
+    means = {
+        system: {measure: round(_mean([report[system][measure] for report in reports]), 5) for measure in reports[0][system]}
+        for system in systems
+    }
+    counts = {count: sum(report[count] for report in reports) for count in ("num_docs", "num_queries")}
+    return {"dataset": name, **counts, **means}
+
+
+def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
+    """A task's embeddings by a run; those of the corpus are kept in the run's folder.
+
+    Raises:
+        InputError: see `evaluate`.
+    """
+    query_store, doc_store = _stores(run, task, policy)
+    query_ids = _query_ids(task, query_store.ids)
+    passages = PassageStore(doc_store, policy.passage_length, policy.passage_stride) if policy.passage_length else None
+    store = passages or doc_store
+    with tqdm(total=store.num_texts, desc=f"encode {task.name}", unit=" docs", delay=0.5) as bar:
+        folder = encode.cached_docs(run, store, task.name, max_length=policy.passage_length, progress=bar.update)
+    row_ids, docs, _ = open_embeddings(folder)
+    doc_ids = list(doc_store.ids) if passages else row_ids
+    queries: Any = encode.queries(run, query_store, rows=query_store.rows_of(query_ids))
+    if policy.embedding_dim:
+        docs = Truncated(docs, policy.embedding_dim, normalize=run.model.doc.normalize)  # type: ignore[assignment]
+        queries = Truncated(queries, policy.embedding_dim, normalize=run.model.query.normalize)[:]
+        folder = folder / f"first_{policy.embedding_dim}"
+    return Encoded(query_ids, queries, docs, row_ids, doc_ids, passages.doc_rows if passages else None, folder)
+
+
+def dense_results(run: Run, task: Task, policy: Policy) -> Results:
+    """The ranking of a task's documents by a run's embeddings."""
+    texts = encoded(run, task, policy)
+    build = faiss_index.index_builder(policy.index_choice, policy.search)
+    index: Index = build(texts.docs, texts.row_ids, texts.folder)
+    if texts.passage_docs is not None:
+        index = MaxPIndex(index, texts.passage_docs)
+    return _cut(index.search(texts.queries, policy.depth + 1), texts.query_ids, texts.doc_ids, policy)
+
+
+def bm25_results(task: Task, policy: Policy) -> Results:
+    """The ranking of a task's documents by BM25, whole documents always."""
+    docs = dict(beir.iter_docs(task.corpus, skip_empty=policy.skip_empty))
+    queries = dict(beir.iter_queries(task.queries, skip_empty=policy.skip_empty))
+    query_ids = _query_ids(task, queries)
+    index = BM25Index(list(docs.values()), list(docs), k1=policy.k1, b=policy.b)
+    ranking = index.search([queries[query_id] for query_id in query_ids], policy.depth + 1)
+    return _cut(ranking, query_ids, list(docs), policy)
+
+
+def score(results: Results, task: Task, policy: Policy) -> dict[str, float]:
+    """The means of the measures, rounded, by judgements or by answer strings."""
+    qrels = task.qrels
+    if task.answers is not None:
+        texts = {doc_id for docs in results.values() for doc_id in docs}
+        found = {doc_id: text for doc_id, text in beir.iter_queries(task.corpus, skip_empty=True) if doc_id in texts}
+        qrels = answers_.judge(results, found, task.answers)
+    scores = metrics.evaluate_results(results, qrels, measures=policy.measures)
+    return {name: round(value, 5) for name, value in scores.items()}
+
+
+def _score(task: Task, policy: Policy, run: Run | None) -> tuple[Report, dict[str, Results]]:
+    num_docs = beir.count_docs(task.corpus, (doc_id for docs in task.qrels.values() for doc_id in docs))
+    results = {"dense": dense_results(run, task, policy)} if run else {}
+    if policy.bm25 or not run:
+        results["bm25"] = bm25_results(task, policy)
+    if len(results) == 2:
+        results["fusion"] = fusion.fuse(list(results.values()), depth=policy.depth)
+    report: Report = {"dataset": task.name, "split": task.split, "num_docs": num_docs, "num_queries": len(task.query_ids)}
+    scores = {system: score(found, task, policy) for system, found in results.items()}
+    return {**report, "settings": _settings(policy, run), **scores}, results
+
+
+def _stores(run: Run, task: Task, policy: Policy) -> tuple[TokenStore, TokenStore]:
+    folder, options = files.cache_dir() / "token_stores", {"skip_empty": policy.skip_empty}
+    queries = cached_token_store(task.queries, run.query_tokenizer, folder, kind="queries", **options)
+    return queries, cached_token_store(task.corpus, run.doc_tokenizer, folder, kind="docs", **options)
+
+
+def _query_ids(task: Task, known: Sequence[str] | Mapping[str, str]) -> list[str]:
+    """The queries that count, in the order of the queries file."""
+    counted = set(task.query_ids)
+    beir.require_known(counted, known, f"{task.name}: judged queries that are not in {task.queries}")
+    return [query_id for query_id in known if query_id in counted]
+
+
+def _cut(ranking: Ranking, query_ids: list[str], doc_ids: Sequence[str], policy: Policy) -> Results:
+    """A ranking one document deeper than asked, of which one may have been dropped."""
+    found = metrics.results_of(ranking, query_ids, doc_ids, drop_identical_ids=policy.drop_identical_ids)
+    return {query_id: dict(itertools.islice(docs.items(), policy.depth)) for query_id, docs in found.items()}
+
+
+def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
+    """What a reader of the scores wants to know; what does not apply is left out."""
+    settings: dict[str, Any] = {"measures": list(policy.measures), "depth": policy.depth, "skip_empty": policy.skip_empty}
+    settings["identical_ids"] = "dropped" if policy.drop_identical_ids else "kept"
+    if policy.bm25 or not run:
+        settings |= {"k1": policy.k1, "b": policy.b}
+    if run:
+        settings |= {"step": run.step, "max_query_length": run.max_query_length, "max_doc_length": run.max_doc_length}
+        settings |= {name: getattr(policy, name) for name in ("embedding_dim", "passage_length", "passage_stride")}
+        settings["index"] = policy.index_choice
+    if run and policy.index_choice != "exact":
+        settings |= policy.search._asdict()
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _key(task: Task, policy: Policy, run: Run) -> str:
+    """Names what the scores depend on: both towers, both texts with their vocabularies, the judgements and the settings."""
+    models = [encode.model_hash(run, tower) for tower in ("query", "doc")]
+    texts = [*(store.content_hash for store in _stores(run, task, policy)), files.sha256_of(task.corpus)]
+    judgements = json.dumps(task.qrels if task.answers is None else task.answers, sort_keys=True)
+    settings = json.dumps(_settings(policy, run), sort_keys=True)
+    parts = [FORMAT, task.split, *models, *texts, judgements, settings]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

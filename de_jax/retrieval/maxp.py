@@ -1,0 +1,61 @@
+"""MaxP: a document scores as the best of its passages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from de_jax.retrieval.index import Index
+from de_jax.types import InputError, Ranking
+
+
+class MaxPIndex:
+    """An index of passages as an index of their documents; exact where the index of passages is.
+
+    The first passage of a document in a ranking is its best one, so the documents in the order of their first passages are
+    the ranking by MaxP, as far as the passages go. Each query is searched as deep as its k documents need: at most
+    (k - 1) C + 1 passages, where no document has more than C.
+
+    Args:
+        index: of passages; equal scores stand in the order of document ids.
+        doc_rows: int [p] the document of each passage; every document has one.
+    """
+
+    def __init__(self, index: Index, doc_rows: Int[np.ndarray, " p"]) -> None:
+        num_passages = np.bincount(doc_rows)
+        if not num_passages.all():
+            raise InputError(f"document {int(np.argmin(num_passages))} has no passage; cut every document into at least one.")
+        self._index, self._doc_rows = index, doc_rows
+        self._num_docs, self._most_passages = len(num_passages), int(num_passages.max())
+
+    def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
+        """The k best documents of each query; fewer fill up with row -1 and score -inf.
+
+        Raises:
+            InputError: `k` is below 1, and what the index of passages refuses.
+        """
+        if k < 1:
+            raise InputError(f"k is {k}; ask for at least 1 document.")
+        found = Ranking(np.full((len(queries), k), -1, np.int32), np.full((len(queries), k), -np.inf, np.float32))
+        num_wanted = min(k, self._num_docs)
+        enough = min((num_wanted - 1) * self._most_passages + 1, len(self._doc_rows))
+        depth, open_queries = min(2 * num_wanted, enough), np.arange(len(queries))
+        while True:
+            passages = self._index.search(queries[open_queries], depth)
+            still_open = []
+            for query, rows, scores in zip(open_queries, passages.doc_rows, passages.scores, strict=True):
+                best = self._firsts(rows)[:num_wanted]
+                found.doc_rows[query, : len(best)] = self._doc_rows[rows[best]]
+                found.scores[query, : len(best)] = scores[best]
+                if len(best) < num_wanted:
+                    still_open.append(query)
+            if not still_open or depth == enough:  # at `enough` only an approximate index can miss some
+                return found
+            depth, open_queries = min(2 * depth, enough), np.array(still_open)
+
+    def _firsts(self, rows: Int[np.ndarray, " d"]) -> Int[np.ndarray, " e"]:
+        """Places in a ranking of passages where a document stands for the first time."""
+        _, firsts = np.unique(self._doc_rows[rows[rows >= 0]], return_index=True)
+        return np.sort(firsts)

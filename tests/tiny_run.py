@@ -1,0 +1,42 @@
+"""Ten documents and a run with random parameters: what tools that load a run need, in a second."""
+
+import functools
+
+import jax
+import numpy as np
+
+from de_jax.data import beir
+from de_jax.data.text import load_tokenizer, train_sentencepiece
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import TowerConfig
+from de_jax.training.checkpoint import Checkpoints
+from de_jax.training.optimizer import adafactor, linear, make_optimizer
+from de_jax.training.run import CHECKPOINTS_DIR, describe_run
+from de_jax.training.train_step import init_state
+
+WORDS = ("fox", "whale", "wolf", "sea", "den", "red", "blue", "grey", "deep", "quick")
+DOCS = [(f"d{i}", WORDS[i], f"the {WORDS[i]} and the {WORDS[(i + 3) % 10]} of {WORDS[(i * 7) % 10]}") for i in range(10)]
+QUERIES = [("q0", "red fox"), ("d3", "deep blue sea"), ("q2", "grey wolf den")]
+QRELS = {"test": {"q0": {"d0": 1, "d5": 2}, "d3": {"d6": 1}}, "train": {"q2": {"d2": 1}}}
+
+
+def write_dataset(folder):
+    beir.write(folder, DOCS, QUERIES, QRELS)
+    return folder
+
+
+def write_run(folder, steps=(3, 7)):
+    """A run with checkpoints of steps that differ."""
+    train_sentencepiece([f"{a} {b} the of and" for a in WORDS for b in WORDS], folder / "spiece.model", vocab_size=30)
+    tokenizer = load_tokenizer(folder / "spiece.model")
+    encoder = T5Config(vocab_size=30, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, dtype="float32")
+    model = DualEncoder(TowerConfig(encoder, projection_dim=8), TowerConfig(encoder, projection_dim=8))
+    lengths = {"max_query_length": 16, "max_doc_length": 24}
+    describe_run(folder / "run", model=model, query_tokenizer=tokenizer, doc_tokenizer=tokenizer, **lengths)
+    checkpoints = Checkpoints(folder / "run" / CHECKPOINTS_DIR, keep=len(steps))
+    tx = functools.partial(make_optimizer, adafactor, linear(peak=1e-2, num_steps=10))
+    for step in steps:
+        checkpoints.save(step, init_state(model, tx, jax.random.key(step))._replace(step=np.int32(step)))
+    checkpoints.close()
+    return folder / "run"
