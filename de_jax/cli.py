@@ -15,7 +15,11 @@ VERBS = {
     "export_batches": ("de_jax.tools.export_batches", "write a seqio task as tokens, to train without TensorFlow"),
     "encode_corpus": ("de_jax.tools.encode_corpus", "write a corpus's embeddings by a run"),
     "search": ("de_jax.tools.search", "search a corpus with a run, one query or many"),
-    "evaluate_beir": ("de_jax.tools.evaluate_beir", "score a run on a BEIR data set, beside BM25"),
+    "evaluate_beir": ("de_jax.tools.evaluate_beir", "score a run on BEIR data sets, beside and with BM25"),
+    "evaluate_msmarco": ("de_jax.tools.evaluate_msmarco", "score a run on MS MARCO's passages or documents"),
+    "evaluate_trec": ("de_jax.tools.evaluate_trec", "score a run, or a run file, on any topics and judgements"),
+    "evaluate_sentences": ("de_jax.tools.evaluate_sentences", "score a run on answer sentences, as MultiReQA does"),
+    "evaluate_openqa": ("de_jax.tools.evaluate_openqa", "score a run by the answers in the passages it finds"),
     "plan_run": ("de_jax.tools.plan_run", "compile a recipe for devices that are not there: memory, FLOPs, collectives"),
     "evaluate_pairs": ("de_jax.tools.evaluate_pairs", "score a run on the dev split of an exported seqio task"),
     "inspect_run": ("de_jax.tools.inspect_run", "show a run: settings, curves, parameters, what is shared"),
@@ -28,7 +32,7 @@ def main() -> None:
     if verb not in VERBS:
         print("usage: de-jax <verb> [--help] ...\n", file=sys.stderr)
         for name, (_, summary) in VERBS.items():
-            print(f"  {name:<18}{summary}", file=sys.stderr)
+            print(f"  {name:<20}{summary}", file=sys.stderr)
         if verb not in ("--help", "-h"):
             print(f"\n'{verb}' is not a verb of de-jax.", file=sys.stderr)
         sys.exit(0 if verb in ("--help", "-h") else 2)

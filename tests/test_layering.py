@@ -62,6 +62,7 @@ RULES = {
     "de_jax.evaluation.metrics": ABOVE_TRAINING.allowing("ir_measures"),
     "de_jax.evaluation.task": SCORING,
     "de_jax.evaluation.arguments": SCORING,
+    "de_jax.evaluation.sentences": SCORING,
     "de_jax.evaluation.plots": ABOVE_TRAINING.allowing("matplotlib", "sklearn", "threadpoolctl"),
     "de_jax.interop": ABOVE_TRAINING.allowing("torch", "transformers", "tokenizers"),
     "de_jax.interop.t5x": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),

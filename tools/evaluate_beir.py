@@ -46,7 +46,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     datasets.add_argument("--dataset_dir", help="a BEIR folder")
     datasets.add_argument("--dataset_dirs", nargs="+", help="several; each has a row in the table")
     parser.add_argument("--split", default="test", help="which judgements (default test)")
-    arguments.add(parser, measures=metrics.MEASURES, run_required=False)
+    arguments.add(parser, measures=metrics.MEASURES, beir=True)
     return parser.parse_args(argv)
 
 

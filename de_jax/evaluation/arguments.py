@@ -14,16 +14,22 @@ from de_jax.types import InputError
 MIN_DEPTH = 100
 
 
-def add(parser: argparse.ArgumentParser, *, measures: Sequence[str], run_required: bool = True) -> None:
-    """Adds the flags of a run and of a policy; `measures` are the command's defaults."""
-    add_run(parser, required=run_required)
+def add(parser: argparse.ArgumentParser, *, measures: Sequence[str] = (), beir: bool = False) -> None:
+    """Adds the flags of a run and of a policy.
+
+    Args:
+        parser: gets them.
+        measures: the default; with none the command says itself what it is.
+        beir: the identical-id policy of BEIR. Elsewhere the ids of queries and documents may be equal by chance.
+    """
+    add_run(parser)
+    default = " ".join(measures) or "as said above"
     policy = parser.add_argument_group("how it is scored")
-    policy.add_argument(
-        "--measures", nargs="+", default=list(measures), help=f"as ir-measures has them; default {' '.join(measures)}"
-    )
+    policy.add_argument("--measures", nargs="+", default=list(measures), help=f"as ir-measures has them; default {default}")
     policy.add_argument("--min_relevance", type=int, default=1, help="grade from which MRR, recall and their kin take a document")
     policy.add_argument("--depth", type=int, help=f"documents ranked; default as deep as measures look, at least {MIN_DEPTH}")
-    policy.add_argument("--keep_identical_ids", action="store_true", help="rank a document whose id is the query's too")
+    if beir:
+        policy.add_argument("--keep_identical_ids", action="store_true", help="rank a document whose id is the query's too")
     policy.add_argument("--skip_empty", action="store_true", help="pass over empty documents; judged ones count as not found")
     policy.add_argument("--no_bm25", action="store_true", help="leave BM25 and its fusion with the run out")
     policy.add_argument("--k1", type=float, default=0.9, help="BM25's k1 (default 0.9)")
@@ -32,10 +38,10 @@ def add(parser: argparse.ArgumentParser, *, measures: Sequence[str], run_require
     policy.add_argument("--passage_stride", type=int, help="tokens from one passage to the next; default no overlap")
 
 
-def add_run(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+def add_run(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that say which model, how it reads and how its embeddings are searched."""
     run = parser.add_argument_group("the run")
-    run.add_argument("--run_dir", required=required, help="the run to score" + ("" if required else "; without it, BM25 alone"))
+    run.add_argument("--run_dir", help="the run to score; without it, BM25 alone")
     run.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     run.add_argument("--max_query_length", type=int, help="tokens; default the run's")
     run.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
@@ -64,7 +70,7 @@ def policy(args: argparse.Namespace) -> Policy:
     return Policy(
         measures=measures,
         depth=depth,
-        drop_identical_ids=not args.keep_identical_ids,
+        drop_identical_ids=not getattr(args, "keep_identical_ids", True),
         skip_empty=args.skip_empty,
         bm25=not args.no_bm25,
         k1=args.k1,

@@ -159,7 +159,8 @@ def read_trec_run(path: str | Path) -> Results:
     """The results in a TREC run file (plain or .gz), each query's by falling score, equal ones as they stand in the file.
 
     Raises:
-        InputError: a line without its six columns or with a score that is no number, or a document twice for one query.
+        InputError: a line without its six columns or with a score that is no number, a document twice for one query, or no
+            result at all.
     """
     results: Results = {}
     with files.open_text(path) as file:
@@ -177,6 +178,8 @@ def read_trec_run(path: str | Path) -> Results:
                 docs[doc_id] = float(score)
             except ValueError:
                 raise InputError(f"{path}, line {number}: the score {score!r} is no number.") from None
+    if not results:
+        raise InputError(f"{path} holds no result.")
     return {query_id: dict(sorted(docs.items(), key=lambda item: -item[1])) for query_id, docs in results.items()}
 
 

@@ -31,6 +31,7 @@ def report_tables(reports: Sequence[Report]) -> str:
         rows = []
         for report in reports:
             counts = [f"{report[count]:,}" if report.get(count) is not None else "" for count in ("num_docs", "num_queries")]
-            rows.append([report["dataset"], *counts, *(f"{report[one][measure]:.4f}" if one in report else "" for one in systems)])
+            scores = [report.get(system, {}).get(measure) for system in systems]
+            rows.append([report["dataset"], *counts, *("" if one is None else f"{one:.4f}" for one in scores)])
         tables.append(text_table([measure, "docs", "queries", *systems], rows))
     return "\n\n".join(tables)

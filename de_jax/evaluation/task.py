@@ -167,12 +167,16 @@ def dense_results(run: Run, task: Task, policy: Policy) -> Results:
 
 def bm25_results(task: Task, policy: Policy) -> Results:
     """The ranking of a task's documents by BM25, whole documents always."""
+    index, queries, doc_ids = bm25_index(task, policy)
+    return _cut(index.search(list(queries.values()), policy.depth + 1), list(queries), doc_ids, policy)
+
+
+def bm25_index(task: Task, policy: Policy) -> tuple[BM25Index, dict[str, str], list[str]]:
+    """An index of a task's documents, the queries that count, by id, and the documents' ids."""
     docs = dict(beir.iter_docs(task.corpus, skip_empty=policy.skip_empty))
     queries = dict(beir.iter_queries(task.queries, skip_empty=policy.skip_empty))
-    query_ids = _query_ids(task, queries)
     index = BM25Index(list(docs.values()), list(docs), k1=policy.k1, b=policy.b)
-    ranking = index.search([queries[query_id] for query_id in query_ids], policy.depth + 1)
-    return _cut(ranking, query_ids, list(docs), policy)
+    return index, {query_id: queries[query_id] for query_id in _query_ids(task, queries)}, list(docs)
 
 
 def score(results: Results, task: Task, policy: Policy) -> dict[str, float]:

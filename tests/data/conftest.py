@@ -1,13 +1,9 @@
-"""Where the real data of a development machine lies, and a tokenizer that needs none of it."""
-
-import os
-from pathlib import Path
+"""The real data of a development machine, and a tokenizer that needs none of it."""
 
 import pytest
+from real_data import SHARED_DATA
 
 from de_jax.data import text
-
-SHARED_DATA = Path(os.environ.get("DE_JAX_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 
 
 @pytest.fixture

@@ -162,3 +162,16 @@ def test_written_sets_read_back_and_are_byte_equal(tmp_path):
     written = sorted(file.relative_to(tmp_path / "a") for file in (tmp_path / "a").rglob("*") if file.is_file())
     assert [str(file) for file in written] == ["corpus.jsonl.gz", "qrels/test.tsv", "qrels/train.tsv", "queries.jsonl"]
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in written)
+
+
+def test_documents_of_ms_marco_are_title_and_body_or_the_address_of_an_empty_page(tmp_path):
+    (tmp_path / "docs.tsv").write_text("D0\thttp://a\tTitle\tbody\nD1\thttp://b\t\t\n")
+    assert list(beir.iter_docs(tmp_path / "docs.tsv")) == [("D0", "Title body"), ("D1", "http://b")]
+    assert list(beir.iter_queries(tmp_path / "docs.tsv")) == [("D0", "body"), ("D1", "http://b")]
+
+
+def test_documents_are_counted_without_empty_ones_which_may_be_judged(tmp_path):
+    (tmp_path / "t.jsonl").write_text(lines(*DOCS, {"_id": "empty", "text": ""}))
+    assert beir.count_docs(tmp_path / "t.jsonl", ["d3", "empty"]) == 3
+    with pytest.raises(InputError, match=r"judged documents that are not in .*: 1 \(d9\)"):
+        beir.count_docs(tmp_path / "t.jsonl", ["d3", "d9"])

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from de_jax.evaluation.metrics import (
+    deepest,
     evaluate,
     evaluate_results,
     per_query,
     read_trec_run,
     results_of,
     score_results,
+    with_min_relevance,
     write_trec_run,
 )
 from de_jax.types import InputError, Ranking
@@ -150,3 +152,17 @@ def test_an_id_with_a_blank_cannot_stand_in_a_trec_run(tmp_path):
     with pytest.raises(InputError, match="'two words'"):
         write_trec_run(tmp_path / "run.trec", {"q": {"two words": 1.0}})
     assert not list(tmp_path.iterdir())
+
+
+def test_the_least_relevance_goes_into_measures_that_have_one():
+    assert with_min_relevance(["nDCG@10", "RR@10", "R@100", "AP"], 2) == ["nDCG@10", "RR(rel=2)@10", "R(rel=2)@100", "AP(rel=2)"]
+    assert with_min_relevance(["R(rel=3)@100"], 2) == ["R(rel=3)@100"]
+    assert with_min_relevance(["RR@10"], 1) == ["RR@10"]
+    results, qrels = {"q": {"a": 3.0, "b": 2.0}}, {"q": {"a": 1, "b": 2, "c": 2}}
+    found = evaluate_results(results, qrels, measures=with_min_relevance(["RR@10", "R@10"], 2))
+    assert found == {"mrr(rel=2)@10": 0.5, "recall(rel=2)@10": 0.5}
+
+
+def test_the_deepest_cut_off_is_known():
+    assert deepest(["nDCG@10", "R@1000", "RR"]) == 1000
+    assert deepest(["RR"]) == 0

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from real_data import SHARED_DATA
 from tiny_run import DOCS, QRELS, QUERIES
 
 from de_jax.data import beir
@@ -16,9 +17,6 @@ from de_jax.retrieval.bm25 import BM25Index
 from de_jax.tools import evaluate_beir
 from de_jax.training.run import load_run
 from de_jax.types import InputError
-
-REAL_DATA = Path("/work/shared/data/beir")
-"""Third-party data, which is not part of the repository."""
 
 
 def ranking(report, system="dense"):
@@ -243,10 +241,10 @@ def test_help_shows_an_example(capsys):
     assert "python -m tools.evaluate_beir --run_dir=" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not REAL_DATA.is_dir(), reason="the real data sets are not here")
+@pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the real data sets are not here")
 def test_bm25_has_its_known_values_on_real_data(capsys):
     names = ("scifact", "nfcorpus", "cranfield")
-    evaluate_beir.main(["--skip_empty", "--dataset_dirs", *(str(REAL_DATA / name) for name in names)])
+    evaluate_beir.main(["--skip_empty", "--dataset_dirs", *(str(SHARED_DATA / "beir" / name) for name in names)])
     report = json.loads(capsys.readouterr().out)
     found = [one["bm25"]["ndcg@10"] for one in report["sets"]]
     assert found == pytest.approx([0.676, 0.319, 0.343], abs=0.003)

@@ -1,0 +1,84 @@
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from de_jax.evaluation import significance
+from de_jax.types import InputError
+
+
+def scores(values):
+    return {f"q{number}": float(value) for number, value in enumerate(values)}
+
+
+@pytest.fixture
+def systems():
+    rng = np.random.default_rng(0)
+    baseline = rng.random(60)
+    return baseline + rng.normal(0.05, 0.2, 60), baseline
+
+
+def test_the_t_test_is_scipys_of_related_samples(systems):
+    found = significance.compare(scores(systems[0]), scores(systems[1]))
+    assert found.p_t_test == pytest.approx(stats.ttest_rel(*systems).pvalue, abs=1e-9)
+    assert found.difference == pytest.approx(systems[0].mean() - systems[1].mean(), abs=1e-9)
+
+
+def test_the_permutation_test_tries_every_swap_of_a_few_queries():
+    differences = np.array([0.3, -0.1, 0.2, 0.25, 0.05])
+    means = [np.mean(differences * signs) for signs in itertools.product([1, -1], repeat=5)]
+    expected = np.mean(np.abs(means) >= abs(differences.mean()) - 1e-12)
+    assert significance.permutation_test(differences) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_permutation_test_agrees_with_the_t_test_on_many_queries_and_repeats_itself(systems):
+    differences = systems[0] - systems[1]
+    found = significance.permutation_test(differences, seed=1)
+    assert found == significance.permutation_test(differences, seed=1)
+    assert found == pytest.approx(significance.paired_t_test(differences), abs=0.02)
+
+
+def test_wins_ties_and_losses_are_counted_with_rounding_as_a_tie():
+    found = significance.compare(scores([0.5, 0.3, 0.1 + 0.2, 0.9]), scores([0.4, 0.3, 0.3, 1.0]))
+    assert (found.wins, found.ties, found.losses) == (1, 2, 1)
+
+
+def test_a_system_beside_itself_differs_by_chance_only():
+    found = significance.compare(scores([0.2, 0.4]), scores([0.2, 0.4]))
+    assert found == significance.Comparison(0.0, 0, 2, 0, 1.0, 1.0)
+
+
+def test_a_difference_that_is_the_same_everywhere_is_no_chance():
+    found = significance.compare(scores([0.5] * 20), scores([0.25] * 20))
+    assert found.p_t_test == 0
+    assert found.p_permutation < 0.001
+
+
+def test_holm_multiplies_by_the_number_of_tests_left():
+    # Sorted: .01 x 4, .02 x 3, .03 x 2, .4 x 1; none below its predecessor.
+    assert significance.holm([0.02, 0.4, 0.01, 0.03]) == pytest.approx([0.06, 0.4, 0.04, 0.06])
+    assert significance.holm([0.9, 0.8]) == [1.0, 1.0]
+    assert significance.holm([0.03]) == [0.03]
+    assert significance.holm([]) == []
+
+
+def test_seeds_are_averaged_query_by_query():
+    seeds = [scores([0.0, 1.0]), scores([0.5, 1.0]), scores([1.0, 0.7])]
+    assert significance.mean_over_seeds(seeds) == pytest.approx({"q0": 0.5, "q1": 0.9})
+    spread = significance.spread_over_seeds(seeds)
+    assert spread == pytest.approx((0.7, np.std([0.5, 0.75, 0.85], ddof=1), 3))
+    assert significance.spread_over_seeds(seeds[:1]) == (0.5, 0.0, 1)
+
+
+def test_what_cannot_be_compared_is_refused():
+    with pytest.raises(InputError, match=r"1 queries are scored for one system only \(q2, ...\)"):
+        significance.compare(scores([1, 2, 3]), scores([1, 2]))
+    with pytest.raises(InputError, match="1 query tells nothing"):
+        significance.compare(scores([1]), scores([2]))
+    with pytest.raises(InputError, match="the seeds were scored on different queries"):
+        significance.mean_over_seeds([scores([1]), scores([1, 2])])
+    with pytest.raises(InputError, match="no seed to average"):
+        significance.mean_over_seeds([])
+    with pytest.raises(InputError, match="0 resamples"):
+        significance.permutation_test(np.array([0.1, 0.2]), num_resamples=0)

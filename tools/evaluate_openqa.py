@@ -1,0 +1,43 @@
+"""Scores a run by the answers in the passages it finds; prints one JSON object to stdout, a table to stderr.
+
+python -m tools.evaluate_openqa --run_dir=runs/sde --dataset_dir=data/beir/nq-open-oracle
+
+Top-20 and Top-100 coverage, as success@20 and success@100: the share of questions of which one of the answers stands in one of the
+first so many passages, word by word, as DPR compares them. No judgements are used; answers are looked for in texts, not in titles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from de_jax import command
+from de_jax.data import beir
+from de_jax.evaluation import answers, arguments, tables
+from de_jax.evaluation.task import Task, evaluate
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    policy = arguments.policy(args)
+    folder = args.dataset_dir.resolve()
+    strings = answers.read(args.answers or beir.find_file(folder, "answers"))
+    task = Task(folder.name, beir.find_file(folder, "corpus"), beir.find_file(folder, "queries"), {}, strings)
+    report = evaluate(task, policy, arguments.run(args))
+    print(tables.report_tables([report]), file=sys.stderr)
+    print(json.dumps(report))
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset_dir", type=Path, required=True, help="corpus and queries in BEIR's layout")
+    parser.add_argument("--answers", help="jsonl of _id and answers; default answers.jsonl of the data set, or .gz")
+    arguments.add(parser, measures=answers.MEASURES)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,50 @@
+"""Scores a run on retrieval of answer sentences, as MultiReQA does; prints one JSON object to stdout, a table to stderr.
+
+python -m tools.evaluate_sentences --run_dir=runs/sde --dataset_dir=data/beir/xquad-en-sentence
+
+P@1, and MRR without a cut-off over all sentences of the corpus, where the best correct one counts. The rankings that are kept are
+cut at --depth; MRR, which looks deeper, is given for the run and for BM25.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from de_jax import command
+from de_jax.evaluation import arguments, sentences, tables
+from de_jax.evaluation.task import beir_tasks, evaluate
+from de_jax.types import InputError
+
+MEASURES = ("P@1",)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    policy = arguments.policy(args)
+    task, *others = beir_tasks(args.dataset_dir, args.split)
+    if others:
+        raise InputError(f"{args.dataset_dir} holds {1 + len(others)} data sets; give one of them.")
+    run = arguments.run(args)
+    report = evaluate(task, policy, run)
+    ranks = {"dense": sentences.dense_ranks(run, task, policy)} if run else {}
+    if "bm25" in report:
+        ranks["bm25"] = sentences.bm25_ranks(task, policy)
+    for system, found in ranks.items():
+        report[system]["mrr"] = round(sentences.mean_reciprocal_rank(found), 5)
+    print(tables.report_tables([report]), file=sys.stderr)
+    print(json.dumps(report))
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder whose documents are sentences")
+    parser.add_argument("--split", default="test", help="which judgements (default test)")
+    arguments.add(parser, measures=MEASURES)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)

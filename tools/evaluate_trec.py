@@ -1,0 +1,63 @@
+"""Scores a run, or a TREC run file, on any topics and judgements; prints one JSON object to stdout, a table to stderr.
+
+python -m tools.evaluate_trec --run_dir=runs/sde --corpus=collection.tsv --topics=topics.dl19-passage.txt \\
+    --qrels=qrels.dl19-passage.txt --measures nDCG@10 RR@10 R@1000 --min_relevance 2
+python -m tools.evaluate_trec --run_file=bm25.trec --qrels=qrels.dl19-passage.txt --min_relevance 2
+
+The corpus is jsonl (BEIR's), or tsv with 2 columns (id, text) or 4 (MS MARCO's documents); topics are jsonl or tsv. Judgements are
+TREC's or BEIR's. With --min_relevance 2, as for TREC DL, MRR, recall and their kin take grade 1 as not relevant; nDCG takes grades
+as they are. Without --run_dir and --run_file BM25 is scored alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from de_jax import command
+from de_jax.data import beir
+from de_jax.evaluation import arguments, fusion, metrics, tables
+from de_jax.evaluation.task import Task, evaluate
+from de_jax.types import InputError
+
+MEASURES = ("nDCG@10", "RR@10", "R@1000")
+HOLE_DEPTH = 10
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    policy = arguments.policy(args)
+    qrels = beir.read_qrels(args.qrels)
+    if args.run_file:
+        results = metrics.read_trec_run(args.run_file)
+        scores = metrics.evaluate_results(results, qrels, measures=policy.measures)
+        scores[f"hole@{HOLE_DEPTH}"] = fusion.hole(results, qrels, HOLE_DEPTH)
+        counts = {"num_queries": len(qrels), "num_queries_found": len(qrels.keys() & results.keys())}
+        print(json.dumps({"run_file": args.run_file, **counts, **{name: round(value, 5) for name, value in scores.items()}}))
+        return
+    if not args.corpus or not args.topics:
+        raise InputError("--corpus and --topics say what is searched; give both, or a --run_file that was searched before.")
+    for path in (args.corpus, args.topics):
+        if not path.is_file():
+            raise InputError(f"{path} does not exist.")
+    task = Task(args.qrels.stem, args.corpus, args.topics, qrels)
+    report = evaluate(task, policy, arguments.run(args))
+    print(tables.report_tables([report]), file=sys.stderr)
+    print(json.dumps(report))
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--qrels", type=Path, required=True, help="judgements, TREC's four columns or BEIR's three")
+    parser.add_argument("--topics", type=Path, help="queries: jsonl, tsv or txt, plain or .gz; those with judgements are asked")
+    parser.add_argument("--corpus", type=Path, help="documents: jsonl or tsv, plain or .gz")
+    parser.add_argument("--run_file", help="score this TREC run file instead of a model")
+    arguments.add(parser, measures=MEASURES)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
