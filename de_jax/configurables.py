@@ -16,6 +16,7 @@ from de_jax.data.pair_store import stored_pairs
 from de_jax.data.seqio_batches import seqio_pairs
 from de_jax.data.training_set import beir_pairs
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
+from de_jax.losses.mined import ance, dance
 from de_jax.losses.pair import pair
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
@@ -25,7 +26,7 @@ from de_jax.training.sharding import make_mesh
 from de_jax.types import InputError
 
 MODELS = (DualEncoder, TowerConfig, T5Config)
-LOSSES = (in_batch_softmax, samtone, pair, nce)
+LOSSES = (in_batch_softmax, samtone, pair, nce, ance, dance)
 OPTIMIZERS = (adafactor, adamw, linear, cosine, rsqrt)
 DATA = (beir_pairs, seqio_pairs, stored_pairs)
 MESH = (make_mesh,)

@@ -155,3 +155,33 @@ def pair_code_row(e, i, temperature, mask_duplicates):
     negatives = [score(e.doc[i], e.query[j]) / temperature for j in other_rows(e, i, mask_duplicates)]
     negatives += [score(e.doc[i], doc) / temperature for doc in mined_docs(e, i, mask_duplicates)]
     return negative_log_likelihood(score(e.query[i], e.doc[i]) / temperature, negatives)
+
+
+def own_mined(vectors, ids, row, own_id, mask_duplicates):
+    """The negatives mined for one row that are neither filler nor, by id, its own."""
+    found = []
+    for n in range(len(vectors[row])):
+        if ids is not None and (ids[row][n] == PADDING or (mask_duplicates and ids[row][n] == own_id)):
+            continue
+        found.append(vectors[row][n])
+    return found
+
+
+def ance(e, *, temperature=1.0, in_batch=False, mask_duplicates=True):
+    losses = []
+    for i in real_rows(e):
+        negatives = own_mined(e.neg_docs, e.neg_doc_ids, i, e.doc_id[i], mask_duplicates)
+        if in_batch:
+            negatives = negatives + [e.doc[j] for j in other_rows(e, i, mask_duplicates)]
+        logits = [score(e.query[i], negative) / temperature for negative in negatives]
+        losses.append(negative_log_likelihood(score(e.query[i], e.doc[i]) / temperature, logits))
+    return mean(losses)
+
+
+def dance(e, *, dual_weight=0.1, temperature=0.01, mask_duplicates=True):
+    losses = []
+    for i in real_rows(e):
+        negatives = own_mined(e.neg_queries, e.neg_query_ids, i, e.query_id[i], mask_duplicates)
+        logits = [score(e.doc[i], negative) / temperature for negative in negatives]
+        losses.append(negative_log_likelihood(score(e.query[i], e.doc[i]) / temperature, logits))
+    return ance(e, temperature=temperature, mask_duplicates=mask_duplicates) + dual_weight * mean(losses)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from de_jax.losses import in_batch, pair
+from de_jax.losses import in_batch, mined, pair
 from de_jax.types import PADDING_ID
 
 VECTORS = ("query", "doc", "neg_docs", "neg_queries")
@@ -38,11 +38,16 @@ CASES = [
     Case("pair_eq3_mean", pair.pair, naive.pair, {"reduce_directions": "mean", "alpha": 0.7}),
     Case("pair_paper", pair.pair, naive.pair, {"form": "pair_paper", "alpha": 0.4}),
     Case("pair_code", pair.pair, naive.pair, {"form": "pair_code", "alpha": 0.4}),
+    Case("ance", mined.ance, naive.ance, {}),
+    Case("ance_in_batch", mined.ance, naive.ance, {"in_batch": True}),
+    Case("dance", mined.dance, naive.dance, {"dual_weight": 0.3}),
 ]
 BY_NAME = {case.name: case for case in CASES}
 every_option = pytest.mark.parametrize("case", CASES, ids=list(BY_NAME))
-DISTINCT = ("softmax_smooth", "samtone_both", "nce", "pair_eq3", "pair_paper", "pair_code")
+DISTINCT = ("softmax_smooth", "samtone_both", "nce", "pair_eq3", "pair_paper", "pair_code", "ance_in_batch", "dance")
 every_loss = pytest.mark.parametrize("case", [BY_NAME[name] for name in DISTINCT], ids=DISTINCT)
+NEEDS_MINED = ("ance", "ance_in_batch", "dance")
+WITHOUT_MINED = [case for case in CASES if case.name not in NEEDS_MINED]
 masked_or_not = pytest.mark.parametrize("mask_duplicates", [True, False])
 
 
@@ -82,7 +87,7 @@ def test_loss_equals_loops(case, mask_duplicates, temperature, make_embeddings):
         np.testing.assert_allclose(case.loss(e, **options)[0], expected, rtol=1e-5)
 
 
-@every_option
+@pytest.mark.parametrize("case", WITHOUT_MINED, ids=lambda case: case.name)
 @pytest.mark.parametrize("dropped", [("neg_docs", "neg_doc_ids"), ("neg_doc_ids", "neg_query_ids"), VECTORS[2:]])
 def test_loss_equals_loops_without_mined_negatives_or_their_ids(case, dropped, make_embeddings):
     e = make_embeddings(5)._replace(**dict.fromkeys(dropped))
@@ -153,7 +158,7 @@ def test_bfloat16_inputs_score_in_float32(case, make_embeddings):
     rounded = e._replace(**{name: getattr(e, name).astype(jnp.bfloat16) for name in VECTORS})
     value, gradient, metrics = value_and_gradient(case, rounded, temperature=0.01)
     assert value.dtype == jnp.float32
-    np.testing.assert_allclose(value, reference(case, rounded), rtol=1e-5)
+    np.testing.assert_allclose(value, reference(case, rounded, temperature=0.01), rtol=1e-5)
     assert all(np.isfinite(g.astype(jnp.float32)).all() for g in gradient.values())
     assert all(m.dtype == jnp.float32 for m in metrics.values())
 
@@ -167,7 +172,7 @@ def test_identical_rows_are_finite(case, mask_duplicates, make_embeddings):
         assert np.isfinite(result).all()
 
 
-@every_loss
+@pytest.mark.parametrize("case", [case for case in WITHOUT_MINED if case.name in DISTINCT], ids=lambda case: case.name)
 @pytest.mark.parametrize("num_padding", [7, 8])
 def test_batch_with_nothing_to_contrast_costs_nothing(case, num_padding, make_embeddings):
     e = make_embeddings(0, num_padding=num_padding, num_neg_docs=0, num_neg_queries=0)

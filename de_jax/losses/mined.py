@@ -1,0 +1,95 @@
+"""Losses whose negatives were mined for each row: ANCE's, and DANCE's with the dual task of finding a document's query.
+
+Unlike the in-batch softmax, a row meets its own mined negatives only, not those of other rows.
+"""
+
+from __future__ import annotations
+
+import jax
+from jaxtyping import Array, Float
+
+from de_jax.losses import dense, masks, scores
+from de_jax.losses.dense import Contrast, Items
+from de_jax.types import Embeddings, InputError, Metrics
+
+
+def ance(
+    e: Embeddings, *, temperature: float | None = 1.0, in_batch: bool = False, mask_duplicates: bool = True
+) -> tuple[Float[Array, ""], Metrics]:
+    """Softmax of each query's document among the negatives mined for that query.
+
+    ANCE (Xiong et al. 2021), eq. 3 with the negative log likelihood; the paper draws one negative a positive and scores by the dot
+    product of embeddings that are not normalised. Ours: with N negatives they share one softmax, and a negative that is the
+    row's own document is left out.
+
+    Args:
+        e: `query` and `doc` [B, D]; `neg_docs` [B, N, D].
+        temperature: tau > 0, the divisor of the scores; None takes the one the model learns.
+        in_batch: the documents of the other rows join the softmax, but not what was mined for them.
+        mask_duplicates: leave out negatives that share the row's query or document; False compares no ids.
+
+    Returns:
+        The loss in nats, a mean over real rows, and the scalars of `scores.score_metrics`.
+
+    Raises:
+        InputError: the batch has no mined documents, or the temperature is out of its range.
+    """
+    scale, sets = scores.scale_of(e, temperature), _sets(e, ("neg_docs",))
+    negatives = _own(sets["query"], sets["neg_docs"], scale, mask_duplicates)
+    if in_batch:
+        others = dense.contrast(sets["query"], sets["doc"], scale, mask_duplicates=mask_duplicates)
+        negatives = scores.merge([negatives, others])
+    loss = _mean_softmax(e, sets, scale, negatives)
+    return loss, {"loss_query_to_doc": loss} | scores.score_metrics(e, scores.positive_scores(sets), negatives)
+
+
+def dance(
+    e: Embeddings, *, dual_weight: float = 0.1, temperature: float | None = 0.01, mask_duplicates: bool = True
+) -> tuple[Float[Array, ""], Metrics]:
+    """`ance` plus the dual task: the softmax of each document's query among the queries mined for that document.
+
+    DANCE (Li et al. 2021), eq. 7 + lambda * eq. 10, on L2-normalised embeddings. `ance` at temperature .01 is its first stage.
+
+    Args:
+        e: `query` and `doc` [B, D]; `neg_docs` [B, N, D]; `neg_queries` [B, M, D].
+        dual_weight: lambda >= 0.
+        temperature: tau > 0, the divisor of the cosine scores; None takes the one the model learns.
+        mask_duplicates: as in `ance`, for queries too.
+
+    Returns:
+        The loss in nats, its parts loss_query_to_doc and loss_doc_to_query, and `ance`'s scalars.
+
+    Raises:
+        InputError: the batch lacks mined documents or mined queries, or a hyper-parameter is out of its range.
+    """
+    if not dual_weight >= 0:
+        raise InputError(f"dual_weight={dual_weight} must be at least 0.")
+    sets = _sets(e, ("neg_docs", "neg_queries"))
+    scale = scores.scale_of(e, temperature)
+    primal, metrics = ance(e, temperature=temperature, mask_duplicates=mask_duplicates)
+    dual = _mean_softmax(e, sets, scale, _own(sets["doc"], sets["neg_queries"], scale, mask_duplicates))
+    return primal + dual_weight * dual, metrics | {"loss_doc_to_query": dual}
+
+
+def _sets(e: Embeddings, mined: tuple[str, ...]) -> dict[str, Items]:
+    sets = scores.items(e)
+    if missing := [name for name in mined if name not in sets]:
+        raise InputError(f"the loss needs mined negatives, but batches come without {missing[0]}; name a folder of negatives.")
+    return sets
+
+
+def _own(anchors: Items, candidates: Items, scale: Float[Array, ""], mask_duplicates: bool) -> Contrast:
+    """Each of B anchors against its own share of the B * N candidates."""
+    num_rows = anchors.vectors.shape[0]
+    split = lambda leaf: leaf.reshape(num_rows, -1, *leaf.shape[1:])  # noqa: E731
+
+    def of_row(anchor: Items, own: Items) -> Contrast:
+        return dense.contrast(anchor, own, scale, mask_duplicates=mask_duplicates)
+
+    by_row = jax.vmap(of_row)(jax.tree.map(split, anchors), jax.tree.map(split, candidates))  # fields [B, 1]
+    return Contrast(*(field[:, 0] for field in by_row))
+
+
+def _mean_softmax(e: Embeddings, sets: dict[str, Items], scale: Float[Array, ""], negatives: Contrast) -> Float[Array, ""]:
+    losses = scores.softmax_loss(scale * scores.positive_scores(sets), negatives.log_sum_exp)
+    return scores.mean_of_real(losses, masks.is_real_row(e.query_id))
