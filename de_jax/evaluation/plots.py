@@ -118,6 +118,31 @@ def embedding_map(
         _draw_map(figure, places[:num_pairs], places[num_pairs:], title, f"{num_pairs} pairs, {note}")
 
 
+def query_differences(differences: Mapping[str, Float[np.ndarray, " q"]], out_png: str | Path, *, title: str) -> None:
+    """Draws each system's gain or loss over a baseline, query by query, from the largest gain to the largest loss.
+
+    Args:
+        differences: of the scores of the same queries, system minus baseline, by the system's name.
+        out_png: appears by rename.
+        title: above all panels.
+
+    Raises:
+        InputError: there is no system or no query.
+    """
+    if not differences or not all(len(values) for values in differences.values()):
+        raise InputError("there is no difference to draw; give at least one system and one query.")
+    with _figure(out_png, figsize=(7.2, 2.3 * len(differences) + 0.5)) as figure:
+        figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+        axes = figure.subplots(len(differences), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
+        for axis, (name, values) in zip(axes, differences.items(), strict=True):
+            falling, places = np.sort(values)[::-1], np.arange(len(values))
+            for colour, part in ((DOC_COLOUR, np.maximum(falling, 0)), (QUERY_COLOUR, np.minimum(falling, 0))):
+                axis.fill_between(places, part, step="mid", color=colour, linewidth=0)
+            axis.axhline(float(np.mean(values)), color=INK, linewidth=1, linestyle="--")
+            axis.set_title(f"{name}: mean {np.mean(values):+.4f}")
+        axes[-1].set_xlabel("queries, by their gain; dashed: the mean")
+
+
 def _read_series(path: Path) -> dict[str, tuple[list[float], list[float]]]:
     """(steps, values) of each scalar, by name."""
     with files.open_text(path) as file:

@@ -30,6 +30,8 @@ class Comparison(NamedTuple):
     losses: int
     p_t_test: float
     p_permutation: float
+    holm_t_test: float  # corrected for the number of systems that are compared with the baseline
+    holm_permutation: float
 
 
 class Spread(NamedTuple):
@@ -40,21 +42,28 @@ class Spread(NamedTuple):
     num_seeds: int
 
 
-def compare(system: Scores, baseline: Scores, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> Comparison:
-    """The difference of two systems over their queries, and how likely chance would make it at least as large.
+def compare_all(
+    systems: Mapping[str, Scores], baseline: Scores, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0
+) -> dict[str, Comparison]:
+    """How each system differs from the baseline over the queries, and how likely chance would make it differ as much.
+
+    Args:
+        systems: their scores by name.
+        baseline: the scores of the same queries.
+        num_resamples: see `permutation_test`.
+        seed: of its sample.
 
     Raises:
         InputError: other queries than the baseline's, or fewer than 2.
     """
-    differences = paired_differences(system, baseline)
-    return Comparison(
-        difference=float(np.mean(differences)),
-        wins=int(np.sum(differences > TIE)),
-        ties=int(np.sum(np.abs(differences) <= TIE)),
-        losses=int(np.sum(differences < -TIE)),
-        p_t_test=paired_t_test(differences),
-        p_permutation=permutation_test(differences, num_resamples=num_resamples, seed=seed),
-    )
+    differences = {name: paired_differences(scores, baseline) for name, scores in systems.items()}
+    t_tests = [paired_t_test(values) for values in differences.values()]
+    permutations = [permutation_test(values, num_resamples=num_resamples, seed=seed) for values in differences.values()]
+    tests = zip(t_tests, permutations, holm(t_tests), holm(permutations), strict=True)
+    return {
+        name: Comparison(float(np.mean(values)), *_wins_ties_losses(values), *p_values)
+        for (name, values), p_values in zip(differences.items(), tests, strict=True)
+    }
 
 
 def paired_differences(system: Scores, baseline: Scores) -> Float[np.ndarray, " q"]:
@@ -68,6 +77,11 @@ def paired_differences(system: Scores, baseline: Scores) -> Float[np.ndarray, " 
     if len(baseline) < 2:
         raise InputError(f"{len(baseline)} query tells nothing about chance; score at least 2.")
     return np.array([system[query_id] - baseline[query_id] for query_id in baseline], np.float64)
+
+
+def _wins_ties_losses(differences: Float[np.ndarray, " q"]) -> tuple[int, int, int]:
+    wins, losses = int(np.sum(differences > TIE)), int(np.sum(differences < -TIE))
+    return wins, len(differences) - wins - losses, losses
 
 
 def paired_t_test(differences: Float[np.ndarray, " q"]) -> float:

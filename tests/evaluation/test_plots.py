@@ -113,3 +113,17 @@ def test_embedding_map_refuses_bad_input(tmp_path):
     docs[5, 1] = np.nan
     with pytest.raises(InputError, match="not finite"):
         plots.embedding_map(queries, docs, tmp_path / "map.png", title="")
+
+
+def test_differences_are_drawn_in_a_panel_a_system(tmp_path):
+    rng = np.random.default_rng(0)
+    gains = {"better": rng.normal(0.1, 0.2, 50), "worse": rng.normal(-0.2, 0.1, 50)}
+    plots.query_differences(gains, tmp_path / "both.png", title="nDCG@10: gain over BM25")
+    plots.query_differences({"better": np.abs(gains["better"])}, tmp_path / "one.png", title="gain")
+    pixels = image(tmp_path / "both.png")
+    assert share_of(pixels, plots.DOC_COLOUR) > 0.01
+    assert share_of(pixels, plots.QUERY_COLOUR) > 0.01
+    assert share_of(image(tmp_path / "one.png"), plots.QUERY_COLOUR) == 0
+    assert image(tmp_path / "one.png").shape[0] < pixels.shape[0]
+    with pytest.raises(InputError, match="no difference to draw"):
+        plots.query_differences({}, tmp_path / "none.png", title="")

@@ -12,6 +12,10 @@ def scores(values):
     return {f"q{number}": float(value) for number, value in enumerate(values)}
 
 
+def compare(system, baseline):
+    return significance.compare_all({"system": scores(system)}, scores(baseline))["system"]
+
+
 @pytest.fixture
 def systems():
     rng = np.random.default_rng(0)
@@ -20,7 +24,7 @@ def systems():
 
 
 def test_the_t_test_is_scipys_of_related_samples(systems):
-    found = significance.compare(scores(systems[0]), scores(systems[1]))
+    found = compare(*systems)
     assert found.p_t_test == pytest.approx(stats.ttest_rel(*systems).pvalue, abs=1e-9)
     assert found.difference == pytest.approx(systems[0].mean() - systems[1].mean(), abs=1e-9)
 
@@ -40,17 +44,17 @@ def test_the_permutation_test_agrees_with_the_t_test_on_many_queries_and_repeats
 
 
 def test_wins_ties_and_losses_are_counted_with_rounding_as_a_tie():
-    found = significance.compare(scores([0.5, 0.3, 0.1 + 0.2, 0.9]), scores([0.4, 0.3, 0.3, 1.0]))
+    found = compare([0.5, 0.3, 0.1 + 0.2, 0.9], [0.4, 0.3, 0.3, 1.0])
     assert (found.wins, found.ties, found.losses) == (1, 2, 1)
 
 
 def test_a_system_beside_itself_differs_by_chance_only():
-    found = significance.compare(scores([0.2, 0.4]), scores([0.2, 0.4]))
-    assert found == significance.Comparison(0.0, 0, 2, 0, 1.0, 1.0)
+    found = compare([0.2, 0.4], [0.2, 0.4])
+    assert found == significance.Comparison(0.0, 0, 2, 0, 1.0, 1.0, 1.0, 1.0)
 
 
 def test_a_difference_that_is_the_same_everywhere_is_no_chance():
-    found = significance.compare(scores([0.5] * 20), scores([0.25] * 20))
+    found = compare([0.5] * 20, [0.25] * 20)
     assert found.p_t_test == 0
     assert found.p_permutation < 0.001
 
@@ -63,6 +67,16 @@ def test_holm_multiplies_by_the_number_of_tests_left():
     assert significance.holm([]) == []
 
 
+def test_p_values_of_several_systems_are_corrected_for_their_number(systems):
+    rng = np.random.default_rng(1)
+    several = {"better": scores(systems[0]), "same": scores(systems[1] + rng.normal(0, 0.1, 60)), "worse": scores(systems[1] - 0.1)}
+    found = significance.compare_all(several, scores(systems[1]))
+    assert [one.holm_t_test for one in found.values()] == significance.holm([one.p_t_test for one in found.values()])
+    assert [one.holm_permutation for one in found.values()] == significance.holm([one.p_permutation for one in found.values()])
+    alone = significance.compare_all({"better": several["better"]}, scores(systems[1]))["better"]
+    assert alone.holm_t_test == alone.p_t_test == found["better"].p_t_test
+
+
 def test_seeds_are_averaged_query_by_query():
     seeds = [scores([0.0, 1.0]), scores([0.5, 1.0]), scores([1.0, 0.7])]
     assert significance.mean_over_seeds(seeds) == pytest.approx({"q0": 0.5, "q1": 0.9})
@@ -73,9 +87,9 @@ def test_seeds_are_averaged_query_by_query():
 
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(InputError, match=r"1 queries are scored for one system only \(q2, ...\)"):
-        significance.compare(scores([1, 2, 3]), scores([1, 2]))
+        compare([1, 2, 3], [1, 2])
     with pytest.raises(InputError, match="1 query tells nothing"):
-        significance.compare(scores([1]), scores([2]))
+        compare([1], [2])
     with pytest.raises(InputError, match="the seeds were scored on different queries"):
         significance.mean_over_seeds([scores([1]), scores([1, 2])])
     with pytest.raises(InputError, match="no seed to average"):

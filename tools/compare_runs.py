@@ -1,0 +1,102 @@
+"""Says whether systems differ by more than chance: TREC run files beside a baseline's, query by query.
+
+python -m tools.compare_runs --qrels=data/beir/scifact/qrels/test.tsv --systems bm25=bm25.trec minilm=minilm.trec
+python -m tools.compare_runs --qrels=test.tsv --out_png=gains.png \\
+    --systems minilm=runs/minilm/evaluations/scifact-0a tuned=seed0.trec,seed1.trec,seed2.trec
+
+The first system is the baseline of the others. A system is a run file or a folder that an evaluate command kept, or several of
+either with commas between, which are seeds of one training: each query then has its mean over the seeds, and the tests are over
+queries. Paired t-test and paired permutation test, two-sided, each with Holm's correction for the number of systems beside it.
+Prints one JSON object to stdout, a table to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from de_jax import command
+from de_jax.data import beir
+from de_jax.evaluation import fusion, metrics, plots, significance, tables
+from de_jax.evaluation.metrics import Results
+from de_jax.types import InputError
+
+KEPT_RUN = "dense.trec"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    qrels = beir.read_qrels(args.qrels)
+    runs = {name: [_read(Path(path)) for path in paths] for name, paths in _systems(args.systems).items()}
+    (measure,) = metrics.names_of([args.measure])
+    seeds = {name: [_scores(run, qrels, args.measure) for run in found] for name, found in runs.items()}
+    scores = {name: significance.mean_over_seeds(found) for name, found in seeds.items()}
+    baseline, *others = scores
+    compared = significance.compare_all(
+        {name: scores[name] for name in others}, scores[baseline], num_resamples=args.num_resamples, seed=args.seed
+    )
+    systems: dict[str, dict[str, Any]] = {}
+    for name, found in runs.items():
+        systems[name] = significance.spread_over_seeds(seeds[name])._asdict()
+        systems[name][f"hole@{args.k}"] = statistics.fmean(fusion.hole(run, qrels, args.k) for run in found)
+        systems[name][f"overlap@{args.k}"] = statistics.fmean(fusion.overlap(run, runs[baseline][0], args.k) for run in found)
+        systems[name] |= compared[name]._asdict() if name in compared else {}
+    if args.out_png:
+        differences = {name: significance.paired_differences(scores[name], scores[baseline]) for name in others}
+        plots.query_differences(differences, args.out_png, title=f"{measure} of each query: gain over {baseline}")
+    print(_table(measure, systems), file=sys.stderr)
+    print(json.dumps({"measure": measure, "num_queries": len(scores[baseline]), "baseline": baseline, "systems": systems}))
+
+
+def _systems(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """The paths of each system's runs, by its name."""
+    systems: dict[str, list[str]] = {}
+    for argument in arguments:
+        name, _, paths = argument.partition("=")
+        if not name or not paths or name in systems:
+            raise InputError(f"--systems has {argument!r}; give each system once, as name=run_file or name=seed_0,seed_1.")
+        systems[name] = paths.split(",")
+    if len(systems) < 2:
+        raise InputError("--systems has one system; give a baseline and at least one to compare with it.")
+    return systems
+
+
+def _read(path: Path) -> Results:
+    return metrics.read_trec_run(path / KEPT_RUN if path.is_dir() else path)
+
+
+def _scores(run: Results, qrels: beir.Qrels, measure: str) -> dict[str, float]:
+    scored = metrics.score_results(run, qrels, measures=[measure])
+    return {query_id: value for query_id, values in scored.items() for value in values.values()}
+
+
+def _table(measure: str, systems: dict[str, dict[str, Any]]) -> str:
+    columns = list(next(reversed(systems.values())))
+    rows = [[name, *(_cell(system.get(column)) for column in columns)] for name, system in systems.items()]
+    return tables.text_table([measure, *columns], rows)
+
+
+def _cell(value: int | float | None) -> str:
+    return "" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--qrels", required=True, help="judgements, BEIR's three columns or TREC's four")
+    parser.add_argument("--systems", nargs="+", required=True, metavar="NAME=RUN[,RUN]", help="the baseline first")
+    parser.add_argument("--measure", default="nDCG@10", help="as ir-measures has it (default nDCG@10)")
+    parser.add_argument("--k", type=int, default=10, help="depth of hole@k and overlap@k (default 10)")
+    parser.add_argument("--num_resamples", type=int, default=significance.NUM_RESAMPLES, help="of the permutation test")
+    parser.add_argument("--seed", type=int, default=0, help="of the permutation test")
+    parser.add_argument("--out_png", help="draw the gain of each query")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
