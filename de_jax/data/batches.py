@@ -10,7 +10,7 @@ import collections
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -27,7 +27,11 @@ _MAX_TRIES = 32
 # Batches by which the usual number of rows of packed texts is set.
 _SAMPLE_BATCHES = 16
 
+NegativesAt = Callable[[int], Mapping[str, "Negatives"]]
+"""Those in force at a step by the name of their field in a batch, "neg_docs" or "neg_queries"; always the same names."""
+
 _IDS = {"query": "query_id", "doc": "doc_id", "neg_docs": "neg_doc_ids", "neg_queries": "neg_query_ids"}
+_MINED = ("neg_docs", "neg_queries")
 
 
 class Negatives(NamedTuple):
@@ -81,8 +85,7 @@ def pair_batches(
     pack: bool = True,
     length_multiple: int = 32,
     row_multiple: int = 1,
-    neg_docs: Negatives | None = None,
-    neg_queries: Negatives | None = None,
+    negatives: NegativesAt | None = None,
     epoch_order: Callable[[int], np.ndarray] | None = None,
     host_index: int = 0,
     num_hosts: int = 1,
@@ -102,7 +105,7 @@ def pair_batches(
         length_multiple: without `pack`, a batch is as wide as its longest text, rounded up to a multiple of this (and at most
             the maximum length), so that shapes are few.
         row_multiple: the rows of packed texts of the global batch are a multiple of it.
-        neg_docs, neg_queries: hard negatives of each pair.
+        negatives: hard negatives of each pair.
         epoch_order: the rows of `pairs` that make up an epoch, by its number, in shuffled order (`mixing.mixed_epochs`); by
             default every pair once.
         host_index, num_hosts: this host gets rows [host_index * B / num_hosts, ...) of every batch.
@@ -117,16 +120,18 @@ def pair_batches(
     sides = {"query": (query_store, max_query_length), "doc": (doc_store, max_doc_length)}
     sides |= {"neg_queries": sides["query"], "neg_docs": sides["doc"]}
 
-    def rows_of(epoch: int, step: int) -> dict[str, np.ndarray]:
+    def rows_of(number: int, in_force: Mapping[str, Negatives]) -> dict[str, np.ndarray]:
         """The store rows of all texts of a global batch."""
+        epoch, step = divmod(number, plan.num_batches)
         chosen = plan.epoch(epoch)[step]
         rows = {"query": pairs[chosen, 0], "doc": pairs[chosen, 1]}
-        for number, (name, mined) in enumerate({"neg_docs": neg_docs, "neg_queries": neg_queries}.items()):
-            if mined is not None:
-                rows[name] = mined.draw(chosen, (seed, epoch, step, number))
-        return rows
+        drawn = {
+            name: in_force[name].draw(chosen, (seed, epoch, step, kind)) for kind, name in enumerate(_MINED) if name in in_force
+        }
+        return rows | drawn
 
-    sample = [rows_of(0, step) for step in range(min(_SAMPLE_BATCHES, plan.num_batches))]
+    first = negatives(0) if negatives else {}
+    sample = [rows_of(number, first) for number in range(min(_SAMPLE_BATCHES, plan.num_batches))]
 
     def layout_of(name: str) -> layout.Layout:
         if not pack:
@@ -140,7 +145,7 @@ def pair_batches(
         if start < 0:
             raise ValueError(f"the first step is {start}; steps count from 0")
         for number in itertools.count(start):
-            rows = rows_of(*divmod(number, plan.num_batches))
+            rows = rows_of(number, negatives(number) if negatives else {})
             texts = {name: lay_out[name](all_rows, host_index) for name, all_rows in rows.items()}
             yield Batch(**texts, **{_IDS[name]: all_rows[host_rows] for name, all_rows in rows.items()})
 

@@ -95,8 +95,7 @@ def stored_pairs(
         pack=pack,
         length_multiple=length_multiple,
         row_multiple=row_multiple,
-        neg_docs=_negatives(store.neg_docs, num_neg_docs),
-        neg_queries=_negatives(store.neg_queries, num_neg_queries),
+        negatives=_always(store, num_neg_docs, num_neg_queries),
         epoch_order=mixed_epochs(sizes, rates, seed) if len(store.parts) > 1 else None,
         host_index=host_index,
         num_hosts=num_hosts,
@@ -184,8 +183,11 @@ def open_pair_store(pairs_dir: str | Path) -> PairStore:
     )
 
 
-def _negatives(rows: np.ndarray | None, num_drawn: int) -> batches_.Negatives | None:
-    return batches_.Negatives(rows, num_drawn) if rows is not None and num_drawn else None
+def _always(store: PairStore, num_neg_docs: int, num_neg_queries: int) -> batches_.NegativesAt:
+    """The folder's negatives, at every step."""
+    mined = {"neg_docs": (store.neg_docs, num_neg_docs), "neg_queries": (store.neg_queries, num_neg_queries)}
+    negatives = {name: batches_.Negatives(rows, drawn) for name, (rows, drawn) in mined.items() if rows is not None and drawn}
+    return lambda step: negatives
 
 
 def _open_arrays(folder: Path, manifest: dict[str, Any], num_queries: int, num_docs: int) -> dict[str, np.ndarray]:

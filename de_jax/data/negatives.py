@@ -1,0 +1,296 @@
+"""Hard negatives that were mined: generations in a folder, written by one process and followed by another.
+
+<negatives_dir>/000003/
+    part-00000.jsonl    one training pair a line: {"query_id", "doc_id", "neg_doc_ids": [...], "neg_query_ids": [...]}
+    manifest.json       what they were mined from and with, and the checksum of every part; written last
+<run_dir>/switches.jsonl
+                        {"step", "generation"}: from which step on which generation gives the run's negatives
+
+A generation appears by one rename and is never changed, and a switch is on the disk before a batch is made by it. So a run that
+was killed sees the same negatives in the same order when it continues, however quick the miner was in the meantime.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from de_jax.data import beir, files
+from de_jax.data.batches import Negatives
+from de_jax.data.corpus import TokenStore
+from de_jax.types import PADDING_ID, InputError
+
+FORMAT = "de_jax negatives 1"
+SWITCHES_FILE = "switches.jsonl"
+LINES_PER_PART = 100_000
+_DIGITS = 6
+FIRST_SWITCH_SECONDS = 120.0
+
+
+class Mined(NamedTuple):
+    """The hard negatives of one training pair, best first; all are ids."""
+
+    query_id: str
+    doc_id: str
+    neg_doc_ids: list[str]
+    neg_query_ids: list[str]
+
+
+class Generation(NamedTuple):
+    """A complete generation; `manifest` holds what the miner says of it."""
+
+    number: int
+    folder: Path
+    manifest: Mapping[str, Any]
+
+
+class Switch(NamedTuple):
+    """From the batch of update `step` on (the first is 0), negatives are those of `generation`."""
+
+    step: int
+    generation: int
+
+
+def write_generation(
+    negatives_dir: str | Path,
+    number: int,
+    mined: Iterable[Mined],
+    facts: Mapping[str, Any],
+    *,
+    lines_per_part: int = LINES_PER_PART,
+) -> Generation:
+    """Writes a generation; it is not there until it is whole.
+
+    Args:
+        negatives_dir: of all generations.
+        number: of this one; higher than those that are there.
+        mined: one for each training pair, at least one.
+        facts: for the manifest: "docs" and "queries" (content hashes of the texts) and what else the miner wants to say.
+
+    Raises:
+        InputError: nothing was mined, or that generation is there already.
+    """
+    folder = generation_dir(negatives_dir, number)
+    if folder.exists():
+        raise InputError(f"{folder} is there already; one miner writes to a folder at a time.")
+    lines, parts, num_pairs = iter(mined), {}, 0
+    with files.atomic_dir(folder) as temporary:
+        while chunk := list(itertools.islice(lines, lines_per_part)):
+            part = temporary / f"part-{len(parts):05d}.jsonl"
+            part.write_text("".join(json.dumps(line._asdict(), ensure_ascii=False) + "\n" for line in chunk), encoding="utf-8")
+            parts[part.name] = files.sha256_of(part)
+            num_pairs += len(chunk)
+        if not num_pairs:
+            raise InputError(f"there are no pairs to write to {folder}; mine for at least one.")
+        manifest = {"format": FORMAT, "generation": number, "num_pairs": num_pairs, "parts": parts, **facts}
+        files.write_json(temporary / "manifest.json", manifest)
+    return Generation(number, folder, manifest)
+
+
+def generation_dir(negatives_dir: str | Path, number: int) -> Path:
+    """Where a generation is, or will be."""
+    return Path(negatives_dir) / f"{number:0{_DIGITS}d}"
+
+
+def numbers(negatives_dir: str | Path) -> list[int]:
+    """The generations that claim to be complete, oldest first."""
+    folder = Path(negatives_dir)
+    there = folder.iterdir() if folder.is_dir() else ()
+    return sorted(int(path.name) for path in there if path.name.isdigit() and (path / "manifest.json").is_file())
+
+
+def open_generation(negatives_dir: str | Path, number: int) -> Generation:
+    """A generation whose every part has the checksum that its manifest gives.
+
+    Raises:
+        InputError: it is absent, of another format, half-copied or damaged.
+    """
+    folder = generation_dir(negatives_dir, number)
+    manifest = files.read_json(folder / "manifest.json")
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or not isinstance(manifest.get("parts"), dict):
+        raise InputError(f"{folder} is not in the format '{FORMAT}'; mine it again.")
+    for name, checksum in manifest["parts"].items():
+        part = folder / Path(name).name
+        if not part.is_file() or files.sha256_of(part) != checksum:
+            raise InputError(f"{part} is missing, half-copied or damaged; copy the generation again, or remove it.")
+    return Generation(number, folder, manifest)
+
+
+def read_mined(generation: Generation) -> Iterator[Mined]:
+    """The lines of a generation, in order."""
+    for name in sorted(generation.manifest["parts"]):
+        path = generation.folder / Path(name).name
+        for line, raw in beir.lines(path):
+            try:
+                mined = Mined(**json.loads(raw))
+            except (ValueError, TypeError):
+                raise InputError(f"{path}, line {line}: expected an object with {', '.join(Mined._fields)}.") from None
+            yield mined
+
+
+class MinedNegatives:
+    """A run's hard negatives step by step: which generation is in force, and its rows for the training pairs.
+
+    Attributes:
+        switches: all so far, by rising step.
+        num_drawn: "neg_docs" and "neg_queries", how many of each a row of a batch gets; those with none are absent.
+    """
+
+    def __init__(
+        self,
+        negatives_dir: str | Path,
+        switches_file: str | Path,
+        pairs: np.ndarray,
+        query_store: TokenStore,
+        doc_store: TokenStore,
+        *,
+        num_drawn: Mapping[str, int],
+        texts: Mapping[str, str] | None = None,
+        is_first: bool = True,
+    ) -> None:
+        """Goes on as the file of switches says; a run without one begins with the newest generation there is.
+
+        Args:
+            negatives_dir: holds the generations.
+            switches_file: of the run.
+            pairs: int [P, 2] (query row, document row).
+            query_store, doc_store: the texts.
+            num_drawn: see above.
+            texts: what manifests must say of "queries" and "docs"; None for no such check.
+            is_first: whether this process, of all that train, writes the file; the others wait for it.
+
+        Raises:
+            InputError: no generation, a damaged one that the run has used, or one mined over other texts.
+        """
+        self.negatives_dir, self._file = Path(negatives_dir), Path(switches_file)
+        self._pairs, self._stores, self._texts = pairs, (query_store, doc_store), texts
+        self.num_drawn = {name: number for name, number in num_drawn.items() if number}
+        self._latest: tuple[int, dict[str, Negatives]] | None = None
+        if is_first and not read_switches(self._file):
+            if (newest := newest_intact(self.negatives_dir, -1)) is None:
+                raise InputError(f"{self.negatives_dir} holds no generation of negatives; make one with de-jax mine --once.")
+            self.switches: list[Switch] = []
+            self.record(Switch(0, newest.number))
+        self.switches = self._written(wait_seconds=0.0 if is_first else FIRST_SWITCH_SECONDS)
+        self.at(0)
+
+    def at(self, step: int) -> dict[str, Negatives]:
+        """The negatives in force at a step, by the name of their field in a batch."""
+        number = self.generation_at(step)
+        if self._latest is None or self._latest[0] != number:
+            rows = rows_of_pairs(open_generation(self.negatives_dir, number), self._pairs, *self._stores, texts=self._texts)
+            self._latest = number, {name: Negatives(rows[name], drawn) for name, drawn in self.num_drawn.items()}
+        return self._latest[1]
+
+    def generation_at(self, step: int) -> int:
+        """The number of the generation in force at a step."""
+        return max(switch for switch in self.switches if switch.step <= step).generation
+
+    def record(self, switch: Switch, *, is_first: bool = True) -> None:
+        """Adds a switch, on the disk first; steps rise."""
+        if is_first:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            files.append_text(self._file, json.dumps(switch._asdict()) + "\n")
+        self.switches.append(switch)
+
+    def _written(self, wait_seconds: float) -> list[Switch]:
+        deadline = time.monotonic() + wait_seconds
+        while not (switches := read_switches(self._file)):
+            if time.monotonic() > deadline:
+                raise InputError(f"{self._file} was not written by the first process; all processes must see the same run_dir.")
+            time.sleep(0.1)
+        return switches
+
+
+def rows_of_pairs(
+    generation: Generation,
+    pairs: np.ndarray,
+    query_store: TokenStore,
+    doc_store: TokenStore,
+    *,
+    texts: Mapping[str, str] | None = None,
+) -> dict[str, np.ndarray]:
+    """The negatives of each training pair as rows of the stores, filled up with `PADDING_ID`.
+
+    Args:
+        generation: mined for these pairs, or for more.
+        pairs: int [P, 2] (query row, document row).
+        query_store, doc_store: the texts.
+        texts: what the manifest must say of "queries" and "docs"; None for no such check.
+
+    Returns:
+        "neg_docs" int32 [P, longest list] and "neg_queries" int32 [P, longest list].
+
+    Raises:
+        InputError: mined over other texts, ids that are not in the stores, or none of the pairs.
+    """
+    for name, expected in (texts or {}).items():
+        if generation.manifest.get(name) != expected:
+            raise InputError(f"{generation.folder} was mined from other {name} than are trained on; mine again.")
+    stores = {"neg_docs": doc_store, "neg_queries": query_store}
+    mined = list(read_mined(generation))
+    own = [query_store.rows_of([line.query_id for line in mined]), doc_store.rows_of([line.doc_id for line in mined])]
+    place = {pair: row for row, pair in enumerate(map(tuple, np.asarray(pairs).tolist()))}
+    chosen = [
+        (place[pair], line)
+        for pair, line in zip(zip(*(rows.tolist() for rows in own), strict=True), mined, strict=True)
+        if pair in place
+    ]
+    if not chosen:
+        raise InputError(f"{generation.folder} was mined for none of the training pairs; mine for this data set and split.")
+    return {
+        name: _table(generation, [(row, getattr(line, field)) for row, line in chosen], len(pairs), stores[name])
+        for name, field in (("neg_docs", "neg_doc_ids"), ("neg_queries", "neg_query_ids"))
+    }
+
+
+def read_switches(path: str | Path) -> list[Switch]:
+    """The switches of a run so far, by rising step.
+
+    Raises:
+        InputError: a line that is none.
+    """
+    path = Path(path)
+    switches: list[Switch] = []
+    for line, raw in beir.lines(path) if path.is_file() else ():
+        try:
+            switch = Switch(**{name: int(value) for name, value in json.loads(raw).items()})
+            if switches and switch.step <= switches[-1].step:
+                raise ValueError
+        except (ValueError, TypeError, AttributeError):
+            raise InputError(f"{path}, line {line}: expected a step beyond the last one and its generation.") from None
+        switches.append(switch)
+    return switches
+
+
+def newest_intact(negatives_dir: str | Path, after: int) -> Generation | None:
+    """The newest generation beyond `after` that is whole; warns of those that are not."""
+    for number in reversed(numbers(negatives_dir)):
+        if number <= after:
+            return None
+        try:
+            return open_generation(negatives_dir, number)
+        except InputError as error:
+            warnings.warn(f"a generation of negatives is passed over: {error}", stacklevel=2)
+    return None
+
+
+def _table(generation: Generation, lists: list[tuple[int, list[str]]], num_pairs: int, store: TokenStore) -> np.ndarray:
+    """The rows of lists of ids, [num_pairs, longest list]; a list of the same pair that comes later counts."""
+    ids = [text_id for _, one in lists for text_id in one]
+    rows = store.rows_of(ids)
+    if (rows < 0).any():
+        raise InputError(f"{generation.folder}: the negative {ids[int(np.argmin(rows))]!r} is in none of the texts; mine again.")
+    table = np.full((num_pairs, max(len(one) for _, one in lists)), PADDING_ID, np.int32)
+    ends = np.cumsum([len(one) for _, one in lists])
+    for (pair, one), found in zip(lists, np.split(rows, ends[:-1]), strict=True):
+        table[pair] = PADDING_ID
+        table[pair, : len(one)] = found
+    return table

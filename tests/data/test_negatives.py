@@ -1,0 +1,167 @@
+"""Generations of mined negatives: whole or not there, refused where they do not fit, and the same again after a kill."""
+
+import errno
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from de_jax.data import batches, corpus, files, negatives
+from de_jax.data.negatives import Mined, MinedNegatives, Switch
+from de_jax.types import InputError
+
+TEXTS = {"queries": "hash of queries", "docs": "hash of docs"}
+PAIRS = np.array([[0, 0], [1, 1], [2, 2], [2, 3]], np.int32)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory, tokenizer):
+    folder = tmp_path_factory.mktemp("stores")
+    texts = {kind: [(f"{kind}{i}", "the quick fox " * (i + 1)) for i in range(8)] for kind in "qd"}
+    return tuple(corpus.build_token_store(texts[kind], tokenizer, folder / kind, progress=False) for kind in "qd")
+
+
+def mined(shift=0, pairs=PAIRS):
+    return [
+        Mined(f"q{query}", f"d{doc}", [f"d{(doc + n + shift) % 8}" for n in range(1, 4 - doc % 2)], [f"q{(query + 1 + shift) % 8}"])
+        for query, doc in pairs.tolist()
+    ]
+
+
+def followed(folder, stores, **options):
+    drawn = {"neg_docs": 2, "neg_queries": 1}
+    return MinedNegatives(folder / "negatives", folder / "run" / "switches.jsonl", PAIRS, *stores, num_drawn=drawn, **options)
+
+
+def test_what_is_written_is_read_part_by_part(tmp_path):
+    written = negatives.write_generation(tmp_path, 3, mined(), {"step": 7}, lines_per_part=3)
+    assert sorted(path.name for path in written.folder.iterdir()) == ["manifest.json", "part-00000.jsonl", "part-00001.jsonl"]
+    opened = negatives.open_generation(tmp_path, 3)
+    assert opened.manifest["step"] == 7
+    assert opened.manifest["num_pairs"] == 4
+    assert list(negatives.read_mined(opened)) == mined()
+    assert negatives.numbers(tmp_path) == [3]
+
+
+def test_a_generation_is_not_there_until_it_is_whole(tmp_path):
+    def failing():
+        yield from mined()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        negatives.write_generation(tmp_path, 1, failing(), {}, lines_per_part=1)
+    assert negatives.numbers(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_miners_in_one_folder_and_nothing_mined_are_refused(tmp_path):
+    negatives.write_generation(tmp_path, 1, mined(), {})
+    with pytest.raises(InputError, match="000001 is there already; one miner"):
+        negatives.write_generation(tmp_path, 1, mined(), {})
+    with pytest.raises(InputError, match="there are no pairs to write"):
+        negatives.write_generation(tmp_path, 2, [], {})
+    assert negatives.numbers(tmp_path) == [1]
+
+
+def test_a_half_copied_generation_is_passed_over_with_a_warning(tmp_path):
+    for number in (1, 2):
+        negatives.write_generation(tmp_path, number, mined(), {})
+    part = tmp_path / "000002" / "part-00000.jsonl"
+    part.write_bytes(part.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"part-00000.jsonl is missing, half-copied or damaged"):
+        negatives.open_generation(tmp_path, 2)
+    with pytest.warns(UserWarning, match="passed over: .*part-00000"):
+        assert negatives.newest_intact(tmp_path, after=0).number == 1
+    shutil.rmtree(tmp_path / "000002" / "part-00000.jsonl", ignore_errors=True)
+    (tmp_path / "000002" / "manifest.json").unlink()
+    assert negatives.newest_intact(tmp_path, after=1) is None
+
+
+def test_rows_stand_with_their_pairs_and_fillers_after_short_lists(tmp_path, stores):
+    generation = negatives.write_generation(tmp_path, 1, mined()[::-1], {})
+    rows = negatives.rows_of_pairs(generation, PAIRS, *stores)
+    np.testing.assert_array_equal(rows["neg_docs"], [[1, 2, 3], [2, 3, -1], [3, 4, 5], [4, 5, -1]])
+    np.testing.assert_array_equal(rows["neg_queries"], [[1], [2], [3], [3]])
+
+
+def test_pairs_that_were_not_mined_get_fillers_and_other_pairs_are_left_out(tmp_path, stores):
+    generation = negatives.write_generation(tmp_path, 1, mined(pairs=np.array([[1, 1], [7, 7]])), {})
+    rows = negatives.rows_of_pairs(generation, PAIRS, *stores)
+    np.testing.assert_array_equal(rows["neg_docs"][:, 0], [-1, 2, -1, -1])
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (Mined("q0", "d0", ["d1", "d99"], []), "the negative 'd99' is in none of the texts; mine again"),
+        (Mined("q0", "d7", ["d1"], []), "was mined for none of the training pairs"),
+    ],
+)
+def test_a_generation_of_other_data_is_refused(tmp_path, stores, line, sentence):
+    generation = negatives.write_generation(tmp_path, 1, [line], {})
+    with pytest.raises(InputError, match=sentence):
+        negatives.rows_of_pairs(generation, PAIRS, *stores)
+
+
+def test_a_corpus_that_changed_is_refused_with_the_reason(tmp_path, stores):
+    generation = negatives.write_generation(tmp_path, 1, mined(), {**TEXTS, "docs": "of another corpus"})
+    with pytest.raises(InputError, match="000001 was mined from other docs than are trained on; mine again"):
+        negatives.rows_of_pairs(generation, PAIRS, *stores, texts=TEXTS)
+
+
+def test_a_broken_line_is_named(tmp_path):
+    generation = negatives.write_generation(tmp_path, 1, mined(), {})
+    part = generation.folder / "part-00000.jsonl"
+    part.write_text(part.read_text().replace('"q1"', '"q1'))
+    with pytest.raises(InputError, match=r"part-00000.jsonl, line \d: expected an object with query_id, doc_id"):
+        list(negatives.read_mined(generation))
+
+
+def test_a_run_begins_with_the_newest_generation_and_keeps_it_when_it_continues(tmp_path, stores):
+    for number in (1, 2):
+        negatives.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+    first = followed(tmp_path, stores)
+    assert first.switches == [Switch(0, 2)]
+    negatives.write_generation(tmp_path / "negatives", 3, mined(shift=3), {})
+    again = followed(tmp_path, stores)
+    assert again.switches == [Switch(0, 2)]
+    np.testing.assert_array_equal(again.at(50)["neg_docs"].rows, first.at(0)["neg_docs"].rows)
+
+
+def test_a_switch_is_on_the_disk_before_it_takes_effect_and_is_replayed(tmp_path, stores):
+    for number in (1, 2):
+        negatives.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+    (tmp_path / "run").mkdir()
+    files.append_text(tmp_path / "run" / "switches.jsonl", json.dumps({"step": 0, "generation": 1}) + "\n")
+    run = followed(tmp_path, stores)
+    before = batches.pair_batches(*stores, PAIRS, batch_size=2, negatives=run.at)
+    run.record(Switch(3, 2))
+    stream = [next(before(step)) for step in range(6)]
+    replayed = followed(tmp_path, stores)
+    again = batches.pair_batches(*stores, PAIRS, batch_size=2, negatives=replayed.at)(0)
+    for expected in stream:
+        found = next(again)
+        np.testing.assert_array_equal(found.neg_doc_ids, expected.neg_doc_ids)
+        np.testing.assert_array_equal(found.neg_query_ids, expected.neg_query_ids)
+    assert [replayed.generation_at(step) for step in range(5)] == [1, 1, 1, 2, 2]
+
+
+def test_the_other_processes_read_what_the_first_wrote(tmp_path, stores):
+    negatives.write_generation(tmp_path / "negatives", 1, mined(), {})
+    followed(tmp_path, stores)
+    assert followed(tmp_path, stores, is_first=False).switches == [Switch(0, 1)]
+
+
+def test_no_generation_at_all_is_refused_before_anything_is_written(tmp_path, stores):
+    with pytest.raises(InputError, match="negatives holds no generation of negatives; make one with de-jax mine"):
+        followed(tmp_path, stores)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_file_of_switches_is_named(tmp_path, stores):
+    negatives.write_generation(tmp_path / "negatives", 1, mined(), {})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "switches.jsonl").write_text('{"step": 0, "generation": 1}\n{"step": 0, "generation": 2}\n')
+    with pytest.raises(InputError, match=r"switches.jsonl, line 2: expected a step beyond the last one"):
+        followed(tmp_path, stores)
