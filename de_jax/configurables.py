@@ -15,9 +15,11 @@ import gin
 from de_jax.data.pair_store import stored_pairs
 from de_jax.data.seqio_batches import seqio_pairs
 from de_jax.data.training_set import beir_pairs
+from de_jax.interop.fine_tuning import pretrained_tokenizer, pretrained_tower
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
 from de_jax.losses.mined import ance, dance
 from de_jax.losses.pair import pair
+from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
@@ -25,7 +27,7 @@ from de_jax.training.optimizer import adafactor, adamw, cosine, linear, rsqrt
 from de_jax.training.sharding import make_mesh
 from de_jax.types import InputError
 
-MODELS = (DualEncoder, TowerConfig, T5Config)
+MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, pretrained_tower, pretrained_tokenizer)
 LOSSES = (in_batch_softmax, samtone, pair, nce, ance, dance)
 OPTIMIZERS = (adafactor, adamw, linear, cosine, rsqrt)
 DATA = (beir_pairs, seqio_pairs, stored_pairs)
@@ -47,6 +49,8 @@ def register(*more: tuple[str, Any]) -> None:
 
 
 _registered: set[str] = set()
+_typed: set[str] = set()
+"""Names of the settings that did not come from a file."""
 
 
 def parse(gin_files: Sequence[str], bindings: Sequence[str]) -> None:
@@ -61,6 +65,8 @@ def parse(gin_files: Sequence[str], bindings: Sequence[str]) -> None:
     """
     register()
     gin.clear_config()
+    _typed.clear()
+    _typed.update(binding.partition("=")[0].strip() for binding in bindings)
     files = [_find(name) for name in gin_files]
     try:
         logging.disable(logging.ERROR)  # gin logs every place that it looks for an included file in
@@ -84,7 +90,8 @@ def setting(configurable: Any, parameter: str) -> Any:
 def check_all_used(but: Any = None) -> None:
     """Refuses bindings that nothing has read, which is what a misplaced or leftover setting looks like.
 
-    Call it once everything that a recipe configures has been called.
+    Call it once everything that a recipe configures has been called. A file may hold the sizes of a model, or the settings of a
+    loss, that a later file or setting replaces by another one; what was typed on the command line may not.
 
     Args:
         but: a configurable that was not called.
@@ -94,13 +101,15 @@ def check_all_used(but: Any = None) -> None:
     """
     # gin offers its tables as text only; the private ones are what that text is made of.
     bindings, used = gin.config._CONFIG, gin.config._OPERATIVE_CONFIG
+    replaceable = {f"de_jax.{configurable.__name__}" for configurable in (*MODELS, *LOSSES)} - {key[1] for key in used}
     unused = []
     for (scope, name), values in bindings.items():
         if but is not None and name == f"de_jax.{but.__name__}":
             continue
+        if name in replaceable:
+            values = {parameter: value for parameter, value in values.items() if _label(scope, name, parameter) in _typed}
         read: set[str] = set().union(*(used[key] for key in used if key[1] == name and _applies(scope, key[0])))
-        label = scope if name == "gin.macro" else f"{scope}/{name}".lstrip("/").replace("de_jax.", "")
-        unused += [label if name == "gin.macro" else f"{label}.{parameter}" for parameter in values.keys() - read]
+        unused += [_label(scope, name, parameter) for parameter in values.keys() - read]
     if unused:
         raise InputError(f"nothing in this recipe reads {', '.join(sorted(unused))}; remove the setting or mend its name.")
 
@@ -108,6 +117,11 @@ def check_all_used(but: Any = None) -> None:
 def operative() -> str:
     """Every setting that was read, as a gin file."""
     return gin.operative_config_str(max_line_length=120)
+
+
+def _label(scope: str, name: str, parameter: str) -> str:
+    """A binding's name as a recipe writes it."""
+    return scope if name == "gin.macro" else f"{scope}/{name}.{parameter}".lstrip("/").replace("de_jax.", "")
 
 
 def _applies(scope: str, active: str) -> bool:

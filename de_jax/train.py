@@ -26,6 +26,7 @@ from de_jax.data.batches import prefetch
 from de_jax.data.files import atomic_file
 from de_jax.data.training_set import DevSet, TrainingSet
 from de_jax.evaluation import metrics as metrics_
+from de_jax.interop.fine_tuning import InitFrom, initial_params
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval import encode
 from de_jax.retrieval.index import ExactIndex
@@ -37,7 +38,7 @@ from de_jax.training.fit import Hook, fit
 from de_jax.training.optimizer import OptimizerFn, Schedule, make_optimizer
 from de_jax.training.preemption import StopOnTerminate
 from de_jax.training.profile import ProfileSteps
-from de_jax.training.run import BEST_DIR, CHECKPOINTS_DIR, Run, describe_run, load_params
+from de_jax.training.run import BEST_DIR, CHECKPOINTS_DIR, Run, describe_run
 from de_jax.training.train_step import init_state, make_train_step
 from de_jax.types import Batch, Batches, InputError, LossFn, TrainState
 
@@ -60,7 +61,9 @@ class Recipe:
         clip_norm: largest global gradient norm; None for no limit.
         learning_rate_factors: factor by pattern over parameter paths, such as {"shared/projection/.*": 10.0}.
         frozen: patterns of parameters that keep their values.
-        init_from: a run folder whose newest parameters are the first ones here (PAIR's second stage).
+        init_from: a run or a pretrained model whose parameters are the first ones here (PAIR's second stage), as
+            `interop.checkpoints.read` knows them; or {"query": one, "doc": another}.
+        init_new: patterns of parameters that start fresh although there is an `init_from`.
         seed: of the initial parameters and of dropout.
         log_every_steps: updates that one line of the log averages.
         save_every_steps: updates between checkpoints.
@@ -85,7 +88,8 @@ class Recipe:
         clip_norm: float | None = 1.0,
         learning_rate_factors: Mapping[str, float] | None = None,
         frozen: Sequence[str] = (),
-        init_from: str | None = None,
+        init_from: InitFrom | None = None,
+        init_new: Sequence[str] = (),
         seed: int = 0,
         log_every_steps: int = 50,
         save_every_steps: int = 1000,
@@ -102,7 +106,8 @@ class Recipe:
         self.trained = ChunkedModel(model, num_chunks) if num_chunks > 1 else model
         self.num_chunks, self.sharding_rules = num_chunks, sharding_rules
         self.schedule = schedule(peak=learning_rate, num_steps=num_steps)
-        self.num_steps, self.init_from, self.seed = num_steps, init_from, seed
+        self.num_steps, self.seed = num_steps, seed
+        self.init_from, self.init_new = init_from, init_new
         self.make_tx = functools.partial(
             make_optimizer,
             optimizer,
@@ -124,7 +129,7 @@ class Recipe:
         settings = {
             f"{self.data.__name__}.batch_size": batch_size,
             "train.num_chunks": self.num_chunks,
-            "T5Config.remat": getattr(self.model.doc.encoder, "remat", None),
+            f"{type(self.model.doc.encoder).__name__}.remat": getattr(self.model.doc.encoder, "remat", None),
         }
         with contextlib.suppress(KeyError):  # a loss that is never computed block by block
             settings[f"{self.loss.__name__}.block_size"] = configurables.setting(self.loss, "block_size")
@@ -152,7 +157,7 @@ def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     row_multiple = sharding.num_row_shares(mesh) * recipe.num_chunks
     data = recipe.data(host_index=host_index, num_hosts=num_hosts, row_multiple=row_multiple)
     sharding.check_batch_size(data.batch_size, mesh, recipe.num_chunks)
-    _check_vocabulary(recipe.model, data)
+    _check_texts_fit(recipe.model, data)
     configurables.check_all_used()
     _describe(recipe, run_dir, data)
     with (
@@ -249,7 +254,9 @@ def _first_state(recipe: Recipe, like: TrainState, checkpoints: Checkpoints) -> 
     latest = checkpoints.latest_step()
     if latest is None:
         state = jax.jit(recipe.init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))()
-        return state._replace(params=load_params(recipe.init_from, like.params)) if recipe.init_from else state
+        if not recipe.init_from:
+            return state
+        return state._replace(params=initial_params(recipe.init_from, state.params, new=recipe.init_new))
     if latest > recipe.num_steps:
         raise InputError(f"the run is at step {latest} already, past train.num_steps = {recipe.num_steps}; raise it.")
     return checkpoints.restore(latest, like)
@@ -347,13 +354,16 @@ def score_dev(run: Run, dev: DevSet) -> dict[str, float]:
     return metrics_.evaluate(ranking, query_ids, doc_ids, dev.qrels)
 
 
-def _check_vocabulary(model: DualEncoder, data: TrainingSet) -> None:
+def _check_texts_fit(model: DualEncoder, data: TrainingSet) -> None:
+    """Whether both towers have vectors for every token and position."""
+    model.check_length("query", data.max_query_length)
+    model.check_length("doc", data.max_doc_length)
     towers = (("query", model.query, data.query_tokenizer), ("doc", model.doc, data.doc_tokenizer))
     for name, tower, tokenizer in towers:
         if tokenizer.vocab_size > tower.encoder.vocab_size:
             raise InputError(
                 f"the {name} tokenizer has {tokenizer.vocab_size} entries, but the {name} tower's embedding table only "
-                f"{tower.encoder.vocab_size}; set T5Config.vocab_size to at least {tokenizer.vocab_size}."
+                f"{tower.encoder.vocab_size}; set {type(tower.encoder).__name__}.vocab_size to at least {tokenizer.vocab_size}."
             )
 
 

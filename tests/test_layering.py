@@ -64,7 +64,7 @@ RULES = {
     "de_jax.evaluation.arguments": SCORING,
     "de_jax.evaluation.sentences": SCORING,
     "de_jax.evaluation.plots": ABOVE_TRAINING.allowing("matplotlib", "sklearn", "threadpoolctl"),
-    "de_jax.interop": ABOVE_TRAINING.allowing("torch", "transformers", "tokenizers"),
+    "de_jax.interop": ABOVE_TRAINING.allowing("huggingface_hub", "torch", "transformers", "tokenizers"),
     "de_jax.interop.t5x": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
     "de_jax.configurables": PROCESS,
     "de_jax.train": PROCESS,

@@ -1,6 +1,7 @@
 """Text to token ids: sentencepiece models and `tokenizer.json` files behind one protocol, and the training of a vocabulary.
 
-Id 0 is padding in every array of this library, so a vocabulary with another padding id is refused here.
+Id 0 is padding in every array of this library. In a `tokenizer.json` with another padding id (RoBERTa's is 1) that id and 0 change
+places, and so do the two rows of an imported embedding table; a sentencepiece model with another one is refused.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from de_jax.types import InputError
 PAD_ID = 0
 SENTENCEPIECE_FILE = "spiece.model"
 TOKENIZER_JSON_FILE = "tokenizer.json"
+PROMPT_FILE = "prompt.json"
 
 # The expectation step adds up floats thread by thread, so another number of threads is another vocabulary.
 _TRAINING_THREADS = 4
@@ -32,17 +34,20 @@ class Tokenizer(Protocol):
     vocab_size: int
     prefix_ids: tuple[int, ...]
     suffix_ids: tuple[int, ...]
-    fingerprint: str  # SHA-256 of the vocabulary file
+    pad_id: int  # padding in the vocabulary file; that id and 0 have changed places
+    fingerprint: str  # SHA-256 of the vocabulary file, and of the prompt if there is one
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The int32 ids of each text, without special tokens and not truncated; several texts are encoded in parallel."""
 
     def save(self, directory: Path) -> None:
-        """Writes the one file that `load_tokenizer` needs into an existing folder."""
+        """Writes what `load_tokenizer` needs into an existing folder."""
 
 
 class SentencePieceTokenizer:
     """A sentencepiece model as T5 uses it: no prefix, `</s>` at the end."""
+
+    pad_id = PAD_ID
 
     def __init__(self, path: Path) -> None:
         import sentencepiece
@@ -52,7 +57,11 @@ class SentencePieceTokenizer:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=self._model)
         except RuntimeError:
             raise InputError(f"{path} is not a sentencepiece model.") from None
-        _require_padding(path, self._processor.pad_id())
+        if (pad_id := self._processor.pad_id()) != PAD_ID:
+            raise InputError(
+                f"{path}: the padding id must be {PAD_ID} and is {pad_id if pad_id > 0 else 'none'}; take a vocabulary whose "
+                "first piece is the padding."
+            )
         eos_id = self._processor.eos_id()
         self.vocab_size = int(self._processor.get_piece_size())
         self.prefix_ids: tuple[int, ...] = ()
@@ -81,30 +90,54 @@ class JsonTokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_str(self._json.decode("utf-8"))
         except Exception as error:  # the Rust library raises plain Exception
             raise InputError(f"{path} is not a tokenizer.json ({error}).") from None
-        _require_padding(path, _json_pad_id(self._tokenizer))
+        self.pad_id = _json_pad_id(path, self._tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-        self.prefix_ids, self.suffix_ids = _surroundings(self._tokenizer)
+        self.prefix_ids, self.suffix_ids = (tuple(self._ours(np.array(ids)).tolist()) for ids in _surroundings(self._tokenizer))
         self.fingerprint = hashlib.sha256(self._json).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        return [self._ours(np.array(encoding.ids, dtype=np.int32)) for encoding in encodings]
+
+    def _ours(self, ids: np.ndarray) -> np.ndarray:
+        """The ids with padding and 0 in each other's place."""
+        if self.pad_id == PAD_ID:
+            return ids
+        return np.where(ids == self.pad_id, PAD_ID, np.where(ids == PAD_ID, self.pad_id, ids)).astype(np.int32)
 
     def save(self, directory: Path) -> None:
         with files.atomic_file(Path(directory) / TOKENIZER_JSON_FILE) as temporary:
             temporary.write_bytes(self._json)
 
 
+class PromptedTokenizer:
+    """A tokenizer that puts a prompt before every text, "query: " for one, as E5 and its kin are trained with."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: str) -> None:
+        self.tokenizer, self.prompt = tokenizer, prompt
+        self.vocab_size, self.pad_id = tokenizer.vocab_size, tokenizer.pad_id
+        self.prefix_ids, self.suffix_ids = tokenizer.prefix_ids, tokenizer.suffix_ids
+        self.fingerprint = hashlib.sha256(f"{tokenizer.fingerprint} {prompt}".encode()).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return self.tokenizer.encode([self.prompt + text for text in texts])
+
+    def save(self, directory: Path) -> None:
+        self.tokenizer.save(directory)
+        files.write_json(Path(directory) / PROMPT_FILE, {"prompt": self.prompt})
+
+
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in a folder holding `tokenizer.json` or `spiece.model`, or in such a file itself.
 
-    Where a folder holds both, `spiece.model` is the original and is taken.
+    Where a folder holds both, `spiece.model` is the original and is taken. A `prompt.json` ({"prompt": "query: "}) beside it goes
+    before every text.
 
     Raises:
-        InputError: nothing there, an unreadable vocabulary, or one whose padding is not id 0.
+        InputError: nothing there, an unreadable vocabulary, or one without an id for padding.
     """
     path = Path(path)
     file = path
@@ -115,7 +148,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         file = found[0]
     if not file.is_file():
         raise InputError(f"{file} does not exist; give a {SENTENCEPIECE_FILE}, a {TOKENIZER_JSON_FILE}, or a folder with one.")
-    return JsonTokenizer(file) if file.suffix == ".json" else SentencePieceTokenizer(file)
+    tokenizer = JsonTokenizer(file) if file.suffix == ".json" else SentencePieceTokenizer(file)
+    return PromptedTokenizer(tokenizer, _prompt_of(path)) if (path / PROMPT_FILE).is_file() else tokenizer
 
 
 def train_sentencepiece(
@@ -172,19 +206,21 @@ def _training_fault(message: str, vocab_size: int) -> str:
     return f"sentencepiece could not train a vocabulary of {vocab_size} pieces: {message}"
 
 
-def _require_padding(path: Path, pad_id: int | None) -> None:
-    if pad_id != PAD_ID:
-        found = "none" if pad_id is None or pad_id < 0 else str(pad_id)
-        raise InputError(
-            f"{path}: the padding id must be {PAD_ID} and is {found}; take a vocabulary whose first piece is the padding."
-        )
+def _prompt_of(directory: Path) -> str:
+    value = files.read_json(directory / PROMPT_FILE)
+    if not isinstance(value, dict) or not isinstance(value.get("prompt"), str):
+        raise InputError(f'{directory / PROMPT_FILE} gives no prompt; write {{"prompt": "query: "}}.')
+    return str(value["prompt"])
 
 
-def _json_pad_id(tokenizer: Any) -> int | None:
+def _json_pad_id(path: Path, tokenizer: Any) -> int:
     if tokenizer.padding:
         return int(tokenizer.padding["pad_id"])
     known = (tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>"))
-    return next((pad_id for pad_id in known if pad_id is not None), None)
+    pad_id = next((pad_id for pad_id in known if pad_id is not None), None)
+    if pad_id is None:
+        raise InputError(f"{path} has no id for padding; take a vocabulary with the token [PAD] or <pad>.")
+    return pad_id
 
 
 def _surroundings(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -43,8 +43,8 @@ class TrainingSet(NamedTuple):
 def beir_pairs(
     *,
     dataset_dir: str = "",
-    tokenizer: str = "",
-    doc_tokenizer: str | None = None,
+    tokenizer: str | Tokenizer = "",
+    doc_tokenizer: str | Tokenizer | None = None,
     batch_size: int = 512,
     max_query_length: int = 64,
     max_doc_length: int = 256,
@@ -65,7 +65,7 @@ def beir_pairs(
 
     Args:
         dataset_dir: holds corpus.jsonl, queries.jsonl (or .tsv, .gz) and qrels/.
-        tokenizer: a sentencepiece model or tokenizer.json, or a folder with one.
+        tokenizer: a sentencepiece model or tokenizer.json, or a folder with one; or a tokenizer itself.
         doc_tokenizer: the document tower's, where it differs.
         batch_size: rows of the global batch.
         max_query_length, max_doc_length: tokens, special ones included.
@@ -86,8 +86,8 @@ def beir_pairs(
     for name, value in (("dataset_dir", dataset_dir), ("tokenizer", tokenizer)):
         if not value:
             raise InputError(f"beir_pairs.{name} is not set; add --gin.beir_pairs.{name}=<path>.")
-    query_tokenizer = load_tokenizer(tokenizer)
-    tokenizers = {"query": query_tokenizer, "doc": load_tokenizer(doc_tokenizer) if doc_tokenizer else query_tokenizer}
+    query_tokenizer = _opened(tokenizer)
+    tokenizers = {"query": query_tokenizer, "doc": _opened(doc_tokenizer) if doc_tokenizer else query_tokenizer}
     stores = open_stores(dataset_dir, tokenizers["query"], tokenizers["doc"], cache_dir)
     pairs = batches_.qrel_pairs(_read_split(dataset_dir, split), *stores)
     batches = batches_.pair_batches(
@@ -118,6 +118,10 @@ def beir_pairs(
         query_ids=stores[0].ids,
         doc_ids=stores[1].ids,
     )
+
+
+def _opened(tokenizer: str | Tokenizer) -> Tokenizer:
+    return load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
 
 
 def open_stores(

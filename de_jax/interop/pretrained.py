@@ -30,6 +30,7 @@ class Origin(NamedTuple):
 
     name: str
     transposed: bool = False
+    swapped_row: int = 0  # this row and row 0 change places: a vocabulary's own padding, see `data.text`
 
 
 def assemble(
@@ -60,7 +61,7 @@ def assemble(
         array = np.asarray(stored[origin.name]())
         if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
             raise InputError(f"{source}: {origin.name} holds {array.dtype} values, but parameters are floating-point numbers.")
-        array = np.ascontiguousarray(array.T if origin.transposed else array, np.float32)
+        array = np.ascontiguousarray(_turned(array, origin), np.float32)
         if array.shape != leaf.shape:
             raise InputError(
                 f"{source}: {origin.name} gives {array.shape} in the place of {leaf.shape}; the configuration differs."
@@ -78,10 +79,21 @@ def disassemble(params: Params, origins: Mapping[str, Origin]) -> dict[str, np.n
 
     def write(path: str, leaf: Array) -> None:
         array = np.asarray(leaf)
-        arrays[origins[path].name] = np.ascontiguousarray(array.T if origins[path].transposed else array)
+        arrays[origins[path].name] = np.ascontiguousarray(_turned(array, origins[path]))
 
     map_with_path(write, params)
     return arrays
+
+
+def _turned(array: np.ndarray, origin: Origin) -> np.ndarray:
+    """From one library's layout to the other's; its own inverse."""
+    if origin.transposed:
+        return array.T
+    if 0 < origin.swapped_row < len(array):
+        order = np.arange(len(array))
+        order[[0, origin.swapped_row]] = origin.swapped_row, 0
+        return array[order]
+    return array
 
 
 def _check_names(source: str, stored: Mapping[str, object], origins: Mapping[str, Origin], ignored: Sequence[str]) -> None:

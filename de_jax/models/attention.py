@@ -1,4 +1,4 @@
-"""Self-attention within each text of a row, with T5's relative position bias."""
+"""Self-attention within each text of a row, and T5's relative position bias."""
 
 from __future__ import annotations
 
@@ -17,59 +17,74 @@ MASKED = -1e9
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention without biases and, as T5 has it, without a 1/sqrt(head_dim) factor.
+    """Multi-head self-attention.
 
-    Raffel et al. 2020; the missing factor is part of the initial scale of the query kernel.
+    Args:
+        num_heads, head_dim: their product may differ from the width of the residual stream.
+        dropout_rate: share of the attention weights dropped.
+        dtype: of the products.
+        scale: factor of the scores. Where it is not 1/sqrt(head_dim), as T5 has none (Raffel et al. 2020), what is missing is
+            part of the query kernel's initial scale.
+        use_bias: of the four linear maps.
     """
 
     num_heads: int
     head_dim: int
     dropout_rate: float
     dtype: jnp.dtype
+    scale: float = 1.0
+    use_bias: bool = False
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "b L E"], bias: Float[Array, "H L L"], segments: Int[Array, "b L"], deterministic: bool
+        self, x: Float[Array, "b L E"], bias: Float[Array, "H L L"] | None, segments: Int[Array, "b L"], deterministic: bool
     ) -> Float[Array, "b L E"]:
         model_dim, joined = x.shape[-1], self.num_heads * self.head_dim
-        query_std = (model_dim * self.head_dim) ** -0.5
+        query_std = (model_dim * self.head_dim) ** -0.5 / self.scale
         heads = (*x.shape[:-1], self.num_heads, self.head_dim)
         query, key, value = (
-            Linear(joined, std, self.dtype, name=name)(x).astype(self.dtype).reshape(heads)
+            Linear(joined, std, self.dtype, self.use_bias, name=name)(x).astype(self.dtype).reshape(heads)
             for name, std in (("query", query_std), ("key", model_dim**-0.5), ("value", model_dim**-0.5))
         )
         # T5X draws one mask of the weights for all queries of a text, which is a mask of whole value vectors.
         kept = Dropout(self.dropout_rate)(jnp.ones(heads[:-1], self.dtype), deterministic)  # [b, L, H]
-        context = attend(query, key, value * kept[..., None], bias, segments)
-        return Linear(model_dim, joined**-0.5, self.dtype, name="out")(context.reshape(*x.shape[:-1], joined))
+        context = attend(query, key, value * kept[..., None], bias, segments, scale=self.scale)
+        context = context.reshape(*x.shape[:-1], joined)
+        return Linear(model_dim, joined**-0.5, self.dtype, self.use_bias, name="out")(context)
 
 
 def attend(
     query: Float[Array, "b L H d"],
     key: Float[Array, "b L H d"],
     value: Float[Array, "b L H d"],
-    bias: Float[Array, "H L L"],
+    bias: Float[Array, "H L L"] | None,
     segments: Int[Array, "b L"],
+    *,
+    scale: float = 1.0,
 ) -> Float[Array, "b L H d"]:
-    """softmax(query . key + bias) . value, over the tokens of a query's own segment.
+    """softmax(scale * query . key + bias) . value, over the tokens of a query's own segment.
 
     Args:
         query, key, value: in the precision of the products; the softmax is in float32.
         bias: added to the scores.
         segments: which text of its row a token belongs to; tokens of other segments are not seen.
+        scale: factor of the scores.
     """
     own = segments[:, None, :, None] == segments[:, None, None, :]  # [b, 1, L, L]
     if _has_fused_kernel(query):
+        position_scores = None if bias is None else bias[None].astype(query.dtype)
         return jax.nn.dot_product_attention(
-            query, key, value, bias[None].astype(query.dtype), own, scale=1.0, implementation="cudnn"
+            query, key, value, position_scores, own, scale=scale, implementation="cudnn"
         ).astype(query.dtype)
-    scores = product("bqhd,bkhd->bhqk", query, key, jnp.dtype(jnp.float32)) + bias[None]
+    scores = product("bqhd,bkhd->bhqk", query, key, jnp.dtype(jnp.float32)) * scale
+    if bias is not None:
+        scores = scores + bias[None]
     weights = jax.nn.softmax(jnp.where(own, scores, MASKED), axis=-1).astype(query.dtype)
     return product("bhqk,bkhd->bqhd", weights, value, stream_dtype(query.dtype))
 
 
 def _has_fused_kernel(query: Float[Array, "b L H d"]) -> bool:
-    """What cuDNN's attention with a bias asks for; it never holds the scores of all pairs of tokens."""
+    """What cuDNN's attention asks for; it never holds the scores of all pairs of tokens."""
     _, length, _, head_dim = query.shape
     return platform() == "gpu" and query.dtype == jnp.bfloat16 and length % 2 == 0 and head_dim % 8 == 0 and head_dim <= 128
 

@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from de_jax.models.bert import BertConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import PARTS, Tower, TowerConfig, config_to_json
 from de_jax.types import Array, Batch, Embeddings, InputError, Packed, Params
 
-ARCHITECTURES = {"T5Config": T5Config}
+ARCHITECTURES = {"T5Config": T5Config, "BertConfig": BertConfig}
 MIN_TEMPERATURE = 0.01
 
 
@@ -123,6 +124,19 @@ class DualEncoder:
             return leaf.astype(dtype) if names[1] == "encoder" and names[-1] == "kernel" else leaf
 
         return jax.tree_util.tree_map_with_path(rounded, {name: params[name] for name in (tower, "shared") if name in params})
+
+    def check_length(self, tower: str, max_length: int) -> None:
+        """Refuses texts that are longer than one tower ("query" or "doc") has positions for.
+
+        Raises:
+            InputError: names the setting and the longest length.
+        """
+        longest = {"query": self.query, "doc": self.doc}[tower].encoder.max_length
+        if longest is not None and max_length > longest:
+            raise InputError(
+                f"max_{tower}_length is {max_length}, but the {tower} tower has positions for {longest} tokens; set it to at "
+                f"most {longest}."
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values from which `from_json` makes an equal model."""

@@ -105,22 +105,28 @@ def _split(subscripts: str) -> tuple[str, str, str]:
 
 
 class Linear(nn.Module):
-    """A linear map without bias: float32 kernel with normal initial values, multiplied in `dtype`.
+    """A linear map: float32 kernel with normal initial values, multiplied in `dtype`.
 
     Args:
         features: of the result.
         std: of the initial kernel.
         dtype: of the products.
+        use_bias: adds a bias, zero at first.
     """
 
     features: int
     std: float
     dtype: jnp.dtype
+    use_bias: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "b L e"]) -> Float[Array, "b L f"]:
         kernel = self.param("kernel", nn.initializers.normal(self.std), (x.shape[-1], self.features))
-        return checkpoint_name(product("ble,ef->blf", x.astype(self.dtype), kernel, stream_dtype(self.dtype)), LINEAR_OUTPUT)
+        y = checkpoint_name(product("ble,ef->blf", x.astype(self.dtype), kernel, stream_dtype(self.dtype)), LINEAR_OUTPUT)
+        if not self.use_bias:
+            return y
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        return y + bias[None, None, :].astype(y.dtype)
 
 
 class Dropout(nn.Module):

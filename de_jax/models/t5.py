@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,8 @@ from flax import linen as nn
 from jaxtyping import Float, Int
 
 from de_jax.models.attention import RelativePositionBias, SelfAttention
-from de_jax.models.layers import LINEAR_OUTPUT, Dropout, Linear, split_by_rows, stream_dtype
+from de_jax.models.layer_stack import Remat, make_layers, through_layers
+from de_jax.models.layers import Dropout, Linear, split_by_rows, stream_dtype
 from de_jax.types import Array
 
 NORM_EPSILON = 1e-6
@@ -47,8 +48,12 @@ class T5Config:
     bias_per_layer: bool = False
     dropout_rate: float = 0.1
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    remat: Literal["none", "dots", "full"] = "none"
+    remat: Remat = "none"
     scan_layers: bool = False
+
+    @property
+    def max_length(self) -> int | None:
+        return None  # positions are relative
 
     def embedder(self) -> nn.Module:
         return TokenEmbedder(self)
@@ -63,7 +68,7 @@ class TokenEmbedder(nn.Module):
     config: T5Config
 
     @nn.compact
-    def __call__(self, tokens: Int[Array, "b L"]) -> Float[Array, "b L E"]:
+    def __call__(self, tokens: Int[Array, "b L"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
         shape = (self.config.vocab_size, self.config.model_dim)
         table = self.param("embedding", nn.initializers.normal(1.0), shape)
         return table[tokens].astype(stream_dtype(jnp.dtype(self.config.dtype)))
@@ -115,7 +120,7 @@ class T5Layer(nn.Module):
         self.dropout = Dropout(config.dropout_rate)
 
     def __call__(
-        self, x: Float[Array, "b L E"], bias: Float[Array, "H L L"] | None, segments: Int[Array, "b L"], deterministic: bool
+        self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, bias: Float[Array, "H L L"] | None
     ) -> Float[Array, "b L E"]:
         x = split_by_rows(x)
         if bias is None:
@@ -134,38 +139,12 @@ class T5Encoder(nn.Module):
         config = self.config
         if not config.bias_per_layer:
             self.relpos_bias = RelativePositionBias(config.num_heads, config.num_buckets, config.max_distance)
-        layer = _rematerialised(config.remat)
-        self.layers = [layer(config) for _ in range(config.num_layers)]
+        self.layers = make_layers(T5Layer, config)
         self.encoder_norm = RMSNorm(config.dtype)
         self.dropout = Dropout(config.dropout_rate)
 
     def __call__(self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
         # Texts of a row are contiguous, so that distances between two tokens of one text are those within the row.
         bias = None if self.config.bias_per_layer else self.relpos_bias(x.shape[1])
-        x = self.dropout(x, deterministic)
-        if self.config.scan_layers and not self.is_initializing():
-            x = self._scanned(x, bias, segments, deterministic)
-        else:
-            for layer in self.layers:
-                x = layer(x, bias, segments, deterministic)
+        x = through_layers(self, self.dropout(x, deterministic), segments, deterministic, bias)
         return self.dropout(self.encoder_norm(x), deterministic)
-
-    def _scanned(self, x: Array, bias: Array | None, segments: Array, deterministic: bool) -> Array:
-        """The layers as a loop over their stacked parameters: one layer is compiled, whatever their number."""
-        params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layer.variables["params"] for layer in self.layers))
-        keys = None if deterministic else jax.random.split(self.make_rng("dropout"), len(self.layers))
-        layer = _rematerialised(self.config.remat)(self.config, parent=None)
-
-        def one(x: Array, of_layer: tuple[Any, Array | None]) -> tuple[Array, None]:
-            layer_params, key = of_layer
-            rngs = None if key is None else {"dropout": key}
-            return layer.apply({"params": layer_params}, x, bias, segments, deterministic, rngs=rngs), None
-
-        return jax.lax.scan(one, x, (params, keys))[0]
-
-
-def _rematerialised(remat: str) -> type[T5Layer]:
-    if remat == "none":
-        return T5Layer
-    policy = jax.checkpoint_policies.save_only_these_names(LINEAR_OUTPUT) if remat == "dots" else None
-    return nn.remat(T5Layer, policy=policy, static_argnums=(4,), prevent_cse=True)

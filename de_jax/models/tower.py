@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Float, Int
 
-from de_jax.types import Array
+from de_jax.types import Array, InputError
 
 PARTS = ("embedder", "encoder", "projection")
 """What a tower is made of; the units of sharing between two towers."""
@@ -18,14 +18,18 @@ PARTS = ("embedder", "encoder", "projection")
 
 @runtime_checkable
 class EncoderConfig(Protocol):
-    """The shape of an encoder, able to build its two modules. `T5Config` is one."""
+    """The shape of an encoder, able to build its two modules. `T5Config` and `BertConfig` are such."""
 
     vocab_size: int
     model_dim: int
     dtype: str
 
+    @property
+    def max_length(self) -> int | None:
+        """Tokens of the longest text that there are positions for; None for any length."""
+
     def embedder(self) -> nn.Module:
-        """tokens [b, L] -> [b, L, E]."""
+        """(tokens [b, L], segments [b, L], deterministic) -> [b, L, E]."""
 
     def encoder(self) -> nn.Module:
         """([b, L, E], segments [b, L], deterministic) -> [b, L, E]; tokens of different segments do not see each other."""
@@ -39,7 +43,8 @@ class TowerConfig:
         encoder: the text encoder.
         pooling: "mean" over real tokens, or the "first" token.
         projection_dim: D, the size of an embedding; None leaves the pooled vector as it is.
-        projection_bias: whether the projection has a bias (DAFT's has, T5's has not).
+        projection_bias: whether the projection has a bias (DAFT's and ANCE's have, T5's has not).
+        projection_norm: whether a LayerNorm follows it (ANCE (Xiong et al. 2021): a linear head, then LayerNorm, not normalised).
         normalize: whether embeddings have length 1, so that an inner product is a cosine.
     """
 
@@ -47,7 +52,12 @@ class TowerConfig:
     pooling: Literal["mean", "first"] = "mean"
     projection_dim: int | None = 768
     projection_bias: bool = False
+    projection_norm: bool = False
     normalize: bool = True
+
+    def __post_init__(self) -> None:
+        if self.projection_norm and not self.projection_dim:
+            raise InputError("projection_norm is set without a projection; give projection_dim too.")
 
     @property
     def embedding_dim(self) -> int:
@@ -63,12 +73,7 @@ class Tower(nn.Module):
         self.embedder = self.config.encoder.embedder()
         self.encoder = self.config.encoder.encoder()
         if self.config.projection_dim:
-            self.projection = nn.Dense(
-                self.config.projection_dim,
-                use_bias=self.config.projection_bias,
-                dtype=jnp.float32,
-                kernel_init=nn.initializers.lecun_normal(),
-            )
+            self.projection = Projection(self.config.projection_dim, self.config.projection_bias, self.config.projection_norm)
 
     def __call__(
         self, tokens: Int[Array, "b L"], deterministic: bool = True, lengths: Int[Array, "b S"] | None = None
@@ -82,11 +87,26 @@ class Tower(nn.Module):
                 text a row.
         """
         segments = (tokens != 0).astype(jnp.int32) if lengths is None else segments_of(lengths, tokens.shape[1])
-        hidden = self.encoder(self.embedder(tokens), segments, deterministic)
+        hidden = self.encoder(self.embedder(tokens, segments, deterministic), segments, deterministic)
         num_texts = 1 if lengths is None else lengths.shape[1]
         pooled = pool(hidden.astype(jnp.float32), segments, num_texts, self.config.pooling)
         embeddings = self.projection(pooled) if self.config.projection_dim else pooled
         return l2_normalize(embeddings) if self.config.normalize else embeddings
+
+
+class Projection(nn.Module):
+    """From the pooled vector to the embedding, in float32: a linear map and, where asked for, a LayerNorm."""
+
+    dim: int
+    use_bias: bool
+    use_norm: bool
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b S E"]) -> Float[Array, "b S D"]:
+        y = jnp.einsum("bse,ed->bsd", x, self.param("kernel", nn.initializers.lecun_normal(), (x.shape[-1], self.dim)))
+        if self.use_bias:
+            y = y + self.param("bias", nn.initializers.zeros, (self.dim,))[None, None, :]
+        return nn.LayerNorm(epsilon=1e-5, use_fast_variance=False, name="norm")(y) if self.use_norm else y
 
 
 def segments_of(lengths: Int[Array, "b S"], row_length: int) -> Int[Array, "b L"]:

@@ -127,17 +127,19 @@ def encode_to_dir(
 
 def queries(run: Run, store: Store, **options: Any) -> Float[np.ndarray, "r D"]:
     """Query embeddings by a `Run`; `options` are `encode`'s."""
-    return encode(encode_fn(run, "query"), store, **_run_options(run, run.max_query_length, options))
+    options = _run_options(run, "query", options)
+    return encode(encode_fn(run, "query"), store, **options)
 
 
 def docs(run: Run, store: Store, **options: Any) -> Float[np.ndarray, "r D"]:
     """Document embeddings by a `Run`; `options` are `encode`'s."""
-    return encode(encode_fn(run, "doc"), store, **_run_options(run, run.max_doc_length, options))
+    options = _run_options(run, "doc", options)
+    return encode(encode_fn(run, "doc"), store, **options)
 
 
 def docs_to_dir(run: Run, store: Store, out_dir: str | Path, **options: Any) -> None:
     """Writes document embeddings by a `Run`; `options` are `encode_to_dir`'s."""
-    options = _run_options(run, run.max_doc_length, options)
+    options = _run_options(run, "doc", options)
     encode_to_dir(encode_fn(run, "doc"), store, out_dir, model_hash=model_hash(run, "doc"), **options)
 
 
@@ -211,9 +213,10 @@ def _encode_options(batching: dict[str, Any]) -> dict[str, Any]:
     return {name: batching[name] for name in ("tokens_per_batch", "length_multiple")}
 
 
-def _run_options(run: Run, max_length: int, options: dict[str, Any]) -> dict[str, Any]:
-    """What a caller leaves open: a micro-batch is one device's, times the devices that share its rows."""
-    options = {"max_length": max_length, **options}
+def _run_options(run: Run, tower: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What a caller leaves open: the run's length, and as a micro-batch one device's, times the devices that share its rows."""
+    options = {"max_length": {"query": run.max_query_length, "doc": run.max_doc_length}[tower], **options}
+    run.model.check_length(tower, options["max_length"])
     if options.get("tokens_per_batch") is None:
         options["tokens_per_batch"] = _default_tokens_per_batch() * sharding.num_row_shares(_mesh_of(run))
     return options

@@ -160,13 +160,13 @@ def estimate(costs: hlo.Costs, chip: Chip) -> Estimate:
 
 
 def forward_flops(encoder: Any, lengths: np.ndarray) -> float:
-    """FLOPs of a T5 encoder's matrix products over texts of these lengths.
+    """FLOPs of an encoder's matrix products over texts of these lengths.
 
     Per token 2 x layer parameters + 4 x layers x heads x head_dim x length; embeddings, norms and pooling are not counted.
     A training step is three times as much.
     """
     joined = encoder.num_heads * encoder.head_dim
-    branches = 3 if encoder.activation == "gated_gelu" else 2
+    branches = 3 if getattr(encoder, "activation", "gelu") == "gated_gelu" else 2
     layer_parameters = encoder.num_layers * encoder.model_dim * (4 * joined + branches * encoder.mlp_dim)
     lengths = lengths.astype(np.float64)
     return float(np.sum(lengths * (2 * layer_parameters + 4 * encoder.num_layers * joined * lengths)))

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from de_jax.data.files import atomic_dir, read_json, write_json
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.training import distributed
 from de_jax.training.checkpoint import Checkpoints
-from de_jax.types import InputError, Params
+from de_jax.types import InputError, Params, TrainState
 
 FORMAT = 1
 DESCRIPTION_FILE = "run.json"
@@ -64,7 +65,9 @@ def describe_run(
         "tokenizers": {"query": query_tokenizer.fingerprint, "doc": doc_tokenizer.fingerprint},
     }
     if (run_dir / DESCRIPTION_FILE).exists():
-        _check_same(run_dir, read_json(run_dir / DESCRIPTION_FILE), description)
+        there = read_json(run_dir / DESCRIPTION_FILE)
+        # A setting that came after that run was begun has its default there.
+        _check_same(run_dir, {**there, "model": DualEncoder.from_json(there["model"]).to_json()}, description)
         return
     if not distributed.is_first():
         return
@@ -76,12 +79,33 @@ def describe_run(
     write_json(run_dir / DESCRIPTION_FILE, description)
 
 
-def load_run(run_dir: str | Path, step: int | str | None = None) -> Run:
+def write_run(run_dir: str | Path, params: Params, *, model: DualEncoder, **described: Any) -> None:
+    """Writes parameters from elsewhere as step 0 of a new run, for evaluation, search and `train.init_from`.
+
+    Args:
+        run_dir: absent or empty; it appears once it is complete.
+        params: the model's.
+        described: the other arguments of `describe_run`.
+
+    Raises:
+        InputError: something is there already.
+    """
+    run_dir = Path(run_dir)
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        raise InputError(f"{run_dir} exists already; name a new folder for the run.")
+    with atomic_dir(run_dir) as temporary:
+        describe_run(temporary, model=model, **described)
+        with contextlib.closing(Checkpoints(temporary / CHECKPOINTS_DIR, keep=1)) as checkpoints:
+            checkpoints.save(0, TrainState(np.zeros((), np.int32), params, {}, np.zeros((), np.int32)))
+
+
+def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: bool = False) -> Run:
     """A run's model with the parameters of one checkpoint, on the first device.
 
     Args:
-        run_dir: a folder that `de-jax train` made.
+        run_dir: a folder that `de-jax train` or `de-jax import_model` made.
         step: a step that has a checkpoint, "best" for the best by the dev score, None for the newest.
+        only_sizes: `params` are shapes, and the checkpoint is not read.
 
     Raises:
         InputError: no run there, no such checkpoint, or a damaged one; names the steps there are.
@@ -91,11 +115,12 @@ def load_run(run_dir: str | Path, step: int | str | None = None) -> Run:
     model = DualEncoder.from_json(description["model"])
     folder, found = _find_checkpoint(run_dir, step)
     on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    like = jax.tree.map(
+    params = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device),
         jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))),
     )
-    params = _restore_params(folder, found, like)
+    if not only_sizes:
+        params = _restore_params(folder, found, params)
     tokenizers = {
         name: load_tokenizer(_tokenizer_dir(run_dir, fingerprint)) for name, fingerprint in description["tokenizers"].items()
     }

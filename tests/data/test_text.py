@@ -70,11 +70,36 @@ def test_a_tokenizer_file_may_be_named_itself(spiece, tokenizer):
     assert text.load_tokenizer(spiece / "spiece.model").fingerprint == tokenizer.fingerprint
 
 
-def test_padding_other_than_zero_is_refused(tmp_path):
+def test_padding_of_another_id_changes_places_with_id_zero(tmp_path):
+    plain = text.load_tokenizer(write_wordpiece(tmp_path / "plain"))
+    tokenizer = text.load_tokenizer(write_wordpiece(tmp_path / "json", specials=("[CLS]", "[PAD]", "[SEP]", "[UNK]")))
+    assert (plain.pad_id, tokenizer.pad_id) == (0, 1)
+    assert (tokenizer.prefix_ids, tokenizer.suffix_ids, tokenizer.vocab_size) == ((1,), (2,), 10)
+    assert tokenizer.encode(["Hello world strange"])[0].tolist() == [4, 5, 3]
+    words = write_wordpiece(tmp_path / "word", specials=("hello", "[UNK]", "[CLS]", "[PAD]", "[SEP]"), words=("world",))
+    assert text.load_tokenizer(words).encode(["hello world"])[0].tolist() == [3, 5]
+
+
+def test_prompt_stands_before_every_text_and_is_saved_with_the_vocabulary(tmp_path, tokenizer):
+    prompted = text.PromptedTokenizer(tokenizer, "quick fox: ")
+    assert prompted.encode(["dog"])[0].tolist() == tokenizer.encode(["quick fox: dog"])[0].tolist()
+    assert (prompted.prefix_ids, prompted.suffix_ids, prompted.vocab_size) == ((), (1,), 36)
+    assert len({prompted.fingerprint, tokenizer.fingerprint, text.PromptedTokenizer(tokenizer, "fox: ").fingerprint}) == 3
+    prompted.save(tmp_path)
+    again = text.load_tokenizer(tmp_path)
+    assert (again.prompt, again.fingerprint) == (prompted.prompt, prompted.fingerprint)
+    (tmp_path / "prompt.json").write_text('{"prompts": 3}')
+    with pytest.raises(InputError, match=r"prompt\.json gives no prompt"):
+        text.load_tokenizer(tmp_path)
+
+
+def test_vocabulary_without_padding_is_refused(tmp_path):
     import sentencepiece
 
-    write_wordpiece(tmp_path / "json", specials=("[UNK]", "[PAD]", "[CLS]", "[SEP]"))
-    with pytest.raises(InputError, match="padding id must be 0 and is 1"):
+    write_wordpiece(tmp_path / "json")
+    without = json.loads((tmp_path / "json" / "tokenizer.json").read_text().replace("[PAD]", "[pad]"))
+    (tmp_path / "json" / "tokenizer.json").write_text(json.dumps({**without, "padding": None}))
+    with pytest.raises(InputError, match="has no id for padding"):
         text.load_tokenizer(tmp_path / "json")
     model = tmp_path / "other.model"
     with open(model, "wb") as file:

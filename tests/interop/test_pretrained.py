@@ -26,6 +26,14 @@ def test_what_is_disassembled_is_assembled_again_to_the_last_bit():
     np.testing.assert_array_equal(again["shared"]["encoder"]["kernel"], PARAMS["shared"]["encoder"]["kernel"])
 
 
+def test_padding_row_changes_places_with_the_first_in_both_directions():
+    table = np.arange(8, dtype=np.float32).reshape(4, 2)
+    params, origins = {"embedding": table[[2, 1, 0, 3]]}, {"embedding": Origin("word", swapped_row=2)}
+    arrays = disassemble(params, origins)
+    np.testing.assert_array_equal(arrays["word"], table)
+    np.testing.assert_array_equal(assemble("model", {"word": lambda: table}, origins, params)["embedding"], params["embedding"])
+
+
 def test_low_precision_becomes_float32():
     assert read(stored(norm_weight=jnp.ones(2, jnp.bfloat16)))["shared"]["encoder"]["scale"].dtype == np.float32
 

@@ -85,8 +85,9 @@ def test_encoder_equals_transformers(activation, lengths, bias_per_layer):
         expected = reference(input_ids=torch.tensor(tokens), attention_mask=torch.tensor(mask)).last_hidden_state.numpy()
     config = T5Config(**SIZES, activation=activation, bias_per_layer=bias_per_layer, dtype="float32")
     params = our_encoder_params(reference, activation)
-    x = config.embedder().apply({"params": params["embedder"]}, tokens)
-    actual = np.asarray(config.encoder().apply({"params": params["encoder"]}, x, jnp.asarray(mask, jnp.int32), True))
+    segments = jnp.asarray(mask, jnp.int32)
+    x = config.embedder().apply({"params": params["embedder"]}, tokens, segments, True)
+    actual = np.asarray(config.encoder().apply({"params": params["encoder"]}, x, segments, True))
     scale = np.abs(expected[mask]).max()
     np.testing.assert_allclose(actual[mask] / scale, expected[mask] / scale, atol=1e-5)
 

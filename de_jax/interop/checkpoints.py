@@ -1,0 +1,77 @@
+"""A model from wherever it is: a run of this library, or a checkpoint of another one, told apart by what the folder holds.
+
+run.json            a run of this library
+modules.json        sentence-transformers
+config.json         Hugging Face's transformers
+checkpoint, state/  T5X
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from de_jax.interop import huggingface, sentence_transformers, t5x
+from de_jax.interop.pretrained import Pretrained
+from de_jax.training.run import DESCRIPTION_FILE, load_run
+from de_jax.types import InputError
+
+HUB_FILES = ("*.safetensors", "*.json", "spiece.model")
+HUB_FILES_LEFT_OUT = ("onnx/*", "openvino/*")
+
+
+def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:
+    """The model in a folder, or under a name of the Hugging Face hub such as "google/t5-v1_1-base".
+
+    Args:
+        source: a folder as above; a name that is no folder is fetched, where there is a network.
+        ignored: regular expressions of arrays that may be left over; not for runs, which have none.
+        only_sizes: `params` are shapes; weights are read only where nothing else tells the sizes (T5X).
+
+    Raises:
+        InputError: nothing that is known, or as of the format's own `read`.
+    """
+    folder = folder_of(source)
+    if is_run(folder):
+        run = load_run(folder, only_sizes=only_sizes)
+        return Pretrained(
+            run.model, run.params, run.query_tokenizer, run.doc_tokenizer, run.max_query_length, run.max_doc_length
+        )
+    if (folder / sentence_transformers.MODULES_FILE).is_file():
+        return sentence_transformers.read(folder, ignored=ignored, only_sizes=only_sizes)
+    if (folder / huggingface.CONFIG_FILE).is_file():
+        return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes)
+    if t5x.recognises(folder):
+        return t5x.read(folder, ignored=ignored)
+    raise InputError(
+        f"{folder} holds no model that is known: neither {DESCRIPTION_FILE} (a run), {sentence_transformers.MODULES_FILE} "
+        f"(sentence-transformers), {huggingface.CONFIG_FILE} (Hugging Face) nor a checkpoint of T5X."
+    )
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run of this library."""
+    return (folder / DESCRIPTION_FILE).is_file()
+
+
+def folder_of(source: str | Path) -> Path:
+    """The folder itself, or where the hub's files of that name lie after they were fetched.
+
+    Raises:
+        InputError: neither.
+    """
+    if Path(source).is_dir():
+        return Path(source)
+    if Path(source).exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(source)):
+        raise InputError(f"{source} is no folder; give a run, a folder with a model, or a name of the Hugging Face hub.")
+    try:
+        import huggingface_hub
+
+        fetched = huggingface_hub.snapshot_download(
+            str(source), allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_FILES_LEFT_OUT)
+        )
+    except Exception as error:  # the package's own errors, httpx's and the system's have no common base
+        reason = " ".join(str(error).split()).split(". ")[0].rstrip(".:")
+        raise InputError(f"{source} is no folder here, and the Hugging Face hub does not give it ({reason}).") from None
+    return Path(fetched)

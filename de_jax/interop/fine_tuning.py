@@ -1,0 +1,164 @@
+"""A recipe's start from a pretrained model: its towers without writing sizes by hand, its tokenizers, its parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from de_jax.data.text import Tokenizer
+from de_jax.interop import checkpoints
+from de_jax.interop.pretrained import Pretrained
+from de_jax.models.tower import PARTS, TowerConfig
+from de_jax.training import paths, sharding
+from de_jax.training.run import load_params
+from de_jax.types import InputError, Params
+
+TOWERS = ("query", "doc")
+InitFrom = str | Mapping[str, str]
+
+
+class Place(NamedTuple):
+    """Where the first value of a parameter comes from."""
+
+    source: str
+    path: str  # in that source
+
+
+def pretrained_tower(
+    *,
+    source: str = "",
+    tower: str = "query",
+    dtype: str | None = None,
+    dropout_rate: float | None = None,
+    remat: str | None = None,
+    scan_layers: bool | None = None,
+) -> TowerConfig:
+    """The tower of a model that `checkpoints.read` knows; its parameters come by `train.init_from`.
+
+    Args:
+        source: a folder, or a name of the Hugging Face hub.
+        tower: which of its towers, "query" or "doc".
+        dtype, dropout_rate, remat, scan_layers: of the encoder, where they should differ from the model's.
+    """
+    config: TowerConfig = getattr(_sizes(source).model, _checked(tower))
+    given = {"dtype": dtype, "dropout_rate": dropout_rate, "remat": remat, "scan_layers": scan_layers}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, **changes))  # type: ignore[type-var]
+
+
+def pretrained_tokenizer(*, source: str = "", tower: str = "query") -> Tokenizer:
+    """What a tower's texts are tokenized with, its prompt included; arguments as of `pretrained_tower`."""
+    tokenizer: Tokenizer | None = getattr(_sizes(source), f"{_checked(tower)}_tokenizer")
+    if tokenizer is None:
+        raise InputError(f"{source} holds no vocabulary; set beir_pairs.tokenizer to the one that it was trained with.")
+    return tokenizer
+
+
+def initial_params(init_from: InitFrom, fresh: Params, *, new: Sequence[str] = ()) -> Params:
+    """`fresh` with the values of pretrained towers, each placed as its counterpart was.
+
+    A part takes its values from the same part of the same tower, whether it is shared here or there. All names and shapes are
+    checked before weights are read.
+
+    Args:
+        init_from: a source for both towers, or {"query": source, "doc": source}; a tower without one stays fresh.
+        fresh: all parameters, on a mesh.
+        new: patterns of the parameters that stay fresh whatever the source holds.
+
+    Raises:
+        InputError: a parameter without a value, a value without a parameter, or one of another shape.
+    """
+    paths.check_patterns("train.init_new", new, fresh)
+    sources = dict.fromkeys(TOWERS, init_from) if isinstance(init_from, str) else {_checked(t): s for t, s in init_from.items()}
+    sizes = {source: _sizes(source) for source in sources.values()}
+    places = _places(fresh, sources, sizes)
+    kept = {path: place for path, place in places.items() if not paths.matches(new, path)}
+    _check_complete(fresh, sources, sizes, places, kept, new)
+    found = {source: _placed_params(source, sizes[source].params, fresh, kept) for source in set(sources.values())}
+    return paths.map_with_path(lambda path, leaf: found[kept[path].source][kept[path].path] if path in kept else leaf, fresh)
+
+
+def _places(fresh: Params, sources: Mapping[str, str], sizes: Mapping[str, Pretrained]) -> dict[str, Place]:
+    """The place of every parameter that a source has."""
+    there = {source: set(paths.all_paths(pretrained.params)) for source, pretrained in sizes.items()}
+    places = {}
+    for path in paths.all_paths(fresh):
+        owner, _, rest = path.partition("/")
+        towers = [tower for tower in sources if owner in (tower, "shared")]
+        candidates = {Place(sources[t], f"{side}/{rest}") for t in towers for side in (t, "shared")}
+        found = sorted(place for place in candidates if place.path in there[place.source])
+        if len(found) > 1:
+            raise InputError(
+                f"{path} is shared, but would start from {found[0].path} of {found[0].source} and from {found[1].path} of "
+                f"{found[1].source}; leave {path.split('/')[1]!r} out of DualEncoder.shared."
+            )
+        if found:
+            places[path] = found[0]
+    return places
+
+
+def _check_complete(
+    fresh: Params,
+    sources: Mapping[str, str],
+    sizes: Mapping[str, Pretrained],
+    places: Mapping[str, Place],
+    kept: Mapping[str, Place],
+    new: Sequence[str],
+) -> None:
+    wanted = [path for path in paths.all_paths(fresh) if path.split("/")[0] in (*sources, "shared") and not paths.matches(new, path)]
+    names = " and ".join(sorted(set(sources.values())))
+    if missing := [path for path in wanted if path not in kept]:
+        part = "/".join(missing[0].split("/")[:2])
+        raise InputError(
+            f"{names} has no value for {len(missing)} parameters, {missing[0]} for one; those that should start fresh are named in "
+            f'train.init_new, ("{part}/.*",) for example.'
+        )
+    used = set(places.values())
+    for tower, source in sources.items():
+        for path in paths.all_paths(sizes[source].params):
+            owner, part = path.split("/")[:2]
+            if part in PARTS and owner in (tower, "shared") and Place(source, path) not in used:
+                raise InputError(f"{source} holds {path}, which this model has no place for; give its {tower} tower the same parts.")
+    shapes = {Place(source, path): leaf.shape for source, p in sizes.items() for path, leaf in _by_path(p.params).items()}
+    for path, leaf in _by_path(fresh).items():
+        if path in kept and shapes[kept[path]] != leaf.shape:
+            raise InputError(
+                f"{kept[path].source} has the shape {shapes[kept[path]]} for {path}, but this model {leaf.shape}; use the same "
+                "sizes, or name it in train.init_new."
+            )
+
+
+def _placed_params(source: str, sizes: Params, fresh: Params, kept: Mapping[str, Place]) -> dict[str, Any]:
+    """The arrays of a source by path, where the parameters that take their values lie."""
+    here = _by_path(fresh)
+    owners = {place.path: here[path] for path, place in kept.items() if place.source == source}
+    everywhere = sharding.replicated(next(iter(here.values())).sharding.mesh)
+    like = paths.map_with_path(
+        lambda path, leaf: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=owners[path].sharding if path in owners else everywhere
+        ),
+        sizes,
+    )
+    if checkpoints.is_run(folder := checkpoints.folder_of(source)):
+        return _by_path(load_params(folder, like))  # each host reads its share alone
+    place = lambda array, leaf: jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: array[index])  # noqa: E731
+    return _by_path(jax.tree.map(place, checkpoints.read(folder).params, like))
+
+
+def _by_path(params: Params) -> dict[str, Any]:
+    return dict(zip(paths.all_paths(params), jax.tree.leaves(params), strict=True))
+
+
+def _sizes(source: str) -> Pretrained:
+    if not source:
+        raise InputError("no pretrained model is named; add --gin.MODEL=<folder or hub name> with recipes/fine_tune.gin.")
+    return checkpoints.read(source, only_sizes=True)
+
+
+def _checked(tower: str) -> str:
+    if tower not in TOWERS:
+        raise InputError(f"the tower {tower!r} is unknown; there are {' and '.join(map(repr, TOWERS))}.")
+    return tower

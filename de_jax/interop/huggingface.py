@@ -1,0 +1,236 @@
+"""Text encoders as Hugging Face's transformers saves them: T5 1.0 and 1.1, mT5, BERT, RoBERTa; transformers is not needed.
+
+config.json                     the architecture and its sizes
+model.safetensors               the weights, or several files and model.safetensors.index.json
+tokenizer.json / spiece.model   the vocabulary
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from de_jax.data.files import read_json
+from de_jax.data.text import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, load_tokenizer
+from de_jax.interop.pretrained import Origin, Pretrained, assemble
+from de_jax.interop.safetensors_files import stored_arrays
+from de_jax.models.bert import BertConfig
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.t5 import NORM_EPSILON, T5Config
+from de_jax.models.tower import EncoderConfig, TowerConfig
+from de_jax.types import Array, InputError
+
+CONFIG_FILE = "config.json"
+DEFAULT_LENGTH = 512
+"""Tokens, where the folder does not say what its texts were cut to and the encoder takes any length."""
+ROBERTA_TYPES = ("roberta", "xlm-roberta", "camembert")
+MODEL_TYPES = ("t5", "mt5", "bert", *ROBERTA_TYPES)
+ACTIVATIONS = {"relu": "relu", "gated-gelu": "gated_gelu"}
+HEADS = (r"(decoder|lm_head|pooler|cls)\..*", r"embeddings\.(position|token_type)_ids")
+"""What published encoders carry beside the encoder."""
+
+
+class EncoderFolder(NamedTuple):
+    """An encoder in a folder, whose weights are not read yet."""
+
+    config: EncoderConfig
+    tokenizer: Tokenizer | None
+    max_length: int  # tokens
+    stored: dict[str, Callable[[], Array]]
+    origins: dict[str, Origin]  # by path within a tower
+
+    @property
+    def heads(self) -> list[str]:
+        """Patterns of the arrays that an encoder has no place for."""
+        return [head for head in HEADS if any(re.fullmatch(head, name) for name in self.stored)]
+
+
+def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:
+    """The encoder of a folder as a symmetric dual encoder: mean pooling, no projection, embeddings of length 1.
+
+    Args:
+        folder: as `save_pretrained` writes it.
+        ignored: regular expressions of arrays that are left out, beside decoders and heads.
+        only_sizes: `params` are shapes, and no weights are read.
+
+    Raises:
+        InputError: an unknown architecture, files that are missing or damaged, or arrays that are.
+    """
+    encoder = open_encoder(Path(folder))
+    return pretrained(str(folder), encoder, TowerConfig(encoder.config, projection_dim=None), ignored, only_sizes)
+
+
+def pretrained(source: str, encoder: EncoderFolder, tower: TowerConfig, ignored: Sequence[str], only_sizes: bool) -> Pretrained:
+    """One tower for queries and documents, with the parameters that `encoder` has for it."""
+    model = DualEncoder(query=tower, doc=tower)
+    params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
+    if not only_sizes:
+        origins = {f"shared/{path}": origin for path, origin in encoder.origins.items()}
+        params = assemble(source, encoder.stored, origins, params, ignored=[*ignored, *encoder.heads])
+    return Pretrained(model, params, encoder.tokenizer, encoder.tokenizer, encoder.max_length, encoder.max_length)
+
+
+def open_encoder(folder: Path) -> EncoderFolder:
+    """The encoder's sizes, vocabulary and the names of its arrays; see `read`."""
+    values = read_json(folder / CONFIG_FILE)
+    if not isinstance(values, dict):
+        raise InputError(f"{folder / CONFIG_FILE} is no JSON object; copy it again.")
+    config = _encoder_config(folder / CONFIG_FILE, values)
+    has_tokenizer = any((folder / name).is_file() for name in (SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE))
+    tokenizer = load_tokenizer(folder) if has_tokenizer else None
+    if tokenizer and tokenizer.vocab_size > config.vocab_size:
+        raise InputError(
+            f"{folder}: the vocabulary has {tokenizer.vocab_size} entries, but {CONFIG_FILE} says vocab_size {config.vocab_size}."
+        )
+    pad_id = tokenizer.pad_id if tokenizer else int(values.get("pad_token_id") or 0)
+    stored = {_canonical(name): read for name, read in stored_arrays(folder).items()}
+    if "shared.weight" in stored:
+        stored.pop("encoder.embed_tokens.weight", None)  # the same table once more
+    elif "encoder.embed_tokens.weight" in stored:
+        stored["shared.weight"] = stored.pop("encoder.embed_tokens.weight")
+    return EncoderFolder(config, tokenizer, _max_length(folder, config), stored, encoder_origins(config, pad_id))
+
+
+def encoder_origins(config: EncoderConfig, pad_id: int = 0) -> dict[str, Origin]:
+    """Where transformers keeps the parameters of an encoder, by path within a tower.
+
+    Args:
+        config: `T5Config` or `BertConfig`.
+        pad_id: the vocabulary's own padding, whose row and row 0 change places.
+    """
+    return _bert_origins(config, pad_id) if isinstance(config, BertConfig) else _t5_origins(config)  # type: ignore[arg-type]
+
+
+def _encoder_config(file: Path, values: dict[str, Any]) -> EncoderConfig:
+    model_type = values.get("model_type")
+    if model_type not in MODEL_TYPES:
+        raise InputError(f"{file}: model_type {model_type!r} has no tower here; there are {', '.join(MODEL_TYPES)}.")
+    return _t5_config(file, values) if model_type in ("t5", "mt5") else _bert_config(file, values, model_type)
+
+
+def _t5_config(file: Path, values: dict[str, Any]) -> T5Config:
+    activation = values.get("feed_forward_proj", "relu")
+    _require(file, "feed_forward_proj", activation, *ACTIVATIONS)
+    _require(file, "layer_norm_epsilon", values.get("layer_norm_epsilon", NORM_EPSILON), NORM_EPSILON)
+    return T5Config(
+        vocab_size=_size(file, values, "vocab_size"),
+        model_dim=_size(file, values, "d_model"),
+        num_layers=_size(file, values, "num_layers"),
+        num_heads=_size(file, values, "num_heads"),
+        head_dim=_size(file, values, "d_kv"),
+        mlp_dim=_size(file, values, "d_ff"),
+        activation=ACTIVATIONS[activation],  # type: ignore[arg-type]
+        num_buckets=_size(file, values, "relative_attention_num_buckets", 32),
+        max_distance=_size(file, values, "relative_attention_max_distance", 128),
+        dropout_rate=_share(file, values, "dropout_rate"),
+        dtype="float32",
+    )
+
+
+def _bert_config(file: Path, values: dict[str, Any], model_type: str) -> BertConfig:
+    _require(file, "hidden_act", values.get("hidden_act", "gelu"), "gelu")
+    _require(file, "position_embedding_type", values.get("position_embedding_type", "absolute"), "absolute")
+    _require(file, "is_decoder", values.get("is_decoder", False), False)
+    epsilon = values.get("layer_norm_eps", 1e-12)
+    if not isinstance(epsilon, float) or not 0 < epsilon < 1:
+        raise InputError(f"{file}: layer_norm_eps is {epsilon!r}; it must be a small positive number.")
+    return BertConfig(
+        vocab_size=_size(file, values, "vocab_size"),
+        model_dim=_size(file, values, "hidden_size"),
+        num_layers=_size(file, values, "num_hidden_layers"),
+        num_heads=_size(file, values, "num_attention_heads"),
+        mlp_dim=_size(file, values, "intermediate_size"),
+        max_positions=_size(file, values, "max_position_embeddings"),
+        position_offset=2 if model_type in ROBERTA_TYPES else 0,
+        num_token_types=_size(file, values, "type_vocab_size", 2),
+        norm_epsilon=epsilon,
+        dropout_rate=_share(file, values, "hidden_dropout_prob"),
+        dtype="float32",
+    )
+
+
+def _t5_origins(config: T5Config) -> dict[str, Origin]:
+    branches = ("wi_0", "wi_1", "wo") if config.activation == "gated_gelu" else ("wi", "wo")
+    origins = {
+        "embedder/embedding": Origin("shared.weight"),
+        "encoder/relpos_bias/rel_embedding": Origin(
+            "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", transposed=True
+        ),
+        "encoder/encoder_norm/scale": Origin("encoder.final_layer_norm.weight"),
+    }
+    for index in range(config.num_layers):
+        ours, attention, mlp = f"encoder/layers_{index}", f"encoder.block.{index}.layer.0", f"encoder.block.{index}.layer.1"
+        origins[f"{ours}/pre_attention_layer_norm/scale"] = Origin(f"{attention}.layer_norm.weight")
+        origins[f"{ours}/pre_mlp_layer_norm/scale"] = Origin(f"{mlp}.layer_norm.weight")
+        for name, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o")):
+            origins[f"{ours}/attention/{name}/kernel"] = Origin(f"{attention}.SelfAttention.{letter}.weight", transposed=True)
+        for name in branches:
+            origins[f"{ours}/mlp/{name}/kernel"] = Origin(f"{mlp}.DenseReluDense.{name}.weight", transposed=True)
+    return origins
+
+
+def _bert_origins(config: BertConfig, pad_id: int) -> dict[str, Origin]:
+    origins = {
+        "embedder/embedding": Origin("embeddings.word_embeddings.weight", swapped_row=pad_id),
+        "embedder/position/embedding": Origin("embeddings.position_embeddings.weight"),
+        "embedder/token_type/embedding": Origin("embeddings.token_type_embeddings.weight"),
+    }
+
+    def norm(path: str, name: str) -> None:
+        origins[f"{path}/scale"], origins[f"{path}/bias"] = Origin(f"{name}.weight"), Origin(f"{name}.bias")
+
+    def linear(path: str, name: str) -> None:
+        origins[f"{path}/kernel"], origins[f"{path}/bias"] = Origin(f"{name}.weight", transposed=True), Origin(f"{name}.bias")
+
+    norm("embedder/norm", "embeddings.LayerNorm")
+    for index in range(config.num_layers):
+        ours, theirs = f"encoder/layers_{index}", f"encoder.layer.{index}"
+        for name in ("query", "key", "value"):
+            linear(f"{ours}/attention/{name}", f"{theirs}.attention.self.{name}")
+        linear(f"{ours}/attention/out", f"{theirs}.attention.output.dense")
+        norm(f"{ours}/attention_layer_norm", f"{theirs}.attention.output.LayerNorm")
+        linear(f"{ours}/mlp/wi", f"{theirs}.intermediate.dense")
+        linear(f"{ours}/mlp/wo", f"{theirs}.output.dense")
+        norm(f"{ours}/mlp_layer_norm", f"{theirs}.output.LayerNorm")
+    return origins
+
+
+def _canonical(name: str) -> str:
+    """A name as transformers gives it to an encoder alone today; heads put their encoder's name before it."""
+    name = re.sub(r"^(bert|roberta)\.", "", name)
+    if re.match(r"(block|final_layer_norm|embed_tokens)\.", name):
+        name = f"encoder.{name}"
+    return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
+
+
+def _max_length(folder: Path, config: EncoderConfig) -> int:
+    file = folder / "tokenizer_config.json"
+    values = read_json(file) if file.is_file() else {}
+    told = values.get("model_max_length") if isinstance(values, dict) else None
+    longest = config.max_length or DEFAULT_LENGTH
+    # transformers writes 10^30 where nobody knows.
+    return int(min(told, longest)) if isinstance(told, int | float) and math.isfinite(told) and told > 0 else longest
+
+
+def _require(file: Path, name: str, value: Any, *allowed: Any) -> None:
+    if value not in allowed:
+        raise InputError(f"{file}: {name} is {value!r}; the towers here have {' or '.join(map(repr, allowed))}.")
+
+
+def _size(file: Path, values: dict[str, Any], name: str, default: int | None = None) -> int:
+    value = values.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{file}: {name} is {value!r}; it must be a positive whole number.")
+    return value
+
+
+def _share(file: Path, values: dict[str, Any], name: str) -> float:
+    value = values.get(name, 0.1)
+    if not isinstance(value, int | float) or not 0 <= value < 1:
+        raise InputError(f"{file}: {name} is {value!r}; it must be in [0, 1).")
+    return float(value)

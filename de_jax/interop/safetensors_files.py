@@ -1,0 +1,76 @@
+"""The arrays of a folder in safetensors, one file or several; nothing is read before it is asked for, and nothing unpickled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from de_jax.data.files import read_json
+from de_jax.types import InputError
+
+FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+
+
+def stored_arrays(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
+    """A function that reads an array, by the array's name.
+
+    Raises:
+        InputError: no safetensors there, a damaged file, or files that do not hold what the index says.
+    """
+    if (folder / FILE).is_file():
+        return {name: _reader(folder / FILE, name) for name in _names(folder / FILE)}
+    if (folder / INDEX_FILE).is_file():
+        return _sharded(folder)
+    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    if pickles:
+        raise InputError(
+            f"{folder / pickles[0]} is a pickle, which can run any code and is never opened; convert it where you trust it, with "
+            "transformers' AutoModel.from_pretrained(folder).save_pretrained(folder, safe_serialization=True)."
+        )
+    raise InputError(f"{folder} holds neither {FILE} nor {INDEX_FILE}; copy the model's weights there.")
+
+
+def _sharded(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
+    index = read_json(folder / INDEX_FILE)
+    shards = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) and Path(shard).name == shard for shard in shards.values()):
+        raise InputError(f"{folder / INDEX_FILE} has no weight_map of array names to files; copy it again.")
+    there = {shard: _names(folder / shard) for shard in sorted(set(shards.values()))}
+    for name, shard in shards.items():
+        if name not in there[shard]:
+            raise InputError(f"{folder / shard} lacks {name}, which {INDEX_FILE} says it holds; copy both again.")
+    return {name: _reader(folder / shard, name) for shard, names in there.items() for name in names}
+
+
+def _names(file: Path) -> list[str]:
+    with _opened(file) as arrays:
+        return list(arrays.keys())
+
+
+def _reader(file: Path, name: str) -> Callable[[], np.ndarray]:
+    def read() -> np.ndarray:
+        with _opened(file) as arrays:
+            try:
+                return np.asarray(arrays.get_tensor(name))
+            except (AttributeError, TypeError):  # numpy has no such type
+                raise InputError(
+                    f"{file}: {name} holds {arrays.get_slice(name).get_dtype()} values; save it as F32, BF16 or F16."
+                ) from None
+
+    return read
+
+
+def _opened(file: Path) -> Any:
+    import safetensors
+
+    if not file.is_file():
+        raise InputError(f"{file} does not exist; copy it again.")
+    try:
+        return safetensors.safe_open(file, framework="numpy")
+    except safetensors.SafetensorError as error:
+        raise InputError(f"{file} is damaged or is no safetensors file ({error}); copy it again.") from None

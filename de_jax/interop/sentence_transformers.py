@@ -1,0 +1,144 @@
+"""Folders of sentence-transformers: an encoder, pooling, a linear head and prompts; sentence-transformers is not needed.
+
+modules.json                       Transformer, Pooling, Dense and Normalize with their folders, in this order
+sentence_bert_config.json          the longest text (in the Transformer's folder)
+config_sentence_transformers.json  prompts for queries and documents
+1_Pooling/config.json, 2_Dense/{config.json, model.safetensors}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from de_jax.data.files import read_json
+from de_jax.data.text import PromptedTokenizer, Tokenizer
+from de_jax.interop import huggingface
+from de_jax.interop.pretrained import Origin, Pretrained
+from de_jax.interop.safetensors_files import stored_arrays
+from de_jax.models.tower import TowerConfig
+from de_jax.types import InputError
+
+MODULES_FILE = "modules.json"
+LENGTH_FILE = "sentence_bert_config.json"
+PROMPTS_FILE = "config_sentence_transformers.json"
+PROMPT_NAMES = {"query": ("query",), "doc": ("document", "passage", "corpus")}
+"""Which prompt a text gets, the first that there is; else the default one."""
+POOLING = {"mean": "mean", "cls": "first"}
+IDENTITY, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
+
+
+def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:
+    """A model of sentence-transformers as a symmetric dual encoder; its prompts are in the tokenizers.
+
+    Args:
+        folder: as `SentenceTransformer.save_pretrained` writes it.
+        ignored, only_sizes: as of `huggingface.read`.
+
+    Raises:
+        InputError: a module that there is no place for, or as of `huggingface.read`.
+    """
+    folder = Path(folder)
+    modules = _modules(folder)
+    encoder = huggingface.open_encoder(modules["Transformer"])
+    if encoder.tokenizer is None:
+        raise InputError(
+            f"{modules['Transformer']} holds no tokenizer.json; write one with transformers' "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
+        )
+    settings: dict[str, Any] = {"projection_dim": None}
+    if "Dense" in modules:
+        settings = _dense_settings(modules["Dense"])
+        head = {f"{modules['Dense'].name}/{name}": read for name, read in stored_arrays(modules["Dense"]).items()}
+        encoder = encoder._replace(stored=encoder.stored | head, origins=encoder.origins | _dense_origins(modules["Dense"], settings))
+    pooling = _pooling(modules["Pooling"] / "config.json")
+    tower = TowerConfig(encoder.config, pooling=pooling, normalize="Normalize" in modules, **settings)  # type: ignore[arg-type]
+    max_length = _max_length(modules["Transformer"] / LENGTH_FILE, encoder)
+    pretrained = huggingface.pretrained(str(folder), encoder, tower, ignored, only_sizes)
+    return pretrained._replace(
+        query_tokenizer=_with_prompt(folder / PROMPTS_FILE, encoder.tokenizer, "query"),
+        doc_tokenizer=_with_prompt(folder / PROMPTS_FILE, encoder.tokenizer, "doc"),
+        max_query_length=max_length,
+        max_doc_length=max_length,
+    )
+
+
+def _modules(folder: Path) -> dict[str, Path]:
+    """The folder of each module by its class."""
+    file = folder / MODULES_FILE
+    listed = read_json(file)
+    try:
+        found = [(str(module["type"]).rpartition(".")[2], folder / str(module["path"])) for module in listed]
+    except (TypeError, KeyError):
+        raise InputError(f"{file} is no list of modules with a type and a path; copy it again.") from None
+    kinds = [kind for kind, _ in found]
+    if unknown := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Dense", "Normalize")]:
+        raise InputError(f"{file}: the module {unknown[0]!r} has no place in a tower; there are Transformer, Pooling, Dense, Normalize.")
+    if kinds != [kind for kind in ("Transformer", "Pooling", "Dense", "Normalize") if kind in kinds] or len(kinds) < 2:
+        raise InputError(f"{file} lists {', '.join(kinds)}; a tower is Transformer, Pooling, and at most one Dense and one Normalize.")
+    return dict(found)
+
+
+def _pooling(file: Path) -> str:
+    values = _object(file)
+    flags = [name.removeprefix("pooling_mode_") for name, value in values.items() if name.startswith("pooling_mode_") and value is True]
+    modes = [values["pooling_mode"]] if "pooling_mode" in values else [flag.removesuffix("_tokens").removesuffix("_token") for flag in flags]
+    if len(modes) != 1 or modes[0] not in POOLING:
+        raise InputError(f"{file} asks for the pooling {' and '.join(map(str, modes)) or 'none'}; a tower has {' or '.join(POOLING)}.")
+    if values.get("include_prompt", True) is not True:
+        raise InputError(f"{file} leaves the prompt out of the pooling; a tower pools all tokens.")
+    return POOLING[modes[0]]
+
+
+def _dense_settings(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    values = _object(file)
+    activation, dim, bias = values.get("activation_function", TANH), values.get("out_features"), values.get("bias", True)
+    if activation != IDENTITY:
+        raise InputError(f"{file}: the activation {activation} has no place in a tower, whose projection is linear.")
+    if not isinstance(dim, int) or dim < 1 or not isinstance(bias, bool):
+        raise InputError(f"{file}: out_features is {dim!r} and bias {bias!r}; they must be a positive whole number and true or false.")
+    return {"projection_dim": dim, "projection_bias": bias}
+
+
+def _dense_origins(folder: Path, settings: dict[str, Any]) -> dict[str, Origin]:
+    origins = {"projection/kernel": Origin(f"{folder.name}/linear.weight", transposed=True)}
+    return origins | ({"projection/bias": Origin(f"{folder.name}/linear.bias")} if settings["projection_bias"] else {})
+
+
+def _max_length(file: Path, encoder: huggingface.EncoderFolder) -> int:
+    values = _object(file) if file.is_file() else {}
+    length = values.get("max_seq_length")
+    if length is None:
+        return encoder.max_length
+    longest = encoder.config.max_length
+    if not isinstance(length, int) or length < 1 or (longest is not None and length > longest):
+        raise InputError(f"{file}: max_seq_length is {length!r}; it must be a positive number of at most {longest or 'any number of'} tokens.")
+    if values.get("do_lower_case") and encoder.tokenizer and not _is_uncased(encoder.tokenizer):
+        raise InputError(f"{file} asks for lower case, which the vocabulary does not bring about; add it to tokenizer.json's normalizer.")
+    return length
+
+
+def _is_uncased(tokenizer: Tokenizer) -> bool:
+    upper, lower = tokenizer.encode(["Abc XYZ", "abc xyz"])
+    return upper.tolist() == lower.tolist()
+
+
+def _with_prompt(file: Path, tokenizer: Tokenizer, tower: str) -> Tokenizer:
+    values = _object(file) if file.is_file() else {}
+    prompts = values.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
+        raise InputError(f"{file}: prompts is {prompts!r}; it must be an object of texts by name.")
+    default = values.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise InputError(f"{file}: default_prompt_name is {default!r}, but the prompts are {', '.join(map(repr, prompts)) or 'none'}.")
+    name = next((name for name in PROMPT_NAMES[tower] if name in prompts), default)
+    return PromptedTokenizer(tokenizer, prompts[name]) if name is not None and prompts[name] else tokenizer
+
+
+def _object(file: Path) -> dict[str, Any]:
+    values = read_json(file)
+    if not isinstance(values, dict):
+        raise InputError(f"{file} is no JSON object; copy it again.")
+    return values

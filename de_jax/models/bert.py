@@ -1,0 +1,159 @@
+"""The BERT and RoBERTa encoder (Devlin et al. 2019; Liu et al. 2019): absolute positions, and a LayerNorm after each sum."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Float, Int
+
+from de_jax.models.attention import SelfAttention
+from de_jax.models.layer_stack import Remat, make_layers, through_layers
+from de_jax.models.layers import Dropout, Linear, split_by_rows, stream_dtype
+from de_jax.types import Array, InputError
+
+TABLE_STD = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """The shape of a BERT encoder; the defaults are BERT base, uncased.
+
+    Attributes:
+        vocab_size: rows of the word table.
+        model_dim: width of the residual stream; a head has model_dim / num_heads of it.
+        mlp_dim: width inside a feed-forward layer.
+        max_positions: rows of the position table.
+        position_offset: row of a text's first token in it: 0 in BERT, 2 in RoBERTa, which leaves the first two unused.
+        num_token_types: rows of the type table; texts are always of type 0, the others are kept for other libraries.
+        norm_epsilon: 1e-12 in BERT, 1e-5 in RoBERTa.
+        dropout_rate: share dropped of the embeddings, the attention weights and each sub-layer's result.
+        dtype: what matrices are multiplied in; parameters, norms and softmax stay float32.
+        remat, scan_layers: as of `T5Config`.
+    """
+
+    vocab_size: int = 30522
+    model_dim: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    mlp_dim: int = 3072
+    max_positions: int = 512
+    position_offset: int = 0
+    num_token_types: int = 2
+    norm_epsilon: float = 1e-12
+    dropout_rate: float = 0.1
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    remat: Remat = "none"
+    scan_layers: bool = False
+
+    def __post_init__(self) -> None:
+        if self.model_dim % self.num_heads:
+            raise InputError(f"BertConfig.model_dim is {self.model_dim}, which num_heads = {self.num_heads} does not divide.")
+
+    @property
+    def head_dim(self) -> int:
+        return self.model_dim // self.num_heads
+
+    @property
+    def max_length(self) -> int | None:
+        return self.max_positions - self.position_offset
+
+    def embedder(self) -> nn.Module:
+        return BertEmbedder(self)
+
+    def encoder(self) -> nn.Module:
+        return BertEncoder(self)
+
+
+class BertEmbedder(nn.Module):
+    """Sum of a token's word, position and type vectors, normalised. Positions are counted anew in each text of a row."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, tokens: Int[Array, "b L"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
+        config = self.config
+        words = self.param("embedding", nn.initializers.normal(TABLE_STD), (config.vocab_size, config.model_dim))
+        positions = _Table(config.max_positions, config.model_dim, name="position")()
+        types = _Table(config.num_token_types, config.model_dim, name="token_type")()
+        x = words[tokens] + positions[places_of(segments) + config.position_offset] + types[:1][None]
+        return Dropout(config.dropout_rate)(_norm(config, "norm")(x), deterministic)
+
+
+class _Table(nn.Module):
+    """Rows of parameters under a name of their own, so that one pattern finds all tables."""
+
+    num_rows: int
+    dim: int
+
+    @nn.compact
+    def __call__(self) -> Float[Array, "rows E"]:
+        return self.param("embedding", nn.initializers.normal(TABLE_STD), (self.num_rows, self.dim))
+
+
+class BertFeedForward(nn.Module):
+    """Position-wise layer with the exact gelu."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b L E"]) -> Float[Array, "b L E"]:
+        config, dtype = self.config, jnp.dtype(self.config.dtype)
+        hidden = Linear(config.mlp_dim, config.model_dim**-0.5, dtype, use_bias=True, name="wi")(x)
+        hidden = nn.gelu(hidden, approximate=False)
+        return Linear(config.model_dim, config.mlp_dim**-0.5, dtype, use_bias=True, name="wo")(hidden)
+
+
+class BertLayer(nn.Module):
+    """Attention and feed-forward, each added to the residual stream, which is normalised after."""
+
+    config: BertConfig
+
+    def setup(self) -> None:
+        config = self.config
+        self.attention = SelfAttention(
+            config.num_heads,
+            config.head_dim,
+            config.dropout_rate,
+            jnp.dtype(config.dtype),
+            scale=config.head_dim**-0.5,
+            use_bias=True,
+        )
+        self.attention_layer_norm = _norm(config)
+        self.mlp = BertFeedForward(config)
+        self.mlp_layer_norm = _norm(config)
+        self.dropout = Dropout(config.dropout_rate)
+
+    def __call__(self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
+        x = split_by_rows(x)
+        x = self.attention_layer_norm(x + self.dropout(self.attention(x, None, segments, deterministic), deterministic))
+        return self.mlp_layer_norm(x + self.dropout(self.mlp(x), deterministic))
+
+
+class BertEncoder(nn.Module):
+    """Embedded tokens to contextual vectors."""
+
+    config: BertConfig
+
+    def setup(self) -> None:
+        self.layers = make_layers(BertLayer, self.config)
+
+    def __call__(self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
+        return through_layers(self, x, segments, deterministic)
+
+
+def places_of(segments: Int[Array, "b L"]) -> Int[Array, "b L"]:
+    """A token's place within its own text, from 0; 0 for padding."""
+    place = jnp.broadcast_to(jnp.arange(segments.shape[1])[None, :], segments.shape)
+    is_first = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    first = jax.lax.cummax(jnp.where(is_first, place, 0), axis=1)
+    return jnp.where(segments > 0, place - first, 0)
+
+
+def _norm(config: BertConfig, name: str | None = None) -> nn.LayerNorm:
+    """In float32, as one pass over squares would lose the small differences that a variance is made of."""
+    dtype = stream_dtype(jnp.dtype(config.dtype))
+    return nn.LayerNorm(epsilon=config.norm_epsilon, dtype=dtype, use_fast_variance=False, name=name)

@@ -1,0 +1,54 @@
+"""The layers of an encoder, one after another: what is kept of them for the backward pass, and whether they are a loop."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Float, Int
+
+from de_jax.models.layers import LINEAR_OUTPUT
+from de_jax.types import Array
+
+Remat = Literal["none", "dots", "full"]
+
+
+def make_layers(layer: type[nn.Module], config: Any) -> list[nn.Module]:
+    """An encoder's layers, to be bound as its `layers`; each is called with (x, segments, deterministic, *context)."""
+    return [_rematerialised(layer, config.remat)(config) for _ in range(config.num_layers)]
+
+
+def through_layers(
+    encoder: Any, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, *context: Any
+) -> Float[Array, "b L E"]:
+    """`x` after all of `encoder.layers`.
+
+    Args:
+        encoder: a module with its `config`, and `layers` by `make_layers`.
+        x, segments, deterministic: as of an encoder.
+        context: what every layer gets besides.
+    """
+    if not encoder.config.scan_layers or encoder.is_initializing():
+        for layer in encoder.layers:
+            x = layer(x, segments, deterministic, *context)
+        return x
+    # The layers as a loop over their stacked parameters: one layer is compiled, whatever their number.
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layer.variables["params"] for layer in encoder.layers))
+    keys = None if deterministic else jax.random.split(encoder.make_rng("dropout"), len(encoder.layers))
+    unbound = type(encoder.layers[0])(encoder.config, parent=None)
+
+    def one(x: Array, of_layer: tuple[Any, Array | None]) -> tuple[Array, None]:
+        layer_params, key = of_layer
+        rngs = None if key is None else {"dropout": key}
+        return unbound.apply({"params": layer_params}, x, segments, deterministic, *context, rngs=rngs), None
+
+    return jax.lax.scan(one, x, (params, keys))[0]
+
+
+def _rematerialised(layer: type[nn.Module], remat: Remat) -> type[nn.Module]:
+    if remat == "none":
+        return layer
+    policy = jax.checkpoint_policies.save_only_these_names(LINEAR_OUTPUT) if remat == "dots" else None
+    return nn.remat(layer, policy=policy, static_argnums=(3,), prevent_cse=True)  # `deterministic`, after `self`

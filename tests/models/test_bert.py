@@ -1,0 +1,198 @@
+"""Our BERT and RoBERTa encoder against transformers' torch ones, with the same random weights; and what is its own: positions."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from de_jax.models.bert import BertConfig, places_of
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import Tower, TowerConfig
+from de_jax.types import Batch, InputError
+
+CONFIG = BertConfig(
+    vocab_size=97,
+    model_dim=32,
+    num_layers=3,
+    num_heads=4,
+    mlp_dim=48,
+    max_positions=64,
+    norm_epsilon=1e-5,
+    dropout_rate=0.0,
+    dtype="float32",
+)
+OFFSETS = {"bert": 0, "roberta": 2}
+
+
+def torch_model(kind):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes |= {"max_position_embeddings": 64, "layer_norm_eps": 1e-5}
+    if kind == "bert":
+        model = transformers.BertModel(transformers.BertConfig(**sizes), add_pooling_layer=False)
+    else:
+        model = transformers.RobertaModel(transformers.RobertaConfig(**sizes, pad_token_id=1), add_pooling_layer=False)
+    with torch.no_grad():  # norms of ones and biases of zeros would hide a missing one
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3 if parameter.ndim > 1 else torch.rand_like(parameter) + 0.5)
+    return model.eval()
+
+
+def our_params(model):
+    weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+    linear = lambda name: {"kernel": weights[f"{name}.weight"].T, "bias": weights[f"{name}.bias"]}  # noqa: E731
+    norm = lambda name: {"scale": weights[f"{name}.weight"], "bias": weights[f"{name}.bias"]}  # noqa: E731
+
+    def layer(name):
+        attention = {part: linear(f"{name}.attention.self.{part}") for part in ("query", "key", "value")}
+        return {
+            "attention": {**attention, "out": linear(f"{name}.attention.output.dense")},
+            "attention_layer_norm": norm(f"{name}.attention.output.LayerNorm"),
+            "mlp": {"wi": linear(f"{name}.intermediate.dense"), "wo": linear(f"{name}.output.dense")},
+            "mlp_layer_norm": norm(f"{name}.output.LayerNorm"),
+        }
+
+    return {
+        "embedder": {
+            "embedding": weights["embeddings.word_embeddings.weight"],
+            "position": {"embedding": weights["embeddings.position_embeddings.weight"]},
+            "token_type": {"embedding": weights["embeddings.token_type_embeddings.weight"]},
+            "norm": norm("embeddings.LayerNorm"),
+        },
+        "encoder": {f"layers_{i}": layer(f"encoder.layer.{i}") for i in range(3)},
+    }
+
+
+def random_tokens(lengths, longest):
+    rng = np.random.default_rng(0)
+    tokens = np.zeros((len(lengths), longest), np.int32)
+    for row, length in zip(tokens, lengths, strict=True):
+        row[:length] = rng.integers(2, 97, length)
+    return tokens
+
+
+def tower(config=CONFIG, **settings):
+    return Tower(TowerConfig(config, **{"projection_dim": 16, **settings}))
+
+
+@pytest.mark.parametrize("kind", OFFSETS)
+@pytest.mark.parametrize("lengths", [[62, 62], [62, 3, 40]], ids=["full", "padded"])
+def test_encoder_equals_transformers(kind, lengths):
+    reference = torch_model(kind)
+    tokens = random_tokens(lengths, 62)
+    mask = tokens != 0
+    theirs = np.where(mask, tokens, {"bert": 0, "roberta": 1}[kind])
+    with torch.no_grad():
+        expected = reference(input_ids=torch.tensor(theirs), attention_mask=torch.tensor(mask)).last_hidden_state.numpy()
+    num_token_types = reference.config.type_vocab_size
+    config = dataclasses.replace(CONFIG, position_offset=OFFSETS[kind], num_token_types=num_token_types)
+    params, segments = our_params(reference), jnp.asarray(mask, jnp.int32)
+    x = config.embedder().apply({"params": params["embedder"]}, tokens, segments, True)
+    actual = np.asarray(config.encoder().apply({"params": params["encoder"]}, x, segments, True))
+    np.testing.assert_allclose(actual[mask], expected[mask], atol=1e-5 * np.abs(expected[mask]).max())
+    shapes = jax.eval_shape(lambda key: Tower(TowerConfig(config, projection_dim=None)).init(key, tokens)["params"], jax.random.key(0))
+    assert jax.tree.map(lambda leaf: leaf.shape, shapes) == jax.tree.map(lambda leaf: leaf.shape, params)
+
+
+def test_places_start_anew_with_each_text():
+    segments = jnp.asarray([[1, 1, 2, 2, 2, 0], [1, 2, 3, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
+    np.testing.assert_array_equal(places_of(segments), [[0, 1, 0, 1, 2, 0], [0, 0, 0, 0, 0, 0], [0] * 6])
+
+
+@pytest.mark.parametrize("offset", OFFSETS.values(), ids=OFFSETS)
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_packed_texts_have_the_embeddings_and_gradients_of_padded_ones(pooling, offset):
+    model = tower(dataclasses.replace(CONFIG, position_offset=offset, max_positions=9 + offset), pooling=pooling)
+    padded = random_tokens([5, 2, 7, 1, 9], 9)
+    texts = [row[row != 0] for row in padded]
+    rows = [np.concatenate([texts[4], texts[1], [0]]), np.concatenate([texts[0], texts[2]])]
+    rows += [np.concatenate([texts[3], np.zeros(11, np.int32)])]
+    packed, lengths = np.stack(rows).astype(np.int32), np.array([[9, 2, 0], [5, 7, 0], [1, 0, 0]], np.int32)
+    params = model.init(jax.random.key(0), padded)
+    weight = jnp.asarray(np.random.default_rng(0).standard_normal((5, 1, 16)), jnp.float32)
+
+    def of_padded(params):
+        embeddings = model.apply(params, padded)
+        return jnp.sum(embeddings * weight), embeddings
+
+    def of_packed(params):
+        embeddings = model.apply(params, packed, True, lengths).reshape(9, 1, 16)[jnp.array([3, 1, 4, 6, 0])]
+        return jnp.sum(embeddings * weight), embeddings
+
+    (_, expected), expected_gradient = jax.jit(jax.value_and_grad(of_padded, has_aux=True))(params)
+    (_, actual), gradient = jax.jit(jax.value_and_grad(of_packed, has_aux=True))(params)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4), gradient, expected_gradient)
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_a_loop_over_layers_changes_nothing(remat):
+    tokens = jnp.asarray(random_tokens([7, 3], 8))
+    plain, looped = (tower(dataclasses.replace(CONFIG, remat=remat, scan_layers=scan)) for scan in (False, True))
+    params = plain.init(jax.random.key(0), tokens)
+    loss = lambda model: lambda p: jnp.sum(model.apply(p, tokens) * jnp.arange(16.0)[None, None])  # noqa: E731
+    expected, actual = (jax.jit(jax.value_and_grad(loss(model)))(params) for model in (plain, looped))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), actual, expected)
+
+
+def test_bfloat16_stays_close_to_float32_and_dropout_changes_it():
+    tokens = jnp.asarray(random_tokens([20, 13], 20))
+    exact, rounded = (tower(dataclasses.replace(CONFIG, dtype=dtype, dropout_rate=0.3)) for dtype in ("float32", "bfloat16"))
+    params = exact.init(jax.random.key(0), tokens)
+    a, b = (np.asarray(model.apply(params, tokens)) for model in (exact, rounded))
+    assert np.sum(a * b, axis=-1).min() > 0.999
+    dropped = exact.apply(params, tokens, False, rngs={"dropout": jax.random.key(1)})
+    assert not np.allclose(a, dropped, atol=0.05)
+
+
+def test_head_with_norm_is_ances():
+    head = torch.nn.Sequential(torch.nn.Linear(32, 16), torch.nn.LayerNorm(16))
+    tokens = random_tokens([9, 4], 9)
+    settings = {"pooling": "first", "normalize": False}
+    params = tower(**settings, projection_bias=True, projection_norm=True).init(jax.random.key(0), tokens)["params"]
+    assert {name: leaf.shape for name, leaf in params["projection"].pop("norm").items()} == {"scale": (16,), "bias": (16,)}
+    pooled = tower(**settings, projection_dim=None).apply({"params": {**params, "projection": {}}}, tokens)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+        expected = head(torch.tensor(np.asarray(pooled))).numpy()
+    linear, norm = ([parameter.detach().numpy() for parameter in module.parameters()] for module in head)
+    projection = {"kernel": linear[0].T, "bias": linear[1], "norm": {"scale": norm[0], "bias": norm[1]}}
+    model = tower(**settings, projection_bias=True, projection_norm=True)
+    actual = model.apply({"params": {**params, "projection": projection}}, tokens)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_t5_queries_and_bert_docs_are_a_pair_where_their_projections_agree():
+    t5 = T5Config(vocab_size=31, model_dim=16, num_layers=1, num_heads=2, head_dim=4, mlp_dim=16, dtype="float32")
+    model = DualEncoder(TowerConfig(t5, projection_dim=8), TowerConfig(CONFIG, projection_dim=8), ())
+    tokens, ids = random_tokens([6, 5], 6) % 31, np.arange(2, dtype=np.int32)
+    params = model.init(jax.random.key(0))
+    embeddings = model.embed(params, Batch(tokens, tokens, ids, ids))
+    assert embeddings.query.shape == embeddings.doc.shape == (2, 8)
+    assert DualEncoder.from_json(model.to_json()) == model
+    with pytest.raises(InputError, match="8 dimensions and document embeddings 32"):
+        DualEncoder(TowerConfig(t5, projection_dim=8), TowerConfig(CONFIG, projection_dim=None), ())
+
+
+@pytest.mark.parametrize("offset", OFFSETS.values(), ids=OFFSETS)
+def test_texts_longer_than_the_positions_are_refused(offset):
+    config = TowerConfig(dataclasses.replace(CONFIG, position_offset=offset), projection_dim=8)
+    model = DualEncoder(TowerConfig(T5Config(), projection_dim=8), config, ())
+    longest = 64 - offset
+    model.check_length("doc", longest)
+    model.check_length("query", 100_000)
+    with pytest.raises(InputError, match=f"max_doc_length is {longest + 1}, but the doc tower has positions for {longest} tokens"):
+        model.check_length("doc", longest + 1)
+
+
+def test_sizes_that_contradict_are_refused():
+    with pytest.raises(InputError, match="model_dim is 32, which num_heads = 5"):
+        dataclasses.replace(CONFIG, num_heads=5)
+    with pytest.raises(InputError, match="projection_norm is set without a projection"):
+        TowerConfig(CONFIG, projection_dim=None, projection_norm=True)

@@ -1,0 +1,90 @@
+"""Writes a model from elsewhere as a run, which every command takes by --run_dir and training by --gin.train.init_from.
+
+python -m tools.import_model --from=all-MiniLM-L6-v2/ --run_dir=runs/minilm
+python -m tools.import_model --from=intfloat/e5-base-v2 --query_prompt="query: " --doc_prompt="passage: " --run_dir=runs/e5
+
+--from takes a folder of sentence-transformers, Hugging Face (T5, mT5, BERT, RoBERTa) or T5X, another run, or a name of the
+Hugging Face hub. Nothing is unpickled; an array that is missing or has no place is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+import jax
+
+from de_jax import command
+from de_jax.data.text import PromptedTokenizer, Tokenizer, load_tokenizer
+from de_jax.interop import checkpoints
+from de_jax.interop.pretrained import Pretrained
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.training.run import write_run
+from de_jax.types import InputError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command; prints what was written as a JSON object."""
+    args = _parse_args(argv)
+    pretrained = checkpoints.read(args.source, ignored=args.ignored)
+    described = _described(pretrained, args)
+    write_run(args.run_dir, pretrained.params, **described)
+    report = {
+        "run_dir": args.run_dir,
+        "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(pretrained.params)),
+        "embedding_dim": described["model"].query.embedding_dim,
+        "shared": described["model"].shared,
+        "prompts": {tower: getattr(described[f"{tower}_tokenizer"], "prompt", "") for tower in ("query", "doc")},
+        **{name: described[name] for name in ("max_query_length", "max_doc_length")},
+    }
+    print(json.dumps(report))
+
+
+def _described(pretrained: Pretrained, args: argparse.Namespace) -> dict[str, Any]:
+    """What `describe_run` wants, of the model and of what the arguments change."""
+    described: dict[str, Any] = {"model": _with_dtype(pretrained.model, args.dtype)}
+    for tower in ("query", "doc"):
+        described[f"{tower}_tokenizer"] = _tokenizer(getattr(pretrained, f"{tower}_tokenizer"), tower, args)
+        length = getattr(args, f"max_{tower}_length") or getattr(pretrained, f"max_{tower}_length")
+        pretrained.model.check_length(tower, length)
+        described[f"max_{tower}_length"] = length
+    return described
+
+
+def _tokenizer(tokenizer: Tokenizer | None, tower: str, args: argparse.Namespace) -> Tokenizer:
+    if args.tokenizer:
+        tokenizer = load_tokenizer(args.tokenizer)
+    if tokenizer is None:
+        raise InputError(f"{args.source} holds no vocabulary; give --tokenizer, a spiece.model or tokenizer.json.")
+    prompt = getattr(args, f"{tower}_prompt")
+    if prompt is None:
+        return tokenizer
+    bare = tokenizer.tokenizer if isinstance(tokenizer, PromptedTokenizer) else tokenizer
+    return PromptedTokenizer(bare, prompt) if prompt else bare
+
+
+def _with_dtype(model: DualEncoder, dtype: str | None) -> DualEncoder:
+    if dtype is None:
+        return model
+    change = lambda tower: dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, dtype=dtype))  # noqa: E731
+    return dataclasses.replace(model, query=change(model.query), doc=change(model.doc))
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--from", dest="source", required=True, help="a folder, or a name of the Hugging Face hub")
+    parser.add_argument("--run_dir", required=True, help="the new run's folder")
+    parser.add_argument("--tokenizer", help="a spiece.model or tokenizer.json, where the model brings none")
+    parser.add_argument("--query_prompt", help='before every query, such as "query: "; default the model\'s')
+    parser.add_argument("--doc_prompt", help="before every document; default the model's")
+    parser.add_argument("--max_query_length", type=int, help="tokens; default the model's")
+    parser.add_argument("--max_doc_length", type=int, help="tokens; default the model's")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of matrix products; default float32, a run's own")
+    parser.add_argument("--ignored", nargs="+", default=[], help="regular expressions of arrays that may be left over")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
