@@ -6,8 +6,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from pretrained_folders import write_encoder
 
 from de_jax import configurables
+from de_jax.data.training_set import beir_pairs
 from de_jax.models.tower import PARTS
 from de_jax.train import read_recipe
 from de_jax.types import InputError
@@ -17,18 +19,27 @@ RECIPES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("recipe
 MODELS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("models/*.gin"))
 DATA = re.compile(r"(beir|seqio|stored)_pairs\.\w+(, )?")
 
-SHARED = {"sde": PARTS, "sde_msmarco_seqio": PARTS, "quickstart": PARTS, "ade": ()}
+SHARED = {"sde": PARTS, "sde_msmarco_seqio": PARTS, "quickstart": PARTS, "fine_tune": PARTS, "ade": ()}
 
 # Encoder parameters of the published models; the embedding table and the projection are left out.
 ENCODER_PARAMETERS = {
     "t5_1_0_small": 18.9e6, "t5_1_0_base": 85.0e6, "t5_1_0_large": 302e6, "t5_1_0_3b": 1208e6, "t5_1_0_11b": 4832e6,
     "t5_1_1_small": 18.9e6, "t5_1_1_base": 85.0e6, "t5_1_1_large": 308e6, "t5_1_1_xl": 1158e6, "t5_1_1_xxl": 4631e6,
+    "bert_base": 85.1e6, "roberta_base": 85.1e6, "minilm_l6": 10.65e6,
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pretrained")
+    write_encoder(folder, "bert")
+    return folder
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_recipe_builds_and_nothing_in_it_is_unread(recipe):
-    built = read_recipe([recipe, "models/t5_1_1_tiny.gin"])
+def test_recipe_builds_and_nothing_in_it_is_unread(recipe, request):
+    needed = [f"MODEL={request.getfixturevalue('pretrained')}"] if "fine_tune" in recipe else []
+    built = read_recipe([recipe, "models/t5_1_1_tiny.gin"], needed)
     built.check()
     assert tuple(built.model.shared) == SHARED.get(Path(recipe).stem, ("projection",))
     # What configures the data is read when the data is opened, which this test does not do.
@@ -83,6 +94,15 @@ def test_setting_that_cannot_be_meant_is_refused(setting, message):
 
     with pytest.raises(InputError, match=message):
         build()
+
+
+def test_model_file_replaces_the_model_of_a_recipe_but_not_what_is_typed():
+    files = ["recipes/sde.gin", "models/bert_base.gin"]
+    assert type(read_recipe(files).model.query.encoder).__name__ == "BertConfig"
+    configurables.check_all_used(but=beir_pairs)
+    read_recipe(files, ["T5Config.num_layers=2"])
+    with pytest.raises(InputError, match=r"nothing in this recipe reads T5Config\.num_layers"):
+        configurables.check_all_used(but=beir_pairs)
 
 
 def test_setting_of_one_tower_leaves_the_other():

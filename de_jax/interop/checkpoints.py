@@ -35,9 +35,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
     folder = folder_of(source)
     if is_run(folder):
         run = load_run(folder, only_sizes=only_sizes)
-        return Pretrained(
-            run.model, run.params, run.query_tokenizer, run.doc_tokenizer, run.max_query_length, run.max_doc_length
-        )
+        return Pretrained(run.model, run.params, run.query_tokenizer, run.doc_tokenizer, run.max_query_length, run.max_doc_length)
     if (folder / sentence_transformers.MODULES_FILE).is_file():
         return sentence_transformers.read(folder, ignored=ignored, only_sizes=only_sizes)
     if (folder / huggingface.CONFIG_FILE).is_file():

@@ -108,7 +108,9 @@ def _check_complete(
     kept: Mapping[str, Place],
     new: Sequence[str],
 ) -> None:
-    wanted = [path for path in paths.all_paths(fresh) if path.split("/")[0] in (*sources, "shared") and not paths.matches(new, path)]
+    wanted = [
+        path for path in paths.all_paths(fresh) if path.split("/")[0] in (*sources, "shared") and not paths.matches(new, path)
+    ]
     names = " and ".join(sorted(set(sources.values())))
     if missing := [path for path in wanted if path not in kept]:
         part = "/".join(missing[0].split("/")[:2])
@@ -121,7 +123,9 @@ def _check_complete(
         for path in paths.all_paths(sizes[source].params):
             owner, part = path.split("/")[:2]
             if part in PARTS and owner in (tower, "shared") and Place(source, path) not in used:
-                raise InputError(f"{source} holds {path}, which this model has no place for; give its {tower} tower the same parts.")
+                raise InputError(
+                    f"{source} holds {path}, which this model has no place for; give its {tower} tower the same parts."
+                )
     shapes = {Place(source, path): leaf.shape for source, p in sizes.items() for path, leaf in _by_path(p.params).items()}
     for path, leaf in _by_path(fresh).items():
         if path in kept and shapes[kept[path]] != leaf.shape:

@@ -42,7 +42,7 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
     folder = Path(folder)
     modules = _modules(folder)
     encoder = huggingface.open_encoder(modules["Transformer"])
-    if encoder.tokenizer is None:
+    if (tokenizer := encoder.tokenizer) is None:
         raise InputError(
             f"{modules['Transformer']} holds no tokenizer.json; write one with transformers' "
             "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
@@ -51,14 +51,16 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
     if "Dense" in modules:
         settings = _dense_settings(modules["Dense"])
         head = {f"{modules['Dense'].name}/{name}": read for name, read in stored_arrays(modules["Dense"]).items()}
-        encoder = encoder._replace(stored=encoder.stored | head, origins=encoder.origins | _dense_origins(modules["Dense"], settings))
+        encoder = encoder._replace(
+            stored=encoder.stored | head, origins=encoder.origins | _dense_origins(modules["Dense"], settings)
+        )
     pooling = _pooling(modules["Pooling"] / "config.json")
     tower = TowerConfig(encoder.config, pooling=pooling, normalize="Normalize" in modules, **settings)  # type: ignore[arg-type]
     max_length = _max_length(modules["Transformer"] / LENGTH_FILE, encoder)
     pretrained = huggingface.pretrained(str(folder), encoder, tower, ignored, only_sizes)
     return pretrained._replace(
-        query_tokenizer=_with_prompt(folder / PROMPTS_FILE, encoder.tokenizer, "query"),
-        doc_tokenizer=_with_prompt(folder / PROMPTS_FILE, encoder.tokenizer, "doc"),
+        query_tokenizer=_with_prompt(folder / PROMPTS_FILE, tokenizer, "query"),
+        doc_tokenizer=_with_prompt(folder / PROMPTS_FILE, tokenizer, "doc"),
         max_query_length=max_length,
         max_doc_length=max_length,
     )
@@ -74,18 +76,30 @@ def _modules(folder: Path) -> dict[str, Path]:
         raise InputError(f"{file} is no list of modules with a type and a path; copy it again.") from None
     kinds = [kind for kind, _ in found]
     if unknown := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Dense", "Normalize")]:
-        raise InputError(f"{file}: the module {unknown[0]!r} has no place in a tower; there are Transformer, Pooling, Dense, Normalize.")
+        raise InputError(
+            f"{file}: the module {unknown[0]!r} has no place in a tower; there are Transformer, Pooling, Dense, Normalize."
+        )
     if kinds != [kind for kind in ("Transformer", "Pooling", "Dense", "Normalize") if kind in kinds] or len(kinds) < 2:
-        raise InputError(f"{file} lists {', '.join(kinds)}; a tower is Transformer, Pooling, and at most one Dense and one Normalize.")
+        raise InputError(
+            f"{file} lists {', '.join(kinds)}; a tower is Transformer, Pooling, and at most one Dense and one Normalize."
+        )
     return dict(found)
 
 
 def _pooling(file: Path) -> str:
     values = _object(file)
-    flags = [name.removeprefix("pooling_mode_") for name, value in values.items() if name.startswith("pooling_mode_") and value is True]
-    modes = [values["pooling_mode"]] if "pooling_mode" in values else [flag.removesuffix("_tokens").removesuffix("_token") for flag in flags]
+    flags = [
+        name.removeprefix("pooling_mode_") for name, value in values.items() if name.startswith("pooling_mode_") and value is True
+    ]
+    modes = (
+        [values["pooling_mode"]]
+        if "pooling_mode" in values
+        else [flag.removesuffix("_tokens").removesuffix("_token") for flag in flags]
+    )
     if len(modes) != 1 or modes[0] not in POOLING:
-        raise InputError(f"{file} asks for the pooling {' and '.join(map(str, modes)) or 'none'}; a tower has {' or '.join(POOLING)}.")
+        raise InputError(
+            f"{file} asks for the pooling {' and '.join(map(str, modes)) or 'none'}; a tower has {' or '.join(POOLING)}."
+        )
     if values.get("include_prompt", True) is not True:
         raise InputError(f"{file} leaves the prompt out of the pooling; a tower pools all tokens.")
     return POOLING[modes[0]]
@@ -98,7 +112,9 @@ def _dense_settings(folder: Path) -> dict[str, Any]:
     if activation != IDENTITY:
         raise InputError(f"{file}: the activation {activation} has no place in a tower, whose projection is linear.")
     if not isinstance(dim, int) or dim < 1 or not isinstance(bias, bool):
-        raise InputError(f"{file}: out_features is {dim!r} and bias {bias!r}; they must be a positive whole number and true or false.")
+        raise InputError(
+            f"{file}: out_features is {dim!r} and bias {bias!r}; they must be a positive whole number and true or false."
+        )
     return {"projection_dim": dim, "projection_bias": bias}
 
 
@@ -114,9 +130,13 @@ def _max_length(file: Path, encoder: huggingface.EncoderFolder) -> int:
         return encoder.max_length
     longest = encoder.config.max_length
     if not isinstance(length, int) or length < 1 or (longest is not None and length > longest):
-        raise InputError(f"{file}: max_seq_length is {length!r}; it must be a positive number of at most {longest or 'any number of'} tokens.")
+        raise InputError(
+            f"{file}: max_seq_length is {length!r}; it must be a positive number of at most {longest or 'any number of'} tokens."
+        )
     if values.get("do_lower_case") and encoder.tokenizer and not _is_uncased(encoder.tokenizer):
-        raise InputError(f"{file} asks for lower case, which the vocabulary does not bring about; add it to tokenizer.json's normalizer.")
+        raise InputError(
+            f"{file} asks for lower case, which the vocabulary does not bring about; add it to tokenizer.json's normalizer."
+        )
     return length
 
 
@@ -132,7 +152,9 @@ def _with_prompt(file: Path, tokenizer: Tokenizer, tower: str) -> Tokenizer:
         raise InputError(f"{file}: prompts is {prompts!r}; it must be an object of texts by name.")
     default = values.get("default_prompt_name")
     if default is not None and default not in prompts:
-        raise InputError(f"{file}: default_prompt_name is {default!r}, but the prompts are {', '.join(map(repr, prompts)) or 'none'}.")
+        raise InputError(
+            f"{file}: default_prompt_name is {default!r}, but the prompts are {', '.join(map(repr, prompts)) or 'none'}."
+        )
     name = next((name for name in PROMPT_NAMES[tower] if name in prompts), default)
     return PromptedTokenizer(tokenizer, prompts[name]) if name is not None and prompts[name] else tokenizer
 

@@ -73,9 +73,9 @@ def attend(
     own = segments[:, None, :, None] == segments[:, None, None, :]  # [b, 1, L, L]
     if _has_fused_kernel(query):
         position_scores = None if bias is None else bias[None].astype(query.dtype)
-        return jax.nn.dot_product_attention(
-            query, key, value, position_scores, own, scale=scale, implementation="cudnn"
-        ).astype(query.dtype)
+        return jax.nn.dot_product_attention(query, key, value, position_scores, own, scale=scale, implementation="cudnn").astype(
+            query.dtype
+        )
     scores = product("bqhd,bkhd->bhqk", query, key, jnp.dtype(jnp.float32)) * scale
     if bias is not None:
         scores = scores + bias[None]

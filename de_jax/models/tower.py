@@ -20,10 +20,12 @@ PARTS = ("embedder", "encoder", "projection")
 class EncoderConfig(Protocol):
     """The shape of an encoder, able to build its two modules. `T5Config` and `BertConfig` are such."""
 
-    vocab_size: int
-    model_dim: int
-    dtype: str
-
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def model_dim(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
     @property
     def max_length(self) -> int | None:
         """Tokens of the longest text that there are positions for; None for any length."""

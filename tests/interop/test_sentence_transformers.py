@@ -1,0 +1,129 @@
+"""The shapes of published sentence-transformers folders, against torch; what has no place in a tower is refused by name."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from pretrained_folders import TEXTS, our_embeddings, write, write_sentence_transformer
+
+from de_jax.interop import sentence_transformers
+from de_jax.models.tower import PARTS
+from de_jax.types import InputError
+
+SHAPES = {
+    "minilm": {"kind": "bert"},
+    "bge": {"kind": "bert", "pooling": "cls", "prompts": {"prompts": {"query": "dense retrieval : "}}},
+    "e5": {"kind": "bert", "prompts": {"prompts": {"query": "query : ", "passage": "passage : "}}},
+    "multilingual e5": {"kind": "roberta", "prompts": {"prompts": {"query": "query : ", "passage": "passage : "}}},
+    "gtr": {"kind": "t5", "gated": False, "dense": False},
+    "sentence-t5": {"kind": "t5", "gated": False, "dense": False},
+    "dense with bias": {"kind": "bert", "dense": True, "normalize": False},
+}
+PROMPTS = {"bge": ("dense retrieval : ", ""), "e5": ("query : ", "passage : "), "multilingual e5": ("query : ", "passage : ")}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_embeddings_of_queries_and_documents_equal_torch(tmp_path, name):
+    embed = write_sentence_transformer(tmp_path / "model", **SHAPES[name])
+    pretrained = sentence_transformers.read(tmp_path / "model")
+    assert pretrained.model.shared == PARTS
+    assert (pretrained.max_query_length, pretrained.max_doc_length) == (16, 16)
+    for tower, prompt in zip(("query", "doc"), PROMPTS.get(name, ("", "")), strict=True):
+        expected = embed([prompt + text for text in TEXTS])
+        np.testing.assert_allclose(our_embeddings(pretrained, TEXTS, tower), expected, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def dense_bert(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dense") / "model"
+    write_sentence_transformer(folder, "bert", dense=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("values", "prompts"),
+    [
+        ({}, (None, None)),
+        ({"prompts": {"query": "", "document": ""}, "default_prompt_name": None}, (None, None)),
+        ({"prompts": {"query": "q: ", "document": "d: ", "passage": "p: "}}, ("q: ", "d: ")),
+        ({"prompts": {"all": "a: "}, "default_prompt_name": "all"}, ("a: ", "a: ")),
+        ({"prompts": {"all": "a: ", "query": ""}, "default_prompt_name": "all"}, (None, "a: ")),
+        ({"prompts": {"clustering": "c: "}}, (None, None)),
+    ],
+)
+def test_prompts_are_chosen_as_sentence_transformers_does(dense_bert, tmp_path, values, prompts):
+    folder = shutil.copytree(dense_bert, tmp_path / "model")
+    write(folder / "config_sentence_transformers.json", values)
+    pretrained = sentence_transformers.read(folder, only_sizes=True)
+    found = (getattr(tokenizer, "prompt", None) for tokenizer in (pretrained.query_tokenizer, pretrained.doc_tokenizer))
+    assert tuple(found) == prompts
+
+
+def test_newer_class_names_and_pooling_settings_mean_the_same(dense_bert, tmp_path):
+    folder = shutil.copytree(dense_bert, tmp_path / "model")
+    modules = json.loads((folder / "modules.json").read_text())
+    base = "sentence_transformers.base.modules"
+    write(folder / "modules.json", [{**m, "type": f"{base}.{m['type'].rpartition('.')[2]}"} for m in modules])
+    pooling = {"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": True}
+    write(folder / "1_Pooling" / "config.json", pooling)
+    write(folder / "sentence_bert_config.json", {"transformer_task": "feature-extraction"})
+    newer, older = (sentence_transformers.read(path, only_sizes=True) for path in (folder, dense_bert))
+    assert newer.model == older.model
+    assert newer.max_doc_length == 48  # all the positions
+
+
+def in_json(name, **values):
+    return lambda folder: write(folder / name, {**json.loads((folder / name).read_text()), **values})
+
+
+def modules(*kinds):
+    return lambda folder: write(folder / "modules.json", [{"type": f"models.{kind}", "path": ""} for kind in kinds])
+
+
+POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (in_json(POOLING, pooling_mode_mean_tokens=False, pooling_mode_max_tokens=True), "pooling max; a tower has mean or cls"),
+        (in_json(POOLING, pooling_mode_cls_token=True), "pooling cls and mean"),
+        (in_json(POOLING, pooling_mode="lasttoken"), "pooling lasttoken"),
+        (in_json(POOLING, pooling_mode_mean_tokens=False), "pooling none"),
+        (in_json(POOLING, include_prompt=False), "leaves the prompt out"),
+        (in_json(DENSE, activation_function="torch.nn.modules.activation.Tanh"), "the activation .*Tanh has no place"),
+        (in_json(DENSE, out_features=25), "2_Dense/linear.bias gives .* in the place of|2_Dense/linear.weight gives"),
+        (in_json(DENSE, out_features=None), "out_features is None"),
+        (in_json(DENSE, bias=False), "no place for: 2_Dense/linear.bias"),
+        (lambda folder: (folder / "2_Dense" / "model.safetensors").unlink(), "2_Dense holds neither model.safetensors"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer.json; write one"),
+        (lambda folder: (folder / POOLING).unlink(), "1_Pooling/config.json does not exist"),
+        (in_json("sentence_bert_config.json", max_seq_length=49), "max_seq_length is 49; .* at most 48 tokens"),
+        (in_json("sentence_bert_config.json", max_seq_length="all"), "max_seq_length is 'all'"),
+        (in_json("config_sentence_transformers.json", default_prompt_name="web"), "default_prompt_name is 'web'"),
+        (in_json("config_sentence_transformers.json", prompts=["query: "]), "prompts is .* it must be an object"),
+        (modules("Transformer", "Pooling", "LSTM"), "the module 'LSTM' has no place in a tower"),
+        (modules("Transformer"), "lists Transformer; a tower is"),
+        (modules("Transformer", "Pooling", "Dense", "Dense"), "lists Transformer, Pooling, Dense, Dense"),
+        (modules("Transformer", "Pooling", "Normalize", "Dense"), "lists Transformer, Pooling, Normalize, Dense"),
+        (lambda folder: write(folder / "modules.json", {"0": "Transformer"}), "is no list of modules"),
+    ],
+)  # fmt: skip
+def test_what_has_no_place_or_is_missing_is_refused(dense_bert, tmp_path, change, message):
+    folder = shutil.copytree(dense_bert, tmp_path / "broken")
+    change(folder)
+    with pytest.raises(InputError, match=message):
+        sentence_transformers.read(folder)
+
+
+def test_lower_case_is_left_to_the_vocabulary(dense_bert, tmp_path):
+    folder = shutil.copytree(dense_bert, tmp_path / "cased")
+    in_json("sentence_bert_config.json", do_lower_case=True)(folder)
+    sentence_transformers.read(folder, only_sizes=True)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {**{w: i for w, i in vocab.items() if w != "a"}, "xyz": vocab["a"]}
+    write(folder / "tokenizer.json", {**tokenizer, "normalizer": None})
+    with pytest.raises(InputError, match="asks for lower case, which the vocabulary does not bring about"):
+        sentence_transformers.read(folder, only_sizes=True)
