@@ -25,6 +25,7 @@ VERBS = {
     "plan_run": ("de_jax.tools.plan_run", "compile a recipe for devices that are not there: memory, FLOPs, collectives"),
     "evaluate_pairs": ("de_jax.tools.evaluate_pairs", "score a run on the dev split of an exported seqio task"),
     "inspect_run": ("de_jax.tools.inspect_run", "show a run: settings, curves, parameters, what is shared"),
+    "analyse_embeddings": ("de_jax.tools.analyse_embeddings", "look into a run's embeddings: maps, distances, groups, as HTML"),
 }
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
+from de_jax.evaluation.metrics import Results
 from de_jax.types import InputError
 
 BLOCK_ROWS = 2048
@@ -58,6 +62,32 @@ def mean_pairwise_cosine(embeddings: Float[np.ndarray, "n D"]) -> float:
     total = np.sum(unit, axis=0)  # the sum over all pairs is the square of the sum
     num_rows = len(unit)
     return float((np.dot(total, total) - np.sum(np.square(unit))) / (num_rows * (num_rows - 1)))
+
+
+def pair_distances(rows: Float[np.ndarray, "n D"], others: Float[np.ndarray, "m D"] | None = None) -> Float[np.ndarray, " p"]:
+    """Cosine distances, 0 to 2, of all pairs of different rows, or of each row with each of the others."""
+    if others is not None:
+        return (1 - _unit(rows) @ _unit(others).T).reshape(-1)
+    unit = _unit(_several(rows))
+    return (1 - unit @ unit.T)[np.triu_indices(len(unit), k=1)]
+
+
+def detaching_distances(embeddings: Float[np.ndarray, "n D"]) -> Float[np.ndarray, " n"]:
+    """The mean cosine distance of each row to all the others: small in the midst of the cluster, large at its border.
+
+    DANCE (Li et al. 2021), section 5.4.
+    """
+    unit = _unit(_several(embeddings))
+    return 1 - (unit @ unit.sum(axis=0) - np.sum(np.square(unit), axis=1)) / (len(unit) - 1)
+
+
+def recall_frequency(results: Results, ids: Sequence[str], *, depth: int = 100) -> Int[np.ndarray, " n"]:
+    """In how many of the rankings each text is among the first `depth`, int64; mined negatives would be drawn as often.
+
+    DANCE (Li et al. 2021), section 5.4.
+    """
+    counts = collections.Counter(text_id for found in results.values() for text_id in itertools.islice(found, depth))
+    return np.array([counts[text_id] for text_id in ids], np.int64)
 
 
 def _several(embeddings: Float[np.ndarray, "n D"]) -> Float[np.ndarray, "n D"]:

@@ -64,7 +64,7 @@ def training_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: st
             panels.append((name, unit, drawn))
     if not panels:
         raise InputError(f"{metrics_jsonl} holds no loss, dev/ score, learning_rate or pairs_per_second; it is no training log.")
-    with _figure(out_png, figsize=(10.0, 3.1 * ((len(panels) + 1) // 2) + 0.3)) as figure:
+    with new_figure(out_png, figsize=(10.0, 3.1 * ((len(panels) + 1) // 2) + 0.3)) as figure:
         if title:
             figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
         num_columns = min(2, len(panels))
@@ -114,7 +114,7 @@ def embedding_map(
     if not np.isfinite(both).all():
         raise InputError("an embedding has a value that is not finite, so it has no place on a map; the model diverged.")
     places, note = _project(both, method, seed)
-    with _figure(out_png, figsize=(7.2, 7.2)) as figure:
+    with new_figure(out_png, figsize=(7.2, 7.2)) as figure:
         _draw_map(figure, places[:num_pairs], places[num_pairs:], title, f"{num_pairs} pairs, {note}")
 
 
@@ -131,7 +131,7 @@ def query_differences(differences: Mapping[str, Float[np.ndarray, " q"]], out_pn
     """
     if not differences or not all(len(values) for values in differences.values()):
         raise InputError("there is no difference to draw; give at least one system and one query.")
-    with _figure(out_png, figsize=(7.2, 2.3 * len(differences) + 0.5)) as figure:
+    with new_figure(out_png, figsize=(7.2, 2.3 * len(differences) + 0.5)) as figure:
         figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
         axes = figure.subplots(len(differences), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
         for axis, (name, values) in zip(axes, differences.items(), strict=True):
@@ -236,7 +236,7 @@ def _draw_map(figure: Any, queries: np.ndarray, docs: np.ndarray, title: str, no
 
 
 @contextlib.contextmanager
-def _figure(out_png: str | Path, *, figsize: tuple[float, float]) -> Iterator[Any]:
+def new_figure(out_png: str | Path, *, figsize: tuple[float, float]) -> Iterator[Any]:
     """A figure in our style, saved when the block ends; needs neither a display nor pyplot's global state."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg

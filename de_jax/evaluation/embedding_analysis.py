@@ -1,0 +1,250 @@
+"""What the papers look at in a run's embeddings on a task, as numbers and as the series that `embedding_plots` draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from de_jax.data import beir, files
+from de_jax.data.beir import Qrels
+from de_jax.data.corpus import cached_token_store
+from de_jax.evaluation import analysis, metrics
+from de_jax.evaluation.metrics import Results
+from de_jax.evaluation.task import Policy, Task, encoded
+from de_jax.retrieval import encode
+from de_jax.retrieval.index import ExactIndex
+from de_jax.training.run import Run
+from de_jax.types import Array, InputError
+
+MEASURE = "ndcg@10"
+MAX_TEXTS = 1000
+"""Texts of a side whose pairs are compared, a sample of all; half a million pairs tell the same as more."""
+MIN_TEXTS, MAX_TAILS = 3, 100
+FREQUENCIES = {"never": (0, 0), "once": (1, 1), "twice": (2, 2), "more often": (3, None)}
+"""DANCE's groups, rare, medium and frequent, and those that are never found."""
+THIRDS = ("close", "medium", "far")
+DIRECTIONS = ("query to document", "document to query")
+
+
+class Texts(NamedTuple):
+    """The embeddings of a task. Every judged document is among them."""
+
+    query_ids: Sequence[str]
+    doc_ids: Sequence[str]
+    queries: Array  # [q, D]
+    docs: Array  # [n, D]
+    qrels: Qrels
+
+
+class Analysis(NamedTuple):
+    """What was found."""
+
+    numbers: dict[str, Any]  # JSON
+    pairs: tuple[Array, Array]  # [p, D] queries, [p, D] each one's best judged document
+    top_cosines: Array  # [q] of each query with its best-ranked document
+    pair_cosines: Array  # [p] of each query with its judged document
+    ratios: Array  # [r] s(q, q') / s(q, p') of random others
+    distances: Mapping[str, Array]  # cosine distances by kind of pair
+    ranks: Array  # [r] places in a ranking of all documents, from 1
+    scores: Array  # [s, r] what stands there, for some queries
+
+
+def embed(run: Run, task: Task, *, max_docs: int | None = None, seed: int = 0) -> Texts:
+    """A task's texts by a run.
+
+    Args:
+        run: any run.
+        task: with judgements.
+        max_docs: documents embedded, a sample with all judged ones in it; None for all, which stay in the run's folder.
+        seed: of the sample.
+
+    Raises:
+        InputError: judgements of unknown texts, or more judged documents than `max_docs`.
+    """
+    judged_ids = {doc_id for docs in task.qrels.values() for doc_id in docs}
+    beir.count_docs(task.corpus, judged_ids)  # all of them are there
+    if max_docs is None:
+        texts = encoded(run, task, Policy())
+        return Texts(texts.query_ids, texts.doc_ids, texts.queries, texts.docs[:], task.qrels)
+    folder = files.cache_dir() / "token_stores"
+    query_store = cached_token_store(task.queries, run.query_tokenizer, folder, kind="queries")
+    doc_store = cached_token_store(task.corpus, run.doc_tokenizer, folder, kind="docs")
+    query_ids = [query_id for query_id in query_store.ids if query_id in task.qrels]
+    judged = doc_store.rows_of(sorted(judged_ids))
+    if len(judged) > max_docs:
+        raise InputError(
+            f"{len(judged)} documents of {task.name} are judged, more than max_docs = {max_docs}; give at least as many."
+        )
+    others = np.setdiff1d(np.arange(doc_store.num_texts), judged)
+    filling = np.random.default_rng(seed).permutation(others)[: max_docs - len(judged)]
+    rows = np.sort(np.concatenate([judged, filling]))
+    queries = encode.queries(run, query_store, rows=query_store.rows_of(query_ids))
+    docs = encode.docs(run, doc_store, rows=rows)
+    return Texts(query_ids, [doc_store.ids[row] for row in rows.tolist()], queries, docs, task.qrels)
+
+
+def analyse(texts: Texts, *, depth: int = 100, seed: int = 0) -> Analysis:
+    """Geometry on samples, rankings on all; the numbers say how many of each.
+
+    Args:
+        texts: of a task.
+        depth: of the rankings, and ranks that count as recalled (DANCE's is 100); in small sets, where that would be everything,
+            only so many that there are two places for each text that is counted.
+        seed: of the samples.
+
+    Raises:
+        InputError: fewer than `MIN_TEXTS` queries with a relevant document.
+    """
+    rng = np.random.default_rng(seed)
+    pairs = _pairs(texts)
+    of_pairs = texts.queries[pairs[:, 0]], texts.docs[pairs[:, 1]]
+    queries, docs = (rows[np.sort(rng.permutation(len(rows))[:MAX_TEXTS])] for rows in (texts.queries, texts.docs))
+    distances = {
+        "query - query": analysis.pair_distances(queries),
+        "document - document": analysis.pair_distances(docs),
+        "query - document": analysis.pair_distances(queries, docs),
+        "query - relevant document": 1 - _cosines(*of_pairs),
+    }
+    ratios = _ratios(*of_pairs, rng)
+    forward, backward = _searched(texts, depth)
+    rows = {doc_id: row for row, doc_id in enumerate(texts.doc_ids)}
+    top_cosines = _cosines(texts.queries, texts.docs[[rows[next(iter(found))] for found in forward.results.values()]])
+    numbers: dict[str, Any] = {
+        "num_queries": len(texts.queries),
+        "num_docs": len(texts.docs),
+        "num_judged_docs": len(backward.ids),
+        "num_sampled": {"query": len(queries), "doc": len(docs)},
+        "distances": {kind: {"mean": _rounded(np.mean(d)), "variance": _rounded(np.var(d))} for kind, d in distances.items()},
+        "alignment": _rounded(analysis.alignment(*of_pairs)),
+        **{
+            measure.__name__: {"query": _rounded(measure(queries)), "doc": _rounded(measure(docs))}
+            for measure in (analysis.uniformity, analysis.effective_rank)
+        },
+        "cosine_of_top_document": _summary(top_cosines),
+        "cosine_of_relevant_document": _summary(1 - distances["query - relevant document"]),
+        "similarity_ratio": _summary(ratios),
+        "retrieved": _coverage(forward, len(texts.docs)),
+        MEASURE: {DIRECTIONS[0]: forward.mean, DIRECTIONS[1]: backward.mean},
+        "groups": _groups(texts, forward, backward),
+    }
+    del numbers["similarity_ratio"]["mean"]  # of quotients with divisors near 0: it says nothing
+    return Analysis(
+        numbers, of_pairs, top_cosines, 1 - distances["query - relevant document"], ratios, distances, *_scores(texts, rng)
+    )
+
+
+class _Search(NamedTuple):
+    ids: Sequence[str]  # of the texts that search
+    results: Results
+    depth: int
+    measures: dict[str, float]  # MEASURE by id
+
+    @property
+    def mean(self) -> float:
+        return _rounded(np.mean(list(self.measures.values())))
+
+
+def _pairs(texts: Texts) -> Int[np.ndarray, "p 2"]:
+    """Rows of each query and of its most relevant document, the first in order of id among equals."""
+    rows = {doc_id: row for row, doc_id in enumerate(texts.doc_ids)}
+    pairs = []
+    for row, query_id in enumerate(texts.query_ids):
+        relevant = {doc_id: grade for doc_id, grade in texts.qrels[query_id].items() if grade > 0}
+        if relevant:
+            pairs.append((row, rows[min(relevant, key=lambda doc_id: (-relevant[doc_id], doc_id))]))
+    if len(pairs) < MIN_TEXTS:
+        raise InputError(f"{len(pairs)} queries have a relevant document; give a split with at least {MIN_TEXTS}.")
+    return np.array(pairs)
+
+
+def _searched(texts: Texts, depth: int) -> tuple[_Search, _Search]:
+    """Queries among all documents, and judged documents among all queries."""
+    by_doc: Qrels = {}
+    for query_id, docs in texts.qrels.items():
+        for doc_id, grade in docs.items():
+            if grade > 0:
+                by_doc.setdefault(doc_id, {})[query_id] = grade
+    rows = np.array([row for row, doc_id in enumerate(texts.doc_ids) if doc_id in by_doc])
+    judged_ids = [texts.doc_ids[row] for row in rows.tolist()]
+    forward = _search(texts.queries, texts.query_ids, texts.docs, texts.doc_ids, texts.qrels, depth)
+    backward = _search(texts.docs[rows], judged_ids, texts.queries, texts.query_ids, by_doc, depth)
+    return forward, backward
+
+
+def _search(rows: Array, ids: Sequence[str], searched: Array, searched_ids: Sequence[str], qrels: Qrels, depth: int) -> _Search:
+    depth = min(depth, len(searched) - 1)  # one more is asked for, as the text itself may be left out
+    ranking = ExactIndex(searched, searched_ids).search(rows, depth + 1)
+    results = metrics.results_of(ranking, ids, searched_ids)
+    results = {text_id: dict(list(found.items())[:depth]) for text_id, found in results.items()}
+    scores = metrics.score_results(results, qrels, measures=["nDCG@10"])
+    return _Search(ids, results, depth, {text_id: values[MEASURE] for text_id, values in scores.items()})
+
+
+def _coverage(search: _Search, num_searched: int) -> dict[str, Any]:
+    """How many different texts the rankings hold."""
+    found = [text_id for ranking in search.results.values() for text_id in ranking]
+    shares = {"unique_share": len(found), "share_of_documents": num_searched}
+    return {"depth": search.depth, **{name: _rounded(len(set(found)) / whole) for name, whole in shares.items()}}
+
+
+def _groups(texts: Texts, forward: _Search, backward: _Search) -> dict[str, Any]:
+    """The measure of both directions by groups of the texts that search: how often they are found, how far off they are."""
+    rows = {doc_id: row for row, doc_id in enumerate(texts.doc_ids)}
+    off = {
+        DIRECTIONS[0]: analysis.detaching_distances(texts.queries),
+        DIRECTIONS[1]: analysis.detaching_distances(texts.docs)[[rows[doc_id] for doc_id in backward.ids]],
+    }
+    groups = {}
+    for direction, search, other in zip(DIRECTIONS, (forward, backward), (backward, forward), strict=True):
+        values = np.array([search.measures.get(text_id, np.nan) for text_id in search.ids])
+        recall_depth = max(1, min(other.depth, 2 * len(search.ids) // len(other.ids)))
+        frequency, distances = analysis.recall_frequency(other.results, search.ids, depth=recall_depth), off[direction]
+        by_frequency = {
+            name: (frequency >= low) & (frequency <= (np.inf if high is None else high))
+            for name, (low, high) in FREQUENCIES.items()
+        }
+        thirds = np.digitize(distances, np.quantile(distances, [1 / 3, 2 / 3]))
+        by_distance = {name: thirds == third for third, name in enumerate(THIRDS)}
+        groups[direction] = {
+            "depth_of_recall": recall_depth,
+            "recall_frequency": {name: _group(values, distances, chosen) for name, chosen in by_frequency.items()},
+            "detaching_distance": {name: _group(values, distances, chosen) for name, chosen in by_distance.items()},
+        }
+    return groups
+
+
+def _group(values: np.ndarray, distances: np.ndarray, chosen: np.ndarray) -> dict[str, Any]:
+    judged = values[chosen & np.isfinite(values)]
+    means = {MEASURE: judged, "detaching_distance": distances[chosen]}
+    return {"number": int(chosen.sum()), **{name: _rounded(np.mean(v)) if len(v) else None for name, v in means.items()}}
+
+
+def _ratios(queries: Float[np.ndarray, "p D"], docs: Float[np.ndarray, "p D"], rng: np.random.Generator) -> Float[np.ndarray, " r"]:
+    """s(q_i, q_j) / s(q_i, p_j) of random i and j, i not j (Moiseev et al. 2023, figure 6)."""
+    first = rng.integers(len(queries), size=20 * MAX_TEXTS)
+    second = (first + rng.integers(1, len(queries), size=len(first))) % len(queries)
+    return _cosines(queries[first], queries[second]) / _cosines(queries[first], docs[second])
+
+
+def _scores(texts: Texts, rng: np.random.Generator) -> tuple[Int[np.ndarray, " r"], Float[np.ndarray, "s r"]]:
+    """Scores of all documents for some queries, best first, at ranks that are evenly spread on a logarithmic axis."""
+    ranks = np.unique(np.geomspace(1, len(texts.docs), 200).astype(np.int64))
+    queries = texts.queries[rng.permutation(len(texts.queries))[:MAX_TAILS]]
+    return ranks, np.stack([np.sort(texts.docs @ query)[::-1][ranks - 1] for query in queries])
+
+
+def _cosines(rows: Float[np.ndarray, "p D"], others: Float[np.ndarray, "p D"]) -> Float[np.ndarray, " p"]:
+    norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(others, axis=1)
+    return np.einsum("pd,pd->p", rows, others) / np.maximum(norms, 1e-12)
+
+
+def _summary(values: Float[np.ndarray, " v"]) -> dict[str, float]:
+    quantiles = np.quantile(values, [0.1, 0.5, 0.9])
+    return {"mean": _rounded(np.mean(values)), **{f"p{p}": _rounded(q) for p, q in zip((10, 50, 90), quantiles, strict=True)}}
+
+
+def _rounded(value: Any) -> float:
+    return float(f"{value:.5g}")

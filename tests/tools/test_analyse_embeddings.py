@@ -1,0 +1,46 @@
+import json
+
+import pytest
+from tiny_run import DOCS, QUERIES
+
+from de_jax.data import beir
+from de_jax.tools import analyse_embeddings
+from de_jax.types import InputError
+
+
+@pytest.fixture(scope="module")
+def judged_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("judged") / "tiny"
+    beir.write(
+        folder,
+        DOCS,
+        QUERIES,
+        {"test": {"q0": {"d0": 1}, "d3": {"d6": 1}, "q2": {"d2": 1}}, "few": {"q0": {"d0": 1}}, "gone": {"q0": {"d77": 1}}},
+    )
+    return folder
+
+
+def test_a_report_of_all_documents_and_one_of_a_sample(trained, judged_dir, tmp_path, printed):
+    whole = printed(analyse_embeddings, run_dir=trained, dataset_dir=judged_dir)
+    out_dir = trained / "analysis/tiny-test-7"
+    assert whole["report"] == str(out_dir / "report.html")
+    assert whole["num_docs"] == 10
+    kept = json.loads((out_dir / "analysis.json").read_text())
+    assert kept == {name: value for name, value in whole.items() if name != "report"}
+    sample = printed(analyse_embeddings, run_dir=trained, dataset_dir=judged_dir, max_docs=6, out_dir=tmp_path / "sample")
+    assert sample["num_docs"] == 6
+    assert sample["num_judged_docs"] == 3
+    assert "a sample of 6" in (tmp_path / "sample/report.html").read_text()
+    assert sample["cosine_of_relevant_document"] == whole["cosine_of_relevant_document"]
+
+
+def test_splits_and_samples_that_are_too_small_are_refused(trained, judged_dir, tmp_path):
+    flags = ["--run_dir", str(trained), "--dataset_dir", str(judged_dir), "--out_dir", str(tmp_path / "out")]
+    with pytest.raises(InputError, match="1 queries have a relevant document"):
+        analyse_embeddings.main([*flags, "--split", "few"])
+    with pytest.raises(InputError, match="more than max_docs = 2"):
+        analyse_embeddings.main([*flags, "--max_docs", "2"])
+    for sample in ([], ["--max_docs", "5"]):
+        with pytest.raises(InputError, match="d77"):
+            analyse_embeddings.main([*flags, "--split", "gone", *sample])
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,58 @@
+"""Shows what a run's embeddings look like on a BEIR data set: pictures, analysis.json and report.html; prints the JSON object.
+
+python -m tools.analyse_embeddings --run_dir=runs/sde --dataset_dir=data/beir/scifact
+
+Documents are embedded once and kept in the run's folder; --max_docs embeds a sample instead, with all judged documents in it, in
+which every score is higher than in the whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from de_jax import command
+from de_jax.data.files import atomic_dir, write_json
+from de_jax.evaluation import embedding_analysis, embedding_plots, html_report
+from de_jax.evaluation.task import beir_tasks
+from de_jax.training.run import load_run
+from de_jax.types import InputError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    tasks = beir_tasks(args.dataset_dir, args.split)  # fails here, before the model loads
+    if len(tasks) > 1:
+        raise InputError(f"{args.dataset_dir} holds {len(tasks)} data sets; give the folder of one.")
+    run = load_run(args.run_dir, args.step)
+    texts = embedding_analysis.embed(run, tasks[0], max_docs=args.max_docs, seed=args.seed)
+    analysis = embedding_analysis.analyse(texts, depth=args.depth, seed=args.seed)
+    about = {"run": str(args.run_dir), "step": run.step, "dataset": tasks[0].name, "split": args.split, "seed": args.seed}
+    if args.max_docs:
+        about["documents"] = f"a sample of {len(texts.docs):,} with all judged ones in it"
+    out_dir = args.out_dir or run.run_dir / "analysis" / f"{tasks[0].name}-{args.split}-{run.step}"
+    with atomic_dir(out_dir) as temporary:
+        pictures = embedding_plots.draw(analysis, temporary, seed=args.seed)
+        write_json(temporary / "analysis.json", {**about, **analysis.numbers})
+        title = f"Embeddings of {run.run_dir.name} on {tasks[0].name}"
+        html_report.write(temporary / "report.html", title, about, analysis.numbers, pictures)
+    print(json.dumps({"report": str(out_dir / "report.html"), **about, **analysis.numbers}))
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run_dir", type=Path, required=True, help="the run to look into")
+    parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
+    parser.add_argument("--split", default="test", help="which judgements (default test)")
+    parser.add_argument("--max_docs", type=int, help="embed a sample of so many documents; default all")
+    parser.add_argument("--depth", type=int, default=100, help="ranks that count as recalled (default 100)")
+    parser.add_argument("--seed", type=int, default=0, help="of samples and of t-SNE")
+    parser.add_argument("--out_dir", type=Path, help="replaced; default <run_dir>/analysis/<data set>-<split>-<step>")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
