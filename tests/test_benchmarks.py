@@ -109,3 +109,10 @@ def test_runs_alternate_and_ratios_are_taken_within_a_repeat():
     assert [len(values) for values in seconds.values()] == [3, 3]
     ratios = measure.speedup({"a": [1.0, 2.0, 1.0], "b": [2.0, 2.0, 3.0]}, "a", "b")
     assert ratios == {"median": 2.0, "min": 1.0, "max": 3.0}
+
+
+@pytest.mark.slow
+def test_the_memory_of_an_evaluation_is_measured():
+    report = run("evaluation_memory", "--num_docs", "300", "--num_queries", "20", "--doc_words", "20", small=())
+    assert report.keys() >= ENVIRONMENT | {"peak_mib", "seconds"}
+    assert 50 < report["peak_mib"] < 4096

@@ -144,8 +144,8 @@ def read(dataset_dir: str | Path, split: str, *, skip_empty: bool = False) -> Da
         raise InputError(f"{dataset_dir} is not a folder; give a data set in the BEIR layout.")
     qrels_file = find_qrels(dataset_dir, split)
     qrels = read_qrels(qrels_file)
-    queries, _ = _read_texts(find_file(dataset_dir, "queries"), with_title=False, skip_empty=skip_empty)
-    docs, empty_docs = _read_texts(find_file(dataset_dir, "corpus"), with_title=True, skip_empty=skip_empty)
+    queries, _ = read_texts(find_file(dataset_dir, "queries"), with_title=False, skip_empty=skip_empty)
+    docs, empty_docs = read_texts(find_file(dataset_dir, "corpus"), with_title=True, skip_empty=skip_empty)
     require_known(qrels, queries.ids, f"{qrels_file}: queries that are not in the queries file")
     judged_docs = dict.fromkeys(doc_id for judged in qrels.values() for doc_id in judged)
     require_known(judged_docs, [*docs.ids, *empty_docs], f"{qrels_file}: documents that are not in the corpus")
@@ -209,8 +209,12 @@ def _json_line(record: Mapping[str, str]) -> str:
     return json.dumps(record, ensure_ascii=False) + "\n"
 
 
-def _read_texts(path: Path, *, with_title: bool, skip_empty: bool) -> tuple[Texts, list[str]]:
-    """The texts of a file, and the ids of the empty ones among them, which are left out."""
+def read_texts(path: Path, *, with_title: bool, skip_empty: bool) -> tuple[Texts, list[str]]:
+    """The texts of a file, and the ids of the empty ones among them, which are left out.
+
+    Raises:
+        InputError: what `iter_queries` raises, and duplicate ids.
+    """
     texts: dict[str, str] = {}
     for line, text_id, text in _records(path, with_title=with_title, skip_empty=skip_empty):
         if text_id in texts:

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -173,10 +173,10 @@ def bm25_results(task: Task, policy: Policy) -> Results:
 
 def bm25_index(task: Task, policy: Policy) -> tuple[BM25Index, dict[str, str], list[str]]:
     """An index of a task's documents, the queries that count, by id, and the documents' ids."""
-    docs = dict(beir.iter_docs(task.corpus, skip_empty=policy.skip_empty))
-    queries = dict(beir.iter_queries(task.queries, skip_empty=policy.skip_empty))
-    index = BM25Index(list(docs.values()), list(docs), k1=policy.k1, b=policy.b)
-    return index, {query_id: queries[query_id] for query_id in _query_ids(task, queries)}, list(docs)
+    docs, _ = beir.read_texts(task.corpus, with_title=True, skip_empty=policy.skip_empty)
+    queries, _ = beir.read_texts(task.queries, with_title=False, skip_empty=policy.skip_empty)
+    query_ids, texts = _query_ids(task, queries.ids), dict(zip(*queries, strict=True))
+    return BM25Index(docs.texts, docs.ids, k1=policy.k1, b=policy.b), {one: texts[one] for one in query_ids}, docs.ids
 
 
 def score(results: Results, task: Task, policy: Policy) -> dict[str, float]:
@@ -208,7 +208,7 @@ def _stores(run: Run, task: Task, policy: Policy) -> tuple[TokenStore, TokenStor
     return queries, cached_token_store(task.corpus, run.doc_tokenizer, folder, kind="docs", **options)
 
 
-def _query_ids(task: Task, known: Sequence[str] | Mapping[str, str]) -> list[str]:
+def _query_ids(task: Task, known: Sequence[str]) -> list[str]:
     """The queries that count, in the order of the queries file."""
     counted = set(task.query_ids)
     beir.require_known(counted, known, f"{task.name}: judged queries that are not in {task.queries}")
