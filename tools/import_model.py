@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from de_jax import command
-from de_jax.data.text import PromptedTokenizer, Tokenizer, load_tokenizer
+from de_jax.data.text import Tokenizer, load_tokenizer, with_prompt
 from de_jax.interop import checkpoints
 from de_jax.interop.pretrained import Pretrained
 from de_jax.models.dual_encoder import DualEncoder
@@ -58,11 +58,7 @@ def _tokenizer(tokenizer: Tokenizer | None, tower: str, args: argparse.Namespace
         tokenizer = load_tokenizer(args.tokenizer)
     if tokenizer is None:
         raise InputError(f"{args.source} holds no vocabulary; give --tokenizer, a spiece.model or tokenizer.json.")
-    prompt = getattr(args, f"{tower}_prompt")
-    if prompt is None:
-        return tokenizer
-    bare = tokenizer.tokenizer if isinstance(tokenizer, PromptedTokenizer) else tokenizer
-    return PromptedTokenizer(bare, prompt) if prompt else bare
+    return with_prompt(tokenizer, getattr(args, f"{tower}_prompt"))
 
 
 def _with_dtype(model: DualEncoder, dtype: str | None) -> DualEncoder:

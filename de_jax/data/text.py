@@ -130,6 +130,14 @@ class PromptedTokenizer:
         files.write_json(Path(directory) / PROMPT_FILE, {"prompt": self.prompt})
 
 
+def with_prompt(tokenizer: Tokenizer, prompt: str | None) -> Tokenizer:
+    """A tokenizer with this prompt in the place of its own; "" takes that away, and None leaves it."""
+    if prompt is None:
+        return tokenizer
+    bare = tokenizer.tokenizer if isinstance(tokenizer, PromptedTokenizer) else tokenizer
+    return PromptedTokenizer(bare, prompt) if prompt else bare
+
+
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in a folder holding `tokenizer.json` or `spiece.model`, or in such a file itself.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
+from de_jax.data.text import with_prompt
 from de_jax.evaluation import metrics
 from de_jax.evaluation.task import Policy
 from de_jax.retrieval import faiss_index
@@ -45,6 +47,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     run.add_argument("--max_query_length", type=int, help="tokens; default the run's")
     run.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
+    run.add_argument("--query_prompt", help='before every query, such as "query: "; default the run\'s, "" for none')
+    run.add_argument("--doc_prompt", help="before every document; default the run's")
     run.add_argument("--embedding_dim", type=int, help="the first so many dimensions, for a Matryoshka model; default all")
     run.add_argument("--index", default="exact", help="exact (default), or a FAISS factory string such as IVF1024,Flat")
     run.add_argument("--nprobe", type=int, help="inverted lists to visit, of an IVF index")
@@ -84,11 +88,23 @@ def policy(args: argparse.Namespace) -> Policy:
 
 
 def run(args: argparse.Namespace) -> Run | None:
-    """The run with the lengths of the flags; None where no folder was given."""
+    """The run with the lengths and prompts of the flags; None where no folder was given.
+
+    Raises:
+        InputError: no such run, or a length that its model cannot take.
+    """
     if args.run_dir is None:
         return None
     loaded = load_run(args.run_dir, args.step)
-    lengths = {name: getattr(args, name) for name in ("max_query_length", "max_doc_length") if getattr(args, name) is not None}
-    if bad := [name for name, value in lengths.items() if value < 1]:
-        raise InputError(f"--{bad[0]} is {lengths[bad[0]]}; give at least 1 token.")
-    return loaded._replace(**lengths)
+    changes: dict[str, Any] = {}
+    for tower in ("query", "doc"):
+        length = getattr(args, f"max_{tower}_length")
+        if length is not None and length < 1:
+            raise InputError(f"--max_{tower}_length is {length}; give at least 1 token.")
+        changes[f"max_{tower}_length"] = length or getattr(loaded, f"max_{tower}_length")
+        tokenizer = getattr(loaded, f"{tower}_tokenizer")
+        changes[f"{tower}_tokenizer"] = with_prompt(tokenizer, getattr(args, f"{tower}_prompt"))
+        loaded.model.check_length(tower, changes[f"max_{tower}_length"])
+    if args.passage_length:
+        loaded.model.check_length("doc", args.passage_length)
+    return loaded._replace(**changes)

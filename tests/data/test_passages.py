@@ -9,7 +9,7 @@ from de_jax.types import InputError
 class Letters:
     """One token a letter, 2 to 27; 28 before and 1 after each text."""
 
-    vocab_size, prefix_ids, suffix_ids, fingerprint = 29, (28,), (1,), "letters"
+    vocab_size, pad_id, prefix_ids, suffix_ids, fingerprint = 29, 0, (28,), (1,), "letters"
 
     def encode(self, texts):
         return [np.array([ord(letter) - 95 for letter in text], np.int32) for text in texts]

@@ -187,6 +187,23 @@ def test_passages_score_a_document_by_its_best_one(trained, dataset_dir, printed
     assert ranking(cut) != ranking(plain)
 
 
+def test_a_prompt_stands_before_every_text(trained, dataset_dir, tmp_path, printed):
+    beir.write(
+        tmp_path / "spelt",
+        [(doc_id, "", f"the red {title} {text}") for doc_id, title, text in DOCS],
+        [(query_id, f"quick {text}") for query_id, text in QUERIES],
+        QRELS,
+    )
+    spelt = printed(evaluate_beir, run_dir=trained, dataset_dir=tmp_path / "spelt", no_bm25=True)
+    prompts = {"query_prompt": "quick ", "doc_prompt": "the red "}
+    prompted = printed(evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, no_bm25=True, **prompts)
+    plain = printed(evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, no_bm25=True)
+    assert ranking(prompted) == ranking(spelt) != ranking(plain)
+    assert {name: prompted["settings"][name] for name in prompts} == prompts
+    with pytest.raises(InputError, match="only a document's first passage would have the prompt"):
+        printed(evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, passage_length=8, **prompts)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
