@@ -80,7 +80,8 @@ def write_generation(
     folder = generation_dir(negatives_dir, number)
     if folder.exists():
         raise InputError(f"{folder} is there already; one miner writes to a folder at a time.")
-    lines, parts, num_pairs = iter(mined), {}, 0
+    lines, num_pairs = iter(mined), 0
+    parts: dict[str, str] = {}
     with files.atomic_dir(folder) as temporary:
         while chunk := list(itertools.islice(lines, lines_per_part)):
             part = temporary / f"part-{len(parts):05d}.jsonl"
