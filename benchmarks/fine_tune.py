@@ -74,7 +74,7 @@ def _train(base: Path, run_dir: Path, dataset: str, loss: str, seed: int, args: 
 def _evaluated(run_dir: Path, datasets: list[str], args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """The measure of each test query, by set."""
     folders = [str(args.data_dir / dataset) for dataset in datasets]
-    report = _run(["tools.evaluate_beir", f"--run_dir={run_dir}", "--no_bm25", "--dataset_dirs", *folders])
+    report = _run(["tools.evaluate_beir", f"--run_dir={run_dir}", "--no_bm25", "--skip_empty", "--dataset_dirs", *folders])
     name = metrics.names_of([MEASURE])[0]
     scores = {}
     for dataset, found in zip(datasets, report["sets"], strict=True):
