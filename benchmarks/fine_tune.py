@@ -3,9 +3,9 @@
 python -m benchmarks.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --out_dir=runs/fine_tune
 
 For every training set, loss and seed: a plain `de-jax train` with recipes/fine_tune.gin, then `de-jax evaluate_beir` on the test
-split of that set and on others that tell what it costs elsewhere. Last, for every test set, `de-jax compare_runs` between the model as
-it came and all that were trained from it. All commands are printed to stderr, so that any line can be repeated by hand; what is
-finished is not done again. Nothing is chosen on a test split: settings are equal for all and fixed in advance.
+split of that set and on others that tell what it costs elsewhere. Last, for every test set, `de-jax compare_runs` between the
+model as it came and all that were trained from it. All commands are printed to stderr, so that any line can be repeated by hand;
+what is finished is not done again. Nothing is chosen on a test split: settings are equal for all and fixed in advance.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
         lengths = [f"--max_query_length={args.max_query_length}", f"--max_doc_length={args.max_doc_length}"]
         _run(["tools.import_model", f"--from={args.model}", f"--run_dir={base}", "--dtype=bfloat16", *lengths])
     tested: dict[str, dict[str, list[str]]] = {}
-    for trained_on, loss, seed, run_dir in [(None, "none", 0, base), *_runs(base, args)]:
+    for trained_on, loss, seed, run_dir in itertools.chain([(None, "none", 0, base)], _runs(base, args)):
         datasets = args.train if trained_on is None else [trained_on]
         reports = _evaluated(run_dir, list(dict.fromkeys([*datasets, *args.zero_shot])), args)
         scores = {report["dataset"]: report["dense"] for report in reports}
@@ -77,8 +77,8 @@ def _train(base: Path, run_dir: Path, dataset: str, loss: str, seed: int, args: 
 
 def _evaluated(run_dir: Path, datasets: list[str], args: argparse.Namespace) -> list[dict[str, Any]]:
     folders = [str(args.data_dir / dataset) for dataset in datasets]
-    command = ["tools.evaluate_beir", f"--run_dir={run_dir}", "--no_bm25", "--skip_empty", "--dataset_dirs", *folders]
-    reports: list[dict[str, Any]] = _run(command)["sets"]
+    evaluate = ["tools.evaluate_beir", f"--run_dir={run_dir}", "--no_bm25", "--skip_empty", "--dataset_dirs", *folders]
+    reports: list[dict[str, Any]] = _run(evaluate)["sets"]
     return reports
 
 
