@@ -147,7 +147,8 @@ def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
     passages = PassageStore(doc_store, policy.passage_length, policy.passage_stride) if policy.passage_length else None
     store = passages or doc_store
     with tqdm(total=store.num_texts, desc=f"encode {task.name}", unit=" docs", delay=0.5) as bar:
-        folder = encode.cached_docs(run, store, task.name, max_length=policy.passage_length, progress=bar.update)
+        name = task.corpus.parent.name  # several tasks share a corpus
+        folder = encode.cached_docs(run, store, name, max_length=policy.passage_length, progress=bar.update)
     row_ids, docs, _ = open_embeddings(folder)
     doc_ids = list(doc_store.ids) if passages else row_ids
     queries: Any = encode.queries(run, query_store, rows=query_store.rows_of(query_ids))

@@ -144,10 +144,14 @@ def docs_to_dir(run: Run, store: Store, out_dir: str | Path, **options: Any) -> 
 
 
 def cached_docs(run: Run, store: Store, name: str, *, max_length: int | None = None, progress: Progress | None = None) -> Path:
-    """The folder of the document embeddings, kept under `<run_dir>/embeddings/<name>` by model, texts and length."""
+    """The folder of the document embeddings, kept under `<run_dir>/embeddings/<name>` by model, texts and length.
+
+    Equal texts that were encoded under another name are found there.
+    """
     max_length = max_length or run.max_doc_length
     key = hashlib.sha256(f"{model_hash(run, 'doc')} {store.content_hash} {max_length}".encode()).hexdigest()[:16]
-    out_dir = run.run_dir / "embeddings" / name / f"step_{run.step}-{key}"
+    folder = run.run_dir / "embeddings"
+    out_dir = next(folder.glob(f"*/step_*-{key}"), folder / name / f"step_{run.step}-{key}")
     docs_to_dir(run, store, out_dir, max_length=max_length, progress=progress)
     return out_dir
 

@@ -157,6 +157,16 @@ def test_other_judgements_of_the_same_corpus_encode_nothing(trained, tmp_path, p
     assert [len(rows) for rows in embedded] == [1]  # the one judged query
 
 
+def test_the_same_corpus_under_another_name_is_not_encoded_again(trained, tmp_path, printed):
+    reports = []
+    for name in ("one", "two"):
+        beir.write(tmp_path / name, [(doc_id, "", f"{text} of {title}") for doc_id, title, text in DOCS], QUERIES, QRELS)
+        reports.append(printed(evaluate_beir, run_dir=trained, dataset_dir=tmp_path / name, no_bm25=True))
+    assert ranking(reports[0]) == ranking(reports[1])
+    assert (trained / "embeddings" / "one").is_dir()
+    assert not (trained / "embeddings" / "two").exists()
+
+
 def test_without_a_run_bm25_is_scored_alone(dataset_dir, printed):
     report = printed(evaluate_beir, dataset_dir=dataset_dir)
     index = BM25Index([f"{title} {text}" for _, title, text in DOCS], [doc_id for doc_id, _, _ in DOCS])
