@@ -10,6 +10,7 @@ from de_jax import command
 VERBS = {
     "quickstart": ("de_jax.tools.quickstart", "build data, train, index, search and score, in minutes"),
     "import_model": ("de_jax.tools.import_model", "make a run of a model from Hugging Face, sentence-transformers or T5X"),
+    "export_model": ("de_jax.tools.export_model", "write a run for sentence-transformers, T5X, safetensors or jax.export"),
     "train": ("de_jax.train", "train a dual encoder from a gin recipe"),
     "build_pydocs": ("de_jax.tools.build_pydocs", "build the embedded data set from docstrings"),
     "tokenize_corpus": ("de_jax.tools.tokenize_corpus", "tokenize texts, with a trained vocabulary if wanted"),

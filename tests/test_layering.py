@@ -66,6 +66,8 @@ RULES = {
     "de_jax.evaluation.embedding_analysis": SCORING,
     "de_jax.evaluation.plots": ABOVE_TRAINING.allowing("matplotlib", "sklearn", "threadpoolctl"),
     "de_jax.interop": ABOVE_TRAINING.allowing("huggingface_hub", "torch", "transformers", "tokenizers"),
+    "de_jax.interop.served_encoder": Rule((), ("jax", "numpy"), ("sentencepiece", "tokenizers")),
+    "de_jax.interop.tokenizer_files": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
     "de_jax.interop.t5x": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
     "de_jax.configurables": PROCESS,
     "de_jax.train": PROCESS,

@@ -138,6 +138,11 @@ def with_prompt(tokenizer: Tokenizer, prompt: str | None) -> Tokenizer:
     return PromptedTokenizer(bare, prompt) if prompt else bare
 
 
+def prompt_of(tokenizer: Tokenizer) -> str:
+    """What a tokenizer puts before every text; mostly nothing."""
+    return tokenizer.prompt if isinstance(tokenizer, PromptedTokenizer) else ""
+
+
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in a folder holding `tokenizer.json` or `spiece.model`, or in such a file itself.
 

@@ -3,6 +3,7 @@
 run.json            a run of this library
 modules.json        sentence-transformers
 config.json         Hugging Face's transformers
+model.json          `export_model --format=safetensors`
 checkpoint, state/  T5X
 """
 
@@ -12,7 +13,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from de_jax.interop import huggingface, sentence_transformers, t5x
+from de_jax.interop import huggingface, plain, sentence_transformers, t5x
 from de_jax.interop.pretrained import Pretrained
 from de_jax.training.run import DESCRIPTION_FILE, load_run
 from de_jax.types import InputError
@@ -40,11 +41,13 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         return sentence_transformers.read(folder, ignored=ignored, only_sizes=only_sizes)
     if (folder / huggingface.CONFIG_FILE).is_file():
         return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes)
+    if (folder / plain.DESCRIPTION_FILE).is_file():
+        return plain.read(folder, ignored=ignored, only_sizes=only_sizes)
     if t5x.recognises(folder):
         return t5x.read(folder, ignored=ignored)
     raise InputError(
         f"{folder} holds no model that is known: neither {DESCRIPTION_FILE} (a run), {sentence_transformers.MODULES_FILE} "
-        f"(sentence-transformers), {huggingface.CONFIG_FILE} (Hugging Face) nor a checkpoint of T5X."
+        f"(sentence-transformers), {huggingface.CONFIG_FILE} (Hugging Face), {plain.DESCRIPTION_FILE} nor a checkpoint of T5X."
     )
 
 

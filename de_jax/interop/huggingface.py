@@ -29,7 +29,7 @@ CONFIG_FILE = "config.json"
 DEFAULT_LENGTH = 512
 """Tokens, where the folder does not say what its texts were cut to and the encoder takes any length."""
 ROBERTA_TYPES = ("roberta", "xlm-roberta", "camembert")
-MODEL_TYPES = ("t5", "mt5", "bert", *ROBERTA_TYPES)
+MODEL_TYPES = ("t5", "mt5", "umt5", "bert", *ROBERTA_TYPES)
 ACTIVATIONS = {"relu": "relu", "gated-gelu": "gated_gelu"}
 HEADS = (r"(decoder|lm_head|pooler|cls)\..*", r"embeddings\.(position|token_type)_ids")
 """What published encoders carry beside the encoder."""
@@ -110,10 +110,10 @@ def _encoder_config(file: Path, values: dict[str, Any]) -> EncoderConfig:
     model_type = values.get("model_type")
     if model_type not in MODEL_TYPES:
         raise InputError(f"{file}: model_type {model_type!r} has no tower here; there are {', '.join(MODEL_TYPES)}.")
-    return _t5_config(file, values) if model_type in ("t5", "mt5") else _bert_config(file, values, model_type)
+    return _t5_config(file, values, model_type) if model_type in ("t5", "mt5", "umt5") else _bert_config(file, values, model_type)
 
 
-def _t5_config(file: Path, values: dict[str, Any]) -> T5Config:
+def _t5_config(file: Path, values: dict[str, Any], model_type: str) -> T5Config:
     activation = values.get("feed_forward_proj", "relu")
     _require(file, "feed_forward_proj", activation, *ACTIVATIONS)
     _require(file, "layer_norm_epsilon", values.get("layer_norm_epsilon", NORM_EPSILON), NORM_EPSILON)
@@ -127,6 +127,7 @@ def _t5_config(file: Path, values: dict[str, Any]) -> T5Config:
         activation=ACTIVATIONS[activation],  # type: ignore[arg-type]
         num_buckets=_size(file, values, "relative_attention_num_buckets", 32),
         max_distance=_size(file, values, "relative_attention_max_distance", 128),
+        bias_per_layer=model_type == "umt5",
         dropout_rate=_share(file, values, "dropout_rate"),
         dtype="float32",
     )
@@ -158,11 +159,12 @@ def _t5_origins(config: T5Config) -> dict[str, Origin]:
     branches = ("wi_0", "wi_1", "wo") if config.activation == "gated_gelu" else ("wi", "wo")
     origins = {
         "embedder/embedding": Origin("shared.weight"),
-        "encoder/relpos_bias/rel_embedding": Origin(
-            "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", transposed=True
-        ),
         "encoder/encoder_norm/scale": Origin("encoder.final_layer_norm.weight"),
     }
+    for index in range(config.num_layers if config.bias_per_layer else 1):
+        ours = f"encoder/layers_{index}" if config.bias_per_layer else "encoder"
+        name = f"encoder.block.{index}.layer.0.SelfAttention.relative_attention_bias.weight"
+        origins[f"{ours}/relpos_bias/rel_embedding"] = Origin(name, transposed=True)
     for index in range(config.num_layers):
         ours, attention, mlp = f"encoder/layers_{index}", f"encoder.block.{index}.layer.0", f"encoder.block.{index}.layer.1"
         origins[f"{ours}/pre_attention_layer_norm/scale"] = Origin(f"{attention}.layer_norm.weight")

@@ -61,7 +61,7 @@ def assemble(
         array = np.asarray(stored[origin.name]())
         if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
             raise InputError(f"{source}: {origin.name} holds {array.dtype} values, but parameters are floating-point numbers.")
-        array = np.ascontiguousarray(_turned(array, origin), np.float32)
+        array = np.asarray(_turned(array, origin), np.float32, order="C")
         if array.shape != leaf.shape:
             raise InputError(
                 f"{source}: {origin.name} gives {array.shape} in the place of {leaf.shape}; the configuration differs."
@@ -79,7 +79,7 @@ def disassemble(params: Params, origins: Mapping[str, Origin]) -> dict[str, np.n
 
     def write(path: str, leaf: Array) -> None:
         array = np.asarray(leaf)
-        arrays[origins[path].name] = np.ascontiguousarray(_turned(array, origins[path]))
+        arrays[origins[path].name] = np.asarray(_turned(array, origins[path]), order="C")
 
     map_with_path(write, params)
     return arrays

@@ -74,3 +74,11 @@ def _opened(file: Path) -> Any:
         return safetensors.safe_open(file, framework="numpy")
     except safetensors.SafetensorError as error:
         raise InputError(f"{file} is damaged or is no safetensors file ({error}); copy it again.") from None
+
+
+def save(file: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Writes arrays as one file, in the way that transformers asks for."""
+    import safetensors.numpy
+
+    file.parent.mkdir(exist_ok=True)
+    safetensors.numpy.save_file(arrays, file, metadata={"format": "pt"})

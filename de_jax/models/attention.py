@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +98,7 @@ class RelativePositionBias(nn.Module):
     max_distance: int
 
     @nn.compact
-    def __call__(self, length: int) -> Float[Array, "H L L"]:
+    def __call__(self, length: Any) -> Float[Array, "H L L"]:  # an int, or a symbol of `jax.export`
         table = self.param("rel_embedding", nn.initializers.normal(1.0), (self.num_heads, self.num_buckets))
         positions = jnp.arange(length)
         distance = positions[None, :] - positions[:, None]

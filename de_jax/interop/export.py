@@ -1,0 +1,44 @@
+"""Runs as what other programs load."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from de_jax.data.files import atomic_dir
+from de_jax.interop import plain, sentence_transformers_export, serving, t5x
+from de_jax.training.run import Run
+from de_jax.types import InputError
+
+FORMATS: dict[str, Callable[[Path, Run], None]] = {
+    "sentence_transformers": sentence_transformers_export.write,
+    "safetensors": plain.write,
+    "t5x": lambda folder, run: t5x.write(folder / f"checkpoint_{run.step}", run.model, run.params, run.step),
+    "serving": serving.write,
+}
+DROPPED = "the learned temperature is left out: it scales scores while training, and no embedding depends on it"
+
+
+def export(run: Run, out_dir: str | Path, format: str) -> list[str]:
+    """Writes a run in one of `FORMATS`; gives what a reader should know, in sentences.
+
+    Args:
+        run: any run.
+        out_dir: must not exist; it appears once it is complete.
+        format: a name out of `FORMATS`.
+
+    Raises:
+        InputError: the folder exists, or the format has no place for this model.
+    """
+    if Path(out_dir).exists():
+        raise InputError(f"{out_dir} exists already; name a new folder, or remove it.")
+    notes = []
+    if run.model.initial_temperature is not None and format != "safetensors":
+        shared = {part: tree for part, tree in run.params["shared"].items() if part != "temperature"}
+        params = {name: tree for name, tree in {**run.params, "shared": shared}.items() if tree}
+        run = run._replace(model=dataclasses.replace(run.model, initial_temperature=None), params=params)
+        notes.append(DROPPED)
+    with atomic_dir(out_dir) as temporary:
+        FORMATS[format](temporary, run)
+    return notes

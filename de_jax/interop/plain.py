@@ -1,0 +1,69 @@
+"""A run as one file of arrays under this library's own names, for programs that want nothing but the numbers.
+
+model.safetensors   float32, by path: "shared/encoder/layers_0/attention/query/kernel"
+model.json          the model, the lengths and the tokenizers' folders
+tokenizers/         the vocabularies
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from de_jax.data import files
+from de_jax.data.text import load_tokenizer
+from de_jax.interop.pretrained import Origin, Pretrained, assemble, disassemble
+from de_jax.interop.safetensors_files import FILE, save, stored_arrays
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.training import paths
+from de_jax.training.run import Run
+from de_jax.types import Params
+
+DESCRIPTION_FILE = "model.json"
+FORMAT = 1
+
+
+def write(folder: Path, run: Run) -> None:
+    """Writes a run into an existing folder; `read` gives it back bit for bit."""
+    save(folder / FILE, disassemble(run.params, _origins(run.params)))
+    names = {}
+    for tower, tokenizer in (("query", run.query_tokenizer), ("doc", run.doc_tokenizer)):
+        names[tower] = f"tokenizers/{tokenizer.fingerprint[:16]}"
+        (folder / names[tower]).mkdir(parents=True, exist_ok=True)
+        tokenizer.save(folder / names[tower])
+    description = {
+        "format": FORMAT,
+        "model": run.model.to_json(),
+        "tokenizers": names,
+        "max_query_length": run.max_query_length,
+        "max_doc_length": run.max_doc_length,
+    }
+    files.write_json(folder / DESCRIPTION_FILE, description)
+
+
+def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:
+    """What `write` wrote.
+
+    Args:
+        folder: as above.
+        ignored: regular expressions of arrays that are left out.
+        only_sizes: `params` are shapes, and no weights are read.
+
+    Raises:
+        InputError: files that are missing or damaged.
+    """
+    folder = Path(folder)
+    description = files.read_json(folder / DESCRIPTION_FILE)
+    model = DualEncoder.from_json(description["model"])
+    params: Params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
+    if not only_sizes:
+        params = assemble(str(folder), stored_arrays(folder), _origins(params), params, ignored=ignored)
+    tokenizers = {tower: load_tokenizer(folder / name) for tower, name in description["tokenizers"].items()}
+    lengths = description["max_query_length"], description["max_doc_length"]
+    return Pretrained(model, params, tokenizers["query"], tokenizers["doc"], *lengths)
+
+
+def _origins(params: Params) -> dict[str, Origin]:
+    return {path: Origin(path) for path in paths.all_paths(params)}

@@ -1,0 +1,98 @@
+"""Embeds texts with an exported tower; needs jax, flatbuffers, and tokenizers or sentencepiece, but not what trained it.
+
+python encoder.py --tower=query "how high is mont blanc"
+
+    encode = Encoder("exported", "query")
+    embeddings = encode(["how high is mont blanc"])  # [1, D] float32
+
+`de-jax export_model --format=serving` puts this file into the folder as encoder.py, beside:
+
+serving.json            the towers: lengths, special tokens, names of files
+query.bin, doc.bin      the two towers, by jax.export
+parameters.npz          what they are called with
+tokenizers/             the vocabularies
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+
+LENGTH_MULTIPLE = 16  # tokens; each length and each number of texts is compiled once
+
+
+class Encoder:
+    """Texts to embeddings by one tower.
+
+    Args:
+        folder: the exported folder.
+        tower: "query" or "doc".
+        batch_size: the most texts that are embedded at a time.
+    """
+
+    def __init__(self, folder: str | Path, tower: str, batch_size: int = 32) -> None:
+        folder = Path(folder)
+        self._settings = json.loads((folder / "serving.json").read_text(encoding="utf-8"))[tower]
+        self._tokenize = _tokenize_function(folder / self._settings["tokenizer"])
+        with np.load(folder / "parameters.npz", allow_pickle=False) as arrays:
+            self._params = {name: jax.device_put(arrays[name]) for name in self._settings["parameters"]}
+        self._call = jax.jit(jax.export.deserialize(bytearray((folder / self._settings["function"]).read_bytes())).call)
+        self._batch_size = batch_size
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        """Embeddings [n, D], float32; texts beyond the tower's maximum length are cut at their end."""
+        rows = [self._ids(ids) for ids in self._tokenize([self._settings["prompt"] + text for text in texts])]
+        embeddings = np.empty((len(rows), self._settings["dim"]), np.float32)
+        by_length = np.argsort([len(row) for row in rows], kind="stable")
+        for start in range(0, len(rows), self._batch_size):
+            chosen = by_length[start : start + self._batch_size]
+            length = -(-len(rows[chosen[-1]]) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+            tokens = np.zeros((1 << (len(chosen) - 1).bit_length(), min(length, self._settings["max_length"])), np.int32)
+            for row, place in zip(tokens, chosen, strict=False):
+                row[: len(rows[place])] = rows[place]
+            embeddings[chosen] = np.asarray(self._call(self._params, tokens))[: len(chosen)]
+        return embeddings
+
+    def _ids(self, ids: Sequence[int]) -> np.ndarray:
+        prefix, suffix, pad_id = (self._settings[name] for name in ("prefix_ids", "suffix_ids", "pad_id"))
+        # The model's padding is 0, so the vocabulary's padding and its 0 have changed places.
+        swapped = {pad_id: 0, 0: pad_id}
+        body = [swapped.get(int(token), int(token)) for token in ids]
+        return np.array([*prefix, *body[: self._settings["max_length"] - len(prefix) - len(suffix)], *suffix], np.int32)
+
+
+def _tokenize_function(folder: Path) -> Any:
+    """A function from texts to their ids without special tokens."""
+    if (folder / "spiece.model").is_file():
+        import sentencepiece
+
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spiece.model"))
+        return lambda texts: processor.encode(list(texts), out_type=int)
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True  # "[SEP]" in a text is text
+    return lambda texts: [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+def main() -> None:
+    """Prints the embeddings of the texts of the command line as one JSON list."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("texts", nargs="+")
+    parser.add_argument("--tower", choices=("query", "doc"), default="query")
+    args = parser.parse_args()
+    json.dump(Encoder(Path(__file__).parent, args.tower)(args.texts).tolist(), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

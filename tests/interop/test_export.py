@@ -1,0 +1,207 @@
+"""Exported runs: sentence-transformers, where it is installed, gives our embeddings; our imports give our parameters."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+
+from de_jax.data import corpus, text
+from de_jax.interop import checkpoints, sentence_transformers, t5x, tokenizer_files
+from de_jax.interop.export import DROPPED, FORMATS, export
+from de_jax.models.bert import BertConfig
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import TowerConfig
+from de_jax.retrieval import encode
+from de_jax.training.run import Run
+from de_jax.types import InputError
+
+TEXTS = [
+    "a",
+    "how high is mont blanc",
+    "  Mont  Blanc is 4,806 metres high; its summit is shared by two countries, or so one of them says.  ",
+    "river",
+    "The river runs through the valley and past the castle " * 8,
+    "ÉCLAIR ﬁn ½ 日本 😀😀",
+]
+T5 = {"vocab_size": 128, "model_dim": 16, "num_layers": 2, "num_heads": 2, "head_dim": 4, "mlp_dim": 24, "dtype": "float32"}
+BERT = {"vocab_size": 90, "model_dim": 16, "num_layers": 2, "num_heads": 2, "mlp_dim": 24, "max_positions": 66, "dtype": "float32"}
+ROBERTA = {**BERT, "position_offset": 2, "num_token_types": 1, "norm_epsilon": 1e-5}
+SENTENCEPIECE_SIZE = 70
+
+
+@pytest.fixture(scope="module")
+def vocabularies(tmp_path_factory):
+    """A sentencepiece model, and tokenizer.json files of BERT and, with padding id 1, of RoBERTa."""
+    folder = tmp_path_factory.mktemp("vocabularies")
+    text.train_sentencepiece(TEXTS * 4, folder / "spiece.model", vocab_size=SENTENCEPIECE_SIZE)
+    for name, specials in (("bert", ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]), ("roberta", ["<s>", "<pad>", "</s>", "<unk>"])):
+        known = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token=specials[1 if name == "bert" else 3]))
+        known.normalizer = tokenizers.normalizers.BertNormalizer()
+        known.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+        trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=80, special_tokens=specials, show_progress=False)
+        known.train_from_iterator(TEXTS, trainer)
+        first, last = (specials[2], specials[3]) if name == "bert" else (specials[0], specials[2])
+        ids = [(token, known.token_to_id(token)) for token in (first, last)]
+        known.post_processor = tokenizers.processors.TemplateProcessing(f"{first} $A {last}", special_tokens=ids)
+        (folder / name).mkdir()
+        known.save(str(folder / name / "tokenizer.json"))
+    return {
+        "t5": text.load_tokenizer(folder / "spiece.model"),
+        "bert": text.load_tokenizer(folder / "bert"),
+        "roberta": text.load_tokenizer(folder / "roberta"),
+    }
+
+
+TOWERS = {
+    "t5": TowerConfig(T5Config(**T5, activation="relu"), projection_dim=12),
+    "t5_plain": TowerConfig(T5Config(**T5), projection_dim=None, normalize=False),
+    "umt5": TowerConfig(T5Config(**T5, bias_per_layer=True), projection_dim=12, projection_bias=True),
+    "bert": TowerConfig(BertConfig(**BERT), pooling="first", projection_dim=12),
+    "roberta": TowerConfig(BertConfig(**ROBERTA), projection_dim=12, projection_bias=True, projection_norm=True, normalize=False),
+}
+ONE, NOTHING = ("embedder", "encoder", "projection"), ()
+MODELS = {
+    "t5": ("t5", "t5", ONE),
+    "t5_plain": ("t5_plain", "t5_plain", ONE),
+    "umt5": ("umt5", "umt5", ONE),
+    "bert": ("bert", "bert", ONE),
+    "roberta": ("roberta", "roberta", ONE),
+    "ade_spl": ("t5", "t5", ("projection",)),
+    "bert_and_t5": ("bert", "t5", NOTHING),
+}
+
+
+def make_run(tmp_path, vocabularies, name, *, prompts=("", ""), lengths=(40, 40), temperature=None):
+    """A run with random parameters; norms and biases are no ones and zeros, which would hide that one is missing."""
+    query, doc, shared = MODELS[name]
+    model = DualEncoder(TOWERS[query], TOWERS[doc], shared, initial_temperature=temperature)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf + rng.normal(0, 0.1, leaf.shape), np.float32), model.init(jax.random.key(0)))
+    of_tower = {tower: vocabularies["t5" if "t5" in tower else tower] for tower in TOWERS}
+    chosen = [text.PromptedTokenizer(of_tower[t], p) if p else of_tower[t] for t, p in zip((query, doc), prompts, strict=True)]
+    return Run(tmp_path / "run", 7, model, params, *chosen, *lengths)
+
+
+def embeddings(run, tower, folder):
+    """By this library, from the text on."""
+    tokenizer = run.query_tokenizer if tower == "query" else run.doc_tokenizer
+    texts = [(str(i), text) for i, text in enumerate(TEXTS)]
+    store = corpus.build_token_store(texts, tokenizer, folder / f"store_{tower}", progress=False)
+    return {"query": encode.queries, "doc": encode.docs}[tower](run, store)
+
+
+def assert_same_params(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def close(actual, expected):
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(actual / scale, expected / scale, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("prompts", [("", ""), ("query: ", "passage: ")], ids=["plain", "prompts"])
+def test_sentence_transformers_gives_the_same_embeddings(tmp_path, vocabularies, name, prompts):
+    library = pytest.importorskip("sentence_transformers")
+    run = make_run(tmp_path, vocabularies, name, prompts=prompts)
+    assert export(run, tmp_path / "out", "sentence_transformers") == []
+    model = library.SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True)
+    query, doc = embeddings(run, "query", tmp_path), embeddings(run, "doc", tmp_path)
+    close(model.encode_query(TEXTS), query)
+    close(model.encode_document(TEXTS), doc)
+    assert model.similarity_fn_name == ("cosine" if run.model.query.normalize else "dot")
+    if set(run.params) != {"shared"}:  # each tower is a whole model too
+        for part, expected in (("query", query), ("document", doc)):
+            alone = library.SentenceTransformer(str(tmp_path / "out" / part), device="cpu", local_files_only=True)
+            close(alone.encode(TEXTS), expected)
+
+
+def test_queries_of_one_model_are_cut_to_their_own_length(tmp_path, vocabularies):
+    library = pytest.importorskip("sentence_transformers", minversion="6")
+    run = make_run(tmp_path, vocabularies, "t5", lengths=(5, 40))
+    export(run, tmp_path / "out", "sentence_transformers")
+    model = library.SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True)
+    close(model.encode_query(TEXTS), embeddings(run, "query", tmp_path))
+    close(model.encode_document(TEXTS), embeddings(run, "doc", tmp_path))
+
+
+@pytest.mark.parametrize("name", ["t5", "bert", "umt5"])
+def test_what_sentence_transformers_gets_is_imported_again_bit_for_bit(tmp_path, vocabularies, name):
+    run = make_run(tmp_path, vocabularies, name, prompts=("query: ", "passage: "))
+    export(run, tmp_path / "out", "sentence_transformers")
+    found = sentence_transformers.read(tmp_path / "out")
+    assert_same_params(found.params, run.params)
+    assert found.query_tokenizer.fingerprint == run.query_tokenizer.fingerprint
+    assert found.doc_tokenizer.fingerprint == run.doc_tokenizer.fingerprint
+    assert (found.max_query_length, found.max_doc_length) == (40, 40)
+
+
+@pytest.mark.parametrize("name", ["t5", "bert_and_t5"])
+def test_safetensors_are_read_again_bit_for_bit(tmp_path, vocabularies, name):
+    run = make_run(tmp_path, vocabularies, name, prompts=("query: ", ""), temperature=0.05, lengths=(10, 40))
+    assert export(run, tmp_path / "out", "safetensors") == []
+    found = checkpoints.read(tmp_path / "out")
+    assert found.model == run.model
+    assert_same_params(found.params, run.params)
+    assert found.query_tokenizer.fingerprint == run.query_tokenizer.fingerprint
+    assert (found.max_query_length, found.max_doc_length) == (10, 40)
+
+
+def test_t5x_checkpoints_are_read_again_bit_for_bit(tmp_path, vocabularies):
+    run = make_run(tmp_path, vocabularies, "ade_spl", temperature=0.05)
+    assert export(run, tmp_path / "out", "t5x") == [DROPPED]
+    found = t5x.read(tmp_path / "out/checkpoint_7")
+    assert_same_params(found.params, {**run.params, "shared": {"projection": run.params["shared"]["projection"]}})
+
+
+def test_a_translated_sentencepiece_model_gives_the_same_ids(tmp_path, vocabularies):
+    tokenizer_files.write(tmp_path, vocabularies["t5"], 40)
+    (tmp_path / "spiece.model").unlink()
+    texts = [*TEXTS, "", " ", "tab\tand\nline", "two  spaces", "a\u00a0b\u200bc", "▁", "½ ﬁ \uff21", "日本日本", "x" * 300]
+    pairs = zip(vocabularies["t5"].encode(texts), text.load_tokenizer(tmp_path).encode(texts), strict=True)
+    for sample, (expected, actual) in zip(texts, pairs, strict=True):
+        assert actual.tolist() == expected.tolist(), sample
+    assert text.load_tokenizer(tmp_path).suffix_ids == (1,)
+
+
+SERVE = """
+import json, sys
+sys.modules["de_jax"] = None  # importing it fails
+sys.path.insert(0, sys.argv[1])
+import encoder
+texts = json.load(sys.stdin)
+print(json.dumps({tower: encoder.Encoder(sys.argv[1], tower, batch_size=4)(texts).tolist() for tower in ("query", "doc")}))
+"""
+
+
+@pytest.mark.parametrize("name", ["bert_and_t5", "roberta"])
+def test_served_functions_need_nothing_of_this_library(tmp_path, vocabularies, name):
+    pytest.importorskip("flatbuffers")
+    run = make_run(tmp_path, vocabularies, name, prompts=("query: ", ""), lengths=(5, 40), temperature=0.05)
+    assert export(run, tmp_path / "out", "serving") == [DROPPED]
+    served = subprocess.run(
+        [sys.executable, "-c", SERVE, str(tmp_path / "out")], input=json.dumps(TEXTS), capture_output=True, text=True, check=False
+    )
+    assert served.returncode == 0, served.stderr
+    found = json.loads(served.stdout)
+    for tower in ("query", "doc"):
+        np.testing.assert_allclose(found[tower], embeddings(run, tower, tmp_path), atol=1e-5)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_folder_that_exists_is_left_alone(tmp_path, vocabularies, format):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match="out exists already"):
+        export(make_run(tmp_path, vocabularies, "t5"), tmp_path / "out", format)
+
+
+def test_an_export_that_fails_leaves_nothing(tmp_path, vocabularies):
+    with pytest.raises(InputError, match="T5 towers"):
+        export(make_run(tmp_path, vocabularies, "bert"), tmp_path / "out", "t5x")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,26 @@
+import numpy as np
+import pytest
+
+from de_jax.interop import checkpoints
+from de_jax.tools import export_model
+from de_jax.training.run import load_run
+from de_jax.types import InputError
+
+
+def test_the_chosen_step_is_exported_once(trained, tmp_path, printed):
+    out_dir = tmp_path / "exported"
+    flags = {"run_dir": trained, "step": 3, "format": "sentence_transformers", "out_dir": out_dir}
+    report = printed(export_model, **flags)
+    files = [file for file in out_dir.rglob("*") if file.is_file()]
+    assert report == {
+        "out_dir": str(out_dir),
+        "format": "sentence_transformers",
+        "step": 3,
+        "notes": [],
+        "num_bytes": sum(file.stat().st_size for file in files),
+        "files": len(files),
+    }
+    expected = load_run(trained, 3).params["shared"]["projection"]["kernel"]
+    np.testing.assert_array_equal(checkpoints.read(out_dir).params["shared"]["projection"]["kernel"], expected)
+    with pytest.raises(InputError, match="exists already"):
+        printed(export_model, **flags)

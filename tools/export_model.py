@@ -1,0 +1,43 @@
+"""Writes a run as other programs load it; prints one JSON object.
+
+python -m tools.export_model --run_dir=runs/sde --format=sentence_transformers --out_dir=sde_for_sentence_transformers
+
+sentence_transformers  SentenceTransformer(out_dir); towers that differ as query/ and document/, and a Router over both
+safetensors            every parameter by its path in one file, with model.json
+t5x                    out_dir/checkpoint_<step>, without an optimizer's state
+serving                both towers by jax.export, and encoder.py that runs them where this library is not installed
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from de_jax import command
+from de_jax.interop.export import FORMATS, export
+from de_jax.training.run import load_run
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    run = load_run(args.run_dir, args.step)
+    notes = export(run, args.out_dir, args.format)
+    written = sorted(str(file.relative_to(args.out_dir)) for file in args.out_dir.rglob("*") if file.is_file())
+    num_bytes = sum((args.out_dir / file).stat().st_size for file in written)
+    report = {"out_dir": str(args.out_dir), "format": args.format, "step": run.step, "notes": notes, "num_bytes": num_bytes}
+    print(json.dumps(report | {"files": len(written)}))
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run_dir", required=True, help="the run to export")
+    parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
+    parser.add_argument("--format", required=True, choices=tuple(FORMATS))
+    parser.add_argument("--out_dir", type=Path, required=True, help="must not exist")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
