@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from de_jax.types import Array, InputError
 MEASURE = "ndcg@10"
 MAX_TEXTS = 1000
 """Texts of a side whose pairs are compared, a sample of all; half a million pairs tell the same as more."""
-MIN_TEXTS, MAX_TAILS = 3, 100
+MIN_TEXTS, MAX_TAILS, COVERAGE_DEPTH = 3, 100, 10
 FREQUENCIES = {"never": (0, 0), "once": (1, 1), "twice": (2, 2), "more often": (3, None)}
 """DANCE's groups, rare, medium and frequent, and those that are never found."""
 THIRDS = ("close", "medium", "far")
@@ -184,10 +185,13 @@ def _search(rows: Array, ids: Sequence[str], searched: Array, searched_ids: Sequ
 
 
 def _coverage(search: _Search, num_searched: int) -> dict[str, Any]:
-    """How many different texts the rankings hold."""
-    found = [text_id for ranking in search.results.values() for text_id in ranking]
+    """How many different texts the rankings hold at their top; deep ones hold most of a small set."""
+    found = [text_id for ranking in search.results.values() for text_id in itertools.islice(ranking, COVERAGE_DEPTH)]
     shares = {"unique_share": len(found), "share_of_documents": num_searched}
-    return {"depth": search.depth, **{name: _rounded(len(set(found)) / whole) for name, whole in shares.items()}}
+    return {
+        "depth": min(COVERAGE_DEPTH, search.depth),
+        **{name: _rounded(len(set(found)) / whole) for name, whole in shares.items()},
+    }
 
 
 def _groups(texts: Texts, forward: _Search, backward: _Search) -> dict[str, Any]:
@@ -200,7 +204,7 @@ def _groups(texts: Texts, forward: _Search, backward: _Search) -> dict[str, Any]
     groups = {}
     for direction, search, other in zip(DIRECTIONS, (forward, backward), (backward, forward), strict=True):
         values = np.array([search.measures.get(text_id, np.nan) for text_id in search.ids])
-        recall_depth = max(1, min(other.depth, 2 * len(search.ids) // len(other.ids)))
+        recall_depth = min(other.depth, -(-2 * len(search.ids) // len(other.ids)))
         frequency, distances = analysis.recall_frequency(other.results, search.ids, depth=recall_depth), off[direction]
         by_frequency = {
             name: (frequency >= low) & (frequency <= (np.inf if high is None else high))

@@ -32,7 +32,7 @@ NOTES = {
     "cosine_of_top_document": "of each query and its best-ranked document",
     "cosine_of_relevant_document": "of each query and its relevant document",
     "similarity_ratio": "s(q, q') / s(q, p') of random others; 1 where both towers share one space",
-    "retrieved": "share of different documents among all retrieved ones, and of the collection that is ever retrieved",
+    "retrieved": "share of different documents among the first ones of all queries, and of the collection that is ever among them",
 }
 
 
