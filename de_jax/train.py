@@ -35,6 +35,7 @@ from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
 from de_jax.training.chunked import ChunkedModel
 from de_jax.training.dev_evaluation import EvaluateOnDev
 from de_jax.training.fit import Hook, fit
+from de_jax.training.follow_negatives import FollowNegatives
 from de_jax.training.optimizer import OptimizerFn, Schedule, make_optimizer
 from de_jax.training.preemption import StopOnTerminate
 from de_jax.training.profile import ProfileSteps
@@ -49,7 +50,7 @@ class Recipe:
     Args:
         model: both towers and what they share.
         loss: one of `de_jax.losses`, or a function of the same type.
-        data: opens the training set, given `host_index`, `num_hosts` and `row_multiple`.
+        data: opens the training set, given `host_index`, `num_hosts`, `row_multiple` and `run_dir`.
         optimizer: `@adafactor`, `@adamw` or a function of the same type.
         schedule: `@linear`, `@cosine` or `@rsqrt`; it is told the peak and the number of steps.
         mesh: gives the devices to train on.
@@ -68,6 +69,7 @@ class Recipe:
         log_every_steps: updates that one line of the log averages.
         save_every_steps: updates between checkpoints.
         evaluate_every_steps: updates between evaluations on the dev set.
+        follow_every_steps: updates between two looks for newer hard negatives; None keeps those that the run began with.
         keep_checkpoints: how many of the newest stay; the best by the dev score is kept besides.
         profile_steps: (first, count): traces `count` updates from update `first` on, into `<run_dir>/profile`.
     """
@@ -94,6 +96,7 @@ class Recipe:
         log_every_steps: int = 50,
         save_every_steps: int = 1000,
         evaluate_every_steps: int = 1000,
+        follow_every_steps: int | None = None,
         keep_checkpoints: int = 2,
         profile_steps: tuple[int, int] | None = None,
     ) -> None:
@@ -118,7 +121,7 @@ class Recipe:
         )
         self.log_every_steps, self.save_every_steps = log_every_steps, save_every_steps
         self.evaluate_every_steps, self.keep_checkpoints = evaluate_every_steps, keep_checkpoints
-        self.profile_steps = profile_steps
+        self.follow_every_steps, self.profile_steps = follow_every_steps, profile_steps
 
     def init(self) -> TrainState:
         """The state before the first step."""
@@ -140,12 +143,23 @@ class Recipe:
         state = jax.eval_shape(self.init)
         num_rows = 8 * self.num_chunks
         tokens, ids = (jax.ShapeDtypeStruct(shape, np.int32) for shape in ((num_rows, 8), (num_rows,)))
-        batch = Batch(tokens, tokens, ids, ids)
+        batch = Batch(tokens, tokens, ids, ids, **self._mined_shapes(num_rows))
         try:
             jax.eval_shape(make_train_step(self.trained, self.loss, self.make_tx(state.params)), state, batch)
         except ValueError as error:
             raise InputError(str(error)) from error
         return state
+
+    def _mined_shapes(self, num_rows: int) -> dict[str, Any]:
+        """The hard negatives of a batch as shapes, where the data will have some."""
+        shapes: dict[str, Any] = {}
+        with contextlib.suppress(KeyError):  # a source of batches that knows none
+            if configurables.setting(self.data, "negatives_dir"):
+                for name, ids in (("neg_docs", "neg_doc_ids"), ("neg_queries", "neg_query_ids")):
+                    if number := configurables.setting(self.data, f"num_{name}"):
+                        shapes[name] = jax.ShapeDtypeStruct((num_rows, number, 8), np.int32)
+                        shapes[ids] = jax.ShapeDtypeStruct((num_rows, number), np.int32)
+        return shapes
 
 
 def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
@@ -155,7 +169,7 @@ def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     shardings = sharding_rules.state_shardings(abstract, mesh, recipe.sharding_rules)
     host_index, num_hosts = sharding.host_share(mesh)
     row_multiple = sharding.num_row_shares(mesh) * recipe.num_chunks
-    data = recipe.data(host_index=host_index, num_hosts=num_hosts, row_multiple=row_multiple)
+    data = recipe.data(host_index=host_index, num_hosts=num_hosts, row_multiple=row_multiple, run_dir=str(run_dir))
     sharding.check_batch_size(data.batch_size, mesh, recipe.num_chunks)
     _check_texts_fit(recipe.model, data)
     configurables.check_all_used()
@@ -331,6 +345,8 @@ def _hooks(
                 before=log.unfinished,
             )
         )
+    if data.mined and recipe.follow_every_steps:
+        hooks.append(FollowNegatives(data.mined, every_steps=recipe.follow_every_steps, sinks=sinks))
     if recipe.profile_steps:
         first, count = recipe.profile_steps
         hooks.append(ProfileSteps(run_dir / "profile", first=first, count=count, num_steps=recipe.num_steps))

@@ -147,7 +147,7 @@ class MinedNegatives:
     def __init__(
         self,
         negatives_dir: str | Path,
-        switches_file: str | Path,
+        switches_file: str | Path | None,
         pairs: np.ndarray,
         query_store: TokenStore,
         doc_store: TokenStore,
@@ -160,7 +160,7 @@ class MinedNegatives:
 
         Args:
             negatives_dir: holds the generations.
-            switches_file: of the run.
+            switches_file: of the run; None keeps them in memory.
             pairs: int [P, 2] (query row, document row).
             query_store, doc_store: the texts.
             num_drawn: see above.
@@ -170,16 +170,17 @@ class MinedNegatives:
         Raises:
             InputError: no generation, a damaged one that the run has used, or one mined over other texts.
         """
-        self.negatives_dir, self._file = Path(negatives_dir), Path(switches_file)
+        self.negatives_dir, self._file = Path(negatives_dir), Path(switches_file) if switches_file else None
         self._pairs, self._stores, self._texts = pairs, (query_store, doc_store), texts
         self.num_drawn = {name: number for name, number in num_drawn.items() if number}
         self._latest: tuple[int, dict[str, Negatives]] | None = None
-        if is_first and not read_switches(self._file):
-            if (newest := newest_intact(self.negatives_dir, -1)) is None:
+        self._refused: set[int] = set()
+        self.switches: list[Switch] = [] if self._file is None else self._read(wait=not is_first)
+        if not self.switches:
+            there = numbers(self.negatives_dir)
+            if not there:
                 raise InputError(f"{self.negatives_dir} holds no generation of negatives; make one with de-jax mine --once.")
-            self.switches: list[Switch] = []
-            self.record(Switch(0, newest.number))
-        self.switches = self._written(wait_seconds=0.0 if is_first else FIRST_SWITCH_SECONDS)
+            self.record(Switch(0, open_generation(self.negatives_dir, there[-1]).number))
         self.at(0)
 
     def at(self, step: int) -> dict[str, Negatives]:
@@ -194,20 +195,44 @@ class MinedNegatives:
         """The number of the generation in force at a step."""
         return max(switch for switch in self.switches if switch.step <= step).generation
 
+    def newer(self) -> Generation | None:
+        """The newest generation beyond the last switch's that is whole and fits the training pairs; warns of others, once."""
+        for number in reversed(numbers(self.negatives_dir)):
+            if number <= self.switches[-1].generation:
+                return None
+            if number not in self._refused:
+                try:
+                    generation = open_generation(self.negatives_dir, number)
+                    rows_of_pairs(generation, self._pairs, *self._stores, texts=self._texts)
+                    return generation
+                except (InputError, OSError) as error:
+                    self._refused.add(number)
+                    warnings.warn(f"generation {number} of the negatives is passed over: {error}", stacklevel=2)
+        return None
+
     def record(self, switch: Switch, *, is_first: bool = True) -> None:
-        """Adds a switch, on the disk first; steps rise."""
-        if is_first:
+        """Adds a switch beyond the last one, on the disk first; of several processes the first one writes it."""
+        if is_first and self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             files.append_text(self._file, json.dumps(switch._asdict()) + "\n")
         self.switches.append(switch)
 
-    def _written(self, wait_seconds: float) -> list[Switch]:
-        deadline = time.monotonic() + wait_seconds
-        while not (switches := read_switches(self._file)):
+    def _read(self, *, wait: bool) -> list[Switch]:
+        assert self._file is not None
+        deadline = time.monotonic() + FIRST_SWITCH_SECONDS
+        while not (switches := read_switches(self._file)) and wait:
             if time.monotonic() > deadline:
                 raise InputError(f"{self._file} was not written by the first process; all processes must see the same run_dir.")
             time.sleep(0.1)
         return switches
+
+
+def follow(
+    negatives_dir: str, run_dir: str, pairs: np.ndarray, query_store: TokenStore, doc_store: TokenStore, **options: Any
+) -> MinedNegatives:
+    """The negatives of a run; "{run_dir}" in `negatives_dir` stands for its folder, and `options` are those of `MinedNegatives`."""
+    switches_file = Path(run_dir) / SWITCHES_FILE if run_dir else None
+    return MinedNegatives(negatives_dir.format(run_dir=run_dir), switches_file, pairs, query_store, doc_store, **options)
 
 
 def rows_of_pairs(
@@ -269,18 +294,6 @@ def read_switches(path: str | Path) -> list[Switch]:
             raise InputError(f"{path}, line {line}: expected a step beyond the last one and its generation.") from None
         switches.append(switch)
     return switches
-
-
-def newest_intact(negatives_dir: str | Path, after: int) -> Generation | None:
-    """The newest generation beyond `after` that is whole; warns of those that are not."""
-    for number in reversed(numbers(negatives_dir)):
-        if number <= after:
-            return None
-        try:
-            return open_generation(negatives_dir, number)
-        except InputError as error:
-            warnings.warn(f"a generation of negatives is passed over: {error}", stacklevel=2)
-    return None
 
 
 def _table(generation: Generation, lists: list[tuple[int, list[str]]], num_pairs: int, store: TokenStore) -> np.ndarray:

@@ -20,6 +20,7 @@ from de_jax.data import batches as batches_
 from de_jax.data import beir, files
 from de_jax.data.corpus import TokenStore, open_token_store
 from de_jax.data.mixing import mixed_epochs
+from de_jax.data.negatives import follow
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.data.training_set import TrainingSet, dev_set
 from de_jax.types import InputError
@@ -64,6 +65,8 @@ def stored_pairs(
     unique_in_batch: bool = True,
     pack: bool = True,
     length_multiple: int = 32,
+    negatives_dir: str = "",
+    run_dir: str = "",
     row_multiple: int = 1,
     host_index: int = 0,
     num_hosts: int = 1,
@@ -72,7 +75,8 @@ def stored_pairs(
 
     Args:
         pairs_dir: the folder.
-        num_neg_docs, num_neg_queries: mined negatives in each row of a batch, drawn anew in every epoch, where the folder has any.
+        num_neg_docs, num_neg_queries: mined negatives in each row of a batch, drawn anew in every epoch, where there are any.
+        negatives_dir: generations of negatives to take them from in the place of the folder's own.
 
     The other arguments are those of `training_set.beir_pairs`. Where the folder holds several tasks, an epoch holds them by rate.
 
@@ -82,6 +86,11 @@ def stored_pairs(
     if not pairs_dir:
         raise InputError("stored_pairs.pairs_dir is not set; add --gin.stored_pairs.pairs_dir=<folder written by export_batches>.")
     store = open_pair_store(pairs_dir)
+    mined = None
+    if negatives_dir:
+        drawn = {"neg_docs": num_neg_docs, "neg_queries": num_neg_queries}
+        stores = (store.query_store, store.doc_store)
+        mined = follow(negatives_dir, run_dir, store.pairs, *stores, num_drawn=drawn, is_first=host_index == 0)
     sizes, rates = [part.num_pairs for part in store.parts], [part.rate for part in store.parts]
     batches = batches_.pair_batches(
         store.query_store,
@@ -95,7 +104,7 @@ def stored_pairs(
         pack=pack,
         length_multiple=length_multiple,
         row_multiple=row_multiple,
-        negatives=_always(store, num_neg_docs, num_neg_queries),
+        negatives=mined.at if mined else _always(store, num_neg_docs, num_neg_queries),
         epoch_order=mixed_epochs(sizes, rates, seed) if len(store.parts) > 1 else None,
         host_index=host_index,
         num_hosts=num_hosts,
@@ -113,6 +122,7 @@ def stored_pairs(
         dev=dev,
         query_ids=store.query_store.ids,
         doc_ids=store.doc_store.ids,
+        mined=mined,
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from de_jax.data import batches as batches_
 from de_jax.data import beir, files
 from de_jax.data.corpus import TokenStore, cached_token_store
+from de_jax.data.negatives import MinedNegatives, follow
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.types import Batches, InputError
 
@@ -38,6 +39,7 @@ class TrainingSet(NamedTuple):
     dev: DevSet | None
     query_ids: Sequence[str] | None = None  # by `Batch.query_id`, where that is a row of something
     doc_ids: Sequence[str] | None = None
+    mined: MinedNegatives | None = None
 
 
 def beir_pairs(
@@ -56,7 +58,11 @@ def beir_pairs(
     unique_in_batch: bool = True,
     pack: bool = True,
     length_multiple: int = 32,
+    negatives_dir: str = "",
+    num_neg_docs: int = 1,
+    num_neg_queries: int = 0,
     cache_dir: str = "",
+    run_dir: str = "",
     row_multiple: int = 1,
     host_index: int = 0,
     num_hosts: int = 1,
@@ -77,7 +83,10 @@ def beir_pairs(
         unique_in_batch: keep a query or document from standing twice in a batch.
         pack: lay several texts in a row instead of padding each; the numbers are the same, with much less work.
         length_multiple: without `pack`, texts are padded to multiples of this many tokens.
+        negatives_dir: generations of hard negatives, see `negatives`; "{run_dir}" in it stands for the run's folder. "" for none.
+        num_neg_docs, num_neg_queries: hard negatives in each row of a batch, drawn anew in every epoch.
         cache_dir: where token stores are kept; by default under `files.cache_dir()`.
+        run_dir: where the run writes which generation it took from which step on; the trainer sets it.
         row_multiple, host_index, num_hosts: how rows are split over devices and hosts; the trainer sets them.
 
     Raises:
@@ -90,6 +99,11 @@ def beir_pairs(
     tokenizers = {"query": query_tokenizer, "doc": _opened(doc_tokenizer) if doc_tokenizer else query_tokenizer}
     stores = open_stores(dataset_dir, tokenizers["query"], tokenizers["doc"], cache_dir)
     pairs = batches_.qrel_pairs(_read_split(dataset_dir, split), *stores)
+    mined = None
+    if negatives_dir:
+        drawn = {"neg_docs": num_neg_docs, "neg_queries": num_neg_queries}
+        texts = text_hashes(dataset_dir)
+        mined = follow(negatives_dir, run_dir, pairs, *stores, num_drawn=drawn, texts=texts, is_first=host_index == 0)
     batches = batches_.pair_batches(
         *stores,
         pairs,
@@ -101,6 +115,7 @@ def beir_pairs(
         pack=pack,
         length_multiple=length_multiple,
         row_multiple=row_multiple,
+        negatives=mined.at if mined else None,
         host_index=host_index,
         num_hosts=num_hosts,
     )
@@ -117,7 +132,14 @@ def beir_pairs(
         dev=dev,
         query_ids=stores[0].ids,
         doc_ids=stores[1].ids,
+        mined=mined,
     )
+
+
+def text_hashes(dataset_dir: str | Path) -> dict[str, str]:
+    """What tells the texts of a BEIR folder from others: hex SHA-256 of the file of "queries" and of that of "docs"."""
+    names = {"queries": "queries", "docs": "corpus"}
+    return {kind: files.sha256_of(beir.find_file(dataset_dir, name)) for kind, name in names.items()}
 
 
 def _opened(tokenizer: str | Tokenizer) -> Tokenizer:

@@ -61,9 +61,12 @@ def is_first() -> bool:
 
 def agreed(decision: bool) -> bool:
     """The first process's decision, in every process; all must ask."""
-    if jax.process_count() == 1:
-        return decision
-    return bool(multihost_utils.broadcast_one_to_all(np.asarray(decision)))
+    return bool(agreed_number(int(decision)))
+
+
+def agreed_number(number: int) -> int:
+    """The first process's number, in every process; all must ask."""
+    return number if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.asarray(number)))
 
 
 def sigterm_reached(step: int) -> bool:

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -71,11 +70,21 @@ def test_a_half_copied_generation_is_passed_over_with_a_warning(tmp_path):
     part.write_bytes(part.read_bytes()[:-20])
     with pytest.raises(InputError, match=r"part-00000.jsonl is missing, half-copied or damaged"):
         negatives.open_generation(tmp_path, 2)
-    with pytest.warns(UserWarning, match="passed over: .*part-00000"):
-        assert negatives.newest_intact(tmp_path, after=0).number == 1
-    shutil.rmtree(tmp_path / "000002" / "part-00000.jsonl", ignore_errors=True)
-    (tmp_path / "000002" / "manifest.json").unlink()
-    assert negatives.newest_intact(tmp_path, after=1) is None
+
+
+def test_a_run_passes_over_what_is_half_copied_or_does_not_fit_and_says_so_once(tmp_path, stores):
+    negatives.write_generation(tmp_path / "negatives", 1, mined(), {})
+    run = followed(tmp_path, stores)
+    assert run.newer() is None
+    negatives.write_generation(tmp_path / "negatives", 2, mined(shift=2), {})
+    negatives.write_generation(tmp_path / "negatives", 3, [Mined("q0", "d0", ["d99"], [])], {})
+    negatives.write_generation(tmp_path / "negatives", 4, mined(), {})
+    part = tmp_path / "negatives" / "000004" / "part-00000.jsonl"
+    part.write_bytes(part.read_bytes()[:-20])
+    with pytest.warns(UserWarning, match=r"generation \d of the negatives is passed over: .*(part-00000|d99)") as warned:
+        assert run.newer().number == 2
+    assert len(warned) == 2
+    assert run.newer().number == 2
 
 
 def test_rows_stand_with_their_pairs_and_fillers_after_short_lists(tmp_path, stores):

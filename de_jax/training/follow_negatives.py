@@ -1,0 +1,56 @@
+"""Following a miner: a newer generation of negatives comes into force a few updates after it was seen, in all processes alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from de_jax.data import files
+from de_jax.data.negatives import MinedNegatives, Switch, generation_dir
+from de_jax.training import distributed
+from de_jax.training.fit import Stop
+from de_jax.training.run_log import Sink
+from de_jax.types import Metrics, TrainState
+
+BATCHES_AHEAD = 8
+"""Updates between seeing a generation and its first batch; more than any process makes batches in advance."""
+
+
+class FollowNegatives:
+    """A hook that looks for a newer generation every `every_steps` updates.
+
+    The first process looks, checks and decides; the switch is on its disk before the others hear of it and before a batch is made
+    by it. Whatever the miner does, the run goes on with what it has.
+
+    Args:
+        mined: the run's negatives.
+        every_steps: updates between two looks.
+        sinks: get the generation and its staleness, in updates since the checkpoint it was mined with.
+    """
+
+    def __init__(self, mined: MinedNegatives, *, every_steps: int, sinks: Sequence[Sink] = ()) -> None:
+        self._mined, self._every_steps, self._sinks = mined, every_steps, sinks
+
+    def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
+        if step % self._every_steps:
+            return None
+        last = self._mined.switches[-1]
+        newest = self._mined.newer() if distributed.is_first() else None
+        switch = Switch(max(step + BATCHES_AHEAD, last.step + 1), newest.number if newest else last.generation)
+        if newest:
+            self._mined.record(switch)
+        number = distributed.agreed_number(switch.generation)
+        if number != last.generation and not distributed.is_first():
+            self._mined.record(switch._replace(generation=number), is_first=False)
+        self._log(step)
+        return None
+
+    def _log(self, step: int) -> None:
+        if not self._sinks:
+            return
+        number = self._mined.generation_at(step)
+        facts = {"negatives/generation": float(number)}
+        manifest = files.read_json(generation_dir(self._mined.negatives_dir, number) / "manifest.json")
+        if "checkpoint_step" in manifest:
+            facts["negatives/staleness"] = float(step - manifest["checkpoint_step"])
+        for sink in self._sinks:
+            sink(step, facts)

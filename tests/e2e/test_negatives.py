@@ -1,0 +1,75 @@
+"""Training with mined negatives: a generation is needed, newer ones come into force, and what was in force is repeated exactly."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from toy_run import arguments
+
+from de_jax import train
+from de_jax.data import files, negatives
+from de_jax.data.negatives import Mined, Switch
+from de_jax.data.training_set import text_hashes
+from de_jax.training import run_log
+from de_jax.training.run import load_run
+from de_jax.types import InputError
+
+
+def mine(dataset_dir, folder, number, shift):
+    """Each document's neighbours by number as its negatives."""
+    mined = [
+        Mined(f"q{i}", f"d{i}", [f"d{(i + shift + n) % 96}" for n in range(1, 5)], [f"q{(i + shift) % 96}"]) for i in range(80)
+    ]
+    negatives.write_generation(folder / "negatives", number, mined, {**text_hashes(dataset_dir), "checkpoint_step": 2 * number})
+
+
+def settings(dataset_dir, run_dir, loss="dance", **changes):
+    options = {
+        "train__loss": f"@{loss}",
+        "train__num_steps": 24,
+        "train__evaluate_every_steps": 24,
+        "train__follow_every_steps": 4,
+        "beir_pairs__negatives_dir": "{run_dir}/negatives",
+        "beir_pairs__num_neg_docs": 2,
+        "beir_pairs__num_neg_queries": 1,
+        f"{loss}__temperature": 0.05,
+    }
+    found = arguments(dataset_dir, run_dir, recipe="recipes/sde.gin", **(options | changes))
+    return [one for one in found if not one.startswith("--gin.samtone")]
+
+
+def test_a_newer_generation_comes_into_force_and_a_run_that_repeats_its_switches_ends_bit_equal(dataset_dir, tmp_path):
+    run_dir, again_dir = tmp_path / "run", tmp_path / "again"
+    for folder in (run_dir, again_dir):
+        mine(dataset_dir, folder, 1, shift=0)
+        mine(dataset_dir, folder, 2, shift=30)
+    files.append_text(run_dir / "switches.jsonl", '{"step": 0, "generation": 1}\n')  # as if the second had come later
+    train.main(settings(dataset_dir, run_dir))
+    assert negatives.read_switches(run_dir / "switches.jsonl") == [Switch(0, 1), Switch(12, 2)]
+    followed = [line for line in run_log.read_metrics(run_dir / "metrics.jsonl") if "negatives/generation" in line]
+    assert [(line["step"], line["negatives/generation"]) for line in followed][1:4] == [(8, 1.0), (12, 2.0), (16, 2.0)]
+    assert followed[-1]["negatives/staleness"] == 24 - 4
+    shutil.copy(run_dir / "switches.jsonl", again_dir)
+    train.main(settings(dataset_dir, again_dir, train__follow_every_steps=None))
+    jax.tree.map(np.testing.assert_array_equal, load_run(run_dir).params, load_run(again_dir).params)
+
+
+def test_a_run_without_any_generation_says_how_to_make_one_and_leaves_nothing(dataset_dir, tmp_path):
+    with pytest.raises(InputError, match="holds no generation of negatives; make one with de-jax mine --once"):
+        train.main(settings(dataset_dir, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_over_mined_negatives_without_any_is_refused_before_text_is_read(dataset_dir, tmp_path):
+    with pytest.raises(InputError, match="the loss needs mined negatives, but batches come without neg_docs"):
+        train.main(
+            settings(dataset_dir, tmp_path / "run", loss="ance", beir_pairs__negatives_dir="", train__follow_every_steps=None)
+        )
+
+
+def test_summary_is_one_line_of_json(dataset_dir, tmp_path, capsys):
+    mine(dataset_dir, tmp_path / "run", 1, shift=0)
+    train.main(settings(dataset_dir, tmp_path / "run", loss="ance", train__num_steps=2))
+    assert json.loads(capsys.readouterr().out)["step"] == 2
