@@ -16,7 +16,7 @@ RANK_CONSTANT = 60
 def fuse(rankings: Sequence[Results], *, depth: int, k: int = RANK_CONSTANT) -> Results:
     """Reciprocal-rank fusion: a document scores the sum of 1 / (k + its rank) over the rankings that hold it.
 
-    Cormack et al. (2009). Equal scores stand in the order of document ids.
+    Cormack et al. (2009). Equal scores stand by document id downwards, as trec_eval has it.
 
     Example:
         >>> fuse([{"q": {"a": 9.0, "b": 8.0}}, {"q": {"b": 0.5}}], depth=1)
@@ -33,7 +33,7 @@ def fuse(rankings: Sequence[Results], *, depth: int, k: int = RANK_CONSTANT) -> 
         for results in rankings:
             for rank, doc_id in enumerate(results.get(query_id, {}), start=1):
                 scores[doc_id] = scores.get(doc_id, 0.0) + 1 / (k + rank)
-        best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+        best = sorted(sorted(scores.items(), reverse=True), key=lambda item: -item[1])
         fused[query_id] = dict(best[:depth])
     return fused
 

@@ -15,8 +15,8 @@ def test_fusion_sums_reciprocal_ranks():
     assert fused["q"] == pytest.approx({"a": 1 / 61 + 1 / 62, "c": 1 / 63 + 1 / 61, "b": 1 / 62})
 
 
-def test_equal_fused_scores_stand_in_the_order_of_ids():
-    assert list(fuse([{"q": ranked("z", "b")}, {"q": ranked("a", "c")}], depth=3)["q"]) == ["a", "z", "b"]
+def test_equal_fused_scores_stand_by_id_downwards():
+    assert list(fuse([{"q": ranked("z", "b")}, {"q": ranked("a", "c")}], depth=3)["q"]) == ["z", "a", "c"]
 
 
 def test_fusion_keeps_queries_of_either_ranking():

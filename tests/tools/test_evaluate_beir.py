@@ -61,7 +61,7 @@ def test_the_dense_ranking_is_that_of_the_inner_products(trained, dataset_dir, p
     for query_id, found in ranking(report).items():
         scores = {doc_id: float(np.dot(queries[query_id], doc)) for doc_id, doc in docs.items()}
         scores.pop(query_id, None)
-        assert list(found) == sorted(scores, key=lambda doc_id: (-scores[doc_id], doc_id))
+        assert list(found) == sorted(sorted(scores, reverse=True), key=lambda doc_id: -scores[doc_id])
         assert list(found.values()) == pytest.approx(sorted(scores.values(), reverse=True), abs=1e-5)
 
 
@@ -171,10 +171,21 @@ def test_without_a_run_bm25_is_scored_alone(dataset_dir, printed):
     report = printed(evaluate_beir, dataset_dir=dataset_dir)
     index = BM25Index([f"{title} {text}" for _, title, text in DOCS], [doc_id for doc_id, _, _ in DOCS])
     texts, judged = dict(QUERIES), QRELS["test"]
-    expected = metrics.evaluate(index.search([texts[q] for q in judged], 10), list(judged), [doc[0] for doc in DOCS], judged)
+    found = metrics.results_of(index.search([texts[q] for q in judged], 10), list(judged), [doc[0] for doc in DOCS])
+    ordered = {q: dict(sorted(sorted(docs.items(), reverse=True), key=lambda item: -item[1])) for q, docs in found.items()}
+    expected = metrics.evaluate_results(ordered, judged)
     assert report["bm25"] == pytest.approx(expected, abs=1e-5)
     assert "dense" not in report
     assert "evaluation_dir" not in report
+
+
+def test_duplicate_documents_stand_by_id_downwards_as_trec_eval_has_them(trained, tmp_path, printed):
+    docs = [(doc_id, "", "the red fox") for doc_id in ("a", "c", "b")] + [("z", "", "the whale")]
+    beir.write(tmp_path / "twins", docs, [("q", "red fox")], {"test": {"q": {"a": 1}}})
+    report = printed(evaluate_beir, run_dir=trained, dataset_dir=tmp_path / "twins", depth=2, measures="RR@2")
+    for system in task_.SYSTEMS:
+        assert [doc_id for doc_id in ranking(report, system)["q"] if doc_id != "z"][:2] in (["c", "b"], ["c"])
+    assert list(ranking(report, "bm25")["q"]) == ["c", "b"]
 
 
 def test_the_first_dimensions_are_scored_as_vectors_of_length_1(trained, dataset_dir, printed):
