@@ -9,6 +9,7 @@ import transformers
 
 WORDS = ("hello", "world", "a", "dense", "retrieval", "of", "texts", "query", "passage", ":")
 TEXTS = ["hello world", "a dense retrieval of texts " * 7, "a", "passage of of of unknown dense"]
+T5_KINDS = ("t5", "mt5", "umt5")
 MAX_LENGTH = 16  # tokens, of what sentence-transformers embeds
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 SPECIALS = {  # in the order of their ids: padding is 0 in BERT and T5 and 1 in RoBERTa
@@ -36,11 +37,12 @@ def write_tokenizer(folder, kind):
 
 def torch_model(kind, *, gated=True, whole=False):
     torch.manual_seed(0)
-    vocab_size = len(SPECIALS["t5" if kind == "mt5" else kind]) + len(WORDS) + 3  # tables are often larger than vocabularies
-    if kind in ("t5", "mt5"):
+    vocab_size = len(SPECIALS["t5" if kind in T5_KINDS else kind]) + len(WORDS) + 3  # tables are often larger than vocabularies
+    if kind in T5_KINDS:
         sizes = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 48, "vocab_size": vocab_size}
         config_of, model_of, whole_of = {
             "t5": (transformers.T5Config, transformers.T5EncoderModel, transformers.T5ForConditionalGeneration),
+            "umt5": (transformers.UMT5Config, transformers.UMT5EncoderModel, transformers.UMT5ForConditionalGeneration),
             "mt5": (transformers.MT5Config, transformers.MT5EncoderModel, transformers.MT5ForConditionalGeneration),
         }[kind]
         config = config_of(**sizes, feed_forward_proj="gated-gelu" if gated else "relu", decoder_start_token_id=0)
@@ -63,8 +65,8 @@ def write_encoder(folder, kind, *, gated=True, whole=False, **options):
     folder.mkdir(parents=True, exist_ok=True)
     model = torch_model(kind, gated=gated, whole=whole)
     model.save_pretrained(folder, **options)
-    tokenizer = write_tokenizer(folder, "t5" if kind == "mt5" else kind)
-    encoder = model.get_encoder() if kind in ("t5", "mt5") else getattr(model, kind, model)
+    tokenizer = write_tokenizer(folder, "t5" if kind in T5_KINDS else kind)
+    encoder = model.get_encoder() if kind in T5_KINDS else getattr(model, kind, model)
 
     def hidden(texts, max_length):
         tokens = tokenizer(texts, padding=True, truncation=True, max_length=max_length, return_tensors="pt")

@@ -1,4 +1,4 @@
-"""Text encoders as Hugging Face's transformers saves them: T5 1.0 and 1.1, mT5, BERT, RoBERTa; transformers is not needed.
+"""Text encoders as Hugging Face's transformers saves them: T5 1.0 and 1.1, mT5, umT5, BERT, RoBERTa; transformers is not needed.
 
 config.json                     the architecture and its sizes
 model.safetensors               the weights, or several files and model.safetensors.index.json
@@ -29,7 +29,8 @@ CONFIG_FILE = "config.json"
 DEFAULT_LENGTH = 512
 """Tokens, where the folder does not say what its texts were cut to and the encoder takes any length."""
 ROBERTA_TYPES = ("roberta", "xlm-roberta", "camembert")
-MODEL_TYPES = ("t5", "mt5", "umt5", "bert", *ROBERTA_TYPES)
+T5_TYPES = ("t5", "mt5", "umt5")
+MODEL_TYPES = (*T5_TYPES, "bert", *ROBERTA_TYPES)
 ACTIVATIONS = {"relu": "relu", "gated-gelu": "gated_gelu"}
 HEADS = (r"(decoder|lm_head|pooler|cls)\..*", r"embeddings\.(position|token_type)_ids")
 """What published encoders carry beside the encoder."""
@@ -110,7 +111,7 @@ def _encoder_config(file: Path, values: dict[str, Any]) -> EncoderConfig:
     model_type = values.get("model_type")
     if model_type not in MODEL_TYPES:
         raise InputError(f"{file}: model_type {model_type!r} has no tower here; there are {', '.join(MODEL_TYPES)}.")
-    return _t5_config(file, values, model_type) if model_type in ("t5", "mt5", "umt5") else _bert_config(file, values, model_type)
+    return _t5_config(file, values, model_type) if model_type in T5_TYPES else _bert_config(file, values, model_type)
 
 
 def _t5_config(file: Path, values: dict[str, Any], model_type: str) -> T5Config:

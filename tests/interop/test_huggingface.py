@@ -16,6 +16,7 @@ KINDS = {
     "t5 1.0": ("t5", {"gated": False}),
     "t5 1.1": ("t5", {}),
     "mt5": ("mt5", {}),
+    "umt5": ("umt5", {}),
     "bert": ("bert", {}),
     "roberta": ("roberta", {}),
 }
