@@ -35,8 +35,8 @@ def write_tokenizer(folder, kind):
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, unk_token=unknown)
 
 
-def torch_model(kind, *, gated=True, whole=False):
-    torch.manual_seed(0)
+def torch_model(kind, *, gated=True, whole=False, seed=0):
+    torch.manual_seed(seed)
     vocab_size = len(SPECIALS["t5" if kind in T5_KINDS else kind]) + len(WORDS) + 3  # tables are often larger than vocabularies
     if kind in T5_KINDS:
         sizes = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 48, "vocab_size": vocab_size}
@@ -60,11 +60,11 @@ def torch_model(kind, *, gated=True, whole=False):
     return model.eval()
 
 
-def write_encoder(folder, kind, *, gated=True, whole=False, **options):
+def write_encoder(folder, kind, *, max_shard_size="1GB", **options):
     """Writes a folder as transformers does; gives a function from texts and a length to hidden vectors and the mask."""
     folder.mkdir(parents=True, exist_ok=True)
-    model = torch_model(kind, gated=gated, whole=whole)
-    model.save_pretrained(folder, **options)
+    model = torch_model(kind, **options)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
     tokenizer = write_tokenizer(folder, "t5" if kind in T5_KINDS else kind)
     encoder = model.get_encoder() if kind in T5_KINDS else getattr(model, kind, model)
 
@@ -85,12 +85,12 @@ def unit(vectors):
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
-def write_sentence_transformer(folder, kind, *, pooling="mean", dense=None, normalize=True, prompts=None, gated=True):
+def write_sentence_transformer(folder, kind, *, pooling="mean", dense=None, normalize=True, prompts=None, **options):
     """Writes a folder as sentence-transformers does; gives a function from texts to embeddings.
 
     dense: None, or whether the linear head has a bias.
     """
-    hidden = write_encoder(folder, kind, gated=gated)
+    hidden = write_encoder(folder, kind, **options)
     kinds = ["Transformer", "Pooling", *(["Dense"] if dense is not None else []), *(["Normalize"] if normalize else [])]
     paths = ["", *(f"{index}_{name}" for index, name in enumerate(kinds) if index)]
     modules = [

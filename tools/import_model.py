@@ -3,7 +3,7 @@
 python -m tools.import_model --from=all-MiniLM-L6-v2/ --run_dir=runs/minilm
 python -m tools.import_model --from=intfloat/e5-base-v2 --query_prompt="query: " --doc_prompt="passage: " --run_dir=runs/e5
 
---from takes a folder of sentence-transformers, Hugging Face (T5, mT5, BERT, RoBERTa) or T5X, another run, or a name of the
+--from takes a folder of sentence-transformers, Hugging Face (T5, mT5, umT5, BERT, RoBERTa) or T5X, another run, or a name of the
 Hugging Face hub. Nothing is unpickled; an array that is missing or has no place is refused.
 """
 
@@ -19,7 +19,7 @@ import jax
 from de_jax import command
 from de_jax.data.text import Tokenizer, load_tokenizer, with_prompt
 from de_jax.interop import checkpoints
-from de_jax.interop.pretrained import Pretrained
+from de_jax.interop.pretrained import Pretrained, paired
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.training.run import write_run
 from de_jax.types import InputError
@@ -29,6 +29,8 @@ def main(argv: list[str] | None = None) -> None:
     """The command; prints what was written as a JSON object."""
     args = _parse_args(argv)
     pretrained = checkpoints.read(args.source, ignored=args.ignored)
+    if args.doc_source:
+        pretrained = paired(pretrained, checkpoints.read(args.doc_source, ignored=args.ignored))
     described = _described(pretrained, args)
     write_run(args.run_dir, pretrained.params, **described)
     report = {
@@ -71,6 +73,7 @@ def _with_dtype(model: DualEncoder, dtype: str | None) -> DualEncoder:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from", dest="source", required=True, help="a folder, or a name of the Hugging Face hub")
+    parser.add_argument("--doc_from", dest="doc_source", help="the document tower's model, where it is another one")
     parser.add_argument("--run_dir", required=True, help="the new run's folder")
     parser.add_argument("--tokenizer", help="a spiece.model or tokenizer.json, where the model brings none")
     parser.add_argument("--query_prompt", help='before every query, such as "query: "; default the model\'s')

@@ -10,6 +10,7 @@ import numpy as np
 
 from de_jax.data.text import Tokenizer
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.tower import PARTS
 from de_jax.training.paths import map_with_path
 from de_jax.types import Array, InputError, Params
 
@@ -31,6 +32,22 @@ class Origin(NamedTuple):
     name: str
     transposed: bool = False
     swapped_row: int = 0  # this row and row 0 change places: a vocabulary's own padding, see `data.text`
+
+
+def paired(query: Pretrained, doc: Pretrained) -> Pretrained:
+    """The query tower of one model and the document tower of another, which share nothing."""
+    owners = {"query": query, "doc": doc}
+    return Pretrained(
+        model=DualEncoder(query=query.model.query, doc=doc.model.doc, shared=()),
+        params={
+            name: {part: tree for side in ("shared", name) for part, tree in owner.params.get(side, {}).items() if part in PARTS}
+            for name, owner in owners.items()
+        },
+        query_tokenizer=query.query_tokenizer,
+        doc_tokenizer=doc.doc_tokenizer,
+        max_query_length=query.max_query_length,
+        max_doc_length=doc.max_doc_length,
+    )
 
 
 def assemble(

@@ -4,6 +4,7 @@ modules.json                       Transformer, Pooling, Dense and Normalize wit
 sentence_bert_config.json          the longest text (in the Transformer's folder)
 config_sentence_transformers.json  prompts for queries and documents
 1_Pooling/config.json, 2_Dense/{config.json, model.safetensors}
+router_config.json                 which modules are the query's and which the document's, where a Router comes first
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from de_jax.data.files import read_json
 from de_jax.data.text import PromptedTokenizer, Tokenizer
 from de_jax.interop import huggingface
-from de_jax.interop.pretrained import Origin, Pretrained
+from de_jax.interop.pretrained import Origin, Pretrained, paired
 from de_jax.interop.safetensors_files import stored_arrays
 from de_jax.models.tower import TowerConfig
 from de_jax.types import InputError
@@ -23,6 +24,9 @@ from de_jax.types import InputError
 MODULES_FILE = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
+ROUTER_FILE = "router_config.json"
+ROUTES = {"query": "query", "doc": "document"}
+KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 PROMPT_NAMES = {"query": ("query",), "doc": ("document", "passage", "corpus")}
 """Which prompt a text gets, the first that there is; else the default one."""
 POOLING = {"mean": "mean", "cls": "first"}
@@ -30,7 +34,9 @@ IDENTITY, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activatio
 
 
 def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:
-    """A model of sentence-transformers as a symmetric dual encoder; its prompts are in the tokenizers.
+    """A model of sentence-transformers; its prompts are in the tokenizers.
+
+    It is a symmetric dual encoder, or one that shares nothing where a Router sends queries and documents to modules of their own.
 
     Args:
         folder: as `SentenceTransformer.save_pretrained` writes it.
@@ -40,9 +46,19 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         InputError: a module that there is no place for, or as of `huggingface.read`.
     """
     folder = Path(folder)
-    modules = _modules(folder)
+    query, doc = _modules(folder)
+    towers = [_read_tower(folder, modules, ignored, only_sizes) for modules in ([query] if query == doc else [query, doc])]
+    pretrained = paired(*towers) if len(towers) > 1 else towers[0]
+    return pretrained._replace(
+        query_tokenizer=_with_prompt(folder / PROMPTS_FILE, pretrained.query_tokenizer, "query"),
+        doc_tokenizer=_with_prompt(folder / PROMPTS_FILE, pretrained.doc_tokenizer, "doc"),
+    )
+
+
+def _read_tower(folder: Path, modules: dict[str, Path], ignored: Sequence[str], only_sizes: bool) -> Pretrained:
+    """The modules of one route as a symmetric dual encoder."""
     encoder = huggingface.open_encoder(modules["Transformer"])
-    if (tokenizer := encoder.tokenizer) is None:
+    if encoder.tokenizer is None:
         raise InputError(
             f"{modules['Transformer']} holds no tokenizer.json; write one with transformers' "
             "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
@@ -57,33 +73,43 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
     pooling = _pooling(modules["Pooling"] / "config.json")
     tower = TowerConfig(encoder.config, pooling=pooling, normalize="Normalize" in modules, **settings)  # type: ignore[arg-type]
     max_length = _max_length(modules["Transformer"] / LENGTH_FILE, encoder)
-    pretrained = huggingface.pretrained(str(folder), encoder, tower, ignored, only_sizes)
-    return pretrained._replace(
-        query_tokenizer=_with_prompt(folder / PROMPTS_FILE, tokenizer, "query"),
-        doc_tokenizer=_with_prompt(folder / PROMPTS_FILE, tokenizer, "doc"),
-        max_query_length=max_length,
-        max_doc_length=max_length,
-    )
+    return huggingface.pretrained(str(folder), encoder._replace(max_length=max_length), tower, ignored, only_sizes)
 
 
-def _modules(folder: Path) -> dict[str, Path]:
-    """The folder of each module by its class."""
+def _modules(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
+    """The folders of a query's modules and of a document's, by class."""
     file = folder / MODULES_FILE
-    listed = read_json(file)
     try:
-        found = [(str(module["type"]).rpartition(".")[2], folder / str(module["path"])) for module in listed]
+        listed = [(str(module["type"]).rpartition(".")[2], folder / str(module["path"])) for module in read_json(file)]
     except (TypeError, KeyError):
         raise InputError(f"{file} is no list of modules with a type and a path; copy it again.") from None
-    kinds = [kind for kind, _ in found]
-    if unknown := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Dense", "Normalize")]:
+    if [kind for kind, _ in listed[:1]] == ["Router"]:
+        router = listed[0][1]
+        query, doc = (_in_order(router / ROUTER_FILE, [*_route(router, route), *listed[1:]]) for route in ROUTES.values())
+        return query, doc
+    return _in_order(file, listed), _in_order(file, listed)
+
+
+def _route(router: Path, route: str) -> list[tuple[str, Path]]:
+    values = _object(router / ROUTER_FILE)
+    try:
+        return [(str(values["types"][name]).rpartition(".")[2], router / name) for name in values["structure"][route]]
+    except (TypeError, KeyError):
         raise InputError(
-            f"{file}: the module {unknown[0]!r} has no place in a tower; there are Transformer, Pooling, Dense, Normalize."
-        )
-    if kinds != [kind for kind in ("Transformer", "Pooling", "Dense", "Normalize") if kind in kinds] or len(kinds) < 2:
+            f"{router / ROUTER_FILE} gives no types and structure of the route {route!r}; a model of two towers has the routes "
+            f"{' and '.join(map(repr, ROUTES.values()))}."
+        ) from None
+
+
+def _in_order(file: Path, modules: list[tuple[str, Path]]) -> dict[str, Path]:
+    kinds = [kind for kind, _ in modules]
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise InputError(f"{file}: the module {unknown[0]!r} has no place in a tower; there are {', '.join(KINDS)}.")
+    if kinds != [kind for kind in KINDS if kind in kinds] or kinds[:2] != ["Transformer", "Pooling"]:
         raise InputError(
-            f"{file} lists {', '.join(kinds)}; a tower is Transformer, Pooling, and at most one Dense and one Normalize."
+            f"{file} lists {', '.join(kinds) or 'nothing'}; a tower is Transformer, Pooling, at most one Dense and Normalize."
         )
-    return dict(found)
+    return dict(modules)
 
 
 def _pooling(file: Path) -> str:
@@ -145,7 +171,7 @@ def _is_uncased(tokenizer: Tokenizer) -> bool:
     return upper.tolist() == lower.tolist()
 
 
-def _with_prompt(file: Path, tokenizer: Tokenizer, tower: str) -> Tokenizer:
+def _with_prompt(file: Path, tokenizer: Tokenizer | None, tower: str) -> Tokenizer | None:
     values = _object(file) if file.is_file() else {}
     prompts = values.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
@@ -156,7 +182,7 @@ def _with_prompt(file: Path, tokenizer: Tokenizer, tower: str) -> Tokenizer:
             f"{file}: default_prompt_name is {default!r}, but the prompts are {', '.join(map(repr, prompts)) or 'none'}."
         )
     name = next((name for name in PROMPT_NAMES[tower] if name in prompts), default)
-    return PromptedTokenizer(tokenizer, prompts[name]) if name is not None and prompts[name] else tokenizer
+    return PromptedTokenizer(tokenizer, prompts[name]) if tokenizer and name is not None and prompts[name] else tokenizer
 
 
 def _object(file: Path) -> dict[str, Any]:

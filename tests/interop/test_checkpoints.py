@@ -11,7 +11,7 @@ from pretrained_folders import TEXTS, our_embeddings, write_encoder, write_sente
 
 from de_jax.data import beir
 from de_jax.data.corpus import build_token_store
-from de_jax.interop import checkpoints
+from de_jax.interop import checkpoints, t5x
 from de_jax.retrieval import encode
 from de_jax.tools import import_model
 from de_jax.training.run import load_run
@@ -44,8 +44,34 @@ def test_imported_run_gives_the_embeddings_of_the_original(sentence_model, tmp_p
     queries, docs = (build_token_store(texts, getattr(run, name), tmp_path / name) for name in ("query_tokenizer", "doc_tokenizer"))
     np.testing.assert_allclose(encode.queries(run, queries), embed(["query : " + text for text in TEXTS]), atol=1e-5)
     np.testing.assert_allclose(encode.docs(run, docs), embed(TEXTS), atol=1e-5)
+    with pytest.raises(InputError, match="max_doc_length is 49, but the doc tower has positions for 48 tokens"):
+        encode.docs(run, docs, max_length=49)
     again = checkpoints.read(tmp_path / "run")
     np.testing.assert_allclose(our_embeddings(again, TEXTS), embed(TEXTS), atol=1e-5)
+
+
+def test_documents_may_have_a_model_of_their_own(sentence_model, tmp_path, capsys):
+    folder, embed = sentence_model
+    other = write_sentence_transformer(tmp_path / "t5", "t5", dense=False)
+    report = imported(capsys, f"--from={folder}", f"--doc_from={tmp_path / 't5'}", f"--run_dir={tmp_path / 'run'}")
+    assert report["shared"] == []
+    pair = checkpoints.read(tmp_path / "run")
+    np.testing.assert_allclose(our_embeddings(pair, TEXTS, "query"), embed(["query : " + text for text in TEXTS]), atol=1e-5)
+    np.testing.assert_allclose(our_embeddings(pair, TEXTS, "doc"), other(TEXTS), atol=1e-5)
+
+
+def test_checkpoint_of_t5x_is_recognised_and_wants_a_vocabulary(tmp_path, capsys):
+    write_encoder(tmp_path / "model", "t5")
+    original = checkpoints.read(tmp_path / "model")
+    t5x.write(tmp_path / "t5x", original.model, original.params, 7)
+    found = checkpoints.read(tmp_path / "t5x")
+    jax.tree.map(np.testing.assert_array_equal, found.params, original.params)
+    with pytest.raises(InputError, match="holds no vocabulary; give --tokenizer"):
+        imported(capsys, f"--from={tmp_path / 't5x'}", f"--run_dir={tmp_path / 'run'}")
+    arguments = (f"--run_dir={tmp_path / 'run'}", f"--tokenizer={tmp_path / 'model' / 'tokenizer.json'}")
+    imported(capsys, f"--from={tmp_path / 't5x'}", *arguments)
+    texts = our_embeddings(checkpoints.read(tmp_path / "run"), TEXTS)
+    np.testing.assert_allclose(texts, our_embeddings(original, TEXTS), atol=1e-6)
 
 
 def test_prompts_lengths_and_precision_are_changed_as_asked(sentence_model, tmp_path, capsys):

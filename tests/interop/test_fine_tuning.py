@@ -124,3 +124,12 @@ def test_settings_of_a_model_that_is_not_used_are_refused_when_typed(folders):
     train.read_recipe(["recipes/fine_tune.gin"], [*settings, "T5Config.num_layers=3"]).check()
     with pytest.raises(InputError, match=r"nothing in this recipe reads .*T5Config\.num_layers"):
         configurables.check_all_used()
+
+
+def test_texts_longer_than_the_positions_are_refused_before_anything_is_compiled(folders, tmp_path):
+    settings = {"MODEL": folders / "bert", "beir_pairs.dataset_dir": folders / "data", **QUIET, "beir_pairs.max_doc_length": 49}
+    with pytest.raises(
+        InputError, match="max_doc_length is 49, but the doc tower has positions for 48 tokens; set it to at most 48"
+    ):
+        trained(tmp_path / "run", settings)
+    assert not (tmp_path / "run").exists()

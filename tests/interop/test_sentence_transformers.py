@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from pretrained_folders import TEXTS, our_embeddings, write, write_sentence_transformer
+from pretrained_folders import TEXTS, our_embeddings, unit, write, write_sentence_transformer
 
 from de_jax.interop import sentence_transformers
 from de_jax.models.tower import PARTS
@@ -60,6 +60,30 @@ def test_prompts_are_chosen_as_sentence_transformers_does(dense_bert, tmp_path, 
     assert tuple(found) == prompts
 
 
+def test_router_gives_each_tower_its_own_modules(tmp_path):
+    folder, query = tmp_path / "model", ("Transformer", "Pooling", "Dense")
+    embed = {
+        route: write_sentence_transformer(tmp_path / route, kind, dense=False, normalize=False, seed=seed)
+        for route, kind, seed in (("query", "roberta", 1), ("document", "bert", 2))
+    }
+    for route in embed:
+        shutil.copytree(tmp_path / route, folder / f"{route}_0_Transformer")
+        for index, name in ((1, "Pooling"), (2, "Dense")):
+            (folder / f"{route}_0_Transformer" / f"{index}_{name}").rename(folder / f"{route}_{index}_{name}")
+    names = {route: [f"{route}_{index}_{name}" for index, name in enumerate(query)] for route in embed}
+    types = {name: f"sentence_transformers.models.{name.rpartition('_')[2]}" for route in names for name in names[route]}
+    write(folder / "router_config.json", {"types": types, "structure": names, "parameters": {}})
+    listed = [("", "sentence_transformers.models.Router"), ("1_Normalize", "sentence_transformers.models.Normalize")]
+    write(folder / "modules.json", [{"path": path, "type": kind} for path, kind in listed])
+    write(folder / "config_sentence_transformers.json", {"prompts": {"query": "query : "}})
+    pretrained = sentence_transformers.read(folder)
+    assert pretrained.model.shared == ()
+    assert sorted(pretrained.params) == ["doc", "query"]
+    expected = {"query": embed["query"](["query : " + text for text in TEXTS]), "doc": embed["document"](TEXTS)}
+    for tower, vectors in expected.items():
+        np.testing.assert_allclose(our_embeddings(pretrained, TEXTS, tower), unit(vectors), atol=1e-5)
+
+
 def test_newer_class_names_and_pooling_settings_mean_the_same(dense_bert, tmp_path):
     folder = shutil.copytree(dense_bert, tmp_path / "model")
     modules = json.loads((folder / "modules.json").read_text())
@@ -105,6 +129,8 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
         (in_json("config_sentence_transformers.json", prompts=["query: "]), "prompts is .* it must be an object"),
         (modules("Transformer", "Pooling", "LSTM"), "the module 'LSTM' has no place in a tower"),
         (modules("Transformer"), "lists Transformer; a tower is"),
+        (modules("Router"), "router_config.json does not exist"),
+        (lambda f: (modules("Router")(f), write(f / "router_config.json", {})), "gives no types .* 'query' and 'document'"),
         (modules("Transformer", "Pooling", "Dense", "Dense"), "lists Transformer, Pooling, Dense, Dense"),
         (modules("Transformer", "Pooling", "Normalize", "Dense"), "lists Transformer, Pooling, Normalize, Dense"),
         (lambda folder: write(folder / "modules.json", {"0": "Transformer"}), "is no list of modules"),
