@@ -372,15 +372,9 @@ def score_dev(run: Run, dev: DevSet) -> dict[str, float]:
 
 def _check_texts_fit(model: DualEncoder, data: TrainingSet) -> None:
     """Whether both towers have vectors for every token and position."""
-    model.check_length("query", data.max_query_length)
-    model.check_length("doc", data.max_doc_length)
-    towers = (("query", model.query, data.query_tokenizer), ("doc", model.doc, data.doc_tokenizer))
-    for name, tower, tokenizer in towers:
-        if tokenizer.vocab_size > tower.encoder.vocab_size:
-            raise InputError(
-                f"the {name} tokenizer has {tokenizer.vocab_size} entries, but the {name} tower's embedding table only "
-                f"{tower.encoder.vocab_size}; set {type(tower.encoder).__name__}.vocab_size to at least {tokenizer.vocab_size}."
-            )
+    for tower in ("query", "doc"):
+        model.check_vocabulary(tower, getattr(data, f"{tower}_tokenizer").vocab_size)
+        model.check_length(tower, getattr(data, f"max_{tower}_length"))
 
 
 def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -51,6 +51,7 @@ def _described(pretrained: Pretrained, args: argparse.Namespace) -> dict[str, An
         described[f"{tower}_tokenizer"] = _tokenizer(getattr(pretrained, f"{tower}_tokenizer"), tower, args)
         length = getattr(args, f"max_{tower}_length") or getattr(pretrained, f"max_{tower}_length")
         pretrained.model.check_length(tower, length)
+        pretrained.model.check_vocabulary(tower, described[f"{tower}_tokenizer"].vocab_size)
         described[f"max_{tower}_length"] = length
     return described
 

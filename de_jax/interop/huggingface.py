@@ -39,7 +39,7 @@ HEADS = (r"(decoder|lm_head|pooler|cls)\..*", r"embeddings\.(position|token_type
 class EncoderFolder(NamedTuple):
     """An encoder in a folder, whose weights are not read yet."""
 
-    config: EncoderConfig
+    config: T5Config | BertConfig
     tokenizer: Tokenizer | None
     max_length: int  # tokens
     stored: dict[str, Callable[[], Array]]
@@ -94,6 +94,8 @@ def open_encoder(folder: Path) -> EncoderFolder:
         stored.pop("encoder.embed_tokens.weight", None)  # the same table once more
     elif "encoder.embed_tokens.weight" in stored:
         stored["shared.weight"] = stored.pop("encoder.embed_tokens.weight")
+    if config.num_layers > len(stored):  # before a name is made up for each
+        raise InputError(f"{folder / CONFIG_FILE} tells of {config.num_layers} layers, but there are only {len(stored)} arrays.")
     return EncoderFolder(config, tokenizer, _max_length(folder, config), stored, encoder_origins(config, pad_id))
 
 
@@ -107,7 +109,7 @@ def encoder_origins(config: EncoderConfig, pad_id: int = 0) -> dict[str, Origin]
     return _bert_origins(config, pad_id) if isinstance(config, BertConfig) else _t5_origins(config)  # type: ignore[arg-type]
 
 
-def _encoder_config(file: Path, values: dict[str, Any]) -> EncoderConfig:
+def _encoder_config(file: Path, values: dict[str, Any]) -> T5Config | BertConfig:
     model_type = values.get("model_type")
     if model_type not in MODEL_TYPES:
         raise InputError(f"{file}: model_type {model_type!r} has no tower here; there are {', '.join(MODEL_TYPES)}.")
@@ -211,7 +213,7 @@ def _canonical(name: str) -> str:
     return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
 
 
-def _max_length(folder: Path, config: EncoderConfig) -> int:
+def _max_length(folder: Path, config: T5Config | BertConfig) -> int:
     file = folder / "tokenizer_config.json"
     values = read_json(file) if file.is_file() else {}
     told = values.get("model_max_length") if isinstance(values, dict) else None

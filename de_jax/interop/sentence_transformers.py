@@ -151,18 +151,16 @@ def _dense_origins(folder: Path, settings: dict[str, Any]) -> dict[str, Origin]:
 
 def _max_length(file: Path, encoder: huggingface.EncoderFolder) -> int:
     values = _object(file) if file.is_file() else {}
-    length = values.get("max_seq_length")
-    if length is None:
-        return encoder.max_length
-    longest = encoder.config.max_length
-    if not isinstance(length, int) or length < 1 or (longest is not None and length > longest):
-        raise InputError(
-            f"{file}: max_seq_length is {length!r}; it must be a positive number of at most {longest or 'any number of'} tokens."
-        )
     if values.get("do_lower_case") and encoder.tokenizer and not _is_uncased(encoder.tokenizer):
         raise InputError(
             f"{file} asks for lower case, which the vocabulary does not bring about; add it to tokenizer.json's normalizer."
         )
+    length, longest = values.get("max_seq_length"), encoder.config.max_length
+    if length is None:
+        return encoder.max_length
+    if not isinstance(length, int) or length < 1 or (longest is not None and length > longest):
+        most = "" if longest is None else f" of at most {longest}, the positions that there are"
+        raise InputError(f"{file}: max_seq_length is {length!r}; it must be a positive whole number{most}.")
     return length
 
 

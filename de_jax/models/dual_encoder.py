@@ -138,6 +138,19 @@ class DualEncoder:
                 f"most {longest}."
             )
 
+    def check_vocabulary(self, tower: str, vocab_size: int) -> None:
+        """Refuses a vocabulary with more entries than one tower ("query" or "doc") has vectors.
+
+        Raises:
+            InputError: both numbers, and the setting.
+        """
+        encoder = {"query": self.query, "doc": self.doc}[tower].encoder
+        if vocab_size > encoder.vocab_size:
+            raise InputError(
+                f"the {tower} tokenizer has {vocab_size} entries, but the {tower} tower's embedding table only "
+                f"{encoder.vocab_size}; set {type(encoder).__name__}.vocab_size to at least {vocab_size}."
+            )
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values from which `from_json` makes an equal model."""
         return {

@@ -123,7 +123,7 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
         (lambda folder: (folder / "2_Dense" / "model.safetensors").unlink(), "2_Dense holds neither model.safetensors"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer.json; write one"),
         (lambda folder: (folder / POOLING).unlink(), "1_Pooling/config.json does not exist"),
-        (in_json("sentence_bert_config.json", max_seq_length=49), "max_seq_length is 49; .* at most 48 tokens"),
+        (in_json("sentence_bert_config.json", max_seq_length=49), "max_seq_length is 49; .* at most 48"),
         (in_json("sentence_bert_config.json", max_seq_length="all"), "max_seq_length is 'all'"),
         (in_json("config_sentence_transformers.json", default_prompt_name="web"), "default_prompt_name is 'web'"),
         (in_json("config_sentence_transformers.json", prompts=["query: "]), "prompts is .* it must be an object"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from de_jax.models import attention
 from de_jax.models.bert import BertConfig, places_of
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
@@ -49,9 +50,9 @@ def our_params(model):
     norm = lambda name: {"scale": weights[f"{name}.weight"], "bias": weights[f"{name}.bias"]}  # noqa: E731
 
     def layer(name):
-        attention = {part: linear(f"{name}.attention.self.{part}") for part in ("query", "key", "value")}
+        maps = {part: linear(f"{name}.attention.self.{part}") for part in ("query", "key", "value")}
         return {
-            "attention": {**attention, "out": linear(f"{name}.attention.output.dense")},
+            "attention": {**maps, "out": linear(f"{name}.attention.output.dense")},
             "attention_layer_norm": norm(f"{name}.attention.output.LayerNorm"),
             "mlp": {"wi": linear(f"{name}.intermediate.dense"), "wo": linear(f"{name}.output.dense")},
             "mlp_layer_norm": norm(f"{name}.output.LayerNorm"),
@@ -198,3 +199,17 @@ def test_sizes_that_contradict_are_refused():
         dataclasses.replace(CONFIG, num_heads=5)
     with pytest.raises(InputError, match="projection_norm is set without a projection"):
         TowerConfig(CONFIG, projection_dim=None, projection_norm=True)
+
+
+def test_fused_attention_computes_what_ours_does(monkeypatch):
+    """The call that becomes cuDNN's kernel on a GPU, here by jax's own implementation of it; T5's, with a bias, is in test_t5."""
+    rng = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(rng.standard_normal((2, 8, 4, 16)), jnp.bfloat16) for _ in range(3))
+    segments = jnp.asarray([[1] * 8, [1, 1, 1, 2, 2, 3, 0, 0]])
+    expected = np.asarray(attention.attend(query, key, value, None, segments, scale=0.25), np.float32)
+    original = jax.nn.dot_product_attention
+    by_xla = lambda *args, implementation, **kwargs: original(*args, implementation="xla", **kwargs)  # noqa: E731
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
+    monkeypatch.setattr(attention, "platform", lambda: "gpu")
+    actual = np.asarray(attention.attend(query, key, value, None, segments, scale=0.25), np.float32)
+    assert np.abs(actual - expected).max() < 0.03 * np.abs(expected).max()  # bfloat16: 8 bits a factor
