@@ -53,7 +53,9 @@ def pretrained_tokenizer(*, source: str = "", tower: str = "query") -> Tokenizer
     """What a tower's texts are tokenized with, its prompt included; arguments as of `pretrained_tower`."""
     tokenizer: Tokenizer | None = getattr(_sizes(source), f"{_checked(tower)}_tokenizer")
     if tokenizer is None:
-        raise InputError(f"{source} holds no vocabulary; set beir_pairs.tokenizer to the one that it was trained with.")
+        raise InputError(
+            f"{source} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>, and start from that run."
+        )
     return tokenizer
 
 

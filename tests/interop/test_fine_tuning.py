@@ -1,5 +1,7 @@
 """What a recipe starts from: towers, tokenizers and first parameters of a pretrained model, and what is refused."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -133,3 +135,9 @@ def test_texts_longer_than_the_positions_are_refused_before_anything_is_compiled
     ):
         trained(tmp_path / "run", settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_model_without_a_vocabulary_is_to_be_imported_first(folders, tmp_path):
+    shutil.copytree(folders / "plain", tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer.json", "modules.json"))
+    with pytest.raises(InputError, match="holds no vocabulary; import it with de-jax import_model --tokenizer="):
+        fine_tuning.pretrained_tokenizer(source=str(tmp_path / "model"))
