@@ -1,7 +1,7 @@
 """Folders of sentence-transformers: an encoder, pooling, a linear head and prompts; sentence-transformers is not needed.
 
-modules.json                       Transformer, Pooling, Dense and Normalize with their folders, in this order
-sentence_bert_config.json          the longest text (in the Transformer's folder)
+modules.json                       Transformer, Pooling, Dense, LayerNorm and Normalize with their folders, in this order
+sentence_bert_config.json          the longest text, or query and document (in the Transformer's folder)
 config_sentence_transformers.json  prompts for queries and documents
 1_Pooling/config.json, 2_Dense/{config.json, model.safetensors}
 router_config.json                 which modules are the query's and which the document's, where a Router comes first
@@ -26,7 +26,7 @@ LENGTH_FILE = "sentence_bert_config.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
 ROUTER_FILE = "router_config.json"
 ROUTES = {"query": "query", "doc": "document"}
-KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize")
 PROMPT_NAMES = {"query": ("query",), "doc": ("document", "passage", "corpus")}
 """Which prompt a text gets, the first that there is; else the default one."""
 POOLING = {"mean": "mean", "cls": "first"}
@@ -63,17 +63,20 @@ def _read_tower(folder: Path, modules: dict[str, Path], ignored: Sequence[str], 
             f"{modules['Transformer']} holds no tokenizer.json; write one with transformers' "
             "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
         )
-    settings: dict[str, Any] = {"projection_dim": None}
+    settings: dict[str, Any] = {"projection_dim": None, "projection_norm": "LayerNorm" in modules}
     if "Dense" in modules:
-        settings = _dense_settings(modules["Dense"])
-        head = {f"{modules['Dense'].name}/{name}": read for name, read in stored_arrays(modules["Dense"]).items()}
-        encoder = encoder._replace(
-            stored=encoder.stored | head, origins=encoder.origins | _dense_origins(modules["Dense"], settings)
-        )
+        settings |= _dense_settings(modules["Dense"])
+    for folder_of_head in (modules[kind] for kind in ("Dense", "LayerNorm") if kind in modules):
+        arrays = {f"{folder_of_head.name}/{name}": read for name, read in stored_arrays(folder_of_head).items()}
+        encoder = encoder._replace(stored=encoder.stored | arrays)
+    encoder = encoder._replace(origins=encoder.origins | _head_origins(modules, settings))
     pooling = _pooling(modules["Pooling"] / "config.json")
     tower = TowerConfig(encoder.config, pooling=pooling, normalize="Normalize" in modules, **settings)  # type: ignore[arg-type]
-    max_length = _max_length(modules["Transformer"] / LENGTH_FILE, encoder)
-    return huggingface.pretrained(str(folder), encoder._replace(max_length=max_length), tower, ignored, only_sizes)
+    lengths = modules["Transformer"] / LENGTH_FILE
+    return huggingface.pretrained(str(folder), encoder, tower, ignored, only_sizes)._replace(
+        max_query_length=_max_length(lengths, "query_length", encoder),
+        max_doc_length=_max_length(lengths, "document_length", encoder),
+    )
 
 
 def _modules(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
@@ -107,7 +110,7 @@ def _in_order(file: Path, modules: list[tuple[str, Path]]) -> dict[str, Path]:
         raise InputError(f"{file}: the module {unknown[0]!r} has no place in a tower; there are {', '.join(KINDS)}.")
     if kinds != [kind for kind in KINDS if kind in kinds] or kinds[:2] != ["Transformer", "Pooling"]:
         raise InputError(
-            f"{file} lists {', '.join(kinds) or 'nothing'}; a tower is Transformer, Pooling, at most one Dense and Normalize."
+            f"{file} lists {', '.join(kinds) or 'nothing'}; a tower is Transformer, Pooling, at most one of each of the others."
         )
     return dict(modules)
 
@@ -144,23 +147,31 @@ def _dense_settings(folder: Path) -> dict[str, Any]:
     return {"projection_dim": dim, "projection_bias": bias}
 
 
-def _dense_origins(folder: Path, settings: dict[str, Any]) -> dict[str, Origin]:
-    origins = {"projection/kernel": Origin(f"{folder.name}/linear.weight", transposed=True)}
-    return origins | ({"projection/bias": Origin(f"{folder.name}/linear.bias")} if settings["projection_bias"] else {})
+def _head_origins(modules: dict[str, Path], settings: dict[str, Any]) -> dict[str, Origin]:
+    origins = {}
+    if "Dense" in modules:
+        origins["projection/kernel"] = Origin(f"{modules['Dense'].name}/linear.weight", transposed=True)
+    if settings.get("projection_bias"):
+        origins["projection/bias"] = Origin(f"{modules['Dense'].name}/linear.bias")
+    if "LayerNorm" in modules:
+        origins["projection/norm/scale"] = Origin(f"{modules['LayerNorm'].name}/norm.weight")
+        origins["projection/norm/bias"] = Origin(f"{modules['LayerNorm'].name}/norm.bias")
+    return origins
 
 
-def _max_length(file: Path, encoder: huggingface.EncoderFolder) -> int:
+def _max_length(file: Path, own_name: str, encoder: huggingface.EncoderFolder) -> int:
     values = _object(file) if file.is_file() else {}
     if values.get("do_lower_case") and encoder.tokenizer and not _is_uncased(encoder.tokenizer):
         raise InputError(
             f"{file} asks for lower case, which the vocabulary does not bring about; add it to tokenizer.json's normalizer."
         )
-    length, longest = values.get("max_seq_length"), encoder.config.max_length
+    name = own_name if values.get(own_name) is not None else "max_seq_length"
+    length, longest = values.get(name), encoder.config.max_length
     if length is None:
         return encoder.max_length
     if not isinstance(length, int) or length < 1 or (longest is not None and length > longest):
         most = "" if longest is None else f" of at most {longest}, the positions that there are"
-        raise InputError(f"{file}: max_seq_length is {length!r}; it must be a positive whole number{most}.")
+        raise InputError(f"{file}: {name} is {length!r}; it must be a positive whole number{most}.")
     return length
 
 
