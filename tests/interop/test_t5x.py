@@ -301,3 +301,22 @@ def test_a_number_of_layers_without_end_is_refused(tmp_path):
     target["encoder"]["encoder"]["pre_mlp_layer_norm"]["scale"] = np.zeros((1, 5000), np.float32)
     with pytest.raises(InputError, match="second axis should be that of the layers"):
         t5x.read(write_msgpack(tmp_path / "checkpoint_7", target))
+
+
+@pytest.mark.parametrize("layout", ["inline", "zarr", "ocdbt"])
+def test_bytes_that_were_changed_give_a_sentence_or_numbers(tmp_path, layout):
+    folder = LAYOUTS[layout](tmp_path / "checkpoint_7", target_of(params_of(symmetric())))
+    files = sorted(file for file in folder.rglob("*") if file.stat().st_size and file.is_file())
+    rng, refused = np.random.default_rng(0), []
+    for _ in range(15):
+        file = files[rng.integers(len(files))]
+        content = file.read_bytes()
+        place = rng.integers(len(content))
+        file.write_bytes(content[:place] + rng.bytes(8) + content[place + rng.integers(9) :])
+        try:
+            t5x.read(folder)
+        except InputError as error:
+            refused.append(str(error))
+        file.write_bytes(content)
+    assert refused
+    assert not [message for message in refused if "\n" in message]
