@@ -179,7 +179,7 @@ class MinedNegatives:
         if not self.switches:
             there = numbers(self.negatives_dir)
             if not there:
-                raise InputError(f"{self.negatives_dir} holds no generation of negatives; make one with de-jax mine --once.")
+                raise InputError(f"{self.negatives_dir} holds no generation of negatives; make one with de-jax mine_negatives.")
             self.record(Switch(0, open_generation(self.negatives_dir, there[-1]).number))
         self.at(0)
 

@@ -163,7 +163,7 @@ def test_the_other_processes_read_what_the_first_wrote(tmp_path, stores):
 
 
 def test_no_generation_at_all_is_refused_before_anything_is_written(tmp_path, stores):
-    with pytest.raises(InputError, match="negatives holds no generation of negatives; make one with de-jax mine"):
+    with pytest.raises(InputError, match="negatives holds no generation of negatives; make one with de-jax mine_negatives"):
         followed(tmp_path, stores)
     assert not (tmp_path / "run").exists()
 

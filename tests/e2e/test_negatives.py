@@ -57,7 +57,7 @@ def test_a_newer_generation_comes_into_force_and_a_run_that_repeats_its_switches
 
 
 def test_a_run_without_any_generation_says_how_to_make_one_and_leaves_nothing(dataset_dir, tmp_path):
-    with pytest.raises(InputError, match="holds no generation of negatives; make one with de-jax mine --once"):
+    with pytest.raises(InputError, match="holds no generation of negatives; make one with de-jax mine_negatives"):
         train.main(settings(dataset_dir, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 

@@ -1,0 +1,91 @@
+"""Mining with a tiny run and with BM25, against rankings made by hand."""
+
+import numpy as np
+import pytest
+import tiny_run
+
+from de_jax.data import beir, negatives
+from de_jax.data.training_set import open_stores, text_hashes
+from de_jax.retrieval import encode
+from de_jax.tools import mine_negatives
+from de_jax.training.run import load_run
+from de_jax.types import InputError
+
+QRELS = {"q0": {"d0": 1, "d5": 1, "d7": 0}, "q2": {"d2": 1}, "d3": {"d2": 1}}
+
+
+@pytest.fixture(scope="module")
+def dataset_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "mined"
+    beir.write(folder, tiny_run.DOCS, tiny_run.QUERIES, {"train": QRELS})
+    return folder
+
+
+def read(folder):
+    generation = negatives.open_generation(folder, max(negatives.numbers(folder)))
+    return generation, {(line.query_id, line.doc_id): line for line in negatives.read_mined(generation)}
+
+
+def test_a_runs_negatives_are_its_nearest_documents_without_any_positive_of_the_query(printed, trained, dataset_dir, tmp_path):
+    report = printed(
+        mine_negatives,
+        run_dir=trained,
+        dataset_dir=dataset_dir,
+        negatives_dir=tmp_path,
+        num_neg_docs=3,
+        last_rank=3,
+        num_neg_queries=2,
+    )
+    generation, lines = read(tmp_path)
+    run = load_run(trained)
+    stores = open_stores(dataset_dir, run.query_tokenizer, run.doc_tokenizer)
+    queries, docs = encode.queries(run, stores[0]), encode.docs(run, stores[1])
+    assert set(lines) == {("q0", "d0"), ("q0", "d5"), ("q2", "d2"), ("d3", "d2")}
+    for (query_id, doc_id), line in lines.items():
+        scores = docs @ queries[stores[0].row_of(query_id)]
+        positives = {other for other, grade in QRELS[query_id].items() if grade}
+        nearest = [stores[1].ids[row] for row in np.argsort(-scores).tolist() if stores[1].ids[row] not in positives]
+        assert sorted(line.neg_doc_ids) == sorted(nearest[:3])
+        askers = {other for other, judged in QRELS.items() if judged.get(doc_id)}
+        assert set(line.neg_query_ids) == {"q0", "q2", "d3"} - askers
+    assert report["checkpoint_step"] == run.step == generation.manifest["checkpoint_step"]
+    assert report["neg_docs"]["num_chosen"] == 12
+    assert report["seconds"].keys() == {"encode", "index", "search", "choose"}
+    assert {name: generation.manifest[name] for name in ("queries", "docs")} == text_hashes(dataset_dir)
+
+
+def test_each_call_adds_a_generation_and_the_same_seed_draws_the_same(printed, trained, dataset_dir, tmp_path):
+    found = []
+    for number in (1, 2):
+        report = printed(mine_negatives, run_dir=trained, dataset_dir=dataset_dir, negatives_dir=tmp_path, num_neg_docs=2)
+        assert report["generation_dir"].endswith(f"00000{number}")
+        found.append(read(tmp_path)[1])
+    assert found[0] == found[1]
+
+
+def test_bm25_finds_documents_with_the_querys_words(printed, dataset_dir, tmp_path):
+    printed(mine_negatives, bm25=True, dataset_dir=dataset_dir, negatives_dir=tmp_path)
+    _, lines = read(tmp_path)
+    texts = {doc_id: f"{title} {text}" for doc_id, title, text in tiny_run.DOCS}
+    words = dict(tiny_run.QUERIES)
+    for (query_id, _), line in lines.items():
+        assert line.neg_doc_ids
+        assert not {doc for doc, grade in QRELS[query_id].items() if grade} & set(line.neg_doc_ids)
+        assert all(set(words[query_id].split()) & set(texts[doc_id].split()) for doc_id in line.neg_doc_ids)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"bm25": True}, "--negatives_dir is missing"),
+        ({"bm25": True, "negatives_dir": "out", "num_neg_queries": 1}, "are mined by embeddings"),
+        ({"bm25": True, "negatives_dir": "out", "margin": 0.1}, "leave margin and max_score_ratio out"),
+        ({"bm25": True, "negatives_dir": "out", "split": "dev"}, "dev"),
+        ({"bm25": True, "negatives_dir": "out", "first_rank": 0}, "hold no candidate"),
+    ],
+)
+def test_what_cannot_be_mined_is_refused_and_nothing_is_written(printed, dataset_dir, tmp_path, monkeypatch, flags, sentence):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=sentence):
+        printed(mine_negatives, dataset_dir=dataset_dir, **flags)
+    assert list(tmp_path.iterdir()) == []
