@@ -81,7 +81,7 @@ class TrainState(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """The best `k` documents of each query, best first; equal scores stand in document-id order."""
+    """The best `k` documents of each query, best first; equal scores stand by document id downwards, as trec_eval has them."""
 
     doc_rows: Array  # [q, k] int32 rows of the corpus; -1 where the corpus has fewer than k documents
     scores: Array  # [q, k] float32; -inf where doc_rows is -1

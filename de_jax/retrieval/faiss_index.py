@@ -54,7 +54,7 @@ ON_CPU = SearchOptions()
 class FaissIndex:
     """Documents in a FAISS index for inner products; made by `build` or `load`.
 
-    Rankings follow the conventions of `ExactIndex`: equal scores stand in the order of document ids, compared as strings,
+    Rankings follow the conventions of `ExactIndex`: equal scores stand by document id downwards, compared as strings,
     and a query that finds fewer than k documents fills up with row -1 and score -inf. With "Flat" the documents are those
     of `ExactIndex`; scores agree to float32 rounding. A tie deeper than `GPU_DEPTH` results on a GPU is cut as FAISS cuts it.
 
@@ -70,7 +70,7 @@ class FaissIndex:
         self._searcher = _on_device(index, options)
         self._max_depth = len(ids) if options.device == "cpu" else min(len(ids), GPU_DEPTH)
         self._id_ranks = np.empty(len(ids), np.int32)
-        self._id_ranks[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids), dtype=np.int32)
+        self._id_ranks[sorted(range(len(ids)), key=ids.__getitem__, reverse=True)] = np.arange(len(ids), dtype=np.int32)
 
     @classmethod
     def build(

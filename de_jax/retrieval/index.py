@@ -34,9 +34,9 @@ class Index(Protocol):
 class ExactIndex:
     """All documents, scored by inner product in float32.
 
-    The ranking is by score, best first; equal scores stand in the order of their document ids, compared as strings,
+    The ranking is by score, best first; equal scores stand by document id downwards, compared as strings, as trec_eval has them,
     whatever the order of the corpus, the sizes of chunks and batches and the number of devices. Documents pass through the
-    devices in that id order, each device takes its run of a chunk, and each selection keeps the earlier of two equals.
+    devices in that order, each device takes its run of a chunk, and each selection keeps the earlier of two equals.
 
     Example:
         >>> index = ExactIndex(np.eye(3, dtype=np.float32), ["c", "a", "b"])
@@ -66,7 +66,7 @@ class ExactIndex:
             raise InputError(f"chunk_docs is {chunk_docs}; give at least 1.")
         _check_finite(embeddings, ids)
         self._embeddings = embeddings
-        self._order = np.array(sorted(range(len(ids)), key=ids.__getitem__), np.int32)
+        self._order = np.array(sorted(range(len(ids)), key=ids.__getitem__, reverse=True), np.int32)
         devices = jax.local_devices() if devices is None else list(devices)
         self._mesh = jax.make_mesh((len(devices),), (DOCS,), axis_types=(AxisType.Auto,), devices=devices)
         self._chunk_docs = len(devices) * _round_up(min(chunk_docs, -(-len(ids) // len(devices))), ROW_MULTIPLE)
@@ -128,7 +128,7 @@ class ExactIndex:
         return np.where([len(rows) > 0 for rows in places], ranks + 1, 0)
 
     def _all_scores(self, queries: Float[Any, "q D"]) -> Iterator[tuple[int, int, np.ndarray]]:
-        """(first place in id order, first query, scores) of each chunk of documents with each block of queries."""
+        """(first place by id downwards, first query, scores) of each chunk of documents with each block of queries."""
         blocks = self._blocks(queries)
         for start in range(0, len(self._order), self._chunk_docs):
             chunk = jax.device_put(self._chunk(start), self._on(P(DOCS)))
@@ -137,7 +137,7 @@ class ExactIndex:
                 yield start, first, scores[: len(queries) - first, : len(self._order) - start]
 
     def _rank(self, blocks: list[Array], depth: int) -> list[tuple[Array, Array]]:
-        """(places in id order, scores) [QUERY_BLOCK, depth] of each block of queries; the next chunk loads while one is scored."""
+        """(places by id downwards, scores) [QUERY_BLOCK, depth] of each block of queries; a chunk loads while one is scored."""
         nothing = np.zeros((QUERY_BLOCK, depth), np.int32), np.full((QUERY_BLOCK, depth), -np.inf, np.float32)
         best = [jax.device_put(nothing, self._on(P())) for _ in blocks]
         for start in range(0, len(self._order), self._chunk_docs):
@@ -187,7 +187,7 @@ def _merge(
         in_specs=(P(), P(DOCS), P(), P()),
         out_specs=(P(None, DOCS), P(None, DOCS)),
     )
-    new_rows, new_scores = best_of_part(queries, chunk, first, num_docs)  # device after device, so in id order
+    new_rows, new_scores = best_of_part(queries, chunk, first, num_docs)  # device after device, so by id downwards
     best_scores, best = jax.lax.top_k(jnp.concatenate([scores, new_scores], axis=1), k)
     return jnp.take_along_axis(jnp.concatenate([rows, new_rows], axis=1), best, axis=1), best_scores
 
@@ -195,7 +195,7 @@ def _merge(
 def _best_of_part(
     queries: Float[Array, "q D"], part: Float[Array, "p D"], first: Int[Array, ""], num_docs: Int[Array, ""], *, k: int
 ) -> tuple[Int[Array, "q j"], Float[Array, "q j"]]:
-    """Places in id order and scores of the best of one device's documents, at most k."""
+    """Places by id downwards and scores of the best of one device's documents, at most k."""
     scores = _scores(queries, part)
     first = first + jax.lax.axis_index(DOCS) * part.shape[0]
     places = first + jnp.arange(part.shape[0], dtype=jnp.int32)

@@ -19,7 +19,7 @@ class MaxPIndex:
     (k - 1) C + 1 passages, where no document has more than C.
 
     Args:
-        index: of passages; equal scores stand in the order of document ids.
+        index: of passages; equal scores stand by document id.
         doc_rows: int [p] the document of each passage; every document has one.
     """
 

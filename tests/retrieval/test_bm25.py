@@ -38,10 +38,10 @@ def test_scores_are_those_of_the_formula():
     assert set(found.doc_rows[0, :3].tolist()) == {0, 1, 3}
 
 
-def test_equal_scores_stand_in_id_order_at_any_depth():
+def test_equal_scores_stand_by_id_downwards_at_any_depth():
     texts, ids = ["same words"] * 5 + ["same words and others"], ["5", "40", "3", "20", "1", "0"]
     for k in (1, 3, 5):
-        assert BM25Index(texts, ids).search(["same words"], k).doc_rows[0].tolist() == [4, 3, 2, 1, 0][:k]
+        assert BM25Index(texts, ids).search(["same words"], k).doc_rows[0].tolist() == [0, 1, 2, 3, 4][:k]
 
 
 def test_a_document_without_a_word_of_the_query_is_no_result():

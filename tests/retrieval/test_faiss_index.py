@@ -64,11 +64,11 @@ def test_flat_equals_the_exact_index_on_real_vectors_with_duplicates(corpus, k):
     assert_same_ranking(FaissIndex.build(docs, ids).search(queries, k), ExactIndex(docs, ids).search(queries, k), atol=1e-6)
 
 
-def test_a_corpus_of_equal_documents_is_ranked_by_id(monkeypatch):
+def test_a_corpus_of_equal_documents_is_ranked_by_id_downwards(monkeypatch):
     monkeypatch.setattr(faiss_index, "RESULT_ENTRIES", 500)
     docs, ids = np.ones((300, 4), np.float32), [str(i) for i in range(300)]
     found = FaissIndex.build(docs, ids).search(docs[:9], 5)
-    assert found.doc_rows.tolist() == [[int(doc_id) for doc_id in sorted(ids)[:5]]] * 9
+    assert found.doc_rows.tolist() == [[int(doc_id) for doc_id in sorted(ids, reverse=True)[:5]]] * 9
 
 
 def test_all_lists_of_ivf_give_what_flat_gives(corpus):

@@ -10,11 +10,13 @@ from de_jax.types import InputError
 
 
 def rank_by_loops(queries, docs, ids, k):
-    """Rows and float64 scores of the k best documents, by score and then id."""
+    """Rows and float64 scores of the k best documents, by score and then by id downwards."""
     rows, scores = np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf)
     for i, query in enumerate(queries):
         pairs = [(float(np.dot(query.astype(np.float64), doc.astype(np.float64))), ids[j], j) for j, doc in enumerate(docs)]
-        for place, (score, _, j) in enumerate(sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[:k]):
+        for place, (score, _, j) in enumerate(
+            sorted(sorted(pairs, key=lambda pair: pair[1], reverse=True), key=lambda pair: -pair[0])[:k]
+        ):
             rows[i, place], scores[i, place] = j, score
     return rows, scores
 
@@ -49,7 +51,7 @@ def test_search_equals_loops_on_real_vectors():
 def test_ids_are_compared_as_strings():
     docs = np.ones((3, 2), np.float32)
     found = ExactIndex(docs, ["9", "10", "1"]).search(docs[:1], 3)
-    assert found.doc_rows.tolist() == [[2, 1, 0]]
+    assert found.doc_rows.tolist() == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize("dim", [7, 64])
@@ -71,7 +73,7 @@ def test_rankings_are_bit_equal_for_any_chunk_and_batch(dim):
         assert [-scores[i] for i in range(50)] == sorted(-scores)
         tied = scores[1:] == scores[:-1]
         names = [ids[doc] for doc in row]
-        assert all(names[i] < names[i + 1] for i in np.flatnonzero(tied))
+        assert all(names[i] > names[i + 1] for i in np.flatnonzero(tied))
     # A document and its copies score the same wherever they stand.
     keys = [docs[row].tobytes() for row in whole.doc_rows[0]]
     assert len({(key, float(score)) for key, score in zip(keys, whole.scores[0], strict=True)}) == len(set(keys))
@@ -120,7 +122,7 @@ def test_a_corpus_smaller_than_k_fills_up_with_no_document():
 
 def test_negative_scores_rank_before_padding():
     found = ExactIndex(-np.ones((2, 3), np.float32), ["a", "b"]).search(np.ones((1, 3), np.float32), 2)
-    assert found.doc_rows.tolist() == [[0, 1]]
+    assert found.doc_rows.tolist() == [[1, 0]]
 
 
 def test_no_queries_give_an_empty_ranking():

@@ -19,7 +19,8 @@ def by_brute_force(passages, doc_rows, doc_ids, query, k):
     best = {}
     for doc, passage in zip(doc_rows.tolist(), passages, strict=True):
         best[doc] = max(best.get(doc, -np.inf), float(np.dot(query, passage)))
-    return sorted(best.items(), key=lambda item: (-item[1], doc_ids[item[0]]))[:k]
+    by_id = sorted(best.items(), key=lambda item: doc_ids[item[0]], reverse=True)
+    return sorted(by_id, key=lambda item: -item[1])[:k]
 
 
 class Counting:

@@ -53,7 +53,7 @@ def test_search_ranks_by_the_inner_product(trained, dataset_dir, printed):
     query = jax.jit(run.model.encode_query)(run.params, padded("quick red fox", 16)[None])[0]
     docs = jax.jit(run.model.encode_doc)(run.params, np.stack([padded(f"{title} {text}", 24) for _, title, text in DOCS]))
     scores = {doc[0]: float(np.dot(query, embedding)) for doc, embedding in zip(DOCS, docs, strict=True)}
-    best = sorted(scores, key=lambda doc_id: (-scores[doc_id], doc_id))[:4]
+    best = sorted(sorted(scores, reverse=True), key=lambda doc_id: -scores[doc_id])[:4]
     assert [result["id"] for result in found["results"]] == best
     np.testing.assert_allclose([result["score"] for result in found["results"]], [scores[doc_id] for doc_id in best], atol=1e-5)
     texts = {doc_id: f"{title} {text}" for doc_id, title, text in DOCS}
