@@ -23,13 +23,14 @@ from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
+from de_jax.training.lamb import ance_lamb, lamb
 from de_jax.training.optimizer import adafactor, adamw, cosine, linear, rsqrt
 from de_jax.training.sharding import make_mesh
 from de_jax.types import InputError
 
 MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, pretrained_tower, pretrained_tokenizer)
 LOSSES = (in_batch_softmax, samtone, pair, nce, ance, dance)
-OPTIMIZERS = (adafactor, adamw, linear, cosine, rsqrt)
+OPTIMIZERS = (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)
 DATA = (beir_pairs, seqio_pairs, stored_pairs)
 MESH = (make_mesh,)
 

@@ -51,7 +51,7 @@ class Recipe:
         model: both towers and what they share.
         loss: one of `de_jax.losses`, or a function of the same type.
         data: opens the training set, given `host_index`, `num_hosts`, `row_multiple` and `run_dir`.
-        optimizer: `@adafactor`, `@adamw` or a function of the same type.
+        optimizer: `@adafactor`, `@adamw`, `@lamb`, `@ance_lamb` or a function of the same type.
         schedule: `@linear`, `@cosine` or `@rsqrt`; it is told the peak and the number of steps.
         mesh: gives the devices to train on.
         sharding_rules: mesh axes by pattern over parameter paths, beside `sharding_rules.DEFAULT_RULES`, such as

@@ -90,7 +90,7 @@ def adafactor(
         clipping_threshold=1.0,
     )
     # optax's own weight decay is not scaled by the learning rate, so it is added before the scaling here.
-    decay = optax.add_decayed_weights(-weight_decay, mask=_mask(decayed)) if weight_decay else optax.identity()
+    decay = optax.add_decayed_weights(-weight_decay, mask=path_mask(decayed)) if weight_decay else optax.identity()
     # optax.adafactor ends by flipping the sign; the schedule then only scales.
     return optax.chain(core, decay, optax.scale_by_schedule(schedule))
 
@@ -117,7 +117,7 @@ def adamw(
     """
     if weight_decay:
         paths.check_patterns("weight decay", decayed, params)
-    return optax.adamw(schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=_mask(decayed))
+    return optax.adamw(schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=path_mask(decayed))
 
 
 def make_optimizer(
@@ -182,7 +182,8 @@ def _after_warmup(peak: float, num_steps: int, warmup_steps: int, decay: Callabl
     return schedule
 
 
-def _mask(patterns: Sequence[str]) -> Callable[[Params], Params]:
+def path_mask(patterns: Sequence[str]) -> Callable[[Params], Params]:
+    """For optax: of a tree, which leaves a pattern matches."""
     return lambda params: paths.map_with_path(lambda path, _: paths.matches(patterns, path), params)
 
 
