@@ -21,6 +21,7 @@ class OneByteTokenizer:
     """Bytes plus one, with chosen special tokens."""
 
     vocab_size = 300
+    pad_id = 0
     fingerprint = "bytes"
 
     def __init__(self, prefix_ids=(), suffix_ids=()):
