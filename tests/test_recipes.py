@@ -10,8 +10,11 @@ from pretrained_folders import write_encoder
 
 from de_jax import configurables
 from de_jax.data.training_set import beir_pairs
+from de_jax.interop import checkpoints
+from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.tower import PARTS
 from de_jax.train import read_recipe
+from de_jax.training import sharding
 from de_jax.types import InputError
 
 ROOT = Path(__file__).parent.parent / "gin_configs"
@@ -19,13 +22,15 @@ RECIPES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("recipe
 MODELS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("models/*.gin"))
 DATA = re.compile(r"(beir|seqio|stored)_pairs\.\w+(, )?")
 
-SHARED = {"sde": PARTS, "sde_msmarco_seqio": PARTS, "quickstart": PARTS, "fine_tune": PARTS, "ade": ()}
+FROM_A_MODEL = {path for path in RECIPES if "--gin.MODEL=" in (ROOT / path).read_text()}
+SHARED = dict.fromkeys((Path(path).stem for path in FROM_A_MODEL), PARTS)
+SHARED |= {"sde": PARTS, "sde_msmarco_seqio": PARTS, "quickstart": PARTS, "ade": ()}
 
 # Encoder parameters of the published models; the embedding table and the projection are left out.
 ENCODER_PARAMETERS = {
     "t5_1_0_small": 18.9e6, "t5_1_0_base": 85.0e6, "t5_1_0_large": 302e6, "t5_1_0_3b": 1208e6, "t5_1_0_11b": 4832e6,
     "t5_1_1_small": 18.9e6, "t5_1_1_base": 85.0e6, "t5_1_1_large": 308e6, "t5_1_1_xl": 1158e6, "t5_1_1_xxl": 4631e6,
-    "bert_base": 85.1e6, "roberta_base": 85.1e6, "minilm_l6": 10.65e6,
+    "bert_base": 85.1e6, "roberta_base": 85.1e6, "ance_roberta": 85.1e6, "minilm_l6": 10.65e6,
 }  # fmt: skip
 
 
@@ -38,7 +43,7 @@ def pretrained(tmp_path_factory):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipe_builds_and_nothing_in_it_is_unread(recipe, request):
-    needed = [f"MODEL={request.getfixturevalue('pretrained')}"] if "fine_tune" in recipe else []
+    needed = [f"MODEL={request.getfixturevalue('pretrained')}"] if recipe in FROM_A_MODEL else []
     built = read_recipe([recipe, "models/t5_1_1_tiny.gin"], needed)
     built.check()
     assert tuple(built.model.shared) == SHARED.get(Path(recipe).stem, ("projection",))
@@ -57,6 +62,37 @@ def test_recipe_is_short_and_begins_with_what_it_is(recipe):
     assert len(lines) <= 30
     comment = "\n".join(line for line in lines if line.startswith("#"))
     assert f"--gin_file={recipe}" in comment or "de-jax quickstart" in comment
+
+
+def test_recipe_of_a_loss_over_mined_negatives_needs_their_folder(pretrained):
+    with pytest.raises(InputError, match="the loss needs mined negatives"):
+        read_recipe(["recipes/bm25_neg.gin"], [f"MODEL={pretrained}", "beir_pairs.negatives_dir="]).check()
+
+
+def test_ances_head_on_roberta_is_new_and_scores_by_dot_products(tmp_path):
+    write_encoder(tmp_path, "roberta")
+    sizes = {"vocab_size": 17, "model_dim": 32, "num_layers": 2, "num_heads": 4, "mlp_dim": 48}
+    sizes |= {"max_positions": 50, "num_token_types": 2}
+    settings = [f"MODEL={tmp_path}", *(f"BertConfig.{name}={size}" for name, size in sizes.items())]
+    for recipe in ("rand_neg", "nce_neg", "bm25_neg", "bm25_rand_neg"):
+        built = read_recipe([f"recipes/{recipe}.gin", "models/ance_roberta.gin"], settings)
+        tower = built.model.doc
+        assert (tower.pooling, tower.projection_dim, tower.projection_norm, tower.normalize) == ("first", 768, True, False)
+        assert configurables.setting(built.loss, "temperature") == 1.0
+    fresh = jax.device_put(built.model.init(jax.random.key(0)), sharding.replicated(sharding.make_mesh()))
+    with pytest.raises(InputError, match="shared/projection/bias for one"):
+        initial_params(built.init_from, fresh)
+    started, there = initial_params(built.init_from, fresh, new=(".*/projection/.*",))["shared"], checkpoints.read(tmp_path).params
+    np.testing.assert_array_equal(started["projection"]["kernel"], fresh["shared"]["projection"]["kernel"])
+    for part in ("embedder", "encoder"):
+        jax.tree.map(np.testing.assert_array_equal, started[part], there["shared"][part])
+
+
+def test_a_stage_may_normalise_what_it_starts_from(pretrained):
+    settings = [f"MODEL={pretrained}", "beir_pairs.negatives_dir=some"]
+    for value in (True, False):
+        built = read_recipe(["recipes/bm25_neg.gin"], [*settings, f"pretrained_tower.normalize={value}"])
+        assert (built.model.query.normalize, built.model.doc.normalize) == (value, value)
 
 
 @pytest.mark.parametrize("model", MODELS)

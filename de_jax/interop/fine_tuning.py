@@ -31,6 +31,7 @@ def pretrained_tower(
     *,
     source: str = "",
     tower: str = "query",
+    normalize: bool | None = None,
     dtype: str | None = None,
     dropout_rate: float | None = None,
     remat: str | None = None,
@@ -41,12 +42,14 @@ def pretrained_tower(
     Args:
         source: a folder, or a name of the Hugging Face hub.
         tower: which of its towers, "query" or "doc".
+        normalize: whether embeddings have length 1; None as the model has it.
         dtype, dropout_rate, remat, scan_layers: of the encoder, where they should differ from the model's.
     """
     config: TowerConfig = getattr(_sizes(source).model, _checked(tower))
     given = {"dtype": dtype, "dropout_rate": dropout_rate, "remat": remat, "scan_layers": scan_layers}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, **changes))  # type: ignore[type-var]
+    encoder = dataclasses.replace(config.encoder, **changes)  # type: ignore[type-var]
+    return dataclasses.replace(config, encoder=encoder, normalize=config.normalize if normalize is None else normalize)
 
 
 def pretrained_tokenizer(*, source: str = "", tower: str = "query") -> Tokenizer:
