@@ -28,7 +28,6 @@ from de_jax.data import layout
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.train import Recipe
 from de_jax.training import plan
-from de_jax.training.train_step import make_train_step
 from de_jax.types import Batch, InputError, Packed
 
 LOSSES = ("in_batch_softmax", "samtone")
@@ -72,8 +71,7 @@ class Ours:
     def __init__(self, recipe: Recipe, batches: list[Batch]) -> None:
         self.state = jax.jit(recipe.init)()
         self._batches = batches
-        step = make_train_step(recipe.trained, recipe.loss, recipe.make_tx(jax.eval_shape(recipe.init).params))
-        jitted = jax.jit(step, donate_argnums=0)
+        jitted = jax.jit(recipe.train_step(jax.eval_shape(recipe.init).params), donate_argnums=0)
         self._compiled = {_shape(batch): jitted.lower(self.state, batch).compile() for batch in batches}
         self.last_loss = float("nan")
 

@@ -30,7 +30,7 @@ from de_jax.interop.fine_tuning import InitFrom, initial_params
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval import encode
 from de_jax.retrieval.index import ExactIndex
-from de_jax.training import distributed, faults, run_log, sharding, sharding_rules
+from de_jax.training import distributed, faults, grad_norms, run_log, sharding, sharding_rules
 from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
 from de_jax.training.chunked import ChunkedModel
 from de_jax.training.dev_evaluation import EvaluateOnDev
@@ -40,8 +40,8 @@ from de_jax.training.optimizer import OptimizerFn, Schedule, make_optimizer
 from de_jax.training.preemption import StopOnTerminate
 from de_jax.training.profile import ProfileSteps
 from de_jax.training.run import BEST_DIR, CHECKPOINTS_DIR, Run, describe_run
-from de_jax.training.train_step import init_state, make_train_step
-from de_jax.types import Batch, Batches, InputError, LossFn, TrainState
+from de_jax.training.train_step import TrainStep, init_state, make_train_step
+from de_jax.types import Batch, Batches, InputError, LossFn, Params, TrainState
 
 
 class Recipe:
@@ -66,6 +66,8 @@ class Recipe:
             `interop.checkpoints.read` knows them; or {"query": one, "doc": another}.
         init_new: patterns of parameters that start fresh although there is an `init_from`.
         seed: of the initial parameters and of dropout.
+        grad_norm_groups: logs the norm of the gradient before clipping by group, see `grad_norms`: "thirds", or a pattern over
+            parameter paths by name, such as {"bottom": ".*/layers_[0-3]/.*"}; None logs that of the whole only.
         log_every_steps: updates that one line of the log averages.
         save_every_steps: updates between checkpoints.
         evaluate_every_steps: updates between evaluations on the dev set.
@@ -93,6 +95,7 @@ class Recipe:
         init_from: InitFrom | None = None,
         init_new: Sequence[str] = (),
         seed: int = 0,
+        grad_norm_groups: Mapping[str, str] | str | None = None,
         log_every_steps: int = 50,
         save_every_steps: int = 1000,
         evaluate_every_steps: int = 1000,
@@ -109,7 +112,7 @@ class Recipe:
         self.trained = ChunkedModel(model, num_chunks) if num_chunks > 1 else model
         self.num_chunks, self.sharding_rules = num_chunks, sharding_rules
         self.schedule = schedule(peak=learning_rate, num_steps=num_steps)
-        self.num_steps, self.seed = num_steps, seed
+        self.num_steps, self.seed, self.grad_norm_groups = num_steps, seed, grad_norm_groups
         self.init_from, self.init_new = init_from, init_new
         self.make_tx = functools.partial(
             make_optimizer,
@@ -126,6 +129,11 @@ class Recipe:
     def init(self) -> TrainState:
         """The state before the first step."""
         return init_state(self.model, self.make_tx, jax.random.key(self.seed))
+
+    def train_step(self, params: Params) -> TrainStep:
+        """One update of these parameters, arrays or their shapes; see `training.train_step`."""
+        group_norms = grad_norms.group_norms(params, self.grad_norm_groups)
+        return make_train_step(self.trained, self.loss, self.make_tx(params), group_norms)
 
     def memory_settings(self, batch_size: int) -> dict[str, Any]:
         """The settings that decide how much memory a step takes, by name."""
@@ -145,7 +153,7 @@ class Recipe:
         tokens, ids = (jax.ShapeDtypeStruct(shape, np.int32) for shape in ((num_rows, 8), (num_rows,)))
         batch = Batch(tokens, tokens, ids, ids, **self._mined_shapes(num_rows))
         try:
-            jax.eval_shape(make_train_step(self.trained, self.loss, self.make_tx(state.params)), state, batch)
+            jax.eval_shape(self.train_step(state.params), state, batch)
         except ValueError as error:
             raise InputError(str(error)) from error
         return state
@@ -180,8 +188,7 @@ def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
         StopOnTerminate() as terminate,
     ):
         like = sharding_rules.with_shardings(abstract, shardings)
-        train_step = make_train_step(recipe.trained, recipe.loss, recipe.make_tx(abstract.params))
-        step_fn = sharding_rules.compiled_step(train_step, shardings, mesh)
+        step_fn = sharding_rules.compiled_step(recipe.train_step(abstract.params), shardings, mesh)
         with _faults_explained(recipe, data, checkpoints, mesh, like, step_fn):
             state = _first_state(recipe, like, checkpoints)
             checkpoints.remove_old()

@@ -22,7 +22,6 @@ import numpy as np
 from de_jax import command, configurables
 from de_jax.train import Recipe, parse_with_settings, read_recipe
 from de_jax.training import plan, sharding, sharding_rules
-from de_jax.training.train_step import make_train_step
 from de_jax.types import InputError
 
 GIB = 2**30
@@ -57,8 +56,7 @@ def plan_run(recipe: Recipe, topology: plan.Topology, *, effort: float, **shape:
         sharding.check_batch_size(rows, mesh, recipe.num_chunks)
     configurables.check_all_used(but=recipe.data)
     shardings = sharding_rules.state_shardings(state, mesh, recipe.sharding_rules)
-    train_step = make_train_step(recipe.trained, recipe.loss, recipe.make_tx(state.params))
-    step = sharding_rules.compiled_step(train_step, shardings, mesh)
+    step = sharding_rules.compiled_step(recipe.train_step(state.params), shardings, mesh)
     compiled = plan.compile_for(mesh, step, state, plan.batch_shapes(**shape), effort=effort)
     return {
         "topology": topology.name,

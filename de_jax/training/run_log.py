@@ -72,7 +72,7 @@ class LogMetrics:
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
         self.flush()
-        if self._window is None:
+        if self._window is None or self._window.sums.keys() != metrics.keys():  # a run that goes on with other metrics
             self._window = _Window(1, *_first(metrics))
         else:
             count, sums, num_finite = self._window

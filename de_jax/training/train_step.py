@@ -40,11 +40,17 @@ def init_state(model: Model, make_tx: Callable[[Params], optax.GradientTransform
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=make_tx(params).init(params), rng=key)
 
 
-def make_train_step(model: Model, loss: LossFn, tx: optax.GradientTransformation) -> TrainStep:
+def make_train_step(
+    model: Model, loss: LossFn, tx: optax.GradientTransformation, group_norms: Callable[[Params], Metrics] = lambda gradients: {}
+) -> TrainStep:
     """A function from (state, global batch) to (next state, metrics).
 
     The loss sees the whole batch, wherever its rows lie, so in-batch negatives span every device and the gradient is that of
     one device. Randomness is a function of the step: a resumed run repeats it.
+
+    Args:
+        model, loss, tx: what is trained, and how.
+        group_norms: of the gradients as they are before `tx` clips them, by name; see `grad_norms`. They become metrics.
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -56,7 +62,8 @@ def make_train_step(model: Model, loss: LossFn, tx: optax.GradientTransformation
         (value, parts), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
         updates, opt_state = tx.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = {"loss": value, "grad_norm": optax.global_norm(gradients), **parts}
+        norms = {f"grad_norm/{name}": norm for name, norm in group_norms(gradients).items()}
+        metrics = {"loss": value, "grad_norm": optax.global_norm(gradients), **norms, **parts}
         return TrainState(state.step + 1, params, opt_state, state.rng), metrics
 
     return train_step

@@ -12,6 +12,7 @@ from jax._src.array import ArrayImpl  # what waits for a device has no public na
 from toy_run import arguments
 
 from de_jax import train
+from de_jax.training import run_log
 from de_jax.training.fit import fit
 
 COMPILATION = "/jax/core/compile/backend_compile_duration"
@@ -70,7 +71,7 @@ def test_nothing_is_compiled_and_nothing_waited_for_between_logs(steps, dataset_
     """Logged every 10 updates, each line one update late; evaluated every 20, saved every 40, and all with the last update."""
     periods = {"train__log_every_steps": 10, "train__evaluate_every_steps": 20, "train__save_every_steps": 40}
     jax.clear_caches()  # other tests may have compiled the same towers in this process
-    train.main(arguments(dataset_dir, tmp_path / "run", train__num_steps=80, **periods))
+    train.main(arguments(dataset_dir, tmp_path / "run", train__num_steps=80, train__grad_norm_groups="thirds", **periods))
     # By the updates done before: what happens in update 20 and in the hooks after it is counted under 19.
     start, second_update, first_line, first_evaluation = (-1, 0), 1, 9, 19
     new_shapes = set(steps.first_of_shape.values())
@@ -79,6 +80,8 @@ def test_nothing_is_compiled_and_nothing_waited_for_between_logs(steps, dataset_
     assert all(steps.compilations[step] == 1 for step in new_shapes if step > first_evaluation)
     assert {0, first_evaluation} <= set(steps.compilations)
     assert {step for step in steps.waits if step > 0} == {10, 19, 30, 39, 50, 59, 70, 79, 80}
+    lines = [line for line in run_log.read_metrics(tmp_path / "run" / run_log.METRICS_FILE) if "loss" in line]
+    assert all(0 < line["grad_norm/middle"] < line["grad_norm"] for line in lines)
 
 
 @pytest.mark.slow

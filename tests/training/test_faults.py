@@ -58,6 +58,17 @@ def test_window_that_was_saved_unfinished_goes_on_as_if_nothing_had_been():
     assert [step for step, _ in whole] == [4, 8, 12]
 
 
+def test_window_that_was_saved_with_other_metrics_is_begun_anew():
+    seen = []
+    hook = log(seen)
+    hook(1, STATE, metrics(5.0))
+    hook = log(seen, begun=hook.unfinished())
+    for step, loss in ((2, 1.0), (3, 2.0), (4, 3.0)):
+        hook(step, STATE, metrics(loss) | {"grad_norm/top": jnp.ones(())})
+    hook.flush()
+    assert seen == [(4, 2.0)]
+
+
 class ByToken:
     """Embeds a text as its first token; token 13 as no number."""
 

@@ -14,7 +14,6 @@ from de_jax.models.t5 import T5Config
 from de_jax.train import read_recipe
 from de_jax.training import hlo, plan, sharding_rules
 from de_jax.training.sharding import make_mesh, replicated
-from de_jax.training.train_step import make_train_step
 from de_jax.types import InputError
 
 TINY = ("vocab_size=64", "model_dim=128", "num_layers=1", "num_heads=2", "head_dim=16", "mlp_dim=64", "dropout_rate=0.0")
@@ -26,8 +25,7 @@ def step_on(topology_name, *settings):
     recipe = read_recipe(["recipes/sde.gin"], [*(f"T5Config.{setting}" for setting in TINY), *settings])
     mesh, state = recipe.mesh(devices=plan.open_topology(topology_name).devices), recipe.check()
     shardings = sharding_rules.state_shardings(state, mesh, recipe.sharding_rules)
-    train_step = make_train_step(recipe.trained, recipe.loss, recipe.make_tx(state.params))
-    step = sharding_rules.compiled_step(train_step, shardings, mesh)
+    step = sharding_rules.compiled_step(recipe.train_step(state.params), shardings, mesh)
     return step, sharding_rules.with_shardings(state, shardings), mesh, recipe.model.query.encoder
 
 
