@@ -24,11 +24,12 @@ import numpy as np
 from de_jax import command, configurables
 from de_jax.data.batches import prefetch
 from de_jax.data.files import atomic_file
+from de_jax.data.passages import PassageStore
 from de_jax.data.training_set import DevSet, TrainingSet
 from de_jax.evaluation import metrics as metrics_
 from de_jax.interop.fine_tuning import InitFrom, initial_params
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.retrieval import encode
+from de_jax.retrieval import encode, maxp
 from de_jax.retrieval.index import ExactIndex
 from de_jax.training import distributed, faults, grad_norms, run_log, sharding, sharding_rules
 from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
@@ -150,13 +151,21 @@ class Recipe:
         """The shapes of the state, after a step was traced without computing anything: what is wrong here raises here."""
         state = jax.eval_shape(self.init)
         num_rows = 8 * self.num_chunks
-        tokens, ids = (jax.ShapeDtypeStruct(shape, np.int32) for shape in ((num_rows, 8), (num_rows,)))
-        batch = Batch(tokens, tokens, ids, ids, **self._mined_shapes(num_rows))
+        shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, np.int32)  # noqa: E731
+        ids, doc = shape(num_rows), shape(num_rows, *self._doc_shape())
+        batch = Batch(shape(num_rows, 8), doc, ids, ids, **self._mined_shapes(num_rows))
         try:
             jax.eval_shape(self.train_step(state.params), state, batch)
         except ValueError as error:
             raise InputError(str(error)) from error
         return state
+
+    def _doc_shape(self) -> tuple[int, ...]:
+        """A document of a batch: its tokens, or those of its passages."""
+        with contextlib.suppress(KeyError):  # a source of batches that knows no passages
+            if (most := configurables.setting(self.data, "max_passages")) > 1:
+                return most, 8
+        return (8,)
 
     def _mined_shapes(self, num_rows: int) -> dict[str, Any]:
         """The hard negatives of a batch as shapes, where the data will have some."""
@@ -165,7 +174,8 @@ class Recipe:
             if configurables.setting(self.data, "negatives_dir"):
                 for name, ids in (("neg_docs", "neg_doc_ids"), ("neg_queries", "neg_query_ids")):
                     if number := configurables.setting(self.data, f"num_{name}"):
-                        shapes[name] = jax.ShapeDtypeStruct((num_rows, number, 8), np.int32)
+                        text = self._doc_shape() if name == "neg_docs" else (8,)
+                        shapes[name] = jax.ShapeDtypeStruct((num_rows, number, *text), np.int32)
                         shapes[ids] = jax.ShapeDtypeStruct((num_rows, number), np.int32)
         return shapes
 
@@ -259,6 +269,7 @@ def _describe(recipe: Recipe, run_dir: Path, data: TrainingSet) -> None:
         doc_tokenizer=data.doc_tokenizer,
         max_query_length=data.max_query_length,
         max_doc_length=data.max_doc_length,
+        max_passages=data.max_passages,
     )
     settings, path = configurables.operative(), run_dir / "config.gin"
     before = path.read_text().splitlines() if path.exists() else settings.splitlines()
@@ -340,6 +351,7 @@ def _hooks(
             data.doc_tokenizer,
             data.max_query_length,
             data.max_doc_length,
+            data.max_passages,
         )
         hooks.append(
             EvaluateOnDev(
@@ -370,10 +382,14 @@ def _hooks(
 def score_dev(run: Run, dev: DevSet) -> dict[str, float]:
     """nDCG@10, MRR@10 and Recall@100 of a run's parameters on the dev set."""
     queries = encode.queries(run, dev.query_store, rows=dev.query_rows)
-    docs = encode.docs(run, dev.doc_store, rows=dev.doc_rows)
-    doc_ids = [dev.doc_store.ids[int(row)] for row in dev.doc_rows]
+    store, rows = maxp.passages_of(run, dev.doc_store) or dev.doc_store, dev.doc_rows
+    if isinstance(store, PassageStore):
+        passages = store.of_docs(rows)
+        rows = passages[passages >= 0]
+    row_ids = [store.ids[int(row)] for row in rows]
+    index, doc_ids = maxp.of_docs(ExactIndex(encode.docs(run, store, rows=rows), row_ids), row_ids)
     query_ids = [dev.query_store.ids[int(row)] for row in dev.query_rows]
-    ranking = ExactIndex(docs, doc_ids).search(queries, k=min(101, len(doc_ids)))
+    ranking = index.search(queries, k=min(101, len(doc_ids)))
     return metrics_.evaluate(ranking, query_ids, doc_ids, dev.qrels)
 
 

@@ -7,6 +7,7 @@ Axis letters used in every shape of this code base:
     B   rows of a batch: one query with one of its positive documents
     L   tokens of a padded text (Lq of a query, Ld of a document); token id 0 is padding, everywhere
     N   hard negative documents of a row          M   hard negative queries of a row
+    C   passages of a document, at most
     D   dimensions of an embedding                V   entries of a vocabulary
     R   rows of packed texts                      S   texts that such a row has room for
     H   attention heads                           q   queries of a search
@@ -39,12 +40,13 @@ class Packed(NamedTuple):
 
     tokens: Array  # [R, L]; 0 after a row's last text
     lengths: Array  # [R, S] tokens of each text of a row; 0 where it has fewer than S
-    slots: Array  # [*] where each text of the batch is: row * S + its place in the row
+    slots: Array  # [*] where each text of the batch is: row * S + its place in the row; -1 where there is none
 
 
 class Batch(NamedTuple):
     """Token ids, int32, 0 is padding; each of the four kinds of text may be `Packed`. Ids are rows of the token stores, int32;
-    `PADDING_ID` marks a filler row.
+    `PADDING_ID` marks a filler row. Documents of several passages (MaxP) have one more axis: [B, C, Ld] and [B, N, C, Ld], zeros
+    where a document has fewer than C.
     """
 
     query: Array  # [B, Lq]

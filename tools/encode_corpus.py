@@ -2,7 +2,8 @@
 
 python -m tools.encode_corpus --run_dir=runs/sde --dataset_dir=data/beir/scifact --out_dir=embeddings/scifact
 
-The folder gets embeddings.npy (float32 [documents, D]), ids.json and, when all is complete, manifest.json.
+The folder gets embeddings.npy (float32 [documents, D]), ids.json and, when all is complete, manifest.json. By a run with several
+passages a document (MaxP) it has a row for each passage, under the document's id.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from de_jax.data import beir, files
 from de_jax.data.corpus import cached_token_store
 from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import open_embeddings
+from de_jax.retrieval.maxp import passages_of
 from de_jax.training.run import load_run
 from de_jax.types import InputError
 
@@ -29,14 +31,16 @@ def main(argv: list[str] | None = None) -> None:
     if not corpus.is_file():
         raise InputError(f"{corpus} does not exist; give a corpus in .jsonl or .tsv, plain or .gz.")
     run = load_run(args.run_dir, args.step)
-    store = cached_token_store(corpus, run.doc_tokenizer, files.cache_dir() / "token_stores")
+    docs = cached_token_store(corpus, run.doc_tokenizer, files.cache_dir() / "token_stores")
     max_length = args.max_doc_length or run.max_doc_length
+    store = passages_of(run._replace(max_doc_length=max_length), docs) or docs
     batching = {name: getattr(args, name) for name in ("tokens_per_batch", "length_multiple", "texts_per_shard")}
     with tqdm(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
         encode.docs_to_dir(run, store, args.out_dir, max_length=max_length, progress=bar.update, **batching)
     _, embeddings, _ = open_embeddings(args.out_dir)
-    num_docs, dim = embeddings.shape
-    print(json.dumps({"out_dir": args.out_dir, "step": run.step, "num_docs": num_docs, "dim": dim, "max_doc_length": max_length}))
+    report = {"out_dir": args.out_dir, "step": run.step, "num_docs": docs.num_texts, "dim": embeddings.shape[1]}
+    passages = {"num_passages": len(embeddings)} if run.max_passages > 1 else {}
+    print(json.dumps({**report, "max_doc_length": max_length, **passages}))
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -42,6 +42,7 @@ def main(argv: list[str] | None = None) -> None:
         "shared": list(run.model.shared),
         "max_query_length": run.max_query_length,
         "max_doc_length": run.max_doc_length,
+        "max_passages": run.max_passages,
         "num_parameters": _counts(run),
         "last": lines[-1] if lines else None,
         "best_dev": max((line for line in lines if "dev/ndcg@10" in line), key=lambda line: line["dev/ndcg@10"], default=None),

@@ -23,6 +23,7 @@ from de_jax.data import beir, files
 from de_jax.data.corpus import cached_token_store
 from de_jax.retrieval import encode, faiss_index
 from de_jax.retrieval.embedding_files import open_embeddings
+from de_jax.retrieval.maxp import of_docs, passages_of
 from de_jax.retrieval.searcher import Searcher
 from de_jax.training.run import Run, load_run
 from de_jax.types import InputError
@@ -51,14 +52,16 @@ def _open(
     if args.embeddings_dir:
         folder = Path(args.embeddings_dir)
     else:
-        store = cached_token_store(corpus, run.doc_tokenizer, files.cache_dir() / "token_stores")
+        docs = cached_token_store(corpus, run.doc_tokenizer, files.cache_dir() / "token_stores")
+        store = passages_of(run, docs) or docs
         with tqdm(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
             folder = encode.cached_docs(run, store, Path(args.dataset_dir).resolve().name, progress=bar.update)
-    ids, embeddings, manifest = open_embeddings(folder)
+    row_ids, embeddings, manifest = open_embeddings(folder)
     if args.embeddings_dir and manifest["model"] != encode.model_hash(run, "doc"):
         raise InputError(f"{folder} is not by step {run.step} of {args.run_dir}; run encode_corpus with it again.")
+    index, ids = of_docs(build_index(embeddings, row_ids, folder), row_ids)
     beir.require_known(ids, texts, f"{args.embeddings_dir or run.run_dir}: documents that are not in {corpus}")
-    return Searcher(run, ids, build_index(embeddings, ids, folder), texts)
+    return Searcher(run, ids, index, texts)
 
 
 def _prompt(searcher: Searcher, k: int, num_docs: int) -> None:

@@ -18,6 +18,7 @@ from jaxtyping import Int32, Int64
 
 from de_jax.data import beir, layout
 from de_jax.data.corpus import TokenStore
+from de_jax.data.passages import PassageStore
 from de_jax.types import PADDING_ID, Batch, Batches, InputError
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ NegativesAt = Callable[[int], Mapping[str, "Negatives"]]
 
 _IDS = {"query": "query_id", "doc": "doc_id", "neg_docs": "neg_doc_ids", "neg_queries": "neg_query_ids"}
 _MINED = ("neg_docs", "neg_queries")
+_DOCS = ("doc", "neg_docs")
 
 
 class Negatives(NamedTuple):
@@ -86,6 +88,7 @@ def pair_batches(
     length_multiple: int = 32,
     row_multiple: int = 1,
     negatives: NegativesAt | None = None,
+    passages: PassageStore | None = None,
     epoch_order: Callable[[int], np.ndarray] | None = None,
     host_index: int = 0,
     num_hosts: int = 1,
@@ -106,6 +109,7 @@ def pair_batches(
             the maximum length), so that shapes are few.
         row_multiple: the rows of packed texts of the global batch are a multiple of it.
         negatives: hard negatives of each pair.
+        passages: of the documents of `doc_store`, for MaxP; each then comes as its passages.
         epoch_order: the rows of `pairs` that make up an epoch, by its number, in shuffled order (`mixing.mixed_epochs`); by
             default every pair once.
         host_index, num_hosts: this host gets rows [host_index * B / num_hosts, ...) of every batch.
@@ -117,11 +121,12 @@ def pair_batches(
     plan = _EpochPlan(pairs, batch_size, seed, unique_in_batch, epoch_order)
     host_size = batch_size // num_hosts
     host_rows = slice(host_index * host_size, (host_index + 1) * host_size)
-    sides = {"query": (query_store, max_query_length), "doc": (doc_store, max_doc_length)}
+    sides: dict[str, tuple[TokenStore | PassageStore, int]]
+    sides = {"query": (query_store, max_query_length), "doc": (passages or doc_store, max_doc_length)}
     sides |= {"neg_queries": sides["query"], "neg_docs": sides["doc"]}
 
     def rows_of(number: int, in_force: Mapping[str, Negatives]) -> dict[str, np.ndarray]:
-        """The store rows of all texts of a global batch."""
+        """The queries and documents of a global batch, as rows of their stores."""
         epoch, step = divmod(number, plan.num_batches)
         chosen = plan.epoch(epoch)[step]
         rows = {"query": pairs[chosen, 0], "doc": pairs[chosen, 1]}
@@ -130,8 +135,12 @@ def pair_batches(
         }
         return rows | drawn
 
+    def texts_of(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The texts that are encoded: documents, or their passages."""
+        return {name: passages.of_docs(own) if passages and name in _DOCS else own for name, own in rows.items()}
+
     first = negatives(0) if negatives else {}
-    sample = [rows_of(number, first) for number in range(min(_SAMPLE_BATCHES, plan.num_batches))]
+    sample = [texts_of(rows_of(number, first)) for number in range(min(_SAMPLE_BATCHES, plan.num_batches))]
 
     def layout_of(name: str) -> layout.Layout:
         if not pack:
@@ -146,7 +155,7 @@ def pair_batches(
             raise ValueError(f"the first step is {start}; steps count from 0")
         for number in itertools.count(start):
             rows = rows_of(number, negatives(number) if negatives else {})
-            texts = {name: lay_out[name](all_rows, host_index) for name, all_rows in rows.items()}
+            texts = {name: lay_out[name](all_texts, host_index) for name, all_texts in texts_of(rows).items()}
             yield Batch(**texts, **{_IDS[name]: all_rows[host_rows] for name, all_rows in rows.items()})
 
     return batches

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from de_jax.data.corpus import TokenStore
+from de_jax.data.passages import PassageStore
 from de_jax.types import Array, Packed
 
 Layout = Callable[[np.ndarray, int], Array | Packed]
@@ -23,7 +24,7 @@ _NUM_SIZES = 16
 """Packed batches differ in their number of rows by about one part in so many, so that few shapes are compiled."""
 
 
-def padded(store: TokenStore, max_length: int, *, length_multiple: int, num_hosts: int = 1) -> Layout:
+def padded(store: TokenStore | PassageStore, max_length: int, *, length_multiple: int, num_hosts: int = 1) -> Layout:
     """One text a row, as wide as the longest of the batch rounded up to a multiple of `length_multiple`, at most `max_length`."""
     lengths = store.lengths(max_length)
 
@@ -37,7 +38,7 @@ def padded(store: TokenStore, max_length: int, *, length_multiple: int, num_host
 
 
 def packed(
-    store: TokenStore, max_length: int, *, sample: Sequence[np.ndarray], row_multiple: int = 1, num_hosts: int = 1
+    store: TokenStore | PassageStore, max_length: int, *, sample: Sequence[np.ndarray], row_multiple: int = 1, num_hosts: int = 1
 ) -> Layout:
     """Several texts a row; the number of rows depends on the batch alone and is nearly always the same.
 
@@ -59,11 +60,10 @@ def packed(
     host_multiple = -(-row_multiple // num_hosts)
 
     def fitted(texts: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        sizes = np.where(texts >= 0, lengths[texts], 0)
-        return [fit(share.reshape(-1), row_length, max_texts) for share in np.split(sizes, num_hosts)]
+        return [fit(lengths[share[share >= 0]], row_length, max_texts) for share in np.split(texts, num_hosts)]
 
     def rows_of(placed: list[tuple[np.ndarray, np.ndarray]]) -> int:
-        return max(int(row.max()) + 1 for row, _ in placed)
+        return max(int(row.max(initial=0)) + 1 for row, _ in placed)
 
     needed = max(rows_of(fitted(texts)) for texts in sample)
     step = host_multiple * max(1, needed // (_NUM_SIZES * host_multiple))
@@ -73,10 +73,13 @@ def packed(
         placed = fitted(texts)
         num_rows = max(usual, _round_up(rows_of(placed), step))
         share = np.split(texts, num_hosts)[host]
-        sizes = np.where(share >= 0, lengths[share], 0).reshape(-1)
-        tokens = store.pad(share.reshape(-1), max_length, int(sizes.max()))
+        is_text = share >= 0
+        sizes = lengths[share[is_text]]
+        tokens = store.pad(share[is_text], max_length, int(sizes.max(initial=0)))
         packed = fill(tokens, sizes, *placed[host], num_rows=num_rows, row_length=row_length, max_texts=max_texts)
-        return packed._replace(slots=packed.slots.reshape(share.shape))
+        slots = np.full(share.shape, -1, np.int32)
+        slots[is_text] = packed.slots
+        return packed._replace(slots=slots)
 
     return lay_out
 

@@ -13,7 +13,8 @@ from de_jax.data import batches as batches_
 from de_jax.data import beir, files
 from de_jax.data.corpus import TokenStore, cached_token_store
 from de_jax.data.negatives import MinedNegatives, follow
-from de_jax.data.text import Tokenizer, load_tokenizer
+from de_jax.data.passages import PassageStore
+from de_jax.data.text import PromptedTokenizer, Tokenizer, load_tokenizer
 from de_jax.types import Batches, InputError
 
 
@@ -40,6 +41,7 @@ class TrainingSet(NamedTuple):
     query_ids: Sequence[str] | None = None  # by `Batch.query_id`, where that is a row of something
     doc_ids: Sequence[str] | None = None
     mined: MinedNegatives | None = None
+    max_passages: int = 1  # of a document
 
 
 def beir_pairs(
@@ -50,6 +52,7 @@ def beir_pairs(
     batch_size: int = 512,
     max_query_length: int = 64,
     max_doc_length: int = 256,
+    max_passages: int = 1,
     split: str = "train",
     dev_split: str | None = None,
     dev_max_queries: int = 1000,
@@ -75,6 +78,8 @@ def beir_pairs(
         doc_tokenizer: the document tower's, where it differs.
         batch_size: rows of the global batch.
         max_query_length, max_doc_length: tokens, special ones included.
+        max_passages: how many passages of `max_doc_length` tokens a document is at most; it scores as its best one (ANCE's MaxP; 1
+            is FirstP). See `DualEncoder.embed` for what that means for the losses.
         split: whose judgements are the training pairs.
         dev_split: whose judgements score checkpoints; None for no evaluation while training.
         dev_max_queries: a fixed random sample of the dev queries, so that an evaluation stays short.
@@ -116,6 +121,7 @@ def beir_pairs(
         length_multiple=length_multiple,
         row_multiple=row_multiple,
         negatives=mined.at if mined else None,
+        passages=_passages(stores[1], tokenizers["doc"], max_doc_length, max_passages),
         host_index=host_index,
         num_hosts=num_hosts,
     )
@@ -133,6 +139,7 @@ def beir_pairs(
         query_ids=stores[0].ids,
         doc_ids=stores[1].ids,
         mined=mined,
+        max_passages=max_passages,
     )
 
 
@@ -140,6 +147,15 @@ def text_hashes(dataset_dir: str | Path) -> dict[str, str]:
     """What tells the texts of a BEIR folder from others: hex SHA-256 of the file of "queries" and of that of "docs"."""
     names = {"queries": "queries", "docs": "corpus"}
     return {kind: files.sha256_of(beir.find_file(dataset_dir, name)) for kind, name in names.items()}
+
+
+def _passages(docs: TokenStore, tokenizer: Tokenizer, length: int, max_passages: int) -> PassageStore | None:
+    """The passages of documents; None where each is one text."""
+    if max_passages == 1:
+        return None
+    if isinstance(tokenizer, PromptedTokenizer):
+        raise InputError("only a document's first passage would have the prompt; set beir_pairs.max_passages to 1.")
+    return PassageStore(docs, length, max_passages=max_passages)
 
 
 def _opened(tokenizer: str | Tokenizer) -> Tokenizer:

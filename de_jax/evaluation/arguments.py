@@ -47,6 +47,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     run.add_argument("--max_query_length", type=int, help="tokens; default the run's")
     run.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
+    run.add_argument("--max_passages", type=int, help="of so many tokens, of a document; the best one counts; default the run's")
     run.add_argument("--query_prompt", help='before every query, such as "query: "; default the run\'s, "" for none')
     run.add_argument("--doc_prompt", help="before every document; default the run's")
     run.add_argument("--embedding_dim", type=int, help="the first so many dimensions, for a Matryoshka model; default all")
@@ -105,6 +106,10 @@ def run(args: argparse.Namespace) -> Run | None:
         tokenizer = getattr(loaded, f"{tower}_tokenizer")
         changes[f"{tower}_tokenizer"] = with_prompt(tokenizer, getattr(args, f"{tower}_prompt"))
         loaded.model.check_length(tower, changes[f"max_{tower}_length"])
+    if args.max_passages is not None:
+        if args.max_passages < 1:
+            raise InputError(f"--max_passages is {args.max_passages}; give a document at least 1.")
+        changes["max_passages"] = args.max_passages
     if args.passage_length:
         loaded.model.check_length("doc", args.passage_length)
     return loaded._replace(**changes)

@@ -68,7 +68,7 @@ def embed(run: Run, task: Task, *, max_docs: int | None = None, seed: int = 0) -
     judged_ids = {doc_id for docs in task.qrels.values() for doc_id in docs}
     beir.count_docs(task.corpus, judged_ids)  # all of them are there
     if max_docs is None:
-        texts = encoded(run, task, Policy())
+        texts = encoded(run._replace(max_passages=1), task, Policy())
         return Texts(texts.query_ids, texts.doc_ids, texts.queries, texts.docs[:], task.qrels)
     folder = files.cache_dir() / "token_stores"
     query_store = cached_token_store(task.queries, run.query_tokenizer, folder, kind="queries")

@@ -21,8 +21,6 @@ from tqdm import tqdm
 from de_jax.data import beir, files
 from de_jax.data.beir import Qrels
 from de_jax.data.corpus import TokenStore, cached_token_store
-from de_jax.data.passages import PassageStore
-from de_jax.data.text import PromptedTokenizer
 from de_jax.evaluation import answers as answers_
 from de_jax.evaluation import fusion, metrics
 from de_jax.evaluation.metrics import Results
@@ -30,9 +28,9 @@ from de_jax.retrieval import encode, faiss_index
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import Truncated, open_embeddings
 from de_jax.retrieval.index import Index
-from de_jax.retrieval.maxp import MaxPIndex
+from de_jax.retrieval.maxp import MaxPIndex, passages_of
 from de_jax.training.run import Run
-from de_jax.types import InputError, Ranking
+from de_jax.types import Ranking
 
 Report = dict[str, Any]
 """A JSON object: what was scored and how, and the measures of "dense", "bm25" and "fusion" as far as they were asked for."""
@@ -142,9 +140,7 @@ def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
     """
     query_store, doc_store = _stores(run, task, policy)
     query_ids = _query_ids(task, query_store.ids)
-    if policy.passage_length and isinstance(run.doc_tokenizer, PromptedTokenizer):
-        raise InputError("only a document's first passage would have the prompt; give --doc_prompt='' or leave passages out.")
-    passages = PassageStore(doc_store, policy.passage_length, policy.passage_stride) if policy.passage_length else None
+    passages = passages_of(run, doc_store, policy.passage_length, policy.passage_stride)
     store = passages or doc_store
     with tqdm(total=store.num_texts, desc=f"encode {task.name}", unit=" docs", delay=0.5) as bar:
         name = task.corpus.parent.name  # several tasks share a corpus
@@ -235,6 +231,8 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
         settings |= {"step": run.step, "max_query_length": run.max_query_length, "max_doc_length": run.max_doc_length}
         settings |= {f"{tower}_prompt": getattr(getattr(run, f"{tower}_tokenizer"), "prompt", None) for tower in ("query", "doc")}
         settings |= {name: getattr(policy, name) for name in ("embedding_dim", "passage_length", "passage_stride")}
+        if run.max_passages > 1 and not policy.passage_length:
+            settings["max_passages"] = run.max_passages
         settings["index"] = policy.index_choice
     if run and policy.index_choice != "exact":
         settings |= policy.search._asdict()

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from de_jax.models.bert import BertConfig
 from de_jax.models.t5 import T5Config
@@ -91,6 +91,10 @@ class DualEncoder:
     ) -> Embeddings:
         """The whole batch through both towers: [B, D] queries and documents, [B, N, D] and [B, M, D] mined negatives.
 
+        A document of several passages is embedded as the passage that scores best for the query of its row (MaxP: Dai and Callan
+        2019, ANCE), so its score for that query is the maximum, with the gradient of a maximum. `ance` scores no others. Where a
+        loss lets other rows' queries meet the document, they meet that same passage, whose score is at most their maximum.
+
         Args:
             params: the model's.
             batch: token ids.
@@ -100,12 +104,20 @@ class DualEncoder:
         """
         rngs = [None] * 4 if rng is None else list(jax.random.split(rng, 4))
         encode_query, encode_doc = (wrap(functools.partial(self.encode_rows, tower)) for tower in ("query", "doc"))
+        query = _encode_texts(encode_query, params, batch.query, rngs[0])
+
+        def encode_docs(texts: Array | Packed | None, num_axes: int, rng: Array | None) -> Array | None:
+            embeddings = _encode_texts(encode_doc, params, texts, rng)
+            if texts is None or embeddings.ndim == num_axes:  # type: ignore[union-attr]
+                return embeddings
+            return _best_passages(query, embeddings, _has_text(texts))  # type: ignore[arg-type]
+
         return Embeddings(
-            query=_encode_texts(encode_query, params, batch.query, rngs[0]),
-            doc=_encode_texts(encode_doc, params, batch.doc, rngs[1]),
+            query=query,
+            doc=encode_docs(batch.doc, 2, rngs[1]),
             query_id=batch.query_id,
             doc_id=batch.doc_id,
-            neg_docs=_encode_texts(encode_doc, params, batch.neg_docs, rngs[2]),
+            neg_docs=encode_docs(batch.neg_docs, 3, rngs[2]),
             neg_doc_ids=batch.neg_doc_ids,
             neg_queries=_encode_texts(encode_query, params, batch.neg_queries, rngs[3]),
             neg_query_ids=batch.neg_query_ids,
@@ -194,9 +206,24 @@ def _encode_texts(encode: Any, params: Params, texts: Array | Packed | None, rng
         return None
     if isinstance(texts, Packed):
         embeddings = encode(params, texts.tokens, rng, texts.lengths)  # [R, S, D]
-        return jnp.take(embeddings.reshape(-1, embeddings.shape[-1]), texts.slots, axis=0)
+        found = jnp.take(embeddings.reshape(-1, embeddings.shape[-1]), jnp.maximum(texts.slots, 0), axis=0)
+        return jnp.where(_has_text(texts)[..., None], found, 0.0)
     # Merging a row's own texts into the sharded row axis keeps each on its row's device.
     return encode(params, texts.reshape(-1, texts.shape[-1]), rng).reshape(*texts.shape[:-1], -1)
+
+
+def _has_text(texts: Array | Packed) -> Bool[Array, " *t"]:
+    """Which of a batch's texts are there."""
+    return texts.slots >= 0 if isinstance(texts, Packed) else (texts != 0).any(axis=-1)
+
+
+def _best_passages(
+    query: Float[Array, "B D"], passages: Float[Array, "B *N C D"], is_there: Bool[Array, "B *N C"]
+) -> Float[Array, "B *N D"]:
+    """The embedding of each document's best passage for its row's query, of those that are there."""
+    scores = jnp.einsum("BD,B...CD->B...C", query, passages, precision="highest")
+    best = jnp.argmax(jnp.where(is_there, jax.lax.stop_gradient(scores), -jnp.inf), axis=-1)
+    return jnp.take_along_axis(passages, best[..., None, None], axis=-2).squeeze(axis=-2)
 
 
 def _tower_from_json(value: dict[str, Any]) -> TowerConfig:

@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from de_jax.data.corpus import TokenStore
+from de_jax.data.passages import PassageStore
+from de_jax.data.text import PromptedTokenizer
 from de_jax.retrieval.index import Index
+from de_jax.training.run import Run
 from de_jax.types import InputError, Ranking
+
+
+def passages_of(run: Run, docs: TokenStore, length: int | None = None, stride: int | None = None) -> PassageStore | None:
+    """The passages that a run's documents are cut into; None where each is one text, which is the run's `max_passages = 1`.
+
+    Args:
+        run: ranks them.
+        docs: with its vocabulary.
+        length, stride: cut whole documents so instead; see `PassageStore`.
+
+    Raises:
+        InputError: lengths that do not fit, or a prompt before the documents.
+    """
+    if length is None and run.max_passages == 1:
+        return None
+    if isinstance(run.doc_tokenizer, PromptedTokenizer):
+        raise InputError("only a document's first passage would have the prompt; give --doc_prompt='' or leave passages out.")
+    if length is None:
+        return PassageStore(docs, run.max_doc_length, max_passages=run.max_passages)
+    return PassageStore(docs, length, stride)
+
+
+def of_docs(index: Index, row_ids: Sequence[str]) -> tuple[Index, list[str]]:
+    """An index whose rows may be passages, which have their document's id one after another, as one of documents; and their ids."""
+    row_ids = list(row_ids)
+    is_first = np.array([row == 0 or row_id != row_ids[row - 1] for row, row_id in enumerate(row_ids)])
+    if is_first.all():
+        return index, row_ids
+    return MaxPIndex(index, np.cumsum(is_first) - 1), [row_ids[row] for row in np.flatnonzero(is_first).tolist()]
 
 
 class MaxPIndex:

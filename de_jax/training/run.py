@@ -39,7 +39,8 @@ class Run(NamedTuple):
     query_tokenizer: Tokenizer
     doc_tokenizer: Tokenizer
     max_query_length: int  # tokens
-    max_doc_length: int  # tokens
+    max_doc_length: int  # tokens, of a passage
+    max_passages: int = 1  # of a document, which scores as its best one
 
 
 def describe_run(
@@ -50,6 +51,7 @@ def describe_run(
     doc_tokenizer: Tokenizer,
     max_query_length: int,
     max_doc_length: int,
+    max_passages: int = 1,
 ) -> None:
     """Writes `run.json` and the tokenizers, or checks that an existing description says the same.
 
@@ -62,12 +64,13 @@ def describe_run(
         "model": model.to_json(),
         "max_query_length": max_query_length,
         "max_doc_length": max_doc_length,
+        "max_passages": max_passages,
         "tokenizers": {"query": query_tokenizer.fingerprint, "doc": doc_tokenizer.fingerprint},
     }
     if (run_dir / DESCRIPTION_FILE).exists():
         there = read_json(run_dir / DESCRIPTION_FILE)
         # A setting that came after that run was begun has its default there.
-        _check_same(run_dir, {**there, "model": DualEncoder.from_json(there["model"]).to_json()}, description)
+        _check_same(run_dir, {"max_passages": 1, **there, "model": DualEncoder.from_json(there["model"]).to_json()}, description)
         return
     if not distributed.is_first():
         return
@@ -133,6 +136,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
         doc_tokenizer=tokenizers["doc"],
         max_query_length=description["max_query_length"],
         max_doc_length=description["max_doc_length"],
+        max_passages=description.get("max_passages", 1),
     )
 
 

@@ -135,7 +135,7 @@ def _global_slots(texts: Packed, mesh: Mesh) -> Int32[np.ndarray, ...]:
     pieces = by_rows(mesh).addressable_devices_indices_map((num_global,)).values()
     own = np.unique(np.concatenate([np.arange(num_global)[piece] for piece in pieces if piece]))  # this host's rows among all
     row, place = np.divmod(texts.slots, max_texts)
-    return (own[row] * max_texts + place).astype(np.int32)
+    return np.where(texts.slots < 0, texts.slots, own[row] * max_texts + place).astype(np.int32)
 
 
 def placed(batches: Iterator[Batch], mesh: Mesh, ahead: int = 2) -> Iterator[Batch]:

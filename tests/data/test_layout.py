@@ -62,11 +62,21 @@ def test_rows_are_no_longer_than_the_longest_text_needs(store):
     assert packed.tokens.shape[1] == -(-longest // 8) * 8
 
 
+def test_absent_texts_take_no_room(store):
+    texts = np.full((20, 4), PADDING_ID)
+    texts[:, 0] = np.arange(20)
+    packed, alone = (layout.packed(store, 32, sample=[rows])(rows, 0) for rows in (texts, texts[:, :1]))
+    np.testing.assert_array_equal(packed.tokens, alone.tokens)
+    np.testing.assert_array_equal(packed.slots, np.concatenate([alone.slots, np.full((20, 3), -1)], axis=1))
+    nothing = layout.packed(store, 32, sample=[texts])(np.full((2, 3), PADDING_ID), 0)
+    assert (nothing.slots.tolist(), nothing.lengths.any()) == ([[-1] * 3] * 2, False)
+
+
 def test_filler_texts_are_empty_and_negatives_keep_their_shape(store):
     texts = np.array([[1, 2], [3, PADDING_ID]])
     packed = layout.packed(store, 32, sample=[texts])(texts, 0)
     assert packed.slots.shape == (2, 2)
-    lengths = packed.lengths.reshape(-1)[packed.slots]
+    lengths = np.where(packed.slots < 0, 0, packed.lengths.reshape(-1)[packed.slots])
     np.testing.assert_array_equal(lengths, [[*store.lengths(32)[1:3]], [store.lengths(32)[3], 0]])
     padded = layout.padded(store, 32, length_multiple=8)(texts, 0)
     np.testing.assert_array_equal(np.count_nonzero(padded, axis=-1), lengths)

@@ -86,7 +86,7 @@ def test_packed_negatives_are_the_padded_ones_and_padding_is_a_text_without_toke
     texts = packed.neg_docs
     starts = (np.cumsum(texts.lengths, axis=1) - texts.lengths).reshape(-1)
     for slot, expected in zip(texts.slots.reshape(-1), padded.neg_docs.reshape(8, -1), strict=True):
-        row, length = slot // texts.lengths.shape[1], texts.lengths.reshape(-1)[slot]
+        row, length = slot // texts.lengths.shape[1], texts.lengths.reshape(-1)[slot] if slot >= 0 else 0
         assert texts.tokens[row, starts[slot] : starts[slot] + length].tolist() == expected[expected != 0].tolist()
 
 

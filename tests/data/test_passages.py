@@ -3,7 +3,7 @@ import pytest
 
 from de_jax.data.corpus import build_token_store
 from de_jax.data.passages import PassageStore
-from de_jax.types import InputError
+from de_jax.types import PADDING_ID, InputError
 
 
 class Letters:
@@ -54,9 +54,21 @@ def test_long_enough_passages_are_the_documents(store):
     np.testing.assert_array_equal(passages.lengths(40), store.lengths(40))
 
 
+def test_a_document_is_its_first_passages(store):
+    every, first = PassageStore(store, 6), PassageStore(store, 6, max_passages=2)
+    assert (every.most_passages, first.most_passages) == (3, 2)
+    found = first.of_docs(np.array([[3, 0], [PADDING_ID, 1]]))
+    padded = first.pad(found.reshape(-1), 6, 6).reshape(2, 2, 2, 6)
+    assert [[text_of(row) for row in doc] for doc in padded[0]] == [["pqrs", "t"], ["abcd", "efgh"]]
+    assert (found[1].tolist(), padded[1, 0].any()) == ([[PADDING_ID] * 2, [2, PADDING_ID]], False)
+    assert [text_of(row) for row in padded[1, 1]] == ["xy", ""]
+    np.testing.assert_array_equal(every.of_docs(np.arange(4))[0], [0, 1, 2])
+
+
 def test_other_passages_have_another_hash(store):
     hashes = {PassageStore(store, *sizes).content_hash for sizes in ((6,), (5,), (6, 2))}
-    assert len(hashes) == 3
+    hashes |= {PassageStore(store, 6, max_passages=most).content_hash for most in (1, 2)}
+    assert len(hashes) == 5
     assert PassageStore(store, 6).content_hash == PassageStore(store, 6, 4).content_hash  # the default stride
 
 
@@ -67,3 +79,8 @@ def test_other_passages_have_another_hash(store):
 def test_sizes_that_lose_tokens_are_refused(store, sizes, message):
     with pytest.raises(InputError, match=message):
         PassageStore(store, *sizes)
+
+
+def test_a_document_without_passages_is_refused(store):
+    with pytest.raises(InputError, match="max_passages is 0; give a document at least 1"):
+        PassageStore(store, 6, max_passages=0)

@@ -12,6 +12,7 @@ from de_jax import train
 from de_jax.data import files, negatives
 from de_jax.data.negatives import Mined, Switch
 from de_jax.data.training_set import text_hashes
+from de_jax.tools import evaluate_beir
 from de_jax.training import run_log
 from de_jax.training.run import load_run
 from de_jax.types import InputError
@@ -73,3 +74,24 @@ def test_summary_is_one_line_of_json(dataset_dir, tmp_path, capsys):
     mine(dataset_dir, tmp_path / "run", 1, shift=0)
     train.main(settings(dataset_dir, tmp_path / "run", loss="ance", train__num_steps=2))
     assert json.loads(capsys.readouterr().out)["step"] == 2
+
+
+@pytest.mark.slow
+def test_passages_are_trained_scored_and_evaluated_by_the_best_one(dataset_dir, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    mine(dataset_dir, run_dir, 1, shift=0)
+    changes = {"beir_pairs__max_passages": 3, "beir_pairs__max_doc_length": 12, "beir_pairs__num_neg_queries": 0}
+    steps = {"train__num_steps": 5, "train__evaluate_every_steps": 5}
+    train.main(settings(dataset_dir, run_dir, loss="ance", **changes, **steps))
+    capsys.readouterr()
+    scores = {}
+    for flags in ([], ["--max_passages=1"]):
+        evaluate_beir.main([f"--run_dir={run_dir}", f"--dataset_dir={dataset_dir}", "--split=dev", "--no_bm25", *flags])
+        report = json.loads(capsys.readouterr().out)
+        scores[report["settings"].get("max_passages")] = report["dense"]["ndcg@10"]
+    last = run_log.read_metrics(run_dir / "metrics.jsonl")[-1]
+    assert scores[3] == pytest.approx(last["dev/ndcg@10"], abs=1e-4)
+    assert scores.keys() == {3, None}
+    assert scores[3] != scores[None]
+    with pytest.raises(InputError, match="max_passages = 3, but this recipe has 1"):
+        train.main(settings(dataset_dir, run_dir, loss="ance", **{**changes, "beir_pairs__max_passages": 1}, **steps))

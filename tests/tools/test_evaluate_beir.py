@@ -9,12 +9,13 @@ from real_data import SHARED_DATA
 from tiny_run import DOCS, QRELS, QUERIES
 
 from de_jax.data import beir
+from de_jax.data.files import read_json, write_json
 from de_jax.data.training_set import open_stores
 from de_jax.evaluation import fusion, metrics
 from de_jax.evaluation import task as task_
 from de_jax.retrieval import encode
 from de_jax.retrieval.bm25 import BM25Index
-from de_jax.tools import evaluate_beir
+from de_jax.tools import evaluate_beir, search
 from de_jax.training.run import load_run
 from de_jax.types import InputError
 
@@ -206,6 +207,24 @@ def test_passages_score_a_document_by_its_best_one(trained, dataset_dir, printed
     cut = printed(evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, passage_length=6, passage_stride=3, no_bm25=True)
     assert [len(docs) for docs in ranking(cut).values()] == [10, 9]
     assert ranking(cut) != ranking(plain)
+
+
+def test_the_first_passages_stand_for_a_document(trained, dataset_dir, printed):
+    options = {"run_dir": trained, "dataset_dir": dataset_dir, "no_bm25": True}
+    every, first = printed(evaluate_beir, **options, passage_length=6), printed(evaluate_beir, **options, max_doc_length=6)
+    for number, same in ((50, every), (1, first)):
+        report = printed(evaluate_beir, **options, max_doc_length=6, max_passages=number)
+        assert ranking(report) == ranking(same)
+    assert ranking(every) != ranking(first)
+    described = read_json(trained / "run.json")
+    try:
+        write_json(trained / "run.json", {**described, "max_passages": 50, "max_doc_length": 6})
+        assert ranking(printed(evaluate_beir, **options)) == ranking(every)
+        query, scores = dict(QUERIES)["q0"], ranking(every)["q0"]
+        found = printed(search, run_dir=trained, dataset_dir=dataset_dir, query=query, k=3)["results"]
+        assert {hit["id"]: hit["score"] for hit in found} == pytest.approx(dict(list(scores.items())[:3]), abs=1e-5)
+    finally:
+        write_json(trained / "run.json", described)
 
 
 def test_a_prompt_stands_before_every_text(trained, dataset_dir, tmp_path, printed):
