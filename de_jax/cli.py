@@ -28,6 +28,7 @@ VERBS = {
     "evaluate_pairs": ("de_jax.tools.evaluate_pairs", "score a run on the dev split of an exported seqio task"),
     "inspect_run": ("de_jax.tools.inspect_run", "show a run: settings, curves, parameters, what is shared"),
     "analyse_embeddings": ("de_jax.tools.analyse_embeddings", "look into a run's embeddings: maps, distances, groups, as HTML"),
+    "analyse_negatives": ("de_jax.tools.analyse_negatives", "show which negatives teach a run, and what they cost, as HTML"),
 }
 
 

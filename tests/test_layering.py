@@ -64,6 +64,7 @@ RULES = {
     "de_jax.evaluation.arguments": SCORING,
     "de_jax.evaluation.sentences": SCORING,
     "de_jax.evaluation.embedding_analysis": SCORING,
+    "de_jax.evaluation.negative_analysis": SCORING,
     "de_jax.evaluation.plots": ABOVE_TRAINING.allowing("matplotlib", "sklearn", "threadpoolctl"),
     "de_jax.interop": ABOVE_TRAINING.allowing("huggingface_hub", "torch", "transformers", "tokenizers"),
     "de_jax.interop.served_encoder": Rule((), ("jax", "numpy"), ("sentencepiece", "tokenizers")),

@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
         pictures = embedding_plots.draw(analysis, temporary, seed=args.seed)
         write_json(temporary / "analysis.json", {**about, **analysis.numbers})
         title = f"Embeddings of {run.run_dir.name} on {tasks[0].name}"
-        html_report.write(temporary / "report.html", title, about, analysis.numbers, pictures)
+        html_report.write_embeddings(temporary / "report.html", title, about, analysis.numbers, pictures)
     print(json.dumps({"report": str(out_dir / "report.html"), **about, **analysis.numbers}))
 
 

@@ -19,7 +19,7 @@ from de_jax import command
 from de_jax.data.files import atomic_file
 from de_jax.evaluation import plots
 from de_jax.training import paths, sharding
-from de_jax.training.run import Run, load_run
+from de_jax.training.run import Run, load_run, read_settings
 from de_jax.training.run_log import METRICS_FILE, read_metrics
 
 USED_BY = {"query": "query tower", "doc": "doc tower", "shared": "both towers"}
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     summary = {
         "run_dir": str(run.run_dir),
         "step": run.step,
-        "settings": _settings(run.run_dir / "config.gin"),
+        "settings": read_settings(run.run_dir),
         "shared": list(run.model.shared),
         "max_query_length": run.max_query_length,
         "max_doc_length": run.max_doc_length,
@@ -66,14 +66,6 @@ def _counts(run: Run) -> dict[str, Any]:
     for path, leaf in zip(paths.all_paths(run.params), jax.tree.leaves(run.params), strict=True):
         counts["/".join(path.split("/")[:2])] += leaf.size
     return {**counts, "total": sum(counts.values())}
-
-
-def _settings(config: Path) -> dict[str, str]:
-    """The bindings of a run's config.gin, without its comments."""
-    if not config.is_file():
-        return {}
-    bindings = (line.partition(" = ") for line in config.read_text().splitlines() if " = " in line and not line.startswith("#"))
-    return {name.strip(): value.strip() for name, _, value in bindings}
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -57,6 +57,21 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--faiss_device", default="cpu", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
 
 
+def named(flag: str, values: Sequence[str]) -> dict[str, str]:
+    """What a flag whose values are written NAME=VALUE was given, by name.
+
+    Raises:
+        InputError: a value without a name, or a name that is given twice.
+    """
+    found: dict[str, str] = {}
+    for argument in values:
+        name, _, value = argument.partition("=")
+        if not name or not value or name in found:
+            raise InputError(f"{flag} has {argument!r}; give each name once, as name=value.")
+        found[name] = value
+    return found
+
+
 def policy(args: argparse.Namespace) -> Policy:
     """What the flags say; nothing is loaded.
 

@@ -118,15 +118,15 @@ def analyse(texts: Texts, *, depth: int = 100, seed: int = 0) -> Analysis:
         "num_docs": len(texts.docs),
         "num_judged_docs": len(backward.ids),
         "num_sampled": {"query": len(queries), "doc": len(docs)},
-        "distances": {kind: {"mean": _rounded(np.mean(d)), "variance": _rounded(np.var(d))} for kind, d in distances.items()},
-        "alignment": _rounded(analysis.alignment(*of_pairs)),
+        "distances": {kind: {"mean": rounded(np.mean(d)), "variance": rounded(np.var(d))} for kind, d in distances.items()},
+        "alignment": rounded(analysis.alignment(*of_pairs)),
         **{
-            measure.__name__: {"query": _rounded(measure(queries)), "doc": _rounded(measure(docs))}
+            measure.__name__: {"query": rounded(measure(queries)), "doc": rounded(measure(docs))}
             for measure in (analysis.uniformity, analysis.effective_rank)
         },
-        "cosine_of_top_document": _summary(top_cosines),
-        "cosine_of_relevant_document": _summary(1 - distances["query - relevant document"]),
-        "similarity_ratio": _summary(ratios),
+        "cosine_of_top_document": summary(top_cosines),
+        "cosine_of_relevant_document": summary(1 - distances["query - relevant document"]),
+        "similarity_ratio": summary(ratios),
         "retrieved": _coverage(forward, len(texts.docs)),
         MEASURE: {DIRECTIONS[0]: forward.mean, DIRECTIONS[1]: backward.mean},
         "groups": _groups(texts, forward, backward),
@@ -145,7 +145,7 @@ class _Search(NamedTuple):
 
     @property
     def mean(self) -> float:
-        return _rounded(np.mean(list(self.measures.values())))
+        return rounded(np.mean(list(self.measures.values())))
 
 
 def _pairs(texts: Texts) -> Int[np.ndarray, "p 2"]:
@@ -190,7 +190,7 @@ def _coverage(search: _Search, num_searched: int) -> dict[str, Any]:
     shares = {"unique_share": len(found), "share_of_documents": num_searched}
     return {
         "depth": min(COVERAGE_DEPTH, search.depth),
-        **{name: _rounded(len(set(found)) / whole) for name, whole in shares.items()},
+        **{name: rounded(len(set(found)) / whole) for name, whole in shares.items()},
     }
 
 
@@ -223,7 +223,7 @@ def _groups(texts: Texts, forward: _Search, backward: _Search) -> dict[str, Any]
 def _group(values: np.ndarray, distances: np.ndarray, chosen: np.ndarray) -> dict[str, Any]:
     judged = values[chosen & np.isfinite(values)]
     means = {MEASURE: judged, "detaching_distance": distances[chosen]}
-    return {"number": int(chosen.sum()), **{name: _rounded(np.mean(v)) if len(v) else None for name, v in means.items()}}
+    return {"number": int(chosen.sum()), **{name: rounded(np.mean(v)) if len(v) else None for name, v in means.items()}}
 
 
 def _ratios(queries: Float[np.ndarray, "p D"], docs: Float[np.ndarray, "p D"], rng: np.random.Generator) -> Float[np.ndarray, " r"]:
@@ -245,10 +245,12 @@ def _cosines(rows: Float[np.ndarray, "p D"], others: Float[np.ndarray, "p D"]) -
     return np.einsum("pd,pd->p", rows, others) / np.maximum(norms, 1e-12)
 
 
-def _summary(values: Float[np.ndarray, " v"]) -> dict[str, float]:
+def summary(values: Float[np.ndarray, " v"]) -> dict[str, float]:
+    """Mean, first and last tenth, and median."""
     quantiles = np.quantile(values, [0.1, 0.5, 0.9])
-    return {"mean": _rounded(np.mean(values)), **{f"p{p}": _rounded(q) for p, q in zip((10, 50, 90), quantiles, strict=True)}}
+    return {"mean": rounded(np.mean(values)), **{f"p{p}": rounded(q) for p, q in zip((10, 50, 90), quantiles, strict=True)}}
 
 
-def _rounded(value: Any) -> float:
+def rounded(value: Any) -> float:
+    """A number with as many digits as a report needs."""
     return float(f"{value:.5g}")

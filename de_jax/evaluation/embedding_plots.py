@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from de_jax.evaluation.embedding_analysis import MEASURE, Analysis
-from de_jax.evaluation.plots import DOC_COLOUR, INK, QUERY_COLOUR, embedding_map, new_figure
+from de_jax.evaluation.plots import (
+    BOTH_COLOUR,
+    DOC_COLOUR,
+    INK,
+    PAIR_COLOUR,
+    QUERY_COLOUR,
+    Picture,
+    embedding_map,
+    histogram,
+    new_figure,
+)
 
-BOTH_COLOUR, PAIR_COLOUR = "#5b8e7d", "#8d6a9f"
 RATIO_RANGE = (-0.5, 2.5)
 NUM_CURVES = 10
-
-
-class Picture(NamedTuple):
-    """A picture's file, and what it shows."""
-
-    file: str
-    caption: str
 
 
 def draw(analysis: Analysis, out_dir: Path, *, seed: int = 0) -> list[Picture]:
@@ -64,7 +66,7 @@ def _cosines(analysis: Analysis, out_png: Path) -> None:
     with new_figure(out_png, figsize=(7.2, 4.0)) as figure:
         axis = figure.subplots()
         for (name, values), colour in zip(both.items(), (DOC_COLOUR, QUERY_COLOUR), strict=True):
-            _histogram(axis, values, bins, colour, f"{name}, mean {np.mean(values):.3f}")
+            histogram(axis, values, bins, colour, f"{name}, mean {np.mean(values):.3f}")
         axis.set_title("Cosine of a query and a document")
         axis.set_xlabel("cosine")
         axis.set_ylabel("share of queries")
@@ -77,7 +79,7 @@ def _ratios(ratios: Float[np.ndarray, " r"], out_png: Path) -> float:
     inside = (ratios >= low) & (ratios <= high)
     with new_figure(out_png, figsize=(7.2, 4.0)) as figure:
         axis = figure.subplots()
-        _histogram(axis, ratios, np.linspace(low, high, 61), BOTH_COLOUR, "")
+        histogram(axis, ratios, np.linspace(low, high, 61), BOTH_COLOUR, "")
         axis.axvline(1, color=INK, lw=1, ls="--")
         axis.axvline(float(np.median(ratios)), color=QUERY_COLOUR, lw=1.4, label=f"median {np.median(ratios):.2f}")
         axis.set_title("s(q, q') / s(q, p') of random others")
@@ -94,7 +96,7 @@ def _distances(distances: Mapping[str, Float[np.ndarray, " p"]], out_png: Path) 
     with new_figure(out_png, figsize=(7.2, 6.4)) as figure:
         axes = figure.subplots(len(distances), 1, sharex=True, sharey=True)
         for axis, (kind, values), colour in zip(axes, distances.items(), colours, strict=True):
-            _histogram(axis, values, bins, colour, "")
+            histogram(axis, values, bins, colour, "")
             axis.axvline(float(np.mean(values)), color=INK, lw=1, ls="--")
             axis.set_title(f"{kind}: mean {np.mean(values):.3f}, variance {np.var(values):.2g}", fontsize=10)
         figure.supylabel("share of pairs", fontsize=10)
@@ -140,10 +142,3 @@ def _bars(axis: Any, groups: Mapping[str, Any], colour: str) -> None:
     for place, (group, height) in enumerate(zip(groups.values(), heights, strict=True)):
         label = f"{height:.3f}\n{group['number']:,} texts" if group[MEASURE] is not None else "no text"
         axis.annotate(label, (place, height), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8)
-
-
-def _histogram(axis: Any, values: Float[np.ndarray, " v"], bins: Float[np.ndarray, " b"], colour: str, label: str) -> None:
-    """Shares of all values, also of those outside the bins."""
-    counts, _ = np.histogram(values, bins)
-    axis.stairs(counts / len(values), bins, fill=True, color=colour, alpha=0.25)
-    axis.stairs(counts / len(values), bins, color=colour, lw=1.4, label=label or None)

@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -15,6 +15,8 @@ from de_jax.data import files
 from de_jax.types import InputError
 
 QUERY_COLOUR, DOC_COLOUR, INK, GRID = "#c8553d", "#2f6690", "#2b2d33", "#e4e6ea"
+BOTH_COLOUR, PAIR_COLOUR = "#5b8e7d", "#8d6a9f"
+COLOURS = (DOC_COLOUR, QUERY_COLOUR, BOTH_COLOUR, PAIR_COLOUR, "#b8860b")
 PANELS = (
     ("loss", "Loss", "nats", ("loss",)),
     ("dev", "Development set", "score", ()),
@@ -42,6 +44,13 @@ STYLE: Any = {
     "figure.dpi": 150,
     "figure.constrained_layout.use": True,
 }
+
+
+class Picture(NamedTuple):
+    """A picture's file, and what it shows."""
+
+    file: str
+    caption: str
 
 
 def training_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
@@ -167,9 +176,8 @@ def _read_series(path: Path) -> dict[str, tuple[list[float], list[float]]]:
 
 
 def _draw_panel(axis: Any, name: str, unit: str, series: Mapping[str, tuple[list[float], list[float]]]) -> None:
-    colours = (DOC_COLOUR, QUERY_COLOUR, "#5b8e7d", "#8d6a9f", "#b8860b")
     for index, (label, (steps, values)) in enumerate(series.items()):
-        colour = colours[index % len(colours)]
+        colour = COLOURS[index % len(COLOURS)]
         is_noisy = name in ("Loss", "Speed") and len(steps) > 30
         line = _smooth(values) if is_noisy else values
         if is_noisy:
@@ -233,6 +241,13 @@ def _draw_map(figure: Any, queries: np.ndarray, docs: np.ndarray, title: str, no
     axis.set_title(title, fontsize=13, pad=24)
     axis.text(0, 1.012, note, transform=axis.transAxes, fontsize=9, color="#6a6f77")
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2, fontsize=10, handletextpad=0.3)
+
+
+def histogram(axis: Any, values: Float[np.ndarray, " v"], bins: Float[np.ndarray, " b"], colour: str, label: str) -> None:
+    """Shares of all values, also of those outside the bins."""
+    counts, _ = np.histogram(values, bins)
+    axis.stairs(counts / len(values), bins, fill=True, color=colour, alpha=0.25)
+    axis.stairs(counts / len(values), bins, color=colour, lw=1.4, label=label or None)
 
 
 @contextlib.contextmanager

@@ -150,6 +150,14 @@ def load_params(run_dir: str | Path, like: Params) -> Params:
     return _restore_params(*_find_checkpoint(Path(run_dir), None), like)
 
 
+def read_settings(run_dir: str | Path) -> dict[str, str]:
+    """The settings of a run's config.gin as they stand there, by name; none where it was not trained here."""
+    path = Path(run_dir) / "config.gin"
+    lines = path.read_text().splitlines() if path.is_file() else []
+    bindings = (line.partition(" = ") for line in lines if " = " in line and not line.startswith("#"))
+    return {name.strip(): value.strip() for name, _, value in bindings}
+
+
 def _read_description(run_dir: Path) -> dict[str, Any]:
     if not (run_dir / DESCRIPTION_FILE).is_file():
         raise InputError(f"{run_dir} holds no {DESCRIPTION_FILE}, so it is not a run; give the --run_dir of a training run.")

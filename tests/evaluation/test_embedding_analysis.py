@@ -119,7 +119,7 @@ def test_the_report_holds_its_pictures_and_asks_no_network(tmp_path):
     assert {picture.file for picture in pictures} == {file.name for file in tmp_path.iterdir()}
     for picture in pictures:
         assert imread(tmp_path / picture.file)[..., :3].std() > 0.01
-    html_report.write(tmp_path / "report.html", "a <run>", {"run": "runs/a&b"}, found.numbers, pictures)
+    html_report.write_embeddings(tmp_path / "report.html", "a <run>", {"run": "runs/a&b"}, found.numbers, pictures)
     page = (tmp_path / "report.html").read_text()
     sources = Sources()
     sources.feed(page)

@@ -1,0 +1,273 @@
+"""What kinds of negatives teach a run: loss, gradients, margins and ranks on the same training pairs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from de_jax.data import beir, negatives
+from de_jax.data.batches import Negatives, qrel_pairs
+from de_jax.data.corpus import TokenStore
+from de_jax.evaluation.embedding_analysis import rounded, summary
+from de_jax.losses.mined import ance
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.retrieval import encode
+from de_jax.retrieval.embedding_files import open_embeddings
+from de_jax.training import grad_norms
+from de_jax.training.run import Run
+from de_jax.types import PADDING_ID, Array, Batch, InputError, LossFn, Metrics, Params
+
+IN_BATCH, RANDOM = "in_batch", "random"
+NUM_LOCAL = 20
+"""Negatives of each pair of the kinds that nobody mined, from which the ones that are trained on are drawn."""
+WHOLE = "all"
+"""The group of all parameters."""
+MAX_SCORES = 2**26
+"""Scores held at a time."""
+
+GradientsOf = Callable[[Params, Batch], tuple[Array, Metrics, Metrics]]
+"""(losses [S], norms [S] of each pair's gradient by group, norms of their mean by group) of pairs with their negatives."""
+
+
+class Sample(NamedTuple):
+    """Training pairs, and the negatives of each kind for them; documents and queries are rows of the stores."""
+
+    query_store: TokenStore
+    doc_store: TokenStore
+    pairs: Int[np.ndarray, "S 2"]
+    positives: Sequence[np.ndarray]  # all known ones of each pair's query
+    kinds: Mapping[str, Int[np.ndarray, "S _"]]  # all negatives, filled up with PADDING_ID
+    drawn: Mapping[str, Int[np.ndarray, "S N"]]  # those that the loss and its gradient are of
+    num_pairs: int  # that the sample was drawn from: those with enough negatives of every kind
+
+
+class Measured(NamedTuple):
+    """A kind of negatives at a checkpoint."""
+
+    numbers: dict[str, Any]  # JSON
+    margins: Float[np.ndarray, " m"]  # score of the positive less that of a negative, for all negatives of the sample
+
+
+class AtCheckpoint(NamedTuple):
+    """All kinds at a checkpoint."""
+
+    step: int
+    kinds: dict[str, Measured]
+
+
+def open_newest(folder: str | Path) -> negatives.Generation:
+    """The generation in a folder, or the newest one where it is a folder of generations.
+
+    Raises:
+        InputError: none is there, or it is damaged.
+    """
+    folder = Path(folder)
+    if folder.name.isdigit() and (folder / "manifest.json").is_file():
+        return negatives.open_generation(folder.parent, int(folder.name))
+    if not (there := negatives.numbers(folder)):
+        raise InputError(f"{folder} is no generation of negatives and holds none; make one with de-jax mine_negatives.")
+    return negatives.open_generation(folder, there[-1])
+
+
+def sample(
+    qrels: beir.Qrels,
+    query_store: TokenStore,
+    doc_store: TokenStore,
+    generations: Mapping[str, negatives.Generation],
+    *,
+    num_pairs: int = 64,
+    num_negatives: int = 1,
+    texts: Mapping[str, str] | None = None,
+    seed: int = 0,
+) -> Sample:
+    """Training pairs that have negatives of every kind, with two kinds added: documents of other pairs, and any documents.
+
+    Args:
+        qrels: of the training split; also what is a known positive.
+        query_store, doc_store: the texts.
+        generations: mined for these pairs, by the name of their kind.
+        num_pairs: at most.
+        num_negatives: N, that each pair is trained on.
+        texts: as of `negatives.rows_of_pairs`.
+        seed: of the pairs and of all draws.
+
+    Raises:
+        InputError: negatives for other texts or pairs, or no pair with N negatives of every kind.
+    """
+    if num_pairs < 1 or not 1 <= num_negatives <= NUM_LOCAL:
+        raise InputError(f"{num_pairs} pairs of {num_negatives} negatives cannot be; give at least 1 and 1 to {NUM_LOCAL}.")
+    if taken := generations.keys() & {IN_BATCH, RANDOM}:
+        raise InputError(f"negatives are named {taken.pop()!r}, which stands for a kind that is always there; name them otherwise.")
+    pairs = qrel_pairs(qrels, query_store, doc_store)
+    tables = {
+        name: negatives.rows_of_pairs(generation, pairs, query_store, doc_store, texts=texts)["neg_docs"]
+        for name, generation in generations.items()
+    }
+    enough = np.ones(len(pairs), bool)
+    for table in tables.values():
+        enough &= np.count_nonzero(table != PADDING_ID, axis=1) >= num_negatives
+    if not enough.any():
+        raise InputError(f"no training pair has {num_negatives} negatives of every kind; mine more, or ask for fewer.")
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.permutation(np.flatnonzero(enough))[:num_pairs])
+    positives = [pairs[pairs[:, 0] == query, 1] for query in pairs[chosen, 0]]
+    kinds = {
+        IN_BATCH: _others(np.unique(pairs[:, 1]), positives, rng),
+        RANDOM: _others(np.arange(doc_store.num_texts), positives, rng),
+        **{name: table[chosen] for name, table in tables.items()},
+    }
+    drawn = {
+        name: Negatives(table, num_negatives).draw(np.arange(len(chosen)), (seed, kind))
+        for kind, (name, table) in enumerate(kinds.items())
+    }
+    return Sample(query_store, doc_store, pairs[chosen], positives, kinds, drawn, int(np.count_nonzero(enough)))
+
+
+def default_temperature(model: DualEncoder) -> float | None:
+    """1 for dot products as ANCE has it, .01 for cosines as DANCE has it, None where the model learns its own."""
+    if model.initial_temperature is not None:
+        return None
+    return 0.01 if model.query.normalize else 1.0
+
+
+def analyse(
+    runs: Iterable[Run],
+    sample: Sample,
+    name: str,
+    *,
+    temperature: float | None,
+    groups: Mapping[str, str] | None = None,
+    depth: int = 100,
+    progress: Callable[[], object] = lambda: None,
+) -> Iterator[AtCheckpoint]:
+    """The kinds of a sample at each of a run's checkpoints.
+
+    Args:
+        runs: checkpoints of one run, made one at a time.
+        sample: with the run's tokenizers.
+        name: of the data set, for the folder of embeddings.
+        temperature: of `ance`.
+        groups: patterns over parameter paths by name; by default `grad_norms.thirds`.
+        depth: of the ranking that a kind's overlap is with.
+        progress: called after each kind at each checkpoint, and after the ranking of a checkpoint.
+    """
+    gradients_of: GradientsOf | None = None
+    for run in runs:
+        if gradients_of is None:
+            patterns = {WHOLE: ".*", **(groups or grad_norms.thirds(run.params))}
+            norms = grad_norms.group_norms(run.params, patterns)
+            gradients_of = make_gradients_of(run.model, functools.partial(ance, temperature=temperature), norms)
+        docs = open_embeddings(encode.cached_docs(run, sample.doc_store, name))[1]
+        queries = encode.queries(run, sample.query_store, rows=sample.pairs[:, 0])
+        places, measured = places_of(queries, docs, sample), {}
+        progress()
+        for kind, (ranks, margins) in places.items():
+            numbers = _gradient_numbers(*gradients_of(run.params, batch_of(sample, kind, run)), list(patterns))
+            measured[kind] = Measured(numbers | place_numbers(ranks, margins, depth), margins[ranks > 0])
+            progress()
+        yield AtCheckpoint(run.step, measured)
+
+
+def make_gradients_of(model: Any, loss: LossFn, norms: Callable[[Params], Metrics]) -> GradientsOf:
+    """Takes pairs one after another, so that the memory of one is enough; compiled once, without dropout.
+
+    The mean of the pairs' gradients is the gradient of their batch, since no pair meets another's negatives.
+    """
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def add(total: Params, params: Params, pair: Batch) -> tuple[Params, Array, Metrics]:
+        value, gradient = jax.value_and_grad(lambda params: loss(model.embed(params, pair))[0])(params)
+        return jax.tree.map(jnp.add, total, gradient), value, norms(gradient)
+
+    def gradients_of(params: Params, pairs: Batch) -> tuple[Array, Metrics, Metrics]:
+        total, found = jax.tree.map(jnp.zeros_like, params), []
+        for row in range(len(pairs.query_id)):
+            total, *of_pair = add(total, params, jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], pairs))
+            found.append(of_pair)
+        losses, of_pairs = jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(found))
+        return losses, of_pairs, {group: float(norm) / len(losses) for group, norm in jax.jit(norms)(total).items()}
+
+    return gradients_of
+
+
+def batch_of(sample: Sample, kind: str, run: Run) -> Batch:
+    """The pairs with the drawn negatives of a kind, padded; as wide for all kinds."""
+    docs = np.unique(np.concatenate([sample.pairs[:, 1], *(rows.reshape(-1) for rows in sample.drawn.values())]))
+    query_width = _width(sample.query_store, sample.pairs[:, 0], run.max_query_length)
+    doc_width = _width(sample.doc_store, docs[docs >= 0], run.max_doc_length)
+    pad_docs = functools.partial(sample.doc_store.pad, max_length=run.max_doc_length, pad_to=doc_width)
+    query_rows, doc_rows, neg_rows = *sample.pairs.T, sample.drawn[kind]
+    return Batch(
+        query=sample.query_store.pad(query_rows, run.max_query_length, query_width),
+        doc=pad_docs(doc_rows),
+        query_id=query_rows.astype(np.int32),
+        doc_id=doc_rows.astype(np.int32),
+        neg_docs=pad_docs(neg_rows.reshape(-1)).reshape(*neg_rows.shape, doc_width),
+        neg_doc_ids=neg_rows,
+    )
+
+
+def places_of(
+    queries: Float[np.ndarray, "S D"], docs: Float[np.ndarray, "n D"], sample: Sample
+) -> dict[str, tuple[Int[np.ndarray, "S _"], Float[np.ndarray, "S _"]]]:
+    """The rank of every negative by kind, and its margin: the positive's score less its own.
+
+    Ranks are from 1, among all documents but the query's known positives; of equal scores all have the best rank. 0 and nan stand
+    where a pair has no negative.
+    """
+    ranks = {kind: np.zeros(table.shape, np.int64) for kind, table in sample.kinds.items()}
+    margins = {kind: np.full(table.shape, np.nan, np.float32) for kind, table in sample.kinds.items()}
+    block = max(1, MAX_SCORES // len(docs))
+    for start in range(0, len(queries), block):
+        all_scores = queries[start : start + block] @ np.asarray(docs).T
+        for pair, scores in enumerate(all_scores, start):
+            rising = np.sort(np.delete(scores, sample.positives[pair]))
+            for kind, table in sample.kinds.items():
+                is_there = table[pair] != PADDING_ID
+                found = scores[table[pair][is_there]]
+                ranks[kind][pair, is_there] = 1 + len(rising) - np.searchsorted(rising, found, side="right")
+                margins[kind][pair, is_there] = scores[sample.pairs[pair, 1]] - found
+    return {kind: (ranks[kind], margins[kind]) for kind in sample.kinds}
+
+
+def place_numbers(ranks: Int[np.ndarray, "S K"], margins: Float[np.ndarray, "S K"], depth: int) -> dict[str, Any]:
+    """What the ranks and margins of a kind's negatives come to; `depth` is the ranking's that the overlap is with."""
+    is_there: Bool[np.ndarray, "S K"] = ranks > 0
+    near = np.count_nonzero((ranks <= depth) & is_there, axis=1) / np.count_nonzero(is_there, axis=1)
+    return {
+        "margin": summary(margins[is_there]),
+        "share_above_positive": rounded(np.mean(margins[is_there] < 0)),
+        "overlap": rounded(np.mean(near)),
+        "mean_rank": rounded(np.mean(ranks[is_there])),
+    }
+
+
+def _others(candidates: np.ndarray, positives: Sequence[np.ndarray], rng: np.random.Generator) -> Int[np.ndarray, "S _"]:
+    """`NUM_LOCAL` of the candidates for each pair, fewer where there are not as many, without the positives."""
+    table = np.full((len(positives), NUM_LOCAL), PADDING_ID, np.int32)
+    for row, known in zip(table, positives, strict=True):
+        drawn = candidates[rng.choice(len(candidates), min(len(candidates), NUM_LOCAL + len(known)), replace=False)]
+        drawn = drawn[~np.isin(drawn, known)][:NUM_LOCAL]
+        row[: len(drawn)] = drawn
+    return table
+
+
+def _gradient_numbers(losses: Array, of_pairs: Metrics, of_mean: Metrics, groups: Sequence[str]) -> dict[str, Any]:
+    return {
+        "loss": rounded(np.mean(losses)),
+        "grad_norm": {
+            "per_pair": {group: rounded(np.mean(of_pairs[group])) for group in groups},
+            "of_mean": {group: rounded(of_mean[group]) for group in groups},
+        },
+    }
+
+
+def _width(store: TokenStore, rows: np.ndarray, max_length: int) -> int:
+    return int(store.lengths(max_length)[rows].max())

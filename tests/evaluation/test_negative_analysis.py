@@ -1,0 +1,226 @@
+"""Kinds of negatives against loops: one gradient a pair, ranks by sorting, and the costs of Table 6 by hand."""
+
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from tiny_run import WORDS
+
+from de_jax.data import corpus, negatives
+from de_jax.data.negatives import Mined
+from de_jax.data.text import load_tokenizer, train_sentencepiece
+from de_jax.evaluation import efficiency, negative_analysis, negative_report
+from de_jax.evaluation.negative_analysis import AtCheckpoint, Measured, Sample
+from de_jax.losses.mined import ance
+from de_jax.training import grad_norms, paths
+from de_jax.types import Batch, Embeddings, InputError
+
+GROUPS = {"all": ".*", "kernels": ".*/kernel", "doc": "doc/.*"}
+LOSS = functools.partial(ance, temperature=0.1)
+
+
+QRELS = {"qa": {"d0": 1, "d1": 1}, "qb": {"d2": 1, "d3": 0}, "qc": {"d4": 2}}
+
+
+class Bag:
+    """Embeds a text as a layer over the mean of its tokens' vectors."""
+
+    def init(self, rng):
+        table, query, doc = (rng.standard_normal((rows, 4)).astype(np.float32) for rows in (31, 4, 4))
+        return {"query": {"kernel": query}, "doc": {"kernel": doc}, "shared": {"embedding": table}}
+
+    def embed(self, params, batch, rng=None):
+        def embedded(tower, tokens):
+            return jnp.tanh(params["shared"]["embedding"][tokens].mean(axis=-2) @ params[tower]["kernel"])
+
+        texts = embedded("query", batch.query), embedded("doc", batch.doc), batch.query_id, batch.doc_id
+        return Embeddings(*texts, neg_docs=embedded("doc", batch.neg_docs), neg_doc_ids=batch.neg_doc_ids)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    train_sentencepiece([f"{a} {b}" for a in WORDS for b in WORDS], folder / "spiece.model", vocab_size=30)
+    tokenizer = load_tokenizer(folder / "spiece.model")
+    texts = {"q": [(query_id, "red fox") for query_id in QRELS], "d": [(f"d{row}", "deep blue sea") for row in range(30)]}
+    return tuple(corpus.build_token_store(texts[kind], tokenizer, folder / kind, progress=False) for kind in "qd")
+
+
+def generation(folder, number=1, short=(), **facts):
+    """Three negatives a pair, one for the pairs of the queries in `short`; d1 has none."""
+    mined = [
+        Mined(query, doc, [f"d{row}" for row in range(10, 11 if query in short else 13)] if doc != "d1" else [], [])
+        for query, docs in QRELS.items()
+        for doc, grade in docs.items()
+        if grade
+    ]
+    return negatives.write_generation(folder, number, mined, facts)
+
+
+def norm_of(gradient, pattern):
+    leaves = jax.tree_util.tree_leaves_with_path(gradient)
+    chosen = [np.asarray(leaf, np.float64) for path, leaf in leaves if re.fullmatch(pattern, paths.path_of(path))]
+    return np.sqrt(sum(np.sum(leaf**2) for leaf in chosen))
+
+
+def test_gradient_norms_are_those_of_one_gradient_a_pair_and_of_the_whole_batchs():
+    rng = np.random.default_rng(0)
+    tokens = lambda *shape: rng.integers(1, 31, shape).astype(np.int32)  # noqa: E731
+    ids = np.arange(4, dtype=np.int32)
+    pairs = Batch(tokens(4, 5), tokens(4, 6), ids, ids, tokens(4, 2, 6), ids[:, None] + [[10, 20]])
+    pairs.neg_doc_ids[1, 1] = -1
+    model = Bag()
+    params = jax.tree.map(jnp.asarray, model.init(rng))
+    gradients_of = negative_analysis.make_gradients_of(model, LOSS, grad_norms.group_norms(params, GROUPS))
+    losses, of_pairs, of_mean = gradients_of(params, pairs)
+    gradient = jax.jit(jax.grad(lambda params, batch: LOSS(model.embed(params, batch))[0]))
+    embeddings = jax.device_get(jax.jit(model.embed)(params, pairs))
+    for row in range(4):
+        alone = jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], pairs)
+        for group, pattern in GROUPS.items():
+            np.testing.assert_allclose(of_pairs[group][row], norm_of(gradient(params, alone), pattern), rtol=1e-4)
+        own = jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], embeddings)
+        np.testing.assert_allclose(losses[row], naive.ance(own, temperature=0.1), rtol=1e-5)
+    for group, pattern in GROUPS.items():
+        np.testing.assert_allclose(of_mean[group], norm_of(gradient(params, pairs), pattern), rtol=1e-4)
+    assert of_mean["all"] < np.mean(of_pairs["all"])
+
+
+def test_ranks_count_without_positives_and_margins_are_to_the_pairs_own(monkeypatch, stores):
+    rng = np.random.default_rng(1)
+    queries, docs = (rng.standard_normal((num, 4)).astype(np.float32) for num in (3, 30))
+    docs[12] = docs[11]
+    table = np.array([[11, 12, 5], [20, 21, -1], [8, 9, 10]], np.int32)
+    sample = Sample(
+        *stores, np.array([[0, 0], [1, 2], [2, 4]]), [np.array([0, 1]), np.array([2]), np.array([4])], {"a": table}, {}, 3
+    )
+    monkeypatch.setattr(negative_analysis, "MAX_SCORES", 60)  # two queries at a time
+    ranks, margins = negative_analysis.places_of(queries, docs, sample)["a"]
+    for pair in range(3):
+        scores = docs.astype(np.float64) @ queries[pair]
+        others = [row for row in range(30) if row not in sample.positives[pair]]
+        for place, row in enumerate(table[pair].tolist()):
+            if row < 0:
+                assert ranks[pair, place] == 0
+                assert np.isnan(margins[pair, place])
+                continue
+            assert ranks[pair, place] == 1 + sum(scores[other] > scores[row] for other in others)
+            np.testing.assert_allclose(margins[pair, place], scores[sample.pairs[pair, 1]] - scores[row], atol=1e-5)
+    assert ranks[0, 0] == ranks[0, 1]
+
+
+def test_overlap_is_a_mean_over_pairs_and_passes_over_fillers():
+    ranks = np.array([[1, 5, 11], [10, 0, 0]])
+    margins = np.where(ranks > 0, np.float32(0.5) - ranks / 10, np.nan).astype(np.float32)
+    numbers = negative_analysis.place_numbers(ranks, margins, depth=10)
+    assert numbers["overlap"] == pytest.approx((2 / 3 + 1) / 2, rel=1e-4)
+    assert numbers["mean_rank"] == pytest.approx(27 / 4, rel=1e-4)
+    assert numbers["share_above_positive"] == 0.5
+    assert numbers["margin"]["mean"] == pytest.approx(0.5 - 27 / 40, rel=1e-3)
+
+
+def test_a_sample_has_pairs_with_enough_negatives_of_every_kind_and_no_known_positive(tmp_path, stores):
+    kinds = {"long": generation(tmp_path / "long"), "short": generation(tmp_path / "short", short=("qb",))}
+    one = negative_analysis.sample(QRELS, *stores, kinds, num_negatives=1, seed=3)
+    assert one.pairs.tolist() == [[0, 0], [1, 2], [2, 4]]  # d1's has no negative, and d3 is not relevant
+    two = negative_analysis.sample(QRELS, *stores, kinds, num_negatives=2, seed=3)
+    assert two.pairs.tolist() == [[0, 0], [2, 4]]
+    assert two.num_pairs == 2
+    assert one.kinds.keys() == {"in_batch", "random", "long", "short"}
+    assert set(one.kinds["in_batch"][0].tolist()) == {2, 4, -1}
+    assert np.isin(one.kinds["random"], [0, 1])[0].sum() == 0
+    assert all(len(set(row.tolist())) == 20 for row in one.kinds["random"])
+    for kind, drawn in two.drawn.items():
+        assert drawn.shape == (2, 2)
+        assert all(set(own.tolist()) <= set(table.tolist()) for own, table in zip(drawn, two.kinds[kind], strict=True))
+    again = negative_analysis.sample(QRELS, *stores, kinds, num_negatives=2, seed=3)
+    assert {kind: rows.tolist() for kind, rows in again.drawn.items()} == {kind: rows.tolist() for kind, rows in two.drawn.items()}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"num_negatives": 4}, "no training pair has 4 negatives of every kind"),
+        ({"num_negatives": 0}, "64 pairs of 0 negatives cannot be"),
+        ({"num_negatives": 21}, "give at least 1 and 1 to 20"),
+        ({"num_pairs": 0}, "0 pairs of 1 negatives"),
+        ({"name": "random"}, "are named 'random', which stands for"),
+        ({"texts": {"docs": "of others"}}, "was mined from other docs than are trained on"),
+    ],
+)
+def test_samples_that_cannot_be_drawn_are_refused(tmp_path, stores, options, sentence):
+    kinds = {options.pop("name", "mined"): generation(tmp_path)}
+    with pytest.raises(InputError, match=sentence):
+        negative_analysis.sample(QRELS, *stores, kinds, **options)
+
+
+def test_a_folder_stands_for_its_newest_generation(tmp_path):
+    with pytest.raises(InputError, match="is no generation of negatives and holds none; make one with de-jax mine_negatives"):
+        negative_analysis.open_newest(tmp_path)
+    for number in (1, 2):
+        generation(tmp_path, number)
+    assert negative_analysis.open_newest(tmp_path).number == 2
+    assert negative_analysis.open_newest(tmp_path / "000001").number == 1
+
+
+def test_costs_are_those_of_one_document_one_query_and_one_batch(tmp_path):
+    seconds = {"encode": 6.0, "encode_queries": 0.3, "index": 0.5, "search": 0.6, "choose": 0.4}
+    kinds = {"bm25": generation(tmp_path, 1, seconds={"index": 2.0}), "ance": generation(tmp_path, 2, seconds=seconds)}
+    (tmp_path / "config.gin").write_text("# a comment = 1\nbeir_pairs.batch_size = 8\ntrain.num_steps = 4\n")
+    lines = [{"step": step, "pairs_per_second": speed} for step, speed in enumerate((1.0, 16.0, 17.0, 16.0))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"step": 4, "dev/ndcg@10": 0.5}]))
+    costs = efficiency.of_run(tmp_path, kinds, num_docs=30)
+    assert costs.training == {"batch_size": 8, "step_ms": 500.0}
+    assert costs.generations["bm25"] == {"index_seconds": 2.0, "refresh_seconds": 2.0}
+    assert costs.generations["ance"] == {
+        "docs_per_second": 5.0,
+        "ms_per_doc": 200.0,
+        "query_encoding_ms": 100.0,  # 3 queries
+        "index_seconds": 0.5,
+        "search_ms": 200.0,
+        "negatives_ms_per_batch": 2000.0,  # 1 second for 4 pairs
+        "refresh_seconds": 7.8,
+    }
+    table = efficiency.markdown(costs).splitlines()
+    assert table[:2] == ["| operation | bm25 | ance |", "| --- | ---: | ---: |"]
+    assert "| index, seconds | 2 | 0.5 |" in table
+    assert "| encoding, ms a document |  | 200 |" in table
+    assert table[-1] == "| training step, ms a batch | 500 | 500 |"
+
+
+def test_a_run_from_elsewhere_has_no_costs_of_training(tmp_path):
+    assert efficiency.of_run(tmp_path, {}, num_docs=3) == efficiency.Costs({}, {})
+
+
+def checkpoint(step, *kinds):
+    def measured(scale):
+        norms = {"all": 3.0 * scale, "top": 1.0 * scale}
+        margins = np.linspace(-0.1, scale, 30).astype(np.float32)
+        ranks = np.arange(1, 31)[None]
+        numbers = {"loss": scale, "grad_norm": {"per_pair": norms, "of_mean": norms}}
+        return Measured(numbers | negative_analysis.place_numbers(ranks, margins[None], depth=10), margins)
+
+    return AtCheckpoint(step, {kind: measured(10.0**-place) for place, kind in enumerate(kinds)})
+
+
+@pytest.mark.parametrize("steps", [(5,), (5, 10)])
+def test_a_report_holds_its_pictures_and_a_table_a_checkpoint(tmp_path, steps):
+    costs = efficiency.Costs({"step_ms": 7.0}, {"mined": {"index_seconds": 0.25}})
+    found = [checkpoint(step, "random", "a<b") for step in steps]
+    report = negative_report.write(tmp_path, "Negatives", {"run": "runs/x"}, found, costs, depth=10)
+    assert json.loads((tmp_path / "analysis.json").read_text()) == report
+    assert [one["step"] for one in report["checkpoints"]] == list(steps)
+    page = (tmp_path / "report.html").read_text()
+    pictures = {file.name for file in tmp_path.glob("*.png")}
+    assert pictures == {"gradient_norms.png", "loss.png", "overlap.png", "margins.png"}
+    assert page.count('src="data:image/png;base64,') == page.count("src=") == len(pictures)
+    assert all(f"<h2>Step {step}</h2>" in page for step in steps)
+    assert "a&lt;b" in page
+    assert "index, seconds" in page
+    assert all(imread(tmp_path / file)[..., :3].std() > 0.01 for file in pictures)

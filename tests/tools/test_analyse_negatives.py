@@ -1,0 +1,91 @@
+"""Negatives that were made for one checkpoint of a tiny run, looked at from two."""
+
+import json
+
+import numpy as np
+import pytest
+import tiny_run
+
+from de_jax.data import beir, negatives
+from de_jax.data.negatives import Mined
+from de_jax.data.training_set import open_stores, text_hashes
+from de_jax.retrieval import encode
+from de_jax.tools import analyse_negatives
+from de_jax.training.run import load_run
+from de_jax.types import InputError
+
+QRELS = {"q0": {"d0": 1, "d5": 1}, "q2": {"d2": 1}, "d3": {"d6": 1}}
+DEPTH = 3
+
+
+@pytest.fixture(scope="module")
+def dataset_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "mined"
+    beir.write(folder, tiny_run.DOCS, tiny_run.QUERIES, {"train": QRELS})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mined_dirs(tmp_path_factory, trained, dataset_dir):
+    """The documents nearest to each query by the newest checkpoint, and those farthest from it."""
+    run = load_run(trained)
+    stores = open_stores(dataset_dir, run.query_tokenizer, run.doc_tokenizer)
+    queries, docs = encode.queries(run, stores[0]), encode.docs(run, stores[1])
+    found = {"near": [], "far": []}
+    for query_id, judged in QRELS.items():
+        scores = docs @ queries[stores[0].row_of(query_id)]
+        ranking = [doc_id for row in np.argsort(-scores).tolist() if (doc_id := stores[1].ids[row]) not in judged]
+        for doc_id in judged:
+            found["near"].append(Mined(query_id, doc_id, ranking[:DEPTH], []))
+            found["far"].append(Mined(query_id, doc_id, ranking[DEPTH:], []))
+    folder = tmp_path_factory.mktemp("negatives")
+    facts = {**text_hashes(dataset_dir), "seconds": {"encode": 2.0, "index": 0.1, "search": 0.1, "choose": 0.1}}
+    for name, lines in found.items():
+        negatives.write_generation(folder / name, 1, lines, facts)
+    return folder
+
+
+def test_negatives_of_a_checkpoint_are_in_its_top_and_cost_more(printed, trained, dataset_dir, mined_dirs, tmp_path):
+    report = printed(
+        analyse_negatives,
+        run_dir=trained,
+        steps=[7, 3],
+        dataset_dir=dataset_dir,
+        negatives=[f"near={mined_dirs / 'near'}", f"far={mined_dirs / 'far' / '000001'}"],
+        groups=["towers=shared/encoder/.*"],
+        temperature=0.1,
+        depth=DEPTH,
+        out_dir=tmp_path / "out",
+    )
+    assert [one["step"] for one in report["checkpoints"]] == [3, 7]
+    last = report["checkpoints"][-1]
+    assert last.keys() == {"step", "in_batch", "random", "near", "far"}
+    assert (last["near"]["overlap"], last["far"]["overlap"]) == (1.0, 0.0)
+    assert last["near"]["mean_rank"] == 2.0
+    assert last["near"]["loss"] > last["far"]["loss"]
+    assert last["near"]["margin"]["mean"] < last["far"]["margin"]["mean"]
+    norms = last["near"]["grad_norm"]
+    assert norms["per_pair"].keys() == norms["of_mean"].keys() == {"all", "towers"}
+    assert 0 < norms["of_mean"]["towers"] < norms["of_mean"]["all"] <= norms["per_pair"]["all"]
+    assert report["num_pairs"] == report["drawn_from"] == 4
+    assert report["efficiency"]["generations"]["near"]["docs_per_second"] == 5.0
+    assert report["report"] == str(tmp_path / "out/report.html")
+    kept = json.loads((tmp_path / "out/analysis.json").read_text())
+    assert kept == {name: value for name, value in report.items() if name != "report"}
+    assert "| near | far |" in (tmp_path / "out/efficiency.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"negatives": ["absent"]}, "--negatives has 'absent'; give each name once, as name=value"),
+        ({"negatives": ["a=absent"]}, "absent is no generation of negatives"),
+        ({"groups": ["a=nothing/.*"]}, "gradient norm pattern 'nothing/"),
+        ({"steps": ["4"]}, "does not have checkpoint '4'"),
+        ({"split": "dev"}, "dev"),
+    ],
+)
+def test_what_cannot_be_analysed_is_refused_and_nothing_is_written(printed, trained, dataset_dir, tmp_path, flags, sentence):
+    with pytest.raises(InputError, match=sentence):
+        printed(analyse_negatives, run_dir=trained, dataset_dir=dataset_dir, out_dir=tmp_path / "out", **flags)
+    assert not (tmp_path / "out").exists()

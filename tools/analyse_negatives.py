@@ -1,0 +1,84 @@
+"""Shows what kinds of negatives teach a run, at one or more of its checkpoints, and what mining them costs; prints one JSON object.
+
+python -m tools.analyse_negatives --run_dir=runs/ance --dataset_dir=data/beir/scifact \\
+    --negatives bm25=runs/bm25/negatives/000001 ance=runs/ance/negatives --steps 0 500 1000
+
+For the same training pairs, each kind's loss, gradient norms before clipping, score margins, ranks and overlap with the model's top
+100; documents of other pairs (in_batch) and any documents (random) are always beside those that are named. Pictures, analysis.json,
+efficiency.md and report.html go to --out_dir.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from de_jax import command
+from de_jax.data import beir
+from de_jax.data.files import atomic_dir
+from de_jax.data.training_set import open_stores, text_hashes
+from de_jax.evaluation import efficiency, negative_analysis, negative_report
+from de_jax.evaluation.arguments import named
+from de_jax.training.run import load_run
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    groups, name = named("--groups", args.groups), Path(args.dataset_dir).resolve().name
+    folders = named("--negatives", args.negatives)
+    generations = {kind: negative_analysis.open_newest(folder) for kind, folder in folders.items()}
+    qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
+    first, *others = [load_run(args.run_dir, step, only_sizes=True) for step in args.steps or [None]]  # all are there
+    stores = open_stores(args.dataset_dir, first.query_tokenizer, first.doc_tokenizer)
+    sample = negative_analysis.sample(
+        qrels,
+        *stores,
+        generations,
+        num_pairs=args.num_pairs,
+        num_negatives=args.num_negatives,
+        texts=text_hashes(args.dataset_dir),
+        seed=args.seed,
+    )
+    temperature = args.temperature or negative_analysis.default_temperature(first.model)
+    steps = sorted({first.step, *(other.step for other in others)})
+    options: dict[str, Any] = {"temperature": temperature, "groups": groups, "depth": args.depth}
+    with tqdm(total=len(steps) * (1 + len(sample.kinds)), desc="analyse", delay=0.5) as bar:
+        runs = (load_run(args.run_dir, step) for step in steps)
+        checkpoints = list(negative_analysis.analyse(runs, sample, name, progress=bar.update, **options))
+    about = {"run": str(args.run_dir), "dataset": name, "split": args.split, "seed": args.seed, "temperature": temperature}
+    about |= {"num_pairs": len(sample.pairs), "drawn_from": sample.num_pairs, "num_negatives": args.num_negatives}
+    about["negatives"] = {kind: str(generation.folder) for kind, generation in generations.items()}
+    costs = efficiency.of_run(args.run_dir, generations, num_docs=stores[1].num_texts)
+    out_dir = args.out_dir or args.run_dir / "analysis" / f"negatives-{name}-{args.split}"
+    with atomic_dir(out_dir) as temporary:
+        title = f"Negatives of {args.run_dir.name} on {name}"
+        report = negative_report.write(temporary, title, about, checkpoints, costs, depth=args.depth)
+    print(efficiency.markdown(costs), file=sys.stderr)
+    print(json.dumps({"report": str(out_dir / "report.html"), **report}))
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run_dir", type=Path, required=True, help="the run to look into")
+    parser.add_argument("--steps", nargs="+", help="its checkpoints: steps, or best; default the newest")
+    parser.add_argument("--dataset_dir", required=True, help="the BEIR folder that it trains on")
+    parser.add_argument("--split", default="train", help="whose pairs (default train)")
+    parser.add_argument("--negatives", nargs="+", default=[], metavar="NAME=FOLDER", help="a generation, or a folder's newest one")
+    parser.add_argument("--num_pairs", type=int, default=64, help="a sample of the training pairs (default 64)")
+    parser.add_argument("--num_negatives", type=int, default=1, help="of each pair in the loss (default 1, as in ANCE)")
+    parser.add_argument("--temperature", type=float, help="of the loss; default 1, .01 for cosines, the model's if it learns one")
+    parser.add_argument("--groups", nargs="+", default=[], metavar="NAME=PATTERN", help="over parameter paths; default thirds")
+    parser.add_argument("--depth", type=int, default=100, help="of the ranking that negatives are looked for in (default 100)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample and of the negatives drawn")
+    parser.add_argument("--out_dir", type=Path, help="replaced; default <run_dir>/analysis/negatives-<data set>-<split>")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
