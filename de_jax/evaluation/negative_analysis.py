@@ -15,11 +15,13 @@ from jaxtyping import Bool, Float, Int
 from de_jax.data import beir, negatives
 from de_jax.data.batches import Negatives, qrel_pairs
 from de_jax.data.corpus import TokenStore
+from de_jax.data.passages import PassageStore
 from de_jax.evaluation.embedding_analysis import rounded, summary
 from de_jax.losses.mined import ance
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import open_embeddings
+from de_jax.retrieval.maxp import passages_of
 from de_jax.training import grad_norms
 from de_jax.training.run import Run
 from de_jax.types import PADDING_ID, Array, Batch, InputError, LossFn, Metrics, Params
@@ -164,12 +166,13 @@ def analyse(
             patterns = {WHOLE: ".*", **(groups or grad_norms.thirds(run.params))}
             norms = grad_norms.group_norms(run.params, patterns)
             gradients_of = make_gradients_of(run.model, functools.partial(ance, temperature=temperature), norms)
-        docs = open_embeddings(encode.cached_docs(run, sample.doc_store, name))[1]
+        passages = passages_of(run, sample.doc_store)
+        docs = open_embeddings(encode.cached_docs(run, passages or sample.doc_store, name))[1]
         queries = encode.queries(run, sample.query_store, rows=sample.pairs[:, 0])
-        places, measured = places_of(queries, docs, sample), {}
+        places, measured = places_of(queries, docs, sample, passages), {}
         progress()
         for kind, (ranks, margins) in places.items():
-            numbers = _gradient_numbers(*gradients_of(run.params, batch_of(sample, kind, run)), list(patterns))
+            numbers = _gradient_numbers(*gradients_of(run.params, batch_of(sample, kind, run, passages)), list(patterns))
             measured[kind] = Measured(numbers | place_numbers(ranks, margins, depth), margins[ranks > 0])
             progress()
         yield AtCheckpoint(run.step, measured)
@@ -197,36 +200,39 @@ def make_gradients_of(model: Any, loss: LossFn, norms: Callable[[Params], Metric
     return gradients_of
 
 
-def batch_of(sample: Sample, kind: str, run: Run) -> Batch:
-    """The pairs with the drawn negatives of a kind, padded; as wide for all kinds."""
-    docs = np.unique(np.concatenate([sample.pairs[:, 1], *(rows.reshape(-1) for rows in sample.drawn.values())]))
-    query_width = _width(sample.query_store, sample.pairs[:, 0], run.max_query_length)
-    doc_width = _width(sample.doc_store, docs[docs >= 0], run.max_doc_length)
-    pad_docs = functools.partial(sample.doc_store.pad, max_length=run.max_doc_length, pad_to=doc_width)
-    query_rows, doc_rows, neg_rows = *sample.pairs.T, sample.drawn[kind]
+def batch_of(sample: Sample, kind: str, run: Run, passages: PassageStore | None = None) -> Batch:
+    """The pairs with the drawn negatives of a kind, padded; as wide for all kinds. Documents come as `passages`, where given."""
+    query_rows, doc_rows = sample.pairs.T
+
+    def texts_of(docs: np.ndarray) -> np.ndarray:
+        return passages.of_docs(docs) if passages else docs
+
+    every = np.concatenate([texts_of(docs.reshape(-1)) for docs in (doc_rows, *sample.drawn.values())])
+    pad_docs = _padding(passages or sample.doc_store, every, run.max_doc_length)
     return Batch(
-        query=sample.query_store.pad(query_rows, run.max_query_length, query_width),
-        doc=pad_docs(doc_rows),
+        query=_padding(sample.query_store, query_rows, run.max_query_length)(query_rows),
+        doc=pad_docs(texts_of(doc_rows)),
         query_id=query_rows.astype(np.int32),
         doc_id=doc_rows.astype(np.int32),
-        neg_docs=pad_docs(neg_rows.reshape(-1)).reshape(*neg_rows.shape, doc_width),
-        neg_doc_ids=neg_rows,
+        neg_docs=pad_docs(texts_of(sample.drawn[kind])),
+        neg_doc_ids=sample.drawn[kind],
     )
 
 
 def places_of(
-    queries: Float[np.ndarray, "S D"], docs: Float[np.ndarray, "n D"], sample: Sample
+    queries: Float[np.ndarray, "S D"], docs: Float[np.ndarray, "p D"], sample: Sample, passages: PassageStore | None = None
 ) -> dict[str, tuple[Int[np.ndarray, "S _"], Float[np.ndarray, "S _"]]]:
     """The rank of every negative by kind, and its margin: the positive's score less its own.
 
     Ranks are from 1, among all documents but the query's known positives; of equal scores all have the best rank. 0 and nan stand
-    where a pair has no negative.
+    where a pair has no negative. A document scores as the best of its `passages`, where `docs` are those.
     """
+    firsts = np.flatnonzero(np.diff(passages.doc_rows, prepend=-1)) if passages else np.arange(len(docs))
     ranks = {kind: np.zeros(table.shape, np.int64) for kind, table in sample.kinds.items()}
     margins = {kind: np.full(table.shape, np.nan, np.float32) for kind, table in sample.kinds.items()}
     block = max(1, MAX_SCORES // len(docs))
     for start in range(0, len(queries), block):
-        all_scores = queries[start : start + block] @ np.asarray(docs).T
+        all_scores = np.maximum.reduceat(queries[start : start + block] @ np.asarray(docs).T, firsts, axis=1)
         for pair, scores in enumerate(all_scores, start):
             rising = np.sort(np.delete(scores, sample.positives[pair]))
             for kind, table in sample.kinds.items():
@@ -269,5 +275,7 @@ def _gradient_numbers(losses: Array, of_pairs: Metrics, of_mean: Metrics, groups
     }
 
 
-def _width(store: TokenStore, rows: np.ndarray, max_length: int) -> int:
-    return int(store.lengths(max_length)[rows].max())
+def _padding(store: TokenStore | PassageStore, rows: np.ndarray, max_length: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Lays out rows [...] of a store as tokens [..., L], where L is the longest text's of `rows`."""
+    width = int(store.lengths(max_length)[rows[rows >= 0]].max())
+    return lambda rows: store.pad(rows.reshape(-1), max_length, width).reshape(*rows.shape, width)

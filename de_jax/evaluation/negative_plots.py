@@ -55,19 +55,19 @@ def _gradient_norms(last: AtCheckpoint, out_png: Path) -> None:
     groups = list(next(iter(norms.values()))["per_pair"])
     width = 0.8 / len(norms)
     with new_figure(out_png, figsize=(max(7.2, 1.5 * len(groups)), 4.4)) as figure:
-        axis = figure.subplots()
+        axis, handles = figure.subplots(), []
         for place, (kind, of_kind) in enumerate(norms.items()):
             at = np.arange(len(groups)) + width * (place - (len(norms) - 1) / 2)
-            axis.bar(at, [of_kind["per_pair"][group] for group in groups], 0.92 * width, color=_colour(place), label=kind)
-            mean = [of_kind["of_mean"][group] for group in groups]
-            axis.plot(at, mean, "o", ms=4, color=INK, mec="white", mew=0.6, label=None)
-        axis.plot([], [], "o", ms=4, color=INK, mec="white", mew=0.6, label="of the mean gradient")
+            heights = [of_kind["per_pair"][group] for group in groups]
+            handles.append(axis.bar(at, heights, 0.92 * width, color=_colour(place), label=kind))
+            means = [of_kind["of_mean"][group] for group in groups]
+            points = axis.plot(at, means, "o", ms=4, color=INK, mec="white", mew=0.6, label="of the mean gradient")
         axis.set_yscale("log")
         axis.set_xticks(range(len(groups)), groups)
         axis.grid(visible=False, axis="x")
         axis.set_title("Gradient norm by layer group and kind of negative")
         axis.set_ylabel("L2 norm (logarithmic)")
-        figure.legend(loc="outside lower center", ncols=min(4, len(norms) + 1))
+        figure.legend(handles=[*handles, *points], loc="outside lower center", ncols=min(6, len(norms) + 1), fontsize=9)
 
 
 def _by_checkpoint(

@@ -48,8 +48,8 @@ def group_norms(params: Params, groups: Mapping[str, str] | str | None) -> Calla
 def thirds(params: Params) -> dict[str, str]:
     """The patterns of a dual encoder's embedder, the bottom, middle and top third of its layers, and its projection.
 
-    ANCE (Xiong et al. 2021), figure 8, has layers 1-4, 5-8 and 9-12. Each tower has its own thirds, and both count in one group. Of
-    fewer than three layers some thirds hold none; a group without parameters is left out.
+    As in ANCE (Xiong et al. 2021), figure 8. Each tower has its own thirds, and both count in one group. Of fewer than three
+    layers some thirds hold none; a group without parameters is left out.
     """
     found = [match.groups() for path in paths.all_paths(params) if (match := _LAYER.fullmatch(path))]
     num_layers = {tower: 1 + max(int(layer) for _, other, layer in found if other == tower) for _, tower, _ in found}

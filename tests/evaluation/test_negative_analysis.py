@@ -14,11 +14,13 @@ from tiny_run import WORDS
 
 from de_jax.data import corpus, negatives
 from de_jax.data.negatives import Mined
+from de_jax.data.passages import PassageStore
 from de_jax.data.text import load_tokenizer, train_sentencepiece
 from de_jax.evaluation import efficiency, negative_analysis, negative_report
 from de_jax.evaluation.negative_analysis import AtCheckpoint, Measured, Sample
 from de_jax.losses.mined import ance
 from de_jax.training import grad_norms, paths
+from de_jax.training.run import Run
 from de_jax.types import Batch, Embeddings, InputError
 
 GROUPS = {"all": ".*", "kernels": ".*/kernel", "doc": "doc/.*"}
@@ -48,7 +50,10 @@ def stores(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stores")
     train_sentencepiece([f"{a} {b}" for a in WORDS for b in WORDS], folder / "spiece.model", vocab_size=30)
     tokenizer = load_tokenizer(folder / "spiece.model")
-    texts = {"q": [(query_id, "red fox") for query_id in QRELS], "d": [(f"d{row}", "deep blue sea") for row in range(30)]}
+    texts = {
+        "q": [(query_id, "red fox") for query_id in QRELS],
+        "d": [(f"d{row}", "deep blue sea " * (1 + row % 3)) for row in range(30)],
+    }
     return tuple(corpus.build_token_store(texts[kind], tokenizer, folder / kind, progress=False) for kind in "qd")
 
 
@@ -113,6 +118,36 @@ def test_ranks_count_without_positives_and_margins_are_to_the_pairs_own(monkeypa
             assert ranks[pair, place] == 1 + sum(scores[other] > scores[row] for other in others)
             np.testing.assert_allclose(margins[pair, place], scores[sample.pairs[pair, 1]] - scores[row], atol=1e-5)
     assert ranks[0, 0] == ranks[0, 1]
+
+
+def test_a_document_of_several_passages_ranks_as_its_best_one(stores):
+    passages = PassageStore(stores[1], 8, max_passages=2)
+    assert 30 < passages.num_texts < 60
+    rng = np.random.default_rng(2)
+    queries, vectors = (rng.standard_normal((num, 4)).astype(np.float32) for num in (2, passages.num_texts))
+    sample = Sample(
+        *stores, np.array([[0, 0], [1, 2]]), [np.array([0]), np.array([2])], {"a": np.array([[7], [8]], np.int32)}, {}, 2
+    )
+    ranks, margins = negative_analysis.places_of(queries, vectors, sample, passages)["a"]
+    for pair, ((_, doc), (negative,)) in enumerate(zip(sample.pairs.tolist(), sample.kinds["a"].tolist(), strict=True)):
+        scores = [max(vectors[passages.doc_rows == row] @ queries[pair]) for row in range(30)]
+        assert ranks[pair, 0] == 1 + sum(score > scores[negative] for row, score in enumerate(scores) if row != doc)
+        np.testing.assert_allclose(margins[pair, 0], scores[doc] - scores[negative], atol=1e-5)
+
+
+@pytest.mark.parametrize("max_passages", [1, 2])
+def test_a_batch_holds_the_texts_of_the_pairs_and_of_the_drawn_negatives(tmp_path, stores, max_passages):
+    sample = negative_analysis.sample(QRELS, *stores, {"mined": generation(tmp_path)}, num_negatives=2)
+    run = Run(tmp_path, 0, None, {}, None, None, max_query_length=8, max_doc_length=8)
+    passages = PassageStore(stores[1], 8, max_passages=2) if max_passages == 2 else None
+    batch = negative_analysis.batch_of(sample, "mined", run, passages)
+    texts = passages or stores[1]
+    for row, (query, doc) in enumerate(sample.pairs.tolist()):
+        np.testing.assert_array_equal(batch.query[row], stores[0].pad(np.array([query]), 8, batch.query.shape[1])[0])
+        for tokens, own in ((batch.doc[row], doc), *zip(batch.neg_docs[row], sample.drawn["mined"][row], strict=True)):
+            rows = passages.of_docs(np.array(own)) if passages else np.array([own])
+            np.testing.assert_array_equal(np.atleast_2d(tokens), texts.pad(rows, 8, tokens.shape[-1]))
+    np.testing.assert_array_equal(batch.neg_doc_ids, sample.drawn["mined"])
 
 
 def test_overlap_is_a_mean_over_pairs_and_passes_over_fillers():
