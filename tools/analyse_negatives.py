@@ -24,6 +24,7 @@ from de_jax.data.files import atomic_dir
 from de_jax.data.training_set import open_stores, text_hashes
 from de_jax.evaluation import efficiency, negative_analysis, negative_report
 from de_jax.evaluation.arguments import named
+from de_jax.training import grad_norms
 from de_jax.training.run import load_run
 
 
@@ -35,6 +36,8 @@ def main(argv: list[str] | None = None) -> None:
     generations = {kind: negative_analysis.open_newest(folder) for kind, folder in folders.items()}
     qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
     first, *others = [load_run(args.run_dir, step, only_sizes=True) for step in args.steps or [None]]  # all are there
+    temperature = negative_analysis.temperature_of(first.model, args.temperature)
+    grad_norms.group_norms(first.params, groups)  # refuses patterns that match nothing
     stores = open_stores(args.dataset_dir, first.query_tokenizer, first.doc_tokenizer)
     sample = negative_analysis.sample(
         qrels,
@@ -45,7 +48,6 @@ def main(argv: list[str] | None = None) -> None:
         texts=text_hashes(args.dataset_dir),
         seed=args.seed,
     )
-    temperature = args.temperature or negative_analysis.default_temperature(first.model)
     steps = sorted({first.step, *(other.step for other in others)})
     options: dict[str, Any] = {"temperature": temperature, "groups": groups, "depth": args.depth}
     with tqdm(total=len(steps) * (1 + len(sample.kinds)), desc="analyse", delay=0.5) as bar:

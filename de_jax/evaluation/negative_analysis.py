@@ -132,11 +132,17 @@ def sample(
     return Sample(query_store, doc_store, pairs[chosen], positives, kinds, drawn, int(np.count_nonzero(enough)))
 
 
-def default_temperature(model: DualEncoder) -> float | None:
-    """1 for dot products as ANCE has it, .01 for cosines as DANCE has it, None where the model learns its own."""
-    if model.initial_temperature is not None:
-        return None
-    return 0.01 if model.query.normalize else 1.0
+def temperature_of(model: DualEncoder, given: float | None = None) -> float | None:
+    """The temperature of the loss: the one given, or 1 for dot products (ANCE) and .01 for cosines (DANCE); None for a learned one.
+
+    Raises:
+        InputError: it is not above 0, or the model learns its own.
+    """
+    if given is None:
+        return None if model.initial_temperature is not None else 0.01 if model.query.normalize else 1.0
+    if given <= 0 or model.initial_temperature is not None:
+        raise InputError(f"the temperature {given} cannot be; give one above 0, and none to a model that learns its own.")
+    return given
 
 
 def analyse(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +19,13 @@ QUERY_COLOUR, DOC_COLOUR, INK, GRID = "#c8553d", "#2f6690", "#2b2d33", "#e4e6ea"
 BOTH_COLOUR, PAIR_COLOUR = "#5b8e7d", "#8d6a9f"
 COLOURS = (DOC_COLOUR, QUERY_COLOUR, BOTH_COLOUR, PAIR_COLOUR, "#b8860b")
 PANELS = (
-    ("loss", "Loss", "nats", ("loss",)),
-    ("dev", "Development set", "score", ()),
-    ("learning_rate", "Learning rate", "", ("learning_rate",)),
-    ("pairs_per_second", "Speed", "pairs/s", ("pairs_per_second",)),
+    ("Loss", "nats", "loss"),
+    ("Development set", "score", "dev/.*"),
+    ("Learning rate", "", "learning_rate"),
+    ("Speed", "pairs/s", "pairs_per_second"),
+    ("Gradient norm", "before clipping", "grad_norm/.*"),
 )
-"""Key, title, unit and series of each panel; the series of "dev" are whatever begins with "dev/"."""
+"""Title, unit and series of each panel, as a pattern over their names."""
 STYLE: Any = {
     "font.size": 10,
     "axes.titlesize": 11,
@@ -54,7 +56,7 @@ class Picture(NamedTuple):
 
 
 def training_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
-    """Draws loss, development scores, learning rate and pairs per second over the steps of a run.
+    """Draws loss, development scores, learning rate, speed and gradient norms by group over the steps of a run.
 
     Args:
         metrics_jsonl: one JSON object a line, with "step" and scalars; a series that never occurs is left out. A last
@@ -67,9 +69,8 @@ def training_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: st
     """
     series = _read_series(Path(metrics_jsonl))
     panels = []
-    for key, name, unit, wanted in PANELS:
-        names = sorted(found for found in series if found.startswith("dev/")) if key == "dev" else wanted
-        if drawn := {found: series[found] for found in names if found in series}:
+    for name, unit, pattern in PANELS:
+        if drawn := {found: series[found] for found in sorted(series) if re.fullmatch(pattern, found)}:
             panels.append((name, unit, drawn))
     if not panels:
         raise InputError(f"{metrics_jsonl} holds no loss, dev/ score, learning_rate or pairs_per_second; it is no training log.")
@@ -178,12 +179,12 @@ def _read_series(path: Path) -> dict[str, tuple[list[float], list[float]]]:
 def _draw_panel(axis: Any, name: str, unit: str, series: Mapping[str, tuple[list[float], list[float]]]) -> None:
     for index, (label, (steps, values)) in enumerate(series.items()):
         colour = COLOURS[index % len(COLOURS)]
-        is_noisy = name in ("Loss", "Speed") and len(steps) > 30
+        is_noisy = name in ("Loss", "Speed", "Gradient norm") and len(steps) > 30
         line = _smooth(values) if is_noisy else values
         if is_noisy:
             axis.plot(steps, values, color=colour, lw=0.8, alpha=0.3)
         marker = "o" if len(steps) <= 30 else None
-        axis.plot(steps, line, color=colour, lw=1.8, marker=marker, ms=3.5, label=label.removeprefix("dev/"))
+        axis.plot(steps, line, color=colour, lw=1.8, marker=marker, ms=3.5, label=label.rpartition("/")[2])
         place = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "annotation_clip": False}
         axis.annotate(f"{line[-1]:.3g}", (steps[-1], line[-1]), color=colour, fontsize=9, **place)
     axis.set_title(f"{name} ({unit})" if unit else name)

@@ -52,6 +52,13 @@ def test_training_curves_draw_four_panels(tmp_path, monkeypatch):
     assert share_of(pixels, plots.DOC_COLOUR) > 0.002
 
 
+def test_gradient_norms_have_a_panel_where_they_were_logged_by_group(tmp_path):
+    records = [record | {"grad_norm/top": 2.0, "grad_norm/bottom": 1.0} for record in RECORDS]
+    for name, drawn in (("four", RECORDS), ("five", records)):
+        plots.training_curves(write_lines(tmp_path / "m.jsonl", drawn), tmp_path / f"{name}.png")
+    assert image(tmp_path / "four.png").shape[0] < image(tmp_path / "five.png").shape[0]
+
+
 def test_training_curves_leave_out_what_was_not_logged(tmp_path):
     plots.training_curves(write_lines(tmp_path / "m.jsonl", [{"step": 1, "loss": 2.0}]), tmp_path / "one.png")
     plots.training_curves(write_lines(tmp_path / "m.jsonl", RECORDS), tmp_path / "four.png")
