@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.train import read_recipe
+from de_jax.recipe import read_recipe
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers", "sentence-transformers")
 

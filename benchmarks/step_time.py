@@ -26,7 +26,7 @@ from benchmarks import lengths, measure, peers
 from de_jax import command
 from de_jax.data import layout
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.train import Recipe
+from de_jax.recipe import Recipe
 from de_jax.training import plan
 from de_jax.types import Batch, InputError, Packed
 

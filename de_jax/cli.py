@@ -17,6 +17,7 @@ VERBS = {
     "export_batches": ("de_jax.tools.export_batches", "write a seqio task as tokens, to train without TensorFlow"),
     "encode_corpus": ("de_jax.tools.encode_corpus", "write a corpus's embeddings by a run"),
     "search": ("de_jax.tools.search", "search a corpus with a run, one query or many"),
+    "mine": ("de_jax.mine", "mine hard negatives beside a run, from every new checkpoint"),
     "mine_negatives": ("de_jax.tools.mine_negatives", "mine hard negatives for training pairs, by a run or by BM25"),
     "evaluate_beir": ("de_jax.tools.evaluate_beir", "score a run on BEIR data sets, beside and with BM25"),
     "evaluate_msmarco": ("de_jax.tools.evaluate_msmarco", "score a run on MS MARCO's passages or documents"),

@@ -23,6 +23,7 @@ from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
+from de_jax.retrieval.miner import Miner
 from de_jax.training.lamb import ance_lamb, lamb
 from de_jax.training.optimizer import adafactor, adamw, cosine, linear, rsqrt
 from de_jax.training.sharding import make_mesh
@@ -32,6 +33,7 @@ MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, pretrained_tower, pret
 LOSSES = (in_batch_softmax, samtone, pair, nce, ance, dance)
 OPTIMIZERS = (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)
 DATA = (beir_pairs, seqio_pairs, stored_pairs)
+MINERS = (Miner,)
 MESH = (make_mesh,)
 
 RECIPES_DIR = str(importlib.resources.files("de_jax.gin_configs"))
@@ -39,7 +41,7 @@ RECIPES_DIR = str(importlib.resources.files("de_jax.gin_configs"))
 
 def register(*more: tuple[str, Any]) -> None:
     """Makes everything above known to gin under its own name, and `more` under the names given; once."""
-    own = [(configurable.__name__, configurable) for configurable in (*MODELS, *LOSSES, *OPTIMIZERS, *DATA, *MESH)]
+    own = [(configurable.__name__, configurable) for configurable in (*MODELS, *LOSSES, *OPTIMIZERS, *DATA, *MINERS, *MESH)]
     for name, configurable in (*own, *more):
         if name not in _registered:
             gin.external_configurable(configurable, name=name, module="de_jax")

@@ -13,171 +13,36 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import gin
 import jax
 import numpy as np
 
 from de_jax import command, configurables
+from de_jax.data import negatives
 from de_jax.data.batches import prefetch
 from de_jax.data.files import atomic_file
+from de_jax.data.negatives import Switch
 from de_jax.data.passages import PassageStore
 from de_jax.data.training_set import DevSet, TrainingSet
 from de_jax.evaluation import metrics as metrics_
-from de_jax.interop.fine_tuning import InitFrom, initial_params
+from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.recipe import Recipe, parse_with_settings, read_recipe
 from de_jax.retrieval import encode, maxp
 from de_jax.retrieval.index import ExactIndex
-from de_jax.training import distributed, faults, grad_norms, run_log, sharding, sharding_rules
+from de_jax.retrieval.mining_run import MineNegatives, mine_generation, only_miner
+from de_jax.training import distributed, faults, run_log, sharding, sharding_rules
 from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
-from de_jax.training.chunked import ChunkedModel
 from de_jax.training.dev_evaluation import EvaluateOnDev
 from de_jax.training.fit import Hook, fit
 from de_jax.training.follow_negatives import FollowNegatives
-from de_jax.training.optimizer import OptimizerFn, Schedule, make_optimizer
 from de_jax.training.preemption import StopOnTerminate
 from de_jax.training.profile import ProfileSteps
 from de_jax.training.run import BEST_DIR, CHECKPOINTS_DIR, Run, describe_run
-from de_jax.training.train_step import TrainStep, init_state, make_train_step
-from de_jax.types import Batch, Batches, InputError, LossFn, Params, TrainState
-
-
-class Recipe:
-    """What gin configures under the name `train`; nothing is read or computed before a method is called.
-
-    Args:
-        model: both towers and what they share.
-        loss: one of `de_jax.losses`, or a function of the same type.
-        data: opens the training set, given `host_index`, `num_hosts`, `row_multiple` and `run_dir`.
-        optimizer: `@adafactor`, `@adamw`, `@lamb`, `@ance_lamb` or a function of the same type.
-        schedule: `@linear`, `@cosine` or `@rsqrt`; it is told the peak and the number of steps.
-        mesh: gives the devices to train on.
-        sharding_rules: mesh axes by pattern over parameter paths, beside `sharding_rules.DEFAULT_RULES`, such as
-            {".*/mlp/wo/kernel": ("tensor", None)}.
-        num_steps: updates of the whole run.
-        learning_rate: the schedule's peak.
-        num_chunks: how many pieces the towers take a batch in, to save memory; the loss sees all of it.
-        clip_norm: largest global gradient norm; None for no limit.
-        learning_rate_factors: factor by pattern over parameter paths, such as {"shared/projection/.*": 10.0}.
-        frozen: patterns of parameters that keep their values.
-        init_from: a run or a pretrained model whose parameters are the first ones here (PAIR's second stage), as
-            `interop.checkpoints.read` knows them; or {"query": one, "doc": another}.
-        init_new: patterns of parameters that start fresh although there is an `init_from`.
-        seed: of the initial parameters and of dropout.
-        grad_norm_groups: logs the norm of the gradient before clipping by group, see `grad_norms`: "thirds", or a pattern over
-            parameter paths by name, such as {"bottom": ".*/layers_[0-3]/.*"}; None logs that of the whole only.
-        log_every_steps: updates that one line of the log averages.
-        save_every_steps: updates between checkpoints.
-        evaluate_every_steps: updates between evaluations on the dev set.
-        follow_every_steps: updates between two looks for newer hard negatives; None keeps those that the run began with.
-        keep_checkpoints: how many of the newest stay; the best by the dev score is kept besides.
-        profile_steps: (first, count): traces `count` updates from update `first` on, into `<run_dir>/profile`.
-    """
-
-    def __init__(
-        self,
-        *,
-        model: DualEncoder,
-        loss: LossFn,
-        data: Callable[..., TrainingSet],
-        optimizer: OptimizerFn,
-        schedule: Callable[..., Schedule],
-        mesh: Callable[..., jax.sharding.Mesh] = sharding.make_mesh,
-        sharding_rules: sharding_rules.Rules | None = None,
-        num_steps: int = 20000,
-        learning_rate: float = 1e-3,
-        num_chunks: int = 1,
-        clip_norm: float | None = 1.0,
-        learning_rate_factors: Mapping[str, float] | None = None,
-        frozen: Sequence[str] = (),
-        init_from: InitFrom | None = None,
-        init_new: Sequence[str] = (),
-        seed: int = 0,
-        grad_norm_groups: Mapping[str, str] | str | None = None,
-        log_every_steps: int = 50,
-        save_every_steps: int = 1000,
-        evaluate_every_steps: int = 1000,
-        follow_every_steps: int | None = None,
-        keep_checkpoints: int = 2,
-        profile_steps: tuple[int, int] | None = None,
-    ) -> None:
-        if not isinstance(model, DualEncoder):
-            raise InputError(f"train.model is {model!r}; it must be @DualEncoder().")
-        for name, value in {"loss": loss, "data": data, "optimizer": optimizer, "schedule": schedule, "mesh": mesh}.items():
-            if not callable(value):
-                raise InputError(f"train.{name} is {value!r}; it must be a reference such as @{value}, without parentheses.")
-        self.model, self.loss, self.data, self.mesh = model, loss, data, mesh
-        self.trained = ChunkedModel(model, num_chunks) if num_chunks > 1 else model
-        self.num_chunks, self.sharding_rules = num_chunks, sharding_rules
-        self.schedule = schedule(peak=learning_rate, num_steps=num_steps)
-        self.num_steps, self.seed, self.grad_norm_groups = num_steps, seed, grad_norm_groups
-        self.init_from, self.init_new = init_from, init_new
-        self.make_tx = functools.partial(
-            make_optimizer,
-            optimizer,
-            self.schedule,
-            clip_norm=clip_norm,
-            learning_rate_factors=learning_rate_factors,
-            frozen=frozen,
-        )
-        self.log_every_steps, self.save_every_steps = log_every_steps, save_every_steps
-        self.evaluate_every_steps, self.keep_checkpoints = evaluate_every_steps, keep_checkpoints
-        self.follow_every_steps, self.profile_steps = follow_every_steps, profile_steps
-
-    def init(self) -> TrainState:
-        """The state before the first step."""
-        return init_state(self.model, self.make_tx, jax.random.key(self.seed))
-
-    def train_step(self, params: Params) -> TrainStep:
-        """One update of these parameters, arrays or their shapes; see `training.train_step`."""
-        group_norms = grad_norms.group_norms(params, self.grad_norm_groups)
-        return make_train_step(self.trained, self.loss, self.make_tx(params), group_norms)
-
-    def memory_settings(self, batch_size: int) -> dict[str, Any]:
-        """The settings that decide how much memory a step takes, by name."""
-        settings = {
-            f"{self.data.__name__}.batch_size": batch_size,
-            "train.num_chunks": self.num_chunks,
-            f"{type(self.model.doc.encoder).__name__}.remat": getattr(self.model.doc.encoder, "remat", None),
-        }
-        with contextlib.suppress(KeyError):  # a loss that is never computed block by block
-            settings[f"{self.loss.__name__}.block_size"] = configurables.setting(self.loss, "block_size")
-        return settings
-
-    def check(self) -> TrainState:
-        """The shapes of the state, after a step was traced without computing anything: what is wrong here raises here."""
-        state = jax.eval_shape(self.init)
-        num_rows = 8 * self.num_chunks
-        shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, np.int32)  # noqa: E731
-        ids, doc = shape(num_rows), shape(num_rows, *self._doc_shape())
-        batch = Batch(shape(num_rows, 8), doc, ids, ids, **self._mined_shapes(num_rows))
-        try:
-            jax.eval_shape(self.train_step(state.params), state, batch)
-        except ValueError as error:
-            raise InputError(str(error)) from error
-        return state
-
-    def _doc_shape(self) -> tuple[int, ...]:
-        """A document of a batch: its tokens, or those of its passages."""
-        with contextlib.suppress(KeyError):  # a source of batches that knows no passages
-            if (most := configurables.setting(self.data, "max_passages")) > 1:
-                return most, 8
-        return (8,)
-
-    def _mined_shapes(self, num_rows: int) -> dict[str, Any]:
-        """The hard negatives of a batch as shapes, where the data will have some."""
-        shapes: dict[str, Any] = {}
-        with contextlib.suppress(KeyError):  # a source of batches that knows none
-            if configurables.setting(self.data, "negatives_dir"):
-                for name, ids in (("neg_docs", "neg_doc_ids"), ("neg_queries", "neg_query_ids")):
-                    if number := configurables.setting(self.data, f"num_{name}"):
-                        text = self._doc_shape() if name == "neg_docs" else (8,)
-                        shapes[name] = jax.ShapeDtypeStruct((num_rows, number, *text), np.int32)
-                        shapes[ids] = jax.ShapeDtypeStruct((num_rows, number), np.int32)
-        return shapes
+from de_jax.types import Batches, InputError, Params, TrainState
 
 
 def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
@@ -190,9 +55,11 @@ def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     data = recipe.data(host_index=host_index, num_hosts=num_hosts, row_multiple=row_multiple, run_dir=str(run_dir))
     sharding.check_batch_size(data.batch_size, mesh, recipe.num_chunks)
     _check_texts_fit(recipe.model, data)
+    _check_negatives(recipe, data)
     configurables.check_all_used()
     _describe(recipe, run_dir, data)
     with (
+        _only_miner(recipe, data),
         contextlib.closing(Checkpoints(run_dir / CHECKPOINTS_DIR, keep=recipe.keep_checkpoints)) as checkpoints,
         contextlib.closing(Checkpoints(run_dir / BEST_DIR, keep=1)) as best,
         StopOnTerminate() as terminate,
@@ -203,6 +70,7 @@ def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
             state = _first_state(recipe, like, checkpoints)
             checkpoints.remove_old()
             best.remove_old()
+            _begin_negatives(recipe, run_dir, data, checkpoints, state)
             hooks = _hooks(recipe, run_dir, data, checkpoints, best, int(state.step), terminate)
             state, stop = fit(step_fn, state, _on_mesh(data.batches, mesh), num_steps=recipe.num_steps, hooks=hooks)
     return {
@@ -217,6 +85,7 @@ def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> None:
     """The command; prints a JSON object when the run is complete."""
     args, bindings = _parse_args(argv)
+    command.use_memory_fraction(args.memory_fraction)
     process = {name: getattr(args, name) for name in ("coordinator_address", "num_processes", "process_id")}
     if distributed.is_asked_for(automatic=args.distributed, **process):
         command.go_on_in_child()
@@ -233,32 +102,6 @@ def main(argv: list[str] | None = None) -> None:
             print(json.dumps(summary))
         if summary["stopped"] == StopOnTerminate.REASON:
             sys.exit(command.EXIT_STOPPED)
-
-
-def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The arguments that `parser` knows, and the recipe's settings, written --gin.NAME=VALUE, as "NAME=VALUE"."""
-    parser.epilog = "--gin.NAME=VALUE sets any setting of the recipe, for example --gin.train.num_steps=100."
-    args, rest = parser.parse_known_args(argv)
-    for argument in rest:
-        if not argument.startswith("--gin."):
-            parser.error(f"unknown argument {argument}; settings are written --gin.name=value")
-    return args, [argument.removeprefix("--gin.") for argument in rest]
-
-
-def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = ()) -> Recipe:
-    """The recipe that gin files and `name=value` settings describe.
-
-    Raises:
-        InputError: an unknown name, a missing setting, or values that do not fit together.
-    """
-    configurables.register(("train", Recipe))
-    configurables.parse(gin_files, bindings)
-    try:
-        return gin.get_configurable("train")()
-    except InputError:
-        raise
-    except (TypeError, RuntimeError, ValueError) as error:
-        raise InputError(f"the recipe cannot be used: {' '.join(str(error).split())}") from error
 
 
 def _describe(recipe: Recipe, run_dir: Path, data: TrainingSet) -> None:
@@ -338,28 +181,29 @@ def _hooks(
         num_steps=recipe.num_steps,
         pairs_per_step=data.batch_size,
         schedule=recipe.schedule,
-        begun=checkpoints.beside(start_step) if start_step else None,
+        begun=checkpoints.beside(start_step).get("log") if start_step else None,
     )
     hooks: list[Hook] = [log]
     if (dev := data.dev) is not None:
-        run = Run(
-            run_dir,
-            start_step,
-            recipe.model,
-            {},
-            data.query_tokenizer,
-            data.doc_tokenizer,
-            data.max_query_length,
-            data.max_doc_length,
-            data.max_passages,
-        )
         hooks.append(
             EvaluateOnDev(
-                lambda params: score_dev(run._replace(params=params), dev),
+                lambda params: score_dev(_run_of(recipe, run_dir, data, start_step, params), dev),
                 every_steps=recipe.evaluate_every_steps,
                 num_steps=recipe.num_steps,
                 best=best,
                 sinks=sinks,
+                on_seconds=log.skip_time,
+                before=log.unfinished,
+            )
+        )
+    if data.mined and recipe.miner and recipe.mine_every_steps:
+        hooks.append(
+            MineNegatives(
+                functools.partial(_run_of, recipe, run_dir, data),
+                data.mined,
+                recipe.miner,
+                every_steps=recipe.mine_every_steps,
+                num_steps=recipe.num_steps,
                 on_seconds=log.skip_time,
                 before=log.unfinished,
             )
@@ -373,7 +217,7 @@ def _hooks(
         checkpoints,
         every_steps=recipe.save_every_steps,
         num_steps=recipe.num_steps,
-        beside=log.unfinished,
+        beside=lambda: {"log": log.unfinished(), "switches": data.mined.switches if data.mined else []},
         asked_to_stop=terminate.reason,
     )
     return [*hooks, save]
@@ -393,6 +237,43 @@ def score_dev(run: Run, dev: DevSet) -> dict[str, float]:
     return metrics_.evaluate(ranking, query_ids, doc_ids, dev.qrels)
 
 
+def _run_of(recipe: Recipe, run_dir: Path, data: TrainingSet, step: int, params: Params) -> Run:
+    """What is trained, as the tools know it."""
+    tokenizers, lengths = (data.query_tokenizer, data.doc_tokenizer), (data.max_query_length, data.max_doc_length)
+    return Run(run_dir, step, recipe.model, params, *tokenizers, *lengths, data.max_passages)
+
+
+def _check_negatives(recipe: Recipe, data: TrainingSet) -> None:
+    """Whether there are hard negatives to begin with, or somebody to mine them."""
+    if recipe.miner and data.mined is None:
+        raise InputError(
+            f"the recipe has a miner, but its negatives have no folder; set {recipe.data.__name__}.negatives_dir, such as "
+            "{run_dir}/negatives."
+        )
+    if recipe.miner:
+        recipe.miner.index_builder()
+    elif data.mined:
+        data.mined.check()
+
+
+def _only_miner(recipe: Recipe, data: TrainingSet) -> contextlib.AbstractContextManager[None]:
+    """The lock of the folder of negatives, where this process is the one that mines."""
+    if data.mined and recipe.mine_every_steps and distributed.is_first():
+        return only_miner(data.mined)
+    return contextlib.nullcontext()
+
+
+def _begin_negatives(recipe: Recipe, run_dir: Path, data: TrainingSet, checkpoints: Checkpoints, state: TrainState) -> None:
+    """Takes up the negatives where the checkpoint left them; where there are none yet, they are mined by the first parameters."""
+    if data.mined is None:
+        return
+    step = int(state.step)
+    if recipe.miner and distributed.agreed(not negatives.numbers(data.mined.negatives_dir)):
+        mine_generation(_run_of(recipe, run_dir, data, step, state.params), data.mined, recipe.miner, keep=False)
+    known = checkpoints.beside(step).get("switches", []) if step else []
+    data.mined.begin(step, [Switch(*switch) for switch in known])
+
+
 def _check_texts_fit(model: DualEncoder, data: TrainingSet) -> None:
     """Whether both towers have vectors for every token and position."""
     for tower in ("query", "doc"):
@@ -405,6 +286,7 @@ def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     parser.add_argument("--gin_file", action="append", default=[], required=True, help="a recipe; may be given several times")
     parser.add_argument("--run_dir", help="folder of checkpoints and logs; if it holds a run, that run continues")
     parser.add_argument("--dry_run", action="store_true", help="check the recipe and count its parameters, without data")
+    command.add_memory_fraction(parser)
     processes = parser.add_argument_group("several processes", "the same command on every host, but for --process_id")
     processes.add_argument("--distributed", action="store_true", help="join the processes that a TPU pod, SLURM or MPI started")
     processes.add_argument("--coordinator_address", help="host:port of process 0, where nothing knows it by itself")

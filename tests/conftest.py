@@ -14,6 +14,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 install_import_hook("de_jax", "beartype.beartype").__enter__()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory):
+    """What several tests compile alike is compiled once, as commands do it (`command.keep_compiled`)."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
 class SmallDisk:
     """A folder in which space can run out: a file system of its own or, where none can be mounted, a limit on file sizes."""
 

@@ -71,8 +71,9 @@ RULES = {
     "de_jax.interop.tokenizer_files": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
     "de_jax.interop.t5x": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
     "de_jax.configurables": PROCESS,
-    "de_jax.train": PROCESS,
-    "de_jax.mine": PROCESS,
+    "de_jax.recipe": PROCESS,
+    "de_jax.train": PROCESS._replace(layers=(*PROCESS.layers, "recipe")),
+    "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "recipe")),
 }
 
 

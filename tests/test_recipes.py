@@ -13,7 +13,7 @@ from de_jax.data.training_set import beir_pairs
 from de_jax.interop import checkpoints
 from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.tower import PARTS
-from de_jax.train import read_recipe
+from de_jax.recipe import read_recipe
 from de_jax.training import sharding
 from de_jax.types import InputError
 

@@ -12,6 +12,7 @@ de-jax train --gin_file=recipes/fine_tune.gin --gin.train.loss=@ance --gin.beir_
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from tqdm import tqdm
 
 from de_jax import command
 from de_jax.data import beir, negatives
+from de_jax.data.batches import qrel_pairs
+from de_jax.data.negatives import Mined, TrainingTexts
 from de_jax.data.training_set import open_stores, text_hashes
-from de_jax.retrieval import faiss_index, miner
+from de_jax.retrieval import faiss_index, maxp
+from de_jax.retrieval.miner import Miner, embed, mine, mine_bm25
 from de_jax.training.run import load_run
 from de_jax.types import InputError
 
@@ -32,26 +36,26 @@ def main(argv: list[str] | None = None) -> None:
     if not args.negatives_dir and args.bm25:
         raise InputError("--negatives_dir is missing; name the folder that generations go to.")
     negatives_dir = Path(args.negatives_dir or Path(args.run_dir) / "negatives")
-    filters = miner.Filters(args.first_rank, args.last_rank, args.margin, args.max_score_ratio)
-    options: dict[str, Any] = {"num_neg_docs": args.num_neg_docs, "filters": filters, "seed": args.seed}
-    if args.bm25 and args.num_neg_queries:
-        raise InputError("--num_neg_queries are mined by embeddings; give a --run_dir in the place of --bm25.")
-    build_index = faiss_index.index_builder(args.index, faiss_index.SearchOptions(args.nprobe, args.ef_search, args.faiss_device))
-    if args.bm25:
-        mined, facts = miner.mine_bm25(beir.read(args.dataset_dir, args.split), **options)
-    else:
-        qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
-        run = load_run(args.run_dir, args.step)
-        stores = open_stores(args.dataset_dir, run.query_tokenizer, run.doc_tokenizer)
-        name = Path(args.dataset_dir).resolve().name
-        with tqdm(total=stores[1].num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
-            mined, facts = miner.mine(
-                run, qrels, *stores, build_index, name=name, num_neg_queries=args.num_neg_queries, progress=bar.update, **options
-            )
-    facts |= {"mined_by": "bm25" if args.bm25 else str(args.run_dir), "split": args.split, "seed": args.seed, **filters._asdict()}
+    given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Miner)}
+    miner = Miner(**{name: value for name, value in given.items() if value is not None})
+    miner.index_builder()
+    lines, facts = mine_bm25(beir.read(args.dataset_dir, args.split), miner) if args.bm25 else _mined_by_run(args, miner)
+    facts |= {"mined_by": "bm25" if args.bm25 else str(args.run_dir), "split": args.split}
     number = max(negatives.numbers(negatives_dir), default=0) + 1
-    generation = negatives.write_generation(negatives_dir, number, mined, {**text_hashes(args.dataset_dir), **facts})
-    print(json.dumps({"generation_dir": str(generation.folder), "num_pairs": len(mined), **facts}))
+    generation = negatives.write_generation(negatives_dir, number, lines, {**text_hashes(args.dataset_dir), **facts})
+    print(json.dumps({"generation_dir": str(generation.folder), "num_pairs": len(lines), **facts}))
+
+
+def _mined_by_run(args: argparse.Namespace, miner: Miner) -> tuple[list[Mined], dict[str, Any]]:
+    qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
+    run = load_run(args.run_dir, args.step)
+    stores = open_stores(args.dataset_dir, run.query_tokenizer, run.doc_tokenizer)
+    name, passages = Path(args.dataset_dir).resolve().name, maxp.passages_of(run, stores[1])
+    texts = TrainingTexts(name, *stores, qrel_pairs(qrels, *stores), {}, passages)
+    with tqdm(total=(passages or stores[1]).num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
+        embedded = embed(run, texts, keep_as=texts.name, progress=bar.update)
+    lines, facts = mine(embedded, texts, miner)
+    return lines, {**facts, "checkpoint_step": run.step}
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -63,17 +67,25 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     by.add_argument("--bm25", action="store_true", help="BM25 ranks")
     parser.add_argument("--step", help="checkpoint of the run: a step, or best; default the newest")
     parser.add_argument("--negatives_dir", help="folder of generations; default <run_dir>/negatives")
-    parser.add_argument("--num_neg_docs", type=int, default=20, help="of each pair, at most (default 20)")
-    parser.add_argument("--num_neg_queries", type=int, default=0, help="for DANCE's dual task, at most (default 0)")
-    parser.add_argument("--first_rank", type=int, default=1, help="best rank to draw from, positives not counted (default 1)")
-    parser.add_argument("--last_rank", type=int, default=200, help="worst rank to draw from (default 200)")
-    parser.add_argument("--margin", type=float, help="negatives score at most the positive's score minus this")
-    parser.add_argument("--max_score_ratio", type=float, help="negatives score at most this share of the positive's score")
-    parser.add_argument("--index", default="exact", help="exact (default), or a FAISS factory string")
-    parser.add_argument("--nprobe", type=int, help="inverted lists to visit, of an IVF index")
-    parser.add_argument("--ef_search", type=int, help="candidates to keep, of an HNSW index")
-    parser.add_argument("--faiss_device", default="cpu", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--num_neg_docs", type=int, help="of each pair, at most (default 20)")
+    parser.add_argument("--num_neg_queries", type=int, help="for DANCE's dual task, at most (default 0)")
+    parser.add_argument("--first_rank", type=int, help="best rank to draw from, positives not counted (default 1)")
+    parser.add_argument("--last_rank", type=int, help="worst rank to draw from (default 200)")
+    parser.add_argument("--seed", type=int, help="of the draw (default 0)")
+    guards = parser.add_argument_group("against relevant documents that nobody judged")
+    guards.add_argument("--margin", type=float, help="negatives score at most the positive's score minus this")
+    guards.add_argument("--max_score_ratio", type=float, help="negatives score at most this share of the positive's score")
+    guards.add_argument("--teacher_scores", help="another model's scores: query id, document id, score, tab-separated")
+    guards.add_argument("--max_teacher_score", type=float, help="of a negative that the teacher has scored")
+    guards.add_argument("--max_resemblance", type=float, help="of a negative to the positive, by three-token sequences (0 to 1)")
+    search = parser.add_argument_group("how documents are searched")
+    search.add_argument("--index", help="exact (default), or a FAISS factory string")
+    search.add_argument("--nprobe", type=int, help="inverted lists to visit, of an IVF index")
+    search.add_argument("--ef_search", type=int, help="candidates to keep, of an HNSW index")
+    search.add_argument("--faiss_device", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
+    statistics = parser.add_argument_group("what the negatives are compared with")
+    statistics.add_argument("--bm25_negatives_dir", help="generations by BM25: which share of the negatives is among theirs")
+    statistics.add_argument("--judgements", help="fuller qrels: which share of the judged negatives is relevant")
     return parser.parse_args(argv)
 
 

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from de_jax import command, configurables
-from de_jax.train import Recipe, parse_with_settings, read_recipe
+from de_jax.recipe import Recipe, parse_with_settings, read_recipe
 from de_jax.training import plan, sharding, sharding_rules
 from de_jax.types import InputError
 

@@ -22,12 +22,13 @@ from de_jax import command
 from de_jax.data import beir, files, pydocs, text
 from de_jax.data.training_set import open_stores
 from de_jax.evaluation import analysis, metrics, plots
+from de_jax.recipe import Recipe, read_recipe
 from de_jax.retrieval import encode
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.index import ExactIndex
 from de_jax.retrieval.searcher import Searcher
-from de_jax.train import Recipe, read_recipe, train
+from de_jax.train import train
 from de_jax.training.run import Run, load_run
 from de_jax.training.run_log import METRICS_FILE, read_metrics
 

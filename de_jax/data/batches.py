@@ -7,6 +7,7 @@ batches from step s on are the same whether or not the earlier ones were ever ma
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import queue
 import threading
@@ -139,20 +140,24 @@ def pair_batches(
         """The texts that are encoded: documents, or their passages."""
         return {name: passages.of_docs(own) if passages and name in _DOCS else own for name, own in rows.items()}
 
-    first = negatives(0) if negatives else {}
-    sample = [texts_of(rows_of(number, first)) for number in range(min(_SAMPLE_BATCHES, plan.num_batches))]
+    @functools.cache  # the first generation of negatives may not be there before the first batch is asked for
+    def layouts() -> dict[str, layout.Layout]:
+        first = negatives(0) if negatives else {}
+        sample = [texts_of(rows_of(number, first)) for number in range(_SAMPLE_BATCHES)]
 
-    def layout_of(name: str) -> layout.Layout:
-        if not pack:
-            return layout.padded(*sides[name], length_multiple=length_multiple, num_hosts=num_hosts)
-        rows = [batch[name] for batch in sample]
-        return layout.packed(*sides[name], sample=rows, row_multiple=row_multiple, num_hosts=num_hosts)
+        def layout_of(name: str) -> layout.Layout:
+            if not pack:
+                return layout.padded(*sides[name], length_multiple=length_multiple, num_hosts=num_hosts)
+            rows = [batch[name] for batch in sample]
+            changes = name in _MINED  # with every generation
+            return layout.packed(*sides[name], sample=rows, changes=changes, row_multiple=row_multiple, num_hosts=num_hosts)
 
-    lay_out = {name: layout_of(name) for name in sample[0]}
+        return {name: layout_of(name) for name in sample[0]}
 
     def batches(start: int) -> Iterator[Batch]:
         if start < 0:
             raise ValueError(f"the first step is {start}; steps count from 0")
+        lay_out = layouts()
         for number in itertools.count(start):
             rows = rows_of(number, negatives(number) if negatives else {})
             texts = {name: lay_out[name](all_texts, host_index) for name, all_texts in texts_of(rows).items()}

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import uuid
 from collections.abc import Callable, Iterator
 from io import FileIO
@@ -167,6 +168,27 @@ def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[
         for abandoned in folder.parent.glob(f".{folder.name}.*.tmp"):
             shutil.rmtree(abandoned)
         return build(folder)
+
+
+@contextlib.contextmanager
+def only_one(path: str | Path, what: str) -> Iterator[None]:
+    """Holds the lock of a file for one process at a time; the system frees it when its holder dies.
+
+    Raises:
+        InputError: another process holds it; says which, as it left word in the file, and `what` it is doing.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with naming(path), open(path, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise InputError(f"{file.read().strip() or 'another process'} is {what} already; stop it first.") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
 
 
 def cache_dir() -> Path:

@@ -38,7 +38,13 @@ def padded(store: TokenStore | PassageStore, max_length: int, *, length_multiple
 
 
 def packed(
-    store: TokenStore | PassageStore, max_length: int, *, sample: Sequence[np.ndarray], row_multiple: int = 1, num_hosts: int = 1
+    store: TokenStore | PassageStore,
+    max_length: int,
+    *,
+    sample: Sequence[np.ndarray],
+    changes: bool = False,
+    row_multiple: int = 1,
+    num_hosts: int = 1,
 ) -> Layout:
     """Several texts a row; the number of rows depends on the batch alone and is nearly always the same.
 
@@ -49,6 +55,8 @@ def packed(
         store: the texts.
         max_length: of a text, tokens.
         sample: the store rows of some batches, by which the usual number of rows is set.
+        changes: later batches may hold longer texts than those of the sample; some rows are kept for them, since another number of
+            rows is another shape to compile.
         row_multiple: the number of rows of the global batch is a multiple of it.
         num_hosts: each packs its own share of a batch.
     """
@@ -67,7 +75,7 @@ def packed(
 
     needed = max(rows_of(fitted(texts)) for texts in sample)
     step = host_multiple * max(1, needed // (_NUM_SIZES * host_multiple))
-    usual = _round_up(needed, step)
+    usual = _round_up(needed, step) + step * changes
 
     def lay_out(texts: np.ndarray, host: int) -> Packed:
         placed = fitted(texts)

@@ -10,9 +10,10 @@ import functools
 import re
 import zlib
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 import numpy as np
-from jaxtyping import UInt64
+from jaxtyping import Int, UInt64
 
 SHINGLE_WORDS = 3
 _NUM_BANDS, _BAND_ROWS = 16, 4
@@ -24,10 +25,17 @@ _MULTIPLIERS = np.random.default_rng(0).integers(0, 2**63, _NUM_BANDS * _BAND_RO
 
 def shingles(text: str) -> UInt64[np.ndarray, " s"]:
     """The distinct three-word sequences of a text, hashed, in ascending order; case and punctuation do not count."""
-    words = [_hash_word(word) for word in _WORD.findall(text.lower())]
-    words += [0] * (SHINGLE_WORDS - len(words))
-    hashed = np.array(words, dtype=np.uint64)
-    windows = np.lib.stride_tricks.sliding_window_view(hashed, SHINGLE_WORDS)  # [s, 3]
+    return _shingles(np.array([_hash_word(word) for word in _WORD.findall(text.lower())], dtype=np.uint64))
+
+
+def shingles_of(token_ids: Int[np.ndarray, " t"]) -> frozenset[int]:
+    """The distinct three-token sequences of a text, hashed."""
+    return frozenset(_shingles(np.asarray(token_ids).astype(np.uint64)).tolist())
+
+
+def _shingles(words: UInt64[np.ndarray, " w"]) -> UInt64[np.ndarray, " s"]:
+    padded = np.pad(words, (0, max(SHINGLE_WORDS - len(words), 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, SHINGLE_WORDS)  # [s, 3]
     return np.unique(_mix((windows * _WEIGHTS[None, :]).sum(axis=1, dtype=np.uint64)))
 
 
@@ -47,7 +55,7 @@ def keep(shingle_sets: Iterable[np.ndarray], *, max_resemblance: float) -> list[
         mine = set(hashed.tolist())
         keys = list(enumerate(_bands(hashed).tolist()))
         candidates = {id(other): other for key in keys for other in buckets.get(key, ())}.values()
-        if any(_resemblance(mine, other) > max_resemblance for other in candidates):
+        if any(resemblance(mine, other) > max_resemblance for other in candidates):
             continue
         kept.append(position)
         for key in keys:
@@ -55,7 +63,8 @@ def keep(shingle_sets: Iterable[np.ndarray], *, max_resemblance: float) -> list[
     return kept
 
 
-def _resemblance(first: set[int], second: set[int]) -> float:
+def resemblance(first: AbstractSet[int], second: AbstractSet[int]) -> float:
+    """Jaccard's: shared shingles among all of two texts."""
     shared = len(first & second)
     return shared / (len(first) + len(second) - shared)
 

@@ -20,7 +20,7 @@ from de_jax.data import batches as batches_
 from de_jax.data import beir, files
 from de_jax.data.corpus import TokenStore, open_token_store
 from de_jax.data.mixing import mixed_epochs
-from de_jax.data.negatives import follow
+from de_jax.data.negatives import TrainingTexts, follow
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.data.training_set import TrainingSet, dev_set
 from de_jax.types import InputError
@@ -86,11 +86,11 @@ def stored_pairs(
     if not pairs_dir:
         raise InputError("stored_pairs.pairs_dir is not set; add --gin.stored_pairs.pairs_dir=<folder written by export_batches>.")
     store = open_pair_store(pairs_dir)
+    texts = TrainingTexts(Path(pairs_dir).resolve().name, store.query_store, store.doc_store, store.pairs, {})
     mined = None
     if negatives_dir:
         drawn = {"neg_docs": num_neg_docs, "neg_queries": num_neg_queries}
-        stores = (store.query_store, store.doc_store)
-        mined = follow(negatives_dir, run_dir, store.pairs, *stores, num_drawn=drawn, is_first=host_index == 0)
+        mined = follow(negatives_dir, run_dir, texts, num_drawn=drawn, is_first=host_index == 0)
     sizes, rates = [part.num_pairs for part in store.parts], [part.rate for part in store.parts]
     batches = batches_.pair_batches(
         store.query_store,
@@ -122,6 +122,7 @@ def stored_pairs(
         dev=dev,
         query_ids=store.query_store.ids,
         doc_ids=store.doc_store.ids,
+        texts=texts,
         mined=mined,
     )
 

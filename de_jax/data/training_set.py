@@ -12,7 +12,7 @@ import numpy as np
 from de_jax.data import batches as batches_
 from de_jax.data import beir, files
 from de_jax.data.corpus import TokenStore, cached_token_store
-from de_jax.data.negatives import MinedNegatives, follow
+from de_jax.data.negatives import MinedNegatives, TrainingTexts, follow
 from de_jax.data.passages import PassageStore
 from de_jax.data.text import PromptedTokenizer, Tokenizer, load_tokenizer
 from de_jax.types import Batches, InputError
@@ -40,6 +40,7 @@ class TrainingSet(NamedTuple):
     dev: DevSet | None
     query_ids: Sequence[str] | None = None  # by `Batch.query_id`, where that is a row of something
     doc_ids: Sequence[str] | None = None
+    texts: TrainingTexts | None = None
     mined: MinedNegatives | None = None
     max_passages: int = 1  # of a document
 
@@ -104,11 +105,13 @@ def beir_pairs(
     tokenizers = {"query": query_tokenizer, "doc": _opened(doc_tokenizer) if doc_tokenizer else query_tokenizer}
     stores = open_stores(dataset_dir, tokenizers["query"], tokenizers["doc"], cache_dir)
     pairs = batches_.qrel_pairs(_read_split(dataset_dir, split), *stores)
+    passages = _passages(stores[1], tokenizers["doc"], max_doc_length, max_passages)
+    hashes = text_hashes(dataset_dir) if negatives_dir else {}
+    texts = TrainingTexts(Path(dataset_dir).resolve().name, *stores, pairs, hashes, passages)
     mined = None
     if negatives_dir:
         drawn = {"neg_docs": num_neg_docs, "neg_queries": num_neg_queries}
-        texts = text_hashes(dataset_dir)
-        mined = follow(negatives_dir, run_dir, pairs, *stores, num_drawn=drawn, texts=texts, is_first=host_index == 0)
+        mined = follow(negatives_dir, run_dir, texts, num_drawn=drawn, is_first=host_index == 0)
     batches = batches_.pair_batches(
         *stores,
         pairs,
@@ -121,7 +124,7 @@ def beir_pairs(
         length_multiple=length_multiple,
         row_multiple=row_multiple,
         negatives=mined.at if mined else None,
-        passages=_passages(stores[1], tokenizers["doc"], max_doc_length, max_passages),
+        passages=passages,
         host_index=host_index,
         num_hosts=num_hosts,
     )
@@ -138,6 +141,7 @@ def beir_pairs(
         dev=dev,
         query_ids=stores[0].ids,
         doc_ids=stores[1].ids,
+        texts=texts,
         mined=mined,
         max_passages=max_passages,
     )

@@ -1,294 +1,295 @@
-"""Hard negatives out of rankings: which documents near a query, or queries near a document, count as its negatives.
-
-One function serves both directions: an anchor is a query and its candidates are documents, or, for the dual task, an anchor is a
-document and its candidates are queries.
-"""
+"""Hard negatives of training pairs: what ranks high by a run's embeddings, or by BM25, and is not known to be relevant."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.data import beir
-from de_jax.data.corpus import TokenStore
-from de_jax.data.negatives import Mined
-from de_jax.retrieval import encode
+from de_jax.data.negatives import Generation, Mined, TrainingTexts
+from de_jax.retrieval import encode, faiss_index, mining_statistics
 from de_jax.retrieval.bm25 import BM25Index
+from de_jax.retrieval.choose import Filters, Mining, choose, near_duplicates_in, read_teacher
 from de_jax.retrieval.embedding_files import open_embeddings
-from de_jax.retrieval.faiss_index import IndexBuilder
-from de_jax.retrieval.index import ExactIndex
+from de_jax.retrieval.index import ExactIndex, Index
+from de_jax.retrieval.maxp import MaxPIndex
 from de_jax.training.run import Run
-from de_jax.types import InputError, Ranking
+from de_jax.types import InputError
 
 MIN_RELEVANCE = 1
 """The grade from which a judged document is a positive."""
 
-IsDuplicate = Callable[[int, int], bool]
-"""Whether a candidate says nearly the same as a positive; both by row."""
-TeacherScore = Callable[[int, int], float | None]
-"""What another model thinks of a candidate for an anchor, both by row; None where it was not asked."""
+Score = Callable[[Index], dict[str, float]]
+"""How well an index of all documents ranks, such as nDCG@10 on dev queries; by name."""
 
 
-class Pairs(NamedTuple):
-    """Training pairs, and their texts as positions among the queries and documents that take part."""
+@dataclasses.dataclass(frozen=True)
+class Miner:
+    """What is mined; ANCE's settings (Xiong et al. 2021) but for the number of negatives kept.
 
-    query_ids: list[str]  # of all queries with a positive
-    doc_ids: list[str]  # of the corpus
-    queries: Int[np.ndarray, " P"]
-    docs: Int[np.ndarray, " P"]
+    `num_neg_docs`, `num_neg_queries`: of each training pair, at most. Queries are for DANCE's dual task (Li et al. 2021).
+    `first_rank`, `last_rank`: candidates by rank, known positives not counted.
+    `margin`, `max_score_ratio`: a negative scores at most its positive's score minus this, or at most this share of it.
+    `teacher_scores`, `max_teacher_score`: a file of scores by another model (`choose.read_teacher`), and the highest that a
+    negative may have.
+    `max_resemblance`: texts that share more of their three-token sequences with the positive (Jaccard, 0 to 1) are no negatives.
+    `index`: "exact" or a FAISS factory string, with `nprobe`, `ef_search` and `faiss_device` as in `faiss_index.SearchOptions`.
+    `seed`: of the draw among the candidates.
+    `bm25_negatives_dir`: generations by BM25 that new ones are compared with.
+    `judgements`: qrels beside the training split's, by which negatives that are judged relevant are counted, and kept.
+    """
+
+    num_neg_docs: int = 20
+    num_neg_queries: int = 0
+    first_rank: int = 1
+    last_rank: int = 200
+    margin: float | None = None
+    max_score_ratio: float | None = None
+    teacher_scores: str = ""
+    max_teacher_score: float | None = None
+    max_resemblance: float | None = None
+    index: str = "exact"
+    nprobe: int | None = None
+    ef_search: int | None = None
+    faiss_device: str = "cpu"
+    seed: int = 0
+    bm25_negatives_dir: str = ""
+    judgements: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.first_rank <= self.last_rank:
+            raise InputError(f"ranks {self.first_rank} to {self.last_rank} hold no candidate; give 1 <= first_rank <= last_rank.")
+        if self.num_neg_docs < 1 or self.num_neg_queries < 0:
+            raise InputError(f"num_neg_docs is {self.num_neg_docs}, num_neg_queries {self.num_neg_queries}; give >= 1 and >= 0.")
+        if bool(self.teacher_scores) != (self.max_teacher_score is not None):
+            raise InputError("teacher_scores and max_teacher_score go together; give both or none.")
+        if self.max_resemblance is not None and not 0 <= self.max_resemblance <= 1:
+            raise InputError(f"max_resemblance is {self.max_resemblance}; give 0 to 1.")
+
+    @property
+    def filters(self) -> Filters:
+        """Ranks and scores that may be drawn from."""
+        return Filters(self.first_rank, self.last_rank, self.margin, self.max_score_ratio, self.max_teacher_score)
+
+    def index_builder(self) -> faiss_index.IndexBuilder:
+        """Makes the index of documents; raises InputError for one that cannot be."""
+        options = faiss_index.SearchOptions(self.nprobe, self.ef_search, self.faiss_device)
+        return faiss_index.index_builder(self.index, options)
+
+
+class Embedded(NamedTuple):
+    """What is searched, by one checkpoint."""
+
+    query_rows: Int[np.ndarray, " q"]  # of the query store: every query of a training pair
+    queries: Float[np.ndarray, "q D"]
+    docs: Float[np.ndarray, "n D"]  # all documents, or all their passages
+    folder: Path | None  # that holds `docs`
+    seconds: dict[str, float]
+
+
+def embed(run: Run, texts: TrainingTexts, *, keep_as: str | None, progress: encode.Progress | None = None) -> Embedded:
+    """Encodes all documents and the queries that are trained on.
+
+    Args:
+        run: its towers and parameters.
+        texts: of the training pairs.
+        keep_as: the name that the documents' embeddings are kept under in the run's folder (`encode.cached_docs`), where a process
+            that was killed finds what it had; None keeps them in memory alone.
+        progress: told of documents encoded.
+    """
+    clock = _Clock()
+    store = texts.passages or texts.doc_store
+    folder = encode.cached_docs(run, store, keep_as, progress=progress) if keep_as else None
+    docs = open_embeddings(folder)[1] if folder else encode.docs(run, store, progress=progress)
+    clock.lap("encode")
+    query_rows = np.unique(texts.pairs[:, 0])
+    queries = encode.queries(run, texts.query_store, rows=query_rows)
+    clock.lap("encode_queries")
+    return Embedded(query_rows, queries, docs, folder, clock.seconds)
+
+
+def mine(
+    embedded: Embedded,
+    texts: TrainingTexts,
+    miner: Miner,
+    *,
+    previous: Generation | None = None,
+    score: Score | None = None,
+) -> tuple[list[Mined], dict[str, Any]]:
+    """The hard negatives of every training pair.
+
+    Documents are near a query as in ANCE (Xiong et al. 2021), training queries near a document as in DANCE (Li et al. 2021). All
+    documents of a query's training pairs are left out for each of them, as are all queries of a document's.
+
+    Args:
+        embedded: see `embed`.
+        texts: of the training pairs.
+        miner: what is mined.
+        previous: the generation before, for the statistics.
+        score: scores the index of documents, for the statistics.
+
+    Returns:
+        The negatives, and what a manifest says of them: seconds by stage, candidates, what each filter took, statistics.
+
+    Raises:
+        InputError: mined queries for documents of several passages, or a generation or file to compare with that does not fit.
+    """
+    clock = _Clock(embedded.seconds)
+    anchors = np.searchsorted(embedded.query_rows, texts.pairs[:, 0])  # [P] places among the queries
+    positives = texts.pairs[:, 1]
+    index = _index_of_docs(embedded, texts, miner)
+    clock.lap("index")
+    known = _known(anchors, positives, len(embedded.query_rows))
+    depth = max(miner.last_rank + max(map(len, known)), mining_statistics.DEPTH)
+    ranking = index.search(embedded.queries, min(texts.doc_store.num_texts, depth))
+    clock.lap("search")
+    positive_scores = _positive_scores(embedded, texts, anchors)
+    teacher = read_teacher(miner.teacher_scores, texts) if miner.teacher_scores else {}
+    query_rows = embedded.query_rows.tolist()
+    mined = choose(
+        ranking,
+        anchors,
+        positives,
+        positive_scores,
+        known,
+        num_negatives=miner.num_neg_docs,
+        seed=miner.seed,
+        filters=miner.filters,
+        is_duplicate=near_duplicates_in(texts.doc_store, miner.max_resemblance),
+        teacher=lambda anchor, doc: teacher.get((query_rows[anchor], doc)),
+    )
+    facts = {"neg_docs": mined.facts()}
+    queries = [np.zeros(0, np.int32)] * len(positives)
+    if miner.num_neg_queries:
+        dual = _mine_queries(embedded, texts, miner, anchors, positive_scores, teacher)
+        queries = [embedded.query_rows[chosen] for chosen in dual.chosen]
+        facts["neg_queries"] = dual.facts()
+    clock.lap("choose")
+    statistics = mining_statistics.compared(mined.chosen, texts, previous=previous, ranking=ranking, anchors=anchors)
+    statistics |= mining_statistics.judged(mined.chosen, texts, miner.judgements) if miner.judgements else {}
+    if miner.bm25_negatives_dir:
+        statistics |= mining_statistics.overlap_with_bm25(mined.chosen, texts, miner.bm25_negatives_dir)
+    if score:
+        statistics |= {f"dev/{name}": value for name, value in score(index).items()}
+    clock.lap("statistics")
+    lines = lines_of(texts.pairs, mined.chosen, queries, texts.query_store.ids, texts.doc_store.ids)
+    return lines, {**facts, **dataclasses.asdict(miner), "statistics": statistics, "seconds": clock.seconds}
+
+
+def mine_bm25(dataset: beir.Dataset, miner: Miner, *, k1: float = 0.9, b: float = 0.4) -> tuple[list[Mined], dict[str, Any]]:
+    """The hard negatives of every training pair by BM25; for a warm-up, as a baseline, or to compare with.
+
+    Raises:
+        InputError: settings that need embeddings.
+    """
+    used = ("num_neg_docs", "first_rank", "last_rank", "seed")
+    others = [field for field in dataclasses.fields(miner) if field.name not in used]
+    if wrong := [field.name for field in others if getattr(miner, field.name) != field.default]:
+        raise InputError(f"BM25 knows nothing of {', '.join(wrong)}; leave them out, or mine by a run.")
+    clock = _Clock()
+    place = {text_id: row for row, text_id in enumerate(dataset.queries.ids)}, {d: row for row, d in enumerate(dataset.docs.ids)}
+    judged = [(query, doc) for query, docs in dataset.qrels.items() for doc, grade in docs.items() if grade >= MIN_RELEVANCE]
+    pairs = np.array([(place[0][query], place[1][doc]) for query, doc in judged]).reshape(-1, 2)
+    query_rows, anchors = np.unique(pairs[:, 0], return_inverse=True)
+    index = BM25Index(dataset.docs.texts, dataset.docs.ids, k1=k1, b=b)
+    clock.lap("index")
+    known = _known(anchors, pairs[:, 1], len(query_rows))
+    ranking = index.search([dataset.queries.texts[row] for row in query_rows], miner.last_rank + max(map(len, known), default=0))
+    clock.lap("search")
+    scores, filters = np.zeros(len(pairs), np.float32), miner.filters
+    mined = choose(ranking, anchors, pairs[:, 1], scores, known, num_negatives=miner.num_neg_docs, filters=filters, seed=miner.seed)
+    clock.lap("choose")
+    lines = lines_of(pairs, mined.chosen, [np.zeros(0, np.int32)] * len(pairs), dataset.queries.ids, dataset.docs.ids)
+    facts = {name: getattr(miner, name) for name in used}
+    return lines, {**facts, "neg_docs": mined.facts(), "k1": k1, "b": b, "seconds": clock.seconds}
+
+
+def lines_of(
+    pairs: Int[np.ndarray, "P 2"],
+    docs: Sequence[np.ndarray],
+    queries: Sequence[np.ndarray],
+    query_ids: Sequence[str],
+    doc_ids: Sequence[str],
+) -> list[Mined]:
+    """What a generation says of each pair; all are rows of the ids, one array a pair."""
+    return [
+        Mined(query_ids[query], doc_ids[doc], [doc_ids[row] for row in found], [query_ids[row] for row in asked])
+        for (query, doc), found, asked in zip(
+            pairs.tolist(), map(np.ndarray.tolist, docs), map(np.ndarray.tolist, queries), strict=True
+        )
+    ]
+
+
+def _index_of_docs(embedded: Embedded, texts: TrainingTexts, miner: Miner) -> Index:
+    build = miner.index_builder()
+    if texts.passages is None:
+        return build(embedded.docs, texts.doc_store.ids, embedded.folder)
+    return MaxPIndex(build(embedded.docs, texts.passages.ids, embedded.folder), texts.passages.doc_rows)
+
+
+def _positive_scores(embedded: Embedded, texts: TrainingTexts, anchors: Int[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
+    """Of each training pair; of several passages the best one's."""
+    scores = np.empty(len(anchors), np.float32)
+    first, last = texts.pairs[:, 1], texts.pairs[:, 1] + 1
+    if texts.passages is not None:
+        first, last = (np.searchsorted(texts.passages.doc_rows, texts.pairs[:, 1], side) for side in ("left", "right"))
+    for pair, (anchor, begin, end) in enumerate(zip(anchors.tolist(), first.tolist(), last.tolist(), strict=True)):
+        scores[pair] = np.max(embedded.docs[begin:end] @ embedded.queries[anchor])
+    return scores
+
+
+def _mine_queries(
+    embedded: Embedded,
+    texts: TrainingTexts,
+    miner: Miner,
+    anchors: Int[np.ndarray, " P"],
+    positive_scores: Float[np.ndarray, " P"],
+    teacher: dict[tuple[int, int], float],
+) -> Mining:
+    """The dual task: queries near each document that has one; `chosen` are places among the embedded queries."""
+    if texts.passages is not None:
+        raise InputError("mined queries are for documents of one passage; set max_passages to 1, or num_neg_queries to 0.")
+    docs, doc_of_pair = np.unique(texts.pairs[:, 1], return_inverse=True)
+    known = _known(doc_of_pair, anchors, len(docs))
+    query_rows, doc_rows = embedded.query_rows.tolist(), docs.tolist()
+    near = near_duplicates_in(texts.query_store, miner.max_resemblance)
+    index = ExactIndex(embedded.queries, [texts.query_store.ids[row] for row in query_rows])
+    depth = min(miner.last_rank + max(map(len, known)), len(query_rows))
+    return choose(
+        index.search(np.ascontiguousarray(embedded.docs[docs]), depth),
+        doc_of_pair,
+        anchors,
+        positive_scores,
+        known,
+        num_negatives=miner.num_neg_queries,
+        seed=miner.seed,
+        filters=miner.filters,
+        is_duplicate=near and (lambda own, other: near(query_rows[own], query_rows[other])),
+        teacher=lambda doc, query: teacher.get((query_rows[query], doc_rows[doc])),
+    )
+
+
+def _known(anchors: Int[np.ndarray, " P"], positives: Int[np.ndarray, " P"], num_anchors: int) -> list[set[int]]:
+    """The positives of each anchor."""
+    known: list[set[int]] = [set() for _ in range(num_anchors)]
+    for anchor, positive in zip(anchors.tolist(), positives.tolist(), strict=True):
+        known[anchor].add(positive)
+    return known
 
 
 class _Clock:
-    """Seconds of the stages of a mining."""
+    """Seconds of the stages of a mining, after those `before`."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+    def __init__(self, before: dict[str, float] | None = None) -> None:
+        self.seconds = dict(before or {})
         self._last = time.perf_counter()
 
     def lap(self, stage: str) -> None:
         now = time.perf_counter()
         self.seconds[stage], self._last = round(now - self._last, 3), now
-
-
-class Filters(NamedTuple):
-    """Which candidates may be negatives, besides not being known positives.
-
-    ANCE (Xiong et al. 2021) takes the first 200. The others guard against relevant documents that nobody judged.
-    """
-
-    first_rank: int = 1  # of the candidates left once the known positives are removed
-    last_rank: int = 200
-    margin: float | None = None  # a negative scores at most its positive's score minus this
-    max_score_ratio: float | None = None  # a negative scores at most this share of its positive's score
-    max_teacher_score: float | None = None  # of those that the teacher has scored
-
-
-ALL_IN_DEPTH = Filters()
-
-
-class Mining(NamedTuple):
-    """The negatives of each pair, and what was left out on the way, in candidates."""
-
-    chosen: list[Int[np.ndarray, " m"]]  # rows, in the order drawn
-    num_candidates: int  # within the ranks, known positives removed
-    num_known: int  # known positives met in the rankings
-    num_filtered: dict[str, int]  # by filter
-    mean_rank: float  # of the chosen, counted without known positives; nan without any
-
-
-def choose(
-    ranking: Ranking,
-    pair_anchors: Int[np.ndarray, " P"],
-    pair_positives: Int[np.ndarray, " P"],
-    positive_scores: Float[np.ndarray, " P"],
-    known: Sequence[AbstractSet[int]],
-    *,
-    num_negatives: int,
-    seed: int,
-    filters: Filters = ALL_IN_DEPTH,
-    is_duplicate: IsDuplicate | None = None,
-    teacher: TeacherScore | None = None,
-) -> Mining:
-    """Draws each pair's negatives, evenly among those that the filters leave.
-
-    Args:
-        ranking: [a, r] the candidates near each anchor; deep enough that `last_rank` are left without the positives.
-        pair_anchors: the row of the ranking that each training pair asks for.
-        pair_positives: the pair's own candidate.
-        positive_scores: of each pair, on the ranking's scale.
-        known: for each row of the ranking all its positives, of every split that must not be trained against.
-        num_negatives: of each pair; fewer where the filters leave fewer.
-        seed: with a pair's place, decides the draw.
-        filters: see there.
-        is_duplicate, teacher: what the filters of those names ask.
-
-    Raises:
-        InputError: ranks or a number of negatives out of range.
-    """
-    if not 1 <= filters.first_rank <= filters.last_rank:
-        raise InputError(f"ranks {filters.first_rank} to {filters.last_rank} hold no candidate; give 1 <= first <= last.")
-    if num_negatives < 1:
-        raise InputError(f"num_negatives is {num_negatives}; mine at least 1 for each pair.")
-    chosen, ranks, counts = [], [], dict.fromkeys(("margin", "max_score_ratio", "max_teacher_score", "duplicate"), 0)
-    num_candidates = num_known = 0
-    for pair, (anchor, positive, score) in enumerate(
-        zip(pair_anchors.tolist(), pair_positives.tolist(), positive_scores, strict=True)
-    ):
-        rows, scores = ranking.doc_rows[anchor], ranking.scores[anchor]
-        is_known = np.isin(rows, list(known[anchor]))
-        num_known += int(np.count_nonzero(is_known))
-        free = np.flatnonzero((rows >= 0) & ~is_known)[filters.first_rank - 1 : filters.last_rank]
-        num_candidates += len(free)
-        kept = np.ones(len(free), bool)
-        for name, refused in _refusals(anchor, positive, float(score), rows[free], scores[free], filters, is_duplicate, teacher):
-            counts[name] += int(np.count_nonzero(kept & refused))
-            kept &= ~refused
-        drawn = np.random.default_rng((seed, pair)).permutation(np.flatnonzero(kept))[:num_negatives]
-        chosen.append(rows[free[drawn]])
-        ranks.append(drawn + filters.first_rank)
-    all_ranks = np.concatenate(ranks) if ranks else np.zeros(0)
-    mean_rank = float(all_ranks.mean()) if len(all_ranks) else float("nan")
-    return Mining(chosen, num_candidates, num_known, counts, mean_rank)
-
-
-def _refusals(
-    anchor: int,
-    positive: int,
-    positive_score: float,
-    rows: np.ndarray,
-    scores: np.ndarray,
-    filters: Filters,
-    is_duplicate: IsDuplicate | None,
-    teacher: TeacherScore | None,
-) -> list[tuple[str, np.ndarray]]:
-    """The candidates that each filter in use refuses."""
-    refusals = []
-    if filters.margin is not None:
-        refusals.append(("margin", scores > positive_score - filters.margin))
-    if filters.max_score_ratio is not None:
-        # A share of a negative score would let better candidates through than the positive itself.
-        refusals.append(("max_score_ratio", scores > positive_score - (1 - filters.max_score_ratio) * abs(positive_score)))
-    if filters.max_teacher_score is not None and teacher is not None:
-        found = [teacher(anchor, row) for row in rows.tolist()]
-        refused = [one is not None and one > filters.max_teacher_score for one in found]
-        refusals.append(("max_teacher_score", np.array(refused, bool)))
-    if is_duplicate is not None:
-        refusals.append(("duplicate", np.array([is_duplicate(positive, row) for row in rows.tolist()], bool)))
-    return refusals
-
-
-def training_pairs(qrels: beir.Qrels, doc_ids: Sequence[str]) -> Pairs:
-    """Every pair judged relevant.
-
-    Raises:
-        InputError: a judged document that is not in the corpus, or no pair.
-    """
-    judged = [(query_id, doc_id) for query_id, docs in qrels.items() for doc_id, grade in docs.items() if grade >= MIN_RELEVANCE]
-    if not judged:
-        raise InputError("no document is judged relevant, so there is nothing to mine for; give the qrels of a training split.")
-    row_of_doc = {doc_id: row for row, doc_id in enumerate(doc_ids)}
-    beir.require_known({doc_id for _, doc_id in judged}, row_of_doc, "judged documents that are not in the corpus")
-    query_ids = list(dict.fromkeys(query_id for query_id, _ in judged))
-    row_of_query = {query_id: row for row, query_id in enumerate(query_ids)}
-    queries, docs = ([row_of_query[query_id] for query_id, _ in judged], [row_of_doc[doc_id] for _, doc_id in judged])
-    return Pairs(query_ids, list(doc_ids), np.array(queries), np.array(docs))
-
-
-def mine(
-    run: Run,
-    qrels: beir.Qrels,
-    query_store: TokenStore,
-    doc_store: TokenStore,
-    build_index: IndexBuilder,
-    *,
-    name: str,
-    num_neg_docs: int,
-    num_neg_queries: int = 0,
-    filters: Filters = ALL_IN_DEPTH,
-    seed: int = 0,
-    progress: encode.Progress | None = None,
-) -> tuple[list[Mined], dict[str, Any]]:
-    """The hard negatives of every training pair by a run's embeddings.
-
-    Documents are near a query as in ANCE (Xiong et al. 2021), training queries near a document as in DANCE (Li et al. 2021), whose
-    own queries are all left out.
-
-    Args:
-        run: its newest or any checkpoint.
-        qrels: of the training split; also what is a known positive.
-        query_store, doc_store: the texts with the run's tokenizers.
-        build_index: of the documents; see `faiss_index.index_builder`. Queries are searched exactly.
-        name: of the data set, for the folder of embeddings.
-        num_neg_docs, num_neg_queries: of each pair, at most.
-        filters: for both kinds.
-        seed: of the draw.
-        progress: told of documents encoded.
-
-    Returns:
-        The negatives, and what there is to say of them: seconds by stage, candidates, and what each filter took.
-    """
-    clock = _Clock()
-    folder = encode.cached_docs(run, doc_store, name, progress=progress)
-    doc_ids, docs, _ = open_embeddings(folder)
-    pairs = training_pairs(qrels, doc_ids)
-    queries = encode.queries(run, query_store, rows=query_store.rows_of(pairs.query_ids))
-    clock.lap("encode")
-    index = build_index(docs, doc_ids, folder)
-    clock.lap("index")
-    known_docs, known_queries = _known(pairs)
-    ranking = index.search(queries, min(len(doc_ids), filters.last_rank + max(map(len, known_docs))))
-    clock.lap("search")
-    scores = np.einsum("PD,PD->P", queries[pairs.queries], docs[pairs.docs])
-    options: dict[str, Any] = {"filters": filters, "seed": seed}
-    mined = choose(ranking, pairs.queries, pairs.docs, scores, known_docs, num_negatives=num_neg_docs, **options)
-    facts = {"neg_docs": _facts(mined)}
-    mined_queries = [np.zeros(0, np.int32)] * len(pairs.docs)
-    if num_neg_queries:
-        anchors, anchor_of = np.unique(pairs.docs, return_inverse=True)
-        near = _queries_near(docs[anchors], queries, pairs.query_ids, filters.last_rank + max(map(len, known_queries.values())))
-        known = [known_queries[doc] for doc in anchors.tolist()]
-        dual = choose(near, anchor_of, pairs.queries, scores, known, num_negatives=num_neg_queries, **options)
-        mined_queries, facts["neg_queries"] = dual.chosen, _facts(dual)
-    clock.lap("choose")
-    lines = [_line(pairs, pair, mined.chosen[pair], mined_queries[pair]) for pair in range(len(pairs.docs))]
-    return lines, {**facts, "checkpoint_step": run.step, "seconds": clock.seconds}
-
-
-def mine_bm25(
-    dataset: beir.Dataset, *, num_neg_docs: int, filters: Filters = ALL_IN_DEPTH, seed: int = 0, k1: float = 0.9, b: float = 0.4
-) -> tuple[list[Mined], dict[str, Any]]:
-    """The hard negatives of every training pair by BM25; for a warm-up, or as a baseline.
-
-    Raises:
-        InputError: filters that need the positive's score, which BM25 gives only to what it finds.
-    """
-    if filters.margin is not None or filters.max_score_ratio is not None:
-        raise InputError("BM25 has no score for a positive that it does not find; leave margin and max_score_ratio out.")
-    clock = _Clock()
-    pairs = training_pairs(dataset.qrels, dataset.docs.ids)
-    index = BM25Index(dataset.docs.texts, dataset.docs.ids, k1=k1, b=b)
-    clock.lap("index")
-    texts = dict(zip(dataset.queries.ids, dataset.queries.texts, strict=True))
-    known, _ = _known(pairs)
-    ranking = index.search([texts[query_id] for query_id in pairs.query_ids], filters.last_rank + max(map(len, known)))
-    clock.lap("search")
-    scores = np.zeros(len(pairs.docs), np.float32)
-    mined = choose(ranking, pairs.queries, pairs.docs, scores, known, num_negatives=num_neg_docs, filters=filters, seed=seed)
-    clock.lap("choose")
-    nothing = np.zeros(0, np.int32)
-    lines = [_line(pairs, pair, chosen, nothing) for pair, chosen in enumerate(mined.chosen)]
-    return lines, {"neg_docs": _facts(mined), "k1": k1, "b": b, "seconds": clock.seconds}
-
-
-def _queries_near(docs: np.ndarray, queries: np.ndarray, query_ids: Sequence[str], depth: int) -> Ranking:
-    return ExactIndex(queries, query_ids).search(np.ascontiguousarray(docs), min(depth, len(query_ids)))
-
-
-def _known(pairs: Pairs) -> tuple[list[set[int]], dict[int, set[int]]]:
-    """The positives of each query, and the queries of each document that has some."""
-    docs: list[set[int]] = [set() for _ in pairs.query_ids]
-    queries: dict[int, set[int]] = {}
-    for query, doc in zip(pairs.queries.tolist(), pairs.docs.tolist(), strict=True):
-        docs[query].add(doc)
-        queries.setdefault(doc, set()).add(query)
-    return docs, queries
-
-
-def _line(pairs: Pairs, pair: int, docs: np.ndarray, queries: np.ndarray) -> Mined:
-    return Mined(
-        pairs.query_ids[pairs.queries[pair]],
-        pairs.doc_ids[pairs.docs[pair]],
-        [pairs.doc_ids[doc] for doc in docs.tolist()],
-        [pairs.query_ids[query] for query in queries.tolist()],
-    )
-
-
-def _facts(mining: Mining) -> dict[str, Any]:
-    num_chosen = sum(map(len, mining.chosen))
-    facts = {"num_chosen": num_chosen, "mean_rank": mining.mean_rank if num_chosen else None}
-    return facts | {name: getattr(mining, name) for name in ("num_candidates", "num_known", "num_filtered")}

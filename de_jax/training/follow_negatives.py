@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from de_jax.data import files
-from de_jax.data.negatives import MinedNegatives, Switch, generation_dir
+from de_jax.data import negatives
+from de_jax.data.negatives import MinedNegatives, Switch
 from de_jax.training import distributed
 from de_jax.training.fit import Stop
 from de_jax.training.run_log import Sink
@@ -24,7 +24,7 @@ class FollowNegatives:
     Args:
         mined: the run's negatives.
         every_steps: updates between two looks.
-        sinks: get the generation and its staleness, in updates since the checkpoint it was mined with.
+        sinks: get the generation, its staleness in updates since the checkpoint it was mined with, and its statistics.
     """
 
     def __init__(self, mined: MinedNegatives, *, every_steps: int, sinks: Sequence[Sink] = ()) -> None:
@@ -35,12 +35,12 @@ class FollowNegatives:
             return None
         last = self._mined.switches[-1]
         newest = self._mined.newer() if distributed.is_first() else None
-        switch = Switch(max(step + BATCHES_AHEAD, last.step + 1), newest.number if newest else last.generation)
+        switch = Switch(max(step + BATCHES_AHEAD, last.step + 1), newest or last.generation)
         if newest:
             self._mined.record(switch)
         number = distributed.agreed_number(switch.generation)
         if number != last.generation and not distributed.is_first():
-            self._mined.record(switch._replace(generation=number), is_first=False)
+            self._mined.record(switch._replace(generation=number))
         self._log(step)
         return None
 
@@ -49,8 +49,9 @@ class FollowNegatives:
             return
         number = self._mined.generation_at(step)
         facts = {"negatives/generation": float(number)}
-        manifest = files.read_json(generation_dir(self._mined.negatives_dir, number) / "manifest.json")
+        manifest = negatives.read_manifest(self._mined.negatives_dir, number)
         if "checkpoint_step" in manifest:
             facts["negatives/staleness"] = float(step - manifest["checkpoint_step"])
+        facts |= {f"negatives/{name}": float(value) for name, value in manifest.get("statistics", {}).items()}
         for sink in self._sinks:
             sink(step, facts)

@@ -173,7 +173,7 @@ def _restore_params(folder: Path, step: int, like: Params) -> Params:
 
 
 def _find_checkpoint(run_dir: Path, step: int | str | None) -> tuple[Path, int]:
-    steps = {name: _complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR)}
+    steps = {name: complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR)}
     if step == "best":
         candidates = [(BEST_DIR, found) for found in steps[BEST_DIR][-1:]]
     elif step is None:
@@ -188,7 +188,8 @@ def _find_checkpoint(run_dir: Path, step: int | str | None) -> tuple[Path, int]:
     return run_dir / name, found
 
 
-def _complete_steps(folder: Path) -> list[int]:
+def complete_steps(folder: Path) -> list[int]:
+    """The steps of the whole checkpoints in a folder of a run, oldest first."""
     if not folder.is_dir():
         return []
     return sorted(int(child.name) for child in folder.iterdir() if child.name.isdigit())

@@ -2,12 +2,13 @@
 
 import errno
 import json
+import os
 
 import numpy as np
 import pytest
 
 from de_jax.data import batches, corpus, files, negatives
-from de_jax.data.negatives import Mined, MinedNegatives, Switch
+from de_jax.data.negatives import Mined, MinedNegatives, Switch, TrainingTexts
 from de_jax.types import InputError
 
 TEXTS = {"queries": "hash of queries", "docs": "hash of docs"}
@@ -28,9 +29,15 @@ def mined(shift=0, pairs=PAIRS):
     ]
 
 
-def followed(folder, stores, **options):
+def texts_of(stores, hashes=None):
+    return TrainingTexts("toy", *stores, PAIRS, hashes or {})
+
+
+def followed(folder, stores, known=(), **options):
     drawn = {"neg_docs": 2, "neg_queries": 1}
-    return MinedNegatives(folder / "negatives", folder / "run" / "switches.jsonl", PAIRS, *stores, num_drawn=drawn, **options)
+    run = MinedNegatives(folder / "negatives", folder / "run" / "switches.jsonl", texts_of(stores), num_drawn=drawn, **options)
+    run.begin(0, known)
+    return run
 
 
 def test_what_is_written_is_read_part_by_part(tmp_path):
@@ -82,21 +89,33 @@ def test_a_run_passes_over_what_is_half_copied_or_does_not_fit_and_says_so_once(
     part = tmp_path / "negatives" / "000004" / "part-00000.jsonl"
     part.write_bytes(part.read_bytes()[:-20])
     with pytest.warns(UserWarning, match=r"generation \d of the negatives is passed over: .*(part-00000|d99)") as warned:
-        assert run.newer().number == 2
+        assert run.newer() == 2
     assert len(warned) == 2
-    assert run.newer().number == 2
+    assert run.newer() == 2
+
+
+def test_a_generation_that_was_still_being_copied_is_taken_once_it_is_whole(tmp_path, stores):
+    negatives.write_generation(tmp_path / "negatives", 1, mined(), {})
+    run = followed(tmp_path, stores)
+    part = negatives.write_generation(tmp_path / "negatives", 2, mined(shift=2), {}).folder / "part-00000.jsonl"
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-20])
+    with pytest.warns(UserWarning, match="generation 2 of the negatives is passed over"):
+        assert run.newer() is None
+    part.write_bytes(whole)
+    assert run.newer() == 2
 
 
 def test_rows_stand_with_their_pairs_and_fillers_after_short_lists(tmp_path, stores):
     generation = negatives.write_generation(tmp_path, 1, mined()[::-1], {})
-    rows = negatives.rows_of_pairs(generation, PAIRS, *stores)
+    rows = negatives.rows_of_pairs(generation, texts_of(stores))
     np.testing.assert_array_equal(rows["neg_docs"], [[1, 2, 3], [2, 3, -1], [3, 4, 5], [4, 5, -1]])
     np.testing.assert_array_equal(rows["neg_queries"], [[1], [2], [3], [3]])
 
 
 def test_pairs_that_were_not_mined_get_fillers_and_other_pairs_are_left_out(tmp_path, stores):
     generation = negatives.write_generation(tmp_path, 1, mined(pairs=np.array([[1, 1], [7, 7]])), {})
-    rows = negatives.rows_of_pairs(generation, PAIRS, *stores)
+    rows = negatives.rows_of_pairs(generation, texts_of(stores))
     np.testing.assert_array_equal(rows["neg_docs"][:, 0], [-1, 2, -1, -1])
 
 
@@ -110,13 +129,13 @@ def test_pairs_that_were_not_mined_get_fillers_and_other_pairs_are_left_out(tmp_
 def test_a_generation_of_other_data_is_refused(tmp_path, stores, line, sentence):
     generation = negatives.write_generation(tmp_path, 1, [line], {})
     with pytest.raises(InputError, match=sentence):
-        negatives.rows_of_pairs(generation, PAIRS, *stores)
+        negatives.rows_of_pairs(generation, texts_of(stores))
 
 
 def test_a_corpus_that_changed_is_refused_with_the_reason(tmp_path, stores):
     generation = negatives.write_generation(tmp_path, 1, mined(), {**TEXTS, "docs": "of another corpus"})
     with pytest.raises(InputError, match="000001 was mined from other docs than are trained on; mine again"):
-        negatives.rows_of_pairs(generation, PAIRS, *stores, texts=TEXTS)
+        negatives.rows_of_pairs(generation, texts_of(stores, TEXTS))
 
 
 def test_a_broken_line_is_named(tmp_path):
@@ -174,3 +193,26 @@ def test_a_damaged_file_of_switches_is_named(tmp_path, stores):
     (tmp_path / "run" / "switches.jsonl").write_text('{"step": 0, "generation": 1}\n{"step": 0, "generation": 2}\n')
     with pytest.raises(InputError, match=r"switches.jsonl, line 2: expected a step beyond the last one"):
         followed(tmp_path, stores)
+
+
+def test_a_lost_file_of_switches_is_written_again_by_the_checkpoint_and_another_runs_is_refused(tmp_path, stores):
+    for number in (1, 2):
+        negatives.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+    known = [Switch(0, 1), Switch(3, 2)]
+    assert followed(tmp_path, stores, known).switches == known
+    path = tmp_path / "run" / "switches.jsonl"
+    assert negatives.read_switches(path) == known
+    path.write_text('{"step": 0, "generation": 2}\n')
+    with pytest.raises(InputError, match=r"switches.jsonl does not begin with the 2 switches that the checkpoint of step 0"):
+        followed(tmp_path, stores, known)
+
+
+def test_times_of_files_decide_nothing(tmp_path, stores):
+    for number in (1, 2, 3):
+        folder = negatives.write_generation(tmp_path / "negatives", number, mined(shift=number), {}).folder
+        for path in (folder, *folder.iterdir()):
+            os.utime(path, (10**9 - number, 10**9 - number))  # the miner's clock runs backwards, years behind
+    run = followed(tmp_path, stores)
+    assert run.switches == [Switch(0, 3)]
+    negatives.write_generation(tmp_path / "negatives", 4, mined(), {})
+    assert run.newer() == 4

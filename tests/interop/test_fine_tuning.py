@@ -12,6 +12,7 @@ from de_jax.data import beir
 from de_jax.interop import checkpoints, fine_tuning
 from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.recipe import read_recipe
 from de_jax.training import paths, sharding
 from de_jax.types import InputError
 
@@ -121,9 +122,9 @@ def test_recipe_without_a_model_asks_for_one(tmp_path):
 
 def test_settings_of_a_model_that_is_not_used_are_refused_when_typed(folders):
     settings = [f"MODEL={folders / 'bert'}", "pretrained_tower.dropout_rate=0.0"]
-    recipe = train.read_recipe(["recipes/fine_tune.gin"], settings)
+    recipe = read_recipe(["recipes/fine_tune.gin"], settings)
     assert recipe.model.query.encoder.dropout_rate == 0.0
-    train.read_recipe(["recipes/fine_tune.gin"], [*settings, "T5Config.num_layers=3"]).check()
+    read_recipe(["recipes/fine_tune.gin"], [*settings, "T5Config.num_layers=3"]).check()
     with pytest.raises(InputError, match=r"nothing in this recipe reads .*T5Config\.num_layers"):
         configurables.check_all_used()
 

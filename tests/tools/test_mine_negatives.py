@@ -50,7 +50,7 @@ def test_a_runs_negatives_are_its_nearest_documents_without_any_positive_of_the_
         assert set(line.neg_query_ids) == {"q0", "q2", "d3"} - askers
     assert report["checkpoint_step"] == run.step == generation.manifest["checkpoint_step"]
     assert report["neg_docs"]["num_chosen"] == 12
-    assert report["seconds"].keys() == {"encode", "index", "search", "choose"}
+    assert report["seconds"].keys() == {"encode", "encode_queries", "index", "search", "choose", "statistics"}
     assert {name: generation.manifest[name] for name in ("queries", "docs")} == text_hashes(dataset_dir)
 
 
@@ -78,8 +78,11 @@ def test_bm25_finds_documents_with_the_querys_words(printed, dataset_dir, tmp_pa
     ("flags", "sentence"),
     [
         ({"bm25": True}, "--negatives_dir is missing"),
-        ({"bm25": True, "negatives_dir": "out", "num_neg_queries": 1}, "are mined by embeddings"),
-        ({"bm25": True, "negatives_dir": "out", "margin": 0.1}, "leave margin and max_score_ratio out"),
+        (
+            {"bm25": True, "negatives_dir": "out", "num_neg_queries": 1},
+            "BM25 knows nothing of num_neg_queries; leave them out, or mine by a run",
+        ),
+        ({"bm25": True, "negatives_dir": "out", "margin": 0.1}, "BM25 knows nothing of margin"),
         ({"bm25": True, "negatives_dir": "out", "split": "dev"}, "dev"),
         ({"bm25": True, "negatives_dir": "out", "first_rank": 0}, "hold no candidate"),
     ],

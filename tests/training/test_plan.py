@@ -11,7 +11,7 @@ import pytest
 
 from de_jax.models import layers
 from de_jax.models.t5 import T5Config
-from de_jax.train import read_recipe
+from de_jax.recipe import read_recipe
 from de_jax.training import hlo, plan, sharding_rules
 from de_jax.training.sharding import make_mesh, replicated
 from de_jax.types import InputError

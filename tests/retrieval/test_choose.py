@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from de_jax.retrieval.miner import Filters, choose
+from de_jax.retrieval.choose import Filters, choose
 from de_jax.types import InputError, Ranking
 
 RANKING = Ranking(

@@ -1,0 +1,146 @@
+"""Mines hard negatives beside a run that trains: a generation from every new checkpoint, until the run is complete.
+
+de-jax train --gin_file=recipes/ance_firstp.gin --gin.MODEL=runs/bm25 --gin.beir_pairs.dataset_dir=data/scifact --run_dir=runs/ance
+de-jax mine  --gin_file=recipes/ance_firstp.gin --gin.MODEL=runs/bm25 --gin.beir_pairs.dataset_dir=data/scifact --run_dir=runs/ance
+
+Both take the same arguments. They may run on one machine or on two that see the same folders, and either may be stopped and
+started again at any time: without its miner a run goes on with the negatives it has. Prints one JSON object for each generation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from de_jax import command
+from de_jax.data import files
+from de_jax.data.negatives import Generation
+from de_jax.data.training_set import DevSet, TrainingSet
+from de_jax.evaluation import metrics
+from de_jax.recipe import Recipe, parse_with_settings, read_recipe
+from de_jax.retrieval import encode
+from de_jax.retrieval.index import Index
+from de_jax.retrieval.mining_run import mine_generation, mined_steps, only_miner
+from de_jax.training.run import CHECKPOINTS_DIR, Run, complete_steps, load_run
+from de_jax.types import InputError
+
+DEV_DEPTH = 101
+"""Documents ranked for a dev query: Recall@100 where the query itself is in the corpus."""
+
+
+def mine(recipe: Recipe, run_dir: Path, *, once: bool = False, poll_seconds: float = 5.0) -> Iterator[Generation]:
+    """Mines by the run's newest checkpoint, again and again as there are newer ones; ends when the run's last is reached.
+
+    A checkpoint that the trainer removes in the meantime is passed over, and so is one for which the disk was too full; of those
+    that came while another was mined, the newest is taken.
+
+    Args:
+        recipe: the run's own.
+        run_dir: the run, which need not be there yet.
+        once: mine by the newest checkpoint there is, and end.
+        poll_seconds: between two looks for a newer checkpoint.
+
+    Raises:
+        InputError: the recipe mines nothing, another miner is at work, the run is of other texts or another vocabulary, or, with
+            `once`, there is no checkpoint.
+    """
+    if recipe.miner is None:
+        raise InputError("the recipe mines nothing; set train.miner = @Miner().")
+    if recipe.mine_every_steps is not None and not once:
+        raise InputError("the run mines by itself every train.mine_every_steps updates; set that to None to mine beside it.")
+    recipe.miner.index_builder()
+    data = recipe.data(host_index=0, num_hosts=1, row_multiple=1, run_dir=str(run_dir))
+    if data.mined is None:
+        raise InputError(f"generations have no folder to go to; set {recipe.data.__name__}.negatives_dir.")
+    with only_miner(data.mined):
+        files.remove_leftovers(data.mined.negatives_dir)
+        last = max(mined_steps(data.mined), default=-1)
+        steps = iter([_newest_step(run_dir)]) if once else _new_steps(run_dir, last, recipe.num_steps, poll_seconds)
+        for step in steps:
+            try:
+                run = load_run(run_dir, step)
+                _check_same_texts(run, data)
+                score = functools.partial(_dev_scores, run, data.dev) if data.dev else None
+                generation = mine_generation(run, data.mined, recipe.miner, keep=True, score=score)
+                assert generation is not None  # this is the only process
+                yield generation
+            except InputError:
+                if step in complete_steps(run_dir / CHECKPOINTS_DIR):
+                    raise
+                warnings.warn(f"the checkpoint of step {step} was removed while it was read; a newer one is taken.", stacklevel=2)
+            except OSError as error:
+                if once or error.errno not in command.MENDABLE:
+                    raise
+                where = f" at {error.filename}" if error.filename else ""
+                warnings.warn(f"nothing was mined by step {step}: {error.strerror}{where}; the next one is tried.", stacklevel=2)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args, bindings = _parse_args(argv)
+    command.use_memory_fraction(args.memory_fraction)
+    recipe = read_recipe(args.gin_file, bindings)
+    for generation in mine(recipe, Path(args.run_dir), once=args.once, poll_seconds=args.poll_seconds):
+        said = ("checkpoint_step", "num_pairs", "seconds", "statistics")
+        print(
+            json.dumps({"generation_dir": str(generation.folder)} | {name: generation.manifest[name] for name in said}), flush=True
+        )
+
+
+def _newest_step(run_dir: Path) -> int:
+    steps = complete_steps(run_dir / CHECKPOINTS_DIR)
+    if not steps:
+        raise InputError(f"{run_dir} has no checkpoint to mine by; start the run first, or leave --once out to wait for it.")
+    return steps[-1]
+
+
+def _new_steps(run_dir: Path, last: int, num_steps: int, poll_seconds: float) -> Iterator[int]:
+    """The newest checkpoint beyond the last one, as often as there is one, and waits for it; ends once the run is complete."""
+    is_told = False
+    while (newest := max(complete_steps(run_dir / CHECKPOINTS_DIR), default=-1)) < num_steps:
+        if newest > last:
+            last, is_told = newest, False
+            yield newest
+            continue
+        if not is_told:
+            print(f"waiting for a checkpoint in {run_dir}", file=sys.stderr, flush=True)
+            is_told = True
+        time.sleep(poll_seconds)
+
+
+def _check_same_texts(run: Run, data: TrainingSet) -> None:
+    """Whether the stores hold the tokens that the run's towers know."""
+    for kind in ("query_tokenizer", "doc_tokenizer"):
+        if getattr(run, kind).fingerprint != getattr(data, kind).fingerprint:
+            raise InputError(
+                f"{run.run_dir} has another {kind} than this recipe; give the arguments that the run was started with."
+            )
+
+
+def _dev_scores(run: Run, dev: DevSet, index: Index) -> dict[str, float]:
+    """nDCG@10, MRR@10 and Recall@100 on the dev queries, among all documents."""
+    queries = encode.queries(run, dev.query_store, rows=dev.query_rows)
+    ranking = index.search(queries, min(DEV_DEPTH, dev.doc_store.num_texts))
+    query_ids = [dev.query_store.ids[int(row)] for row in dev.query_rows]
+    return metrics.evaluate(ranking, query_ids, dev.doc_store.ids, dev.qrels)
+
+
+def _parse_args(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gin_file", action="append", default=[], required=True, help="the run's recipe, as for de-jax train")
+    parser.add_argument("--run_dir", required=True, help="the run; it may begin later")
+    parser.add_argument("--once", action="store_true", help="mine by the newest checkpoint, and end")
+    parser.add_argument("--poll_seconds", type=float, default=5.0, help="between two looks for a newer checkpoint (default 5)")
+    command.add_memory_fraction(parser)
+    return parse_with_settings(parser, argv)
+
+
+if __name__ == "__main__":
+    command.run(main)

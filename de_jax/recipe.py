@@ -1,0 +1,198 @@
+"""A training recipe: what gin configures under the name `train`, for the trainer, the miner and the planner alike."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gin
+import jax
+import numpy as np
+
+from de_jax import configurables
+from de_jax.data.training_set import TrainingSet
+from de_jax.interop.fine_tuning import InitFrom
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.retrieval.miner import Miner
+from de_jax.training import grad_norms, sharding, sharding_rules
+from de_jax.training.chunked import ChunkedModel
+from de_jax.training.optimizer import OptimizerFn, Schedule, make_optimizer
+from de_jax.training.train_step import TrainStep, init_state, make_train_step
+from de_jax.types import Batch, InputError, LossFn, Params, TrainState
+
+FOLLOW_EVERY_STEPS = 10
+"""A look at a folder is cheap, and a miner's work is fresh for a while only."""
+
+
+class Recipe:
+    """What gin configures under the name `train`; nothing is read or computed before a method is called.
+
+    Args:
+        model: both towers and what they share.
+        loss: one of `de_jax.losses`, or a function of the same type.
+        data: opens the training set, given `host_index`, `num_hosts`, `row_multiple` and `run_dir`.
+        optimizer: `@adafactor`, `@adamw`, `@lamb`, `@ance_lamb` or a function of the same type.
+        schedule: `@linear`, `@cosine` or `@rsqrt`; it is told the peak and the number of steps.
+        mesh: gives the devices to train on.
+        sharding_rules: mesh axes by pattern over parameter paths, beside `sharding_rules.DEFAULT_RULES`, such as
+            {".*/mlp/wo/kernel": ("tensor", None)}.
+        num_steps: updates of the whole run.
+        learning_rate: the schedule's peak.
+        num_chunks: how many pieces the towers take a batch in, to save memory; the loss sees all of it.
+        clip_norm: largest global gradient norm; None for no limit.
+        learning_rate_factors: factor by pattern over parameter paths, such as {"shared/projection/.*": 10.0}.
+        frozen: patterns of parameters that keep their values.
+        init_from: a run or a pretrained model whose parameters are the first ones here (PAIR's second stage), as
+            `interop.checkpoints.read` knows them; or {"query": one, "doc": another}.
+        init_new: patterns of parameters that start fresh although there is an `init_from`.
+        seed: of the initial parameters and of dropout.
+        grad_norm_groups: logs the norm of the gradient before clipping by group, see `grad_norms`: "thirds", or a pattern over
+            parameter paths by name, such as {"bottom": ".*/layers_[0-3]/.*"}; None logs that of the whole only.
+        log_every_steps: updates that one line of the log averages.
+        save_every_steps: updates between checkpoints.
+        evaluate_every_steps: updates between evaluations on the dev set.
+        miner: how hard negatives are mined by this run; None trains with those that the folder of negatives holds.
+        mine_every_steps: updates between two minings, for which training waits; None leaves all but the first to `de-jax mine`.
+        follow_every_steps: updates between two looks for newer hard negatives; by default as often as they are mined here, every
+            `FOLLOW_EVERY_STEPS` where `de-jax mine` does, and without a miner never.
+        keep_checkpoints: how many of the newest stay; the best by the dev score is kept besides.
+        profile_steps: (first, count): traces `count` updates from update `first` on, into `<run_dir>/profile`.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: DualEncoder,
+        loss: LossFn,
+        data: Callable[..., TrainingSet],
+        optimizer: OptimizerFn,
+        schedule: Callable[..., Schedule],
+        mesh: Callable[..., jax.sharding.Mesh] = sharding.make_mesh,
+        sharding_rules: sharding_rules.Rules | None = None,
+        num_steps: int = 20000,
+        learning_rate: float = 1e-3,
+        num_chunks: int = 1,
+        clip_norm: float | None = 1.0,
+        learning_rate_factors: Mapping[str, float] | None = None,
+        frozen: Sequence[str] = (),
+        init_from: InitFrom | None = None,
+        init_new: Sequence[str] = (),
+        seed: int = 0,
+        grad_norm_groups: Mapping[str, str] | str | None = None,
+        log_every_steps: int = 50,
+        save_every_steps: int = 1000,
+        evaluate_every_steps: int = 1000,
+        miner: Miner | None = None,
+        mine_every_steps: int | None = None,
+        follow_every_steps: int | None = None,
+        keep_checkpoints: int = 2,
+        profile_steps: tuple[int, int] | None = None,
+    ) -> None:
+        if not isinstance(model, DualEncoder):
+            raise InputError(f"train.model is {model!r}; it must be @DualEncoder().")
+        if miner is not None and not isinstance(miner, Miner):
+            raise InputError(f"train.miner is {miner!r}; it must be @Miner().")
+        if miner is None and mine_every_steps is not None:
+            raise InputError("train.mine_every_steps is set, but there is no miner; set train.miner = @Miner().")
+        for name, value in {"loss": loss, "data": data, "optimizer": optimizer, "schedule": schedule, "mesh": mesh}.items():
+            if not callable(value):
+                raise InputError(f"train.{name} is {value!r}; it must be a reference such as @{value}, without parentheses.")
+        self.model, self.loss, self.data, self.mesh = model, loss, data, mesh
+        self.trained = ChunkedModel(model, num_chunks) if num_chunks > 1 else model
+        self.num_chunks, self.sharding_rules = num_chunks, sharding_rules
+        self.schedule = schedule(peak=learning_rate, num_steps=num_steps)
+        self.num_steps, self.seed, self.grad_norm_groups = num_steps, seed, grad_norm_groups
+        self.init_from, self.init_new = init_from, init_new
+        self.make_tx = functools.partial(
+            make_optimizer,
+            optimizer,
+            self.schedule,
+            clip_norm=clip_norm,
+            learning_rate_factors=learning_rate_factors,
+            frozen=frozen,
+        )
+        self.log_every_steps, self.save_every_steps = log_every_steps, save_every_steps
+        self.evaluate_every_steps, self.keep_checkpoints = evaluate_every_steps, keep_checkpoints
+        self.miner, self.mine_every_steps, self.profile_steps = miner, mine_every_steps, profile_steps
+        self.follow_every_steps = follow_every_steps or mine_every_steps or (FOLLOW_EVERY_STEPS if miner else None)
+
+    def init(self) -> TrainState:
+        """The state before the first step."""
+        return init_state(self.model, self.make_tx, jax.random.key(self.seed))
+
+    def train_step(self, params: Params) -> TrainStep:
+        """One update of these parameters, arrays or their shapes; see `training.train_step`."""
+        group_norms = grad_norms.group_norms(params, self.grad_norm_groups)
+        return make_train_step(self.trained, self.loss, self.make_tx(params), group_norms)
+
+    def memory_settings(self, batch_size: int) -> dict[str, Any]:
+        """The settings that decide how much memory a step takes, by name."""
+        settings = {
+            f"{self.data.__name__}.batch_size": batch_size,
+            "train.num_chunks": self.num_chunks,
+            f"{type(self.model.doc.encoder).__name__}.remat": getattr(self.model.doc.encoder, "remat", None),
+        }
+        with contextlib.suppress(KeyError):  # a loss that is never computed block by block
+            settings[f"{self.loss.__name__}.block_size"] = configurables.setting(self.loss, "block_size")
+        return settings
+
+    def check(self) -> TrainState:
+        """The shapes of the state, after a step was traced without computing anything: what is wrong here raises here."""
+        state = jax.eval_shape(self.init)
+        num_rows = 8 * self.num_chunks
+        shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, np.int32)  # noqa: E731
+        ids, doc = shape(num_rows), shape(num_rows, *self._doc_shape())
+        batch = Batch(shape(num_rows, 8), doc, ids, ids, **self._mined_shapes(num_rows))
+        try:
+            jax.eval_shape(self.train_step(state.params), state, batch)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        return state
+
+    def _doc_shape(self) -> tuple[int, ...]:
+        """A document of a batch: its tokens, or those of its passages."""
+        with contextlib.suppress(KeyError):  # a source of batches that knows no passages
+            if (most := configurables.setting(self.data, "max_passages")) > 1:
+                return most, 8
+        return (8,)
+
+    def _mined_shapes(self, num_rows: int) -> dict[str, Any]:
+        """The hard negatives of a batch as shapes, where the data will have some."""
+        shapes: dict[str, Any] = {}
+        with contextlib.suppress(KeyError):  # a source of batches that knows none
+            if configurables.setting(self.data, "negatives_dir"):
+                for name, ids in (("neg_docs", "neg_doc_ids"), ("neg_queries", "neg_query_ids")):
+                    if number := configurables.setting(self.data, f"num_{name}"):
+                        text = self._doc_shape() if name == "neg_docs" else (8,)
+                        shapes[name] = jax.ShapeDtypeStruct((num_rows, number, *text), np.int32)
+                        shapes[ids] = jax.ShapeDtypeStruct((num_rows, number), np.int32)
+        return shapes
+
+
+def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The arguments that `parser` knows, and the recipe's settings, written --gin.NAME=VALUE, as "NAME=VALUE"."""
+    parser.epilog = "--gin.NAME=VALUE sets any setting of the recipe, for example --gin.train.num_steps=100."
+    args, rest = parser.parse_known_args(argv)
+    for argument in rest:
+        if not argument.startswith("--gin."):
+            parser.error(f"unknown argument {argument}; settings are written --gin.name=value")
+    return args, [argument.removeprefix("--gin.") for argument in rest]
+
+
+def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = ()) -> Recipe:
+    """The recipe that gin files and `name=value` settings describe.
+
+    Raises:
+        InputError: an unknown name, a missing setting, or values that do not fit together.
+    """
+    configurables.register(("train", Recipe))
+    configurables.parse(gin_files, bindings)
+    try:
+        return gin.get_configurable("train")()
+    except InputError:
+        raise
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise InputError(f"the recipe cannot be used: {' '.join(str(error).split())}") from error

@@ -1,0 +1,111 @@
+"""Mining by a run while it trains: one generation from given parameters, and a hook that makes one every so many updates."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+
+from de_jax.data import files, negatives
+from de_jax.data.negatives import Generation, MinedNegatives
+from de_jax.retrieval.miner import Miner, Score, embed, mine
+from de_jax.training import distributed
+from de_jax.training.fit import Stop
+from de_jax.training.run import Run
+from de_jax.types import InputError, Metrics, Params, TrainState
+
+KEPT_AS = "mining"
+"""The folder of embeddings that a miner keeps its newest in, under <run_dir>/embeddings."""
+
+
+def mine_generation(run: Run, mined: MinedNegatives, miner: Miner, *, keep: bool, score: Score | None = None) -> Generation | None:
+    """Mines and writes the next generation; where several processes train, all of them call this, and the first one writes.
+
+    Args:
+        run: whose parameters rank.
+        mined: the pairs, and where generations lie.
+        miner: what is mined.
+        keep: whether embeddings go to the run's folder, so that a process that is killed goes on where it was.
+        score: see `miner.mine`.
+
+    Raises:
+        InputError: the texts are not those that earlier generations were mined from, and what `mine` raises.
+    """
+    from tqdm import tqdm
+
+    texts = mined.texts
+    store = texts.passages or texts.doc_store
+    with tqdm(total=store.num_texts, desc=f"encode, step {run.step}", unit=" docs", delay=0.5, leave=False) as bar:
+        embedded = embed(run, texts, keep_as=KEPT_AS if keep else None, progress=bar.update)
+    if not distributed.is_first():
+        return None
+    lines, facts = mine(embedded, texts, miner, previous=_newest_whole(mined), score=score)
+    number = max(negatives.numbers(mined.negatives_dir), default=0) + 1
+    facts = {**texts.hashes, "mined_by": str(run.run_dir), "checkpoint_step": run.step, **facts}
+    generation = negatives.write_generation(mined.negatives_dir, number, lines, facts)
+    if embedded.folder is not None:
+        for folder in (run.run_dir / "embeddings" / KEPT_AS).glob("step_*"):
+            if folder != embedded.folder:
+                shutil.rmtree(folder)
+    return generation
+
+
+class MineNegatives:
+    """A hook that mines a generation every `every_steps` updates, by the parameters of that update.
+
+    Training waits for it, so that a run depends on nothing but its seed. An update that was mined at before the run was killed is
+    passed over.
+
+    Args:
+        run_of: a run from updates done and parameters.
+        mined: the run's negatives.
+        miner: what is mined.
+        every_steps: updates between two generations.
+        num_steps: updates of the whole run; nothing is mined after the last.
+        on_seconds: told how long it took.
+        before: called before; waits for the step, and may raise.
+    """
+
+    def __init__(
+        self,
+        run_of: Callable[[int, Params], Run],
+        mined: MinedNegatives,
+        miner: Miner,
+        *,
+        every_steps: int,
+        num_steps: int,
+        on_seconds: Callable[[float], None] = lambda seconds: None,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._run_of, self._mined, self._miner = run_of, mined, miner
+        self._every_steps, self._num_steps = every_steps, num_steps
+        self._on_seconds, self._before = on_seconds, before
+
+    def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
+        if step % self._every_steps or step == self._num_steps:
+            return None
+        self._before()
+        if distributed.agreed(step not in mined_steps(self._mined)):
+            start = time.monotonic()
+            mine_generation(self._run_of(step, state.params), self._mined, self._miner, keep=False)
+            self._on_seconds(time.monotonic() - start)
+        return None
+
+
+def only_miner(mined: MinedNegatives) -> contextlib.AbstractContextManager[None]:
+    """Holds the folder of negatives for one miner; raises InputError where another one has it."""
+    return files.only_one(mined.negatives_dir / ".miner.lock", f"mining into {mined.negatives_dir}")
+
+
+def mined_steps(mined: MinedNegatives) -> set[int]:
+    """The checkpoints that there is a generation of."""
+    manifests = (negatives.read_manifest(mined.negatives_dir, number) for number in negatives.numbers(mined.negatives_dir))
+    return {int(manifest["checkpoint_step"]) for manifest in manifests if "checkpoint_step" in manifest}
+
+
+def _newest_whole(mined: MinedNegatives) -> Generation | None:
+    for number in reversed(negatives.numbers(mined.negatives_dir)):
+        with contextlib.suppress(InputError):  # one that was damaged says nothing
+            return negatives.open_generation(mined.negatives_dir, number)
+    return None

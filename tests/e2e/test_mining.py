@@ -1,0 +1,222 @@
+"""A run that mines its own negatives, and one whose negatives another process mines from its checkpoints."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from toy_run import arguments
+
+from de_jax import mine, train
+from de_jax.data import files, negatives
+from de_jax.data.negatives import Switch
+from de_jax.recipe import read_recipe
+from de_jax.retrieval import mining_run
+from de_jax.training import run_log
+from de_jax.training.run import load_run
+from de_jax.types import InputError
+
+COLOCATED = {
+    "train__loss": "@dance",
+    "train__miner": "@Miner()",
+    "train__mine_every_steps": 8,
+    "train__num_steps": 24,
+    "train__save_every_steps": 4,
+    "train__evaluate_every_steps": 24,
+    "beir_pairs__negatives_dir": "{run_dir}/negatives",
+    "beir_pairs__num_neg_docs": 2,
+    "beir_pairs__num_neg_queries": 1,
+    "Miner__num_neg_queries": 4,
+    "Miner__last_rank": 20,
+    "dance__temperature": 0.05,
+}
+BESIDE = {**COLOCATED, "train__mine_every_steps": None, "train__follow_every_steps": 1}
+
+
+def settings(dataset_dir, run_dir, options, **changes):
+    found = arguments(dataset_dir, run_dir, recipe="recipes/sde.gin", **(options | changes))
+    return [one for one in found if not one.startswith("--gin.samtone")]
+
+
+def recipe_of(arguments):
+    return read_recipe(["recipes/sde.gin"], [one.removeprefix("--gin.") for one in arguments if one.startswith("--gin.")])
+
+
+@pytest.fixture(scope="module")
+def colocated(dataset_dir, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("runs") / "colocated"
+    train.main(settings(dataset_dir, run_dir, COLOCATED))
+    return run_dir
+
+
+def steps_and_generations(run_dir):
+    folder = run_dir / "negatives"
+    return {number: negatives.read_manifest(folder, number)["checkpoint_step"] for number in negatives.numbers(folder)}
+
+
+def assert_equal_params(run_dir, other_dir):
+    jax.tree.map(np.testing.assert_array_equal, load_run(run_dir).params, load_run(other_dir).params)
+
+
+def test_a_colocated_run_mines_first_and_then_at_its_own_period(colocated):
+    assert steps_and_generations(colocated) == {1: 0, 2: 8, 3: 16}
+    assert negatives.read_switches(colocated / "switches.jsonl") == [Switch(0, 1), Switch(16, 2), Switch(24, 3)]
+    lines = [line for line in run_log.read_metrics(colocated / "metrics.jsonl") if "negatives/generation" in line]
+    assert [(line["step"], line["negatives/generation"]) for line in lines] == [(8, 1.0), (16, 2.0), (24, 3.0)]
+    assert {"negatives/staleness", "negatives/overlap_previous", "negatives/previous_in_top_100"} <= lines[-1].keys()
+
+
+@pytest.mark.parametrize("stop_before", ["mine", "write", "record"])
+def test_a_colocated_run_that_dies_while_it_mines_or_switches_ends_bit_equal(
+    dataset_dir, colocated, tmp_path, monkeypatch, stop_before
+):
+    """Dies at update 16: before anything is mined, before the generation is renamed, and with the generation but no switch."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*args, **options):
+        raise Killed
+
+    run_dir = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        if stop_before == "record":
+            record = negatives.MinedNegatives.record
+            patched.setattr(
+                negatives.MinedNegatives, "record", lambda self, switch: killed() if switch.step == 24 else record(self, switch)
+            )
+        else:
+            module, name = {"mine": (mining_run, "embed"), "write": (files, "write_json")}[stop_before]
+            original = getattr(module, name)
+
+            def at_16(*args, **options):
+                is_due = (run_dir / "negatives" / "000002").exists() and not (run_dir / "negatives" / "000003").exists()
+                is_ours = stop_before == "mine" or "000003" in str(args[0])
+                return killed() if is_due and is_ours else original(*args, **options)
+
+            patched.setattr(module, name, at_16)
+        with pytest.raises(Killed):
+            train.main(settings(dataset_dir, run_dir, COLOCATED))
+    train.main(settings(dataset_dir, run_dir, COLOCATED))
+    assert steps_and_generations(run_dir) == steps_and_generations(colocated)
+    assert negatives.read_switches(run_dir / "switches.jsonl") == negatives.read_switches(colocated / "switches.jsonl")
+    assert_equal_params(run_dir, colocated)
+
+
+def test_a_miner_beside_a_run_mines_its_newest_checkpoint_and_says_what_it_mined(dataset_dir, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    arguments = settings(dataset_dir, run_dir, BESIDE, train__num_steps=8)
+    train.main(arguments)
+    assert steps_and_generations(run_dir) == {1: 0}
+    capsys.readouterr()
+    mine.main([*arguments, "--once"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["checkpoint_step"] == 8
+    assert {"overlap_previous", "previous_in_top_100", "dev/ndcg@10"} <= report["statistics"].keys()
+    assert steps_and_generations(run_dir) == {1: 0, 2: 8}
+    assert len(list((run_dir / "embeddings" / mining_run.KEPT_AS).iterdir())) == 1
+    train.main(settings(dataset_dir, run_dir, BESIDE, train__num_steps=24))  # goes on with what was mined meanwhile
+    assert negatives.read_switches(run_dir / "switches.jsonl") == [Switch(0, 1), Switch(17, 2)]
+    mine.main(settings(dataset_dir, run_dir, BESIDE, train__num_steps=24))  # complete: nothing is left to mine for
+    assert capsys.readouterr().out.count("checkpoint_step") == 0
+
+
+def test_a_run_repeats_another_ones_switches_bit_equal(dataset_dir, tmp_path, colocated):
+    run_dir = tmp_path / "run"
+    for name in ("negatives", "switches.jsonl"):
+        copy = shutil.copytree if (colocated / name).is_dir() else shutil.copy
+        run_dir.mkdir(exist_ok=True)
+        copy(colocated / name, run_dir / name)
+    train.main(settings(dataset_dir, run_dir, {**BESIDE, "train__follow_every_steps": 100}))
+    assert_equal_params(run_dir, colocated)
+
+
+def test_a_checkpoint_that_disappears_under_the_miner_is_passed_over(dataset_dir, tmp_path, colocated, monkeypatch):
+    run_dir = tmp_path / "run"
+    shutil.copytree(colocated, run_dir)
+    recipe = recipe_of(settings(dataset_dir, run_dir, BESIDE, train__num_steps=100))
+    load = mine.load_run
+
+    def removed_meanwhile(folder, step):
+        if step == 24:
+            shutil.rmtree(run_dir / "checkpoints" / "24")
+            shutil.copytree(run_dir / "checkpoints" / "20", run_dir / "checkpoints" / "28")
+        return load(folder, step)
+
+    monkeypatch.setattr(mine, "load_run", removed_meanwhile)
+    with pytest.warns(UserWarning, match="the checkpoint of step 24 was removed while it was read"):
+        generation = next(mine.mine(recipe, run_dir, poll_seconds=0.01))
+    assert generation.manifest["checkpoint_step"] == 28
+
+
+def test_a_full_disk_costs_the_miner_one_generation(dataset_dir, tmp_path, colocated, monkeypatch):
+    run_dir = tmp_path / "run"
+    shutil.copytree(colocated, run_dir)
+    recipe = recipe_of(settings(dataset_dir, run_dir, BESIDE, train__num_steps=100))
+    write = negatives.write_generation
+
+    def full_at_first(*args, **options):
+        monkeypatch.setattr(negatives, "write_generation", write)
+        shutil.copytree(run_dir / "checkpoints" / "24", run_dir / "checkpoints" / "28")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(negatives, "write_generation", full_at_first)
+    with pytest.warns(UserWarning, match="nothing was mined by step 24: No space left on device; the next one is tried"):
+        generation = next(mine.mine(recipe, run_dir, poll_seconds=0.01))
+    assert (generation.number, generation.manifest["checkpoint_step"]) == (4, 28)
+
+
+def test_two_miners_of_one_folder_are_refused(dataset_dir, tmp_path, colocated):
+    run_dir = tmp_path / "run"
+    shutil.copytree(colocated, run_dir)
+    beside = recipe_of(settings(dataset_dir, run_dir, BESIDE, train__num_steps=100))
+    first = mine.mine(beside, run_dir, poll_seconds=0.01)
+    next(first)
+    with pytest.raises(InputError, match=r"process \d+ on .* is mining into .*negatives already; stop it first"):
+        next(mine.mine(beside, run_dir, poll_seconds=0.01))
+    with pytest.raises(InputError, match="is mining into"):
+        train.main(settings(dataset_dir, run_dir, COLOCATED, train__num_steps=32))
+    first.close()
+
+
+def test_a_corpus_that_changed_is_refused_by_both_with_the_reason(dataset_dir, tmp_path, colocated):
+    run_dir, changed_dir = tmp_path / "run", tmp_path / "changed"
+    shutil.copytree(colocated, run_dir)
+    shutil.copytree(dataset_dir, changed_dir)
+    corpus = changed_dir / "corpus.jsonl.gz"
+    texts = list(mine_texts(corpus))
+    corpus.unlink()
+    (changed_dir / "corpus.jsonl").write_text(
+        "".join(json.dumps({"_id": i, "title": "", "text": t + " x"}) + "\n" for i, t in texts)
+    )
+    arguments = settings(changed_dir, run_dir, BESIDE, train__num_steps=32)
+    for command in (train.main, lambda given: mine.main([*given, "--once"])):
+        with pytest.raises(InputError, match="was mined from other docs than are trained on; mine again"):
+            command(arguments)
+
+
+def mine_texts(path):
+    from de_jax.data import beir
+
+    return beir.iter_docs(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"train__miner": None}, "the recipe mines nothing; set train.miner"),
+        ({"train__mine_every_steps": 4}, "the run mines by itself every train.mine_every_steps updates"),
+        ({"beir_pairs__negatives_dir": ""}, "generations have no folder to go to; set beir_pairs.negatives_dir"),
+        ({"Miner__index": "IVF,no"}, "IVF,no"),
+    ],
+)
+def test_what_cannot_be_mined_beside_a_run_is_refused(dataset_dir, tmp_path, changes, sentence):
+    with pytest.raises(InputError, match=sentence):
+        next(mine.mine(recipe_of(settings(dataset_dir, tmp_path / "run", BESIDE, **changes)), tmp_path / "run"))
+
+
+def test_mining_once_needs_a_checkpoint(dataset_dir, tmp_path):
+    recipe = recipe_of(settings(dataset_dir, tmp_path / "run", BESIDE))
+    with pytest.raises(InputError, match="has no checkpoint to mine by"):
+        next(mine.mine(recipe, tmp_path / "run", once=True))

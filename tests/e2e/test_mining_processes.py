@@ -1,0 +1,119 @@
+"""Trainer and miner as the processes that they are, killed at random: the run is the one that its switches describe."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from test_processes import NEVER, TwoProcesses, assert_close
+from toy_run import arguments
+
+from de_jax import command, train
+from de_jax.data import negatives
+from de_jax.training.run import load_run
+
+MINED = {
+    "train__loss": "@ance",
+    "train__miner": "@Miner()",
+    "train__num_steps": NEVER,
+    "train__learning_rate": 0.005,
+    "linear__end": 0.005,  # the same schedule whatever the number of steps
+    "train__save_every_steps": 10,
+    "train__evaluate_every_steps": NEVER,
+    "train__follow_every_steps": 5,
+    "beir_pairs__negatives_dir": "{run_dir}/negatives",
+    "beir_pairs__num_neg_docs": 2,
+    "Miner__last_rank": 20,
+    "ance__temperature": 0.05,
+}
+NUM_SWITCHES = 4
+
+
+def settings(dataset_dir, run_dir, **changes):
+    found = arguments(dataset_dir, run_dir, recipe="recipes/sde.gin", **(MINED | changes))
+    return [one for one in found if not one.startswith("--gin.samtone")]
+
+
+def start(module, argv):
+    return subprocess.Popen([sys.executable, "-m", module, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def miner(argv):
+    return start("de_jax.mine", [*argv, "--poll_seconds=0.05"])
+
+
+def num_switches(run_dir):
+    path = run_dir / "switches.jsonl"
+    return len(negatives.read_switches(path)) if path.exists() else 0
+
+
+def wait_until(condition, *processes):
+    deadline = time.monotonic() + 600
+    while not condition():
+        for process in processes:
+            assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def repeat(dataset_dir, run_dir, again_dir, step, **changes):
+    """Trains to `step` by the negatives and switches of another run, without any miner."""
+    again_dir.mkdir()
+    shutil.copytree(run_dir / "negatives", again_dir / "negatives")
+    shutil.copy(run_dir / "switches.jsonl", again_dir)
+    static = {"train__miner": None, "train__follow_every_steps": None, "train__num_steps": step, "Miner__last_rank": None}
+    given = settings(dataset_dir, again_dir, **static, **changes)
+    train.main([one for one in given if "Miner" not in one])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_trainer_and_miner_killed_at_random_give_the_run_that_its_switches_describe(dataset_dir, tmp_path):
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    rng, run_dir = random.Random(seed), tmp_path / "run"
+    argv = settings(dataset_dir, run_dir)
+    both = {"de_jax.train": start("de_jax.train", argv), "de_jax.mine": miner(argv)}
+    for number in range(6):
+        victim = ("de_jax.mine", "de_jax.train")[number % 2]
+        before = num_switches(run_dir)
+        wait_until(lambda before=before: num_switches(run_dir) > before, *both.values())
+        time.sleep(rng.uniform(0, 2))
+        both[victim].kill()
+        both[victim].wait()
+        both[victim] = miner(argv) if victim == "de_jax.mine" else start(victim, argv)
+    wait_until(lambda: num_switches(run_dir) > NUM_SWITCHES, *both.values())
+    both["de_jax.mine"].kill()  # the run goes on without its miner, until it is asked to stop
+    both["de_jax.mine"].wait()
+    time.sleep(1)
+    both["de_jax.train"].send_signal(signal.SIGTERM)
+    output, errors = both["de_jax.train"].communicate()
+    assert both["de_jax.train"].returncode == command.EXIT_STOPPED, errors
+    step = json.loads(output.splitlines()[-1])["step"]
+    assert negatives.read_switches(run_dir / "switches.jsonl")[NUM_SWITCHES].step < step
+    repeat(dataset_dir, run_dir, tmp_path / "again", step)
+    jax.tree.map(np.testing.assert_array_equal, load_run(run_dir).params, load_run(tmp_path / "again").params)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_processes_that_train_switch_at_the_same_update_to_what_a_third_mines(dataset_dir, tmp_path):
+    run_dir = tmp_path / "two"
+    argv = settings(dataset_dir, run_dir, T5Config__dropout_rate=0.0)  # each process packs its own rows
+    both, third = TwoProcesses(argv), miner(argv)
+    wait_until(lambda: num_switches(run_dir) >= 3, third, *both.processes)
+    both.processes[1].send_signal(signal.SIGTERM)
+    codes, summary = both.finish()
+    third.kill()
+    third.wait()
+    assert codes == [command.EXIT_STOPPED] * 2
+    switches = negatives.read_switches(run_dir / "switches.jsonl")
+    assert len({switch.generation for switch in switches}) >= 3
+    repeat(dataset_dir, run_dir, tmp_path / "one", summary["step"], T5Config__dropout_rate=0.0)
+    assert_close(run_dir, tmp_path / "one")
