@@ -2,7 +2,7 @@
 
 python -m benchmarks.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --out_dir=runs/fine_tune
 
-For every training set, loss and seed: a plain `de-jax train` with recipes/fine_tune.gin, then `de-jax evaluate_beir` on the test
+For every training set, method and seed: a plain `de-jax train` with the method's recipe, then `de-jax evaluate_beir` on the test
 split of that set and on others that tell what it costs elsewhere. Last, for every test set, `de-jax compare_runs` between the
 model as it came and all that were trained from it. All commands are printed to stderr, so that any line can be repeated by hand;
 what is finished is not done again. Nothing is chosen on a test split: settings are equal for all and fixed in advance.
@@ -23,10 +23,21 @@ from typing import Any
 from de_jax import command
 from de_jax.data import beir
 
-LOSSES = {
-    "in_batch_softmax": {},
-    "samtone": {"samtone.same_tower": "query"},
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "in_batch_softmax": ("fine_tune", {}),
+    "samtone": ("fine_tune", {"train.loss": "@samtone", "samtone.same_tower": "query"}),
+    "rand_neg": ("rand_neg", {}),
+    "nce_neg": ("nce_neg", {}),
+    "bm25_neg": ("bm25_neg", {}),
+    "bm25_rand_neg": ("bm25_rand_neg", {}),
+    "ance": ("ance_firstp", {}),
+    "ance_norm": ("dance_norm", {}),
+    "ance_dual": ("dance_dual", {"dance.temperature": 0.05}),
+    "dance": ("dance", {}),
 }
+"""The recipe of each method, and what is set beside what all have. A model whose embeddings are cosines is given a temperature."""
+BM25 = ("bm25_neg", "bm25_rand_neg")
+MINED = ("ance", "ance_norm", "ance_dual", "dance")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -37,28 +48,29 @@ def main(argv: list[str] | None = None) -> None:
         lengths = [f"--max_query_length={args.max_query_length}", f"--max_doc_length={args.max_doc_length}"]
         _run(["tools.import_model", f"--from={args.model}", f"--run_dir={base}", "--dtype=bfloat16", *lengths])
     tested: dict[str, dict[str, list[str]]] = {}
-    for trained_on, loss, seed, run_dir in itertools.chain([(None, "none", 0, base)], _runs(base, args)):
+    for trained_on, method, seed, run_dir in itertools.chain([(None, "none", 0, base)], _runs(base, args)):
         datasets = args.train if trained_on is None else [trained_on]
         reports = _evaluated(run_dir, list(dict.fromkeys([*datasets, *args.zero_shot])), args)
         scores = {report["dataset"]: report["dense"] for report in reports}
-        print(json.dumps({"trained_on": trained_on, "loss": loss, "seed": seed, "scores": scores}), flush=True)
+        print(json.dumps({"trained_on": trained_on, "method": method, "seed": seed, "scores": scores}), flush=True)
         for report in reports:
-            system = "before" if trained_on is None else f"{trained_on}-{loss}"
+            system = "before" if trained_on is None else f"{trained_on}-{method}"
             tested.setdefault(report["dataset"], {}).setdefault(system, []).append(report["evaluation_dir"])
     print(json.dumps({"compared": {dataset: _compared(dataset, systems, args) for dataset, systems in tested.items()}}))
 
 
 def _runs(base: Path, args: argparse.Namespace) -> Iterator[tuple[str, str, int, Path]]:
-    """(training set, loss, seed, run folder) of every run, trained when it is asked for."""
-    for dataset, loss, seed in itertools.product(args.train, args.losses, args.seeds):
-        run_dir = args.out_dir / f"{dataset}-{loss}-{seed}"
-        _train(base, run_dir, dataset, loss, seed, args)
-        yield dataset, loss, seed, run_dir
+    """(training set, method, seed, run folder) of every run, trained when it is asked for."""
+    for dataset, method, seed in itertools.product(args.train, args.methods, args.seeds):
+        run_dir = args.out_dir / f"{dataset}-{method}-{seed}"
+        if not (run_dir / "checkpoints" / str(args.num_steps)).exists():
+            _train(base, run_dir, dataset, method, seed, args)
+        yield dataset, method, seed, run_dir
 
 
-def _train(base: Path, run_dir: Path, dataset: str, loss: str, seed: int, args: argparse.Namespace) -> None:
+def _train(base: Path, run_dir: Path, dataset: str, method: str, seed: int, args: argparse.Namespace) -> None:
+    recipe, own = METHODS[method]
     settings = {
-        **LOSSES[loss],
         "MODEL": base,
         "beir_pairs.dataset_dir": args.data_dir / dataset,
         "beir_pairs.batch_size": args.batch_size,
@@ -66,13 +78,29 @@ def _train(base: Path, run_dir: Path, dataset: str, loss: str, seed: int, args: 
         "beir_pairs.max_doc_length": args.max_doc_length,
         "beir_pairs.seed": seed,
         "train.seed": seed,
-        "train.loss": f"@{loss}",
+        "train.optimizer": "@adamw",
+        "train.learning_rate": args.learning_rate,
         "train.num_steps": args.num_steps,
         "train.log_every_steps": 10,
+        "train.save_every_steps": args.num_steps,
         "linear.warmup_steps": args.num_steps // 10,
+        **own,
     }
+    if method in BM25:
+        settings["beir_pairs.negatives_dir"] = _bm25_negatives(dataset, args)
+    if method in MINED:
+        settings["train.mine_every_steps"] = args.mine_every_steps
     gin = [f"--gin.{name}={value}" for name, value in settings.items()]
-    _run(["de_jax.train", "--gin_file=recipes/fine_tune.gin", f"--run_dir={run_dir}", *gin])
+    _run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
+
+
+def _bm25_negatives(dataset: str, args: argparse.Namespace) -> Path:
+    """BM25's first 100 of each training pair, mined once."""
+    folder: Path = args.out_dir / f"{dataset}-bm25"
+    if not folder.exists():
+        sizes = ["--num_neg_docs=100", "--last_rank=100"]
+        _run(["tools.mine_negatives", "--bm25", f"--dataset_dir={args.data_dir / dataset}", f"--negatives_dir={folder}", *sizes])
+    return folder
 
 
 def _evaluated(run_dir: Path, datasets: list[str], args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -102,10 +130,14 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="what import_model takes, such as a folder of sentence-transformers")
     parser.add_argument("--data_dir", type=Path, required=True, help="holds the BEIR folders")
     parser.add_argument("--train", nargs="+", default=["scifact", "nfcorpus", "medquad"], help="sets to train on, one a run")
-    parser.add_argument("--zero_shot", nargs="+", default=["scifact", "nfcorpus", "cranfield"], help="sets to test every run on")
-    parser.add_argument("--losses", nargs="+", choices=list(LOSSES), default=list(LOSSES), help="default all")
+    parser.add_argument(
+        "--zero_shot", nargs="*", default=["scifact", "nfcorpus", "cranfield"], help="sets to test every run on beside its own"
+    )
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=["in_batch_softmax", "samtone"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--num_steps", type=int, default=40)
+    parser.add_argument("--mine_every_steps", type=int, default=20, help="updates between two minings of the run itself")
+    parser.add_argument("--learning_rate", type=float, default=2e-5)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--max_query_length", type=int, default=64, help="tokens (default 64)")
     parser.add_argument("--max_doc_length", type=int, default=128, help="tokens, in training and in tests (default 128)")
