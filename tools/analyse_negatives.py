@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
         generations,
         num_pairs=args.num_pairs,
         num_negatives=args.num_negatives,
-        texts=text_hashes(args.dataset_dir),
+        hashes=text_hashes(args.dataset_dir),
         seed=args.seed,
     )
     steps = sorted({first.step, *(other.step for other in others)})

@@ -86,7 +86,7 @@ def sample(
     *,
     num_pairs: int = 64,
     num_negatives: int = 1,
-    texts: Mapping[str, str] | None = None,
+    hashes: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> Sample:
     """Training pairs that have negatives of every kind, with two kinds added: documents of other pairs, and any documents.
@@ -97,7 +97,7 @@ def sample(
         generations: mined for these pairs, by the name of their kind.
         num_pairs: at most.
         num_negatives: N, that each pair is trained on.
-        texts: as of `negatives.rows_of_pairs`.
+        hashes: of the texts, as `negatives.TrainingTexts` has them.
         seed: of the pairs and of all draws.
 
     Raises:
@@ -108,10 +108,8 @@ def sample(
     if taken := generations.keys() & {IN_BATCH, RANDOM}:
         raise InputError(f"negatives are named {taken.pop()!r}, which stands for a kind that is always there; name them otherwise.")
     pairs = qrel_pairs(qrels, query_store, doc_store)
-    tables = {
-        name: negatives.rows_of_pairs(generation, pairs, query_store, doc_store, texts=texts)["neg_docs"]
-        for name, generation in generations.items()
-    }
+    trained_on = negatives.TrainingTexts("", query_store, doc_store, pairs, hashes or {})
+    tables = {name: negatives.rows_of_pairs(generation, trained_on)["neg_docs"] for name, generation in generations.items()}
     enough = np.ones(len(pairs), bool)
     for table in tables.values():
         enough &= np.count_nonzero(table != PADDING_ID, axis=1) >= num_negatives

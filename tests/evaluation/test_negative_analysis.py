@@ -186,7 +186,7 @@ def test_a_sample_has_pairs_with_enough_negatives_of_every_kind_and_no_known_pos
         ({"num_negatives": 21}, "give at least 1 and 1 to 20"),
         ({"num_pairs": 0}, "0 pairs of 1 negatives"),
         ({"name": "random"}, "are named 'random', which stands for"),
-        ({"texts": {"docs": "of others"}}, "was mined from other docs than are trained on"),
+        ({"hashes": {"docs": "of others"}}, "was mined from other docs than are trained on"),
     ],
 )
 def test_samples_that_cannot_be_drawn_are_refused(tmp_path, stores, options, sentence):
