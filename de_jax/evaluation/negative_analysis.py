@@ -274,6 +274,7 @@ def _gradient_numbers(losses: Array, of_pairs: Metrics, of_mean: Metrics, groups
         "loss": rounded(np.mean(losses)),
         "grad_norm": {
             "per_pair": {group: rounded(np.mean(of_pairs[group])) for group in groups},
+            "median": {group: rounded(np.median(of_pairs[group])) for group in groups},
             "of_mean": {group: rounded(of_mean[group]) for group in groups},
         },
     }

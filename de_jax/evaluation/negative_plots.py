@@ -34,8 +34,9 @@ def draw(checkpoints: Sequence[AtCheckpoint], out_dir: Path, *, depth: int) -> l
     return [
         Picture(
             "gradient_norms.png",
-            f"At step {last.step}: the mean norm of a pair's gradient (bars) and the norm of the mean gradient (points), before "
-            "clipping. Negatives that teach nothing have small bars; where points lie far below their bars, pairs disagree.",
+            f"At step {last.step}, before clipping: the mean norm of a pair's gradient (bars) and the norm of the mean gradient "
+            "(points). Negatives that teach nothing have small bars. A point far below the top of its bar says that pairs disagree; "
+            "one at the top, that they agree, or that a few outweigh all others: then the median is far below the mean.",
         ),
         Picture("loss.png", "The loss on the same pairs, each with its own drawn negatives."),
         Picture(

@@ -13,6 +13,7 @@ from de_jax.evaluation.negative_analysis import WHOLE, AtCheckpoint
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "loss, nats": lambda numbers: numbers["loss"],
     "gradient norm of a pair": lambda numbers: numbers["grad_norm"]["per_pair"][WHOLE],
+    "median": lambda numbers: numbers["grad_norm"]["median"][WHOLE],
     "of the mean gradient": lambda numbers: numbers["grad_norm"]["of_mean"][WHOLE],
     "mean margin": lambda numbers: numbers["margin"]["mean"],
     "above the positive": lambda numbers: f"{numbers['share_above_positive']:.1%}",

@@ -238,7 +238,7 @@ def checkpoint(step, *kinds):
         norms = {"all": 3.0 * scale, "top": 1.0 * scale}
         margins = np.linspace(-0.1, scale, 30).astype(np.float32)
         ranks = np.arange(1, 31)[None]
-        numbers = {"loss": scale, "grad_norm": {"per_pair": norms, "of_mean": norms}}
+        numbers = {"loss": scale, "grad_norm": {"per_pair": norms, "median": norms, "of_mean": norms}}
         return Measured(numbers | negative_analysis.place_numbers(ranks, margins[None], depth=10), margins)
 
     return AtCheckpoint(step, {kind: measured(10.0**-place) for place, kind in enumerate(kinds)})

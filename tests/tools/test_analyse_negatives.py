@@ -65,7 +65,7 @@ def test_negatives_of_a_checkpoint_are_in_its_top_and_cost_more(printed, trained
     assert last["near"]["loss"] > last["far"]["loss"]
     assert last["near"]["margin"]["mean"] < last["far"]["margin"]["mean"]
     norms = last["near"]["grad_norm"]
-    assert norms["per_pair"].keys() == norms["of_mean"].keys() == {"all", "towers"}
+    assert all(norms[name].keys() == {"all", "towers"} for name in ("per_pair", "median", "of_mean"))
     assert 0 < norms["of_mean"]["towers"] < norms["of_mean"]["all"] <= norms["per_pair"]["all"]
     assert report["num_pairs"] == report["drawn_from"] == 4
     assert report["efficiency"]["generations"]["near"]["docs_per_second"] == 5.0
