@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     generations = {kind: negative_analysis.open_newest(folder) for kind, folder in folders.items()}
     qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
     first, *others = [load_run(args.run_dir, step, only_sizes=True) for step in args.steps or [None]]  # all are there
-    temperature = negative_analysis.temperature_of(first.model, args.temperature)
+    temperature = negative_analysis.temperature_of(first, args.temperature)
     grad_norms.group_norms(first.params, groups)  # refuses patterns that match nothing
     stores = open_stores(args.dataset_dir, first.query_tokenizer, first.doc_tokenizer)
     sample = negative_analysis.sample(
@@ -74,7 +74,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--negatives", nargs="+", default=[], metavar="NAME=FOLDER", help="a generation, or a folder's newest one")
     parser.add_argument("--num_pairs", type=int, default=64, help="a sample of the training pairs (default 64)")
     parser.add_argument("--num_negatives", type=int, default=1, help="of each pair in the loss (default 1, as in ANCE)")
-    parser.add_argument("--temperature", type=float, help="of the loss; default 1, .01 for cosines, the model's if it learns one")
+    parser.add_argument("--temperature", type=float, help="of the loss; default the run's")
     parser.add_argument("--groups", nargs="+", default=[], metavar="NAME=PATTERN", help="over parameter paths; default thirds")
     parser.add_argument("--depth", type=int, default=100, help="of the ranking that negatives are looked for in (default 100)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample and of the negatives drawn")

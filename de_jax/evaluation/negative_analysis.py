@@ -18,12 +18,11 @@ from de_jax.data.corpus import TokenStore
 from de_jax.data.passages import PassageStore
 from de_jax.evaluation.embedding_analysis import rounded, summary
 from de_jax.losses.mined import ance
-from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.maxp import passages_of
 from de_jax.training import grad_norms
-from de_jax.training.run import Run
+from de_jax.training.run import Run, read_settings
 from de_jax.types import PADDING_ID, Array, Batch, InputError, LossFn, Metrics, Params
 
 IN_BATCH, RANDOM = "in_batch", "random"
@@ -130,17 +129,23 @@ def sample(
     return Sample(query_store, doc_store, pairs[chosen], positives, kinds, drawn, int(np.count_nonzero(enough)))
 
 
-def temperature_of(model: DualEncoder, given: float | None = None) -> float | None:
-    """The temperature of the loss: the one given, or 1 for dot products (ANCE) and .01 for cosines (DANCE); None for a learned one.
+def temperature_of(run: Run, given: float | None = None) -> float | None:
+    """The temperature of the loss: the one given, or that of the run's training, None for a learned one.
+
+    A run that was not trained here has 1 for dot products as ANCE has it, .01 for cosines as DANCE has it.
 
     Raises:
         InputError: it is not above 0, or the model learns its own.
     """
-    if given is None:
-        return None if model.initial_temperature is not None else 0.01 if model.query.normalize else 1.0
-    if given <= 0 or model.initial_temperature is not None:
-        raise InputError(f"the temperature {given} cannot be; give one above 0, and none to a model that learns its own.")
-    return given
+    is_learned = run.model.initial_temperature is not None
+    if given is not None:
+        if given <= 0 or is_learned:
+            raise InputError(f"the temperature {given} cannot be; give one above 0, and none to a model that learns its own.")
+        return given
+    settings = read_settings(run.run_dir)
+    trained = settings.get(f"{settings.get('train.loss', '').removeprefix('@')}.temperature", "None")
+    default = 0.01 if run.model.query.normalize else 1.0
+    return None if is_learned else float(trained) if trained != "None" else default
 
 
 def analyse(

@@ -35,8 +35,8 @@ def draw(checkpoints: Sequence[AtCheckpoint], out_dir: Path, *, depth: int) -> l
         Picture(
             "gradient_norms.png",
             f"At step {last.step}, before clipping: the mean norm of a pair's gradient (bars) and the norm of the mean gradient "
-            "(points). Negatives that teach nothing have small bars. A point far below the top of its bar says that pairs disagree; "
-            "one at the top, that they agree, or that a few outweigh all others: then the median is far below the mean.",
+            "(points). Negatives that teach nothing have small bars. A point far below the top of its bar: pairs disagree; "
+            "one at the top: they agree, or a few outweigh all others, and the median is far below the mean.",
         ),
         Picture("loss.png", "The loss on the same pairs, each with its own drawn negatives."),
         Picture(
@@ -63,7 +63,11 @@ def _gradient_norms(last: AtCheckpoint, out_png: Path) -> None:
             handles.append(axis.bar(at, heights, 0.92 * width, color=_colour(place), label=kind))
             means = [of_kind["of_mean"][group] for group in groups]
             points = axis.plot(at, means, "o", ms=4, color=INK, mec="white", mew=0.6, label="of the mean gradient")
+        shown = [
+            norm for of_kind in norms.values() for name in ("per_pair", "of_mean") for norm in of_kind[name].values() if norm > 0
+        ]
         axis.set_yscale("log")
+        axis.set_ylim(10.0 ** np.floor(np.log10(min(shown, default=0.1))), 10.0 ** np.ceil(np.log10(max(shown, default=1.0))))
         axis.set_xticks(range(len(groups)), groups)
         axis.grid(visible=False, axis="x")
         axis.set_title("Gradient norm by layer group and kind of negative")

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -193,6 +194,20 @@ def test_samples_that_cannot_be_drawn_are_refused(tmp_path, stores, options, sen
     kinds = {options.pop("name", "mined"): generation(tmp_path)}
     with pytest.raises(InputError, match=sentence):
         negative_analysis.sample(QRELS, *stores, kinds, **options)
+
+
+def test_the_temperature_is_that_of_the_training_unless_another_is_given(tmp_path):
+    def of(given=None, *, normalize=True, learned=None):
+        model = SimpleNamespace(initial_temperature=learned, query=SimpleNamespace(normalize=normalize))
+        return negative_analysis.temperature_of(Run(tmp_path, 0, model, {}, None, None, 8, 8), given)
+
+    assert (of(), of(normalize=False), of(0.3)) == (0.01, 1.0, 0.3)
+    (tmp_path / "config.gin").write_text("ance.temperature = 0.02\nsamtone.temperature = 0.05\ntrain.loss = @samtone\n")
+    assert (of(), of(0.3)) == (0.05, 0.3)
+    assert of(learned=0.07) is None
+    for given, learned in ((0.3, 0.07), (-1.0, None)):
+        with pytest.raises(InputError, match=f"the temperature {given} cannot be"):
+            of(given, learned=learned)
 
 
 def test_a_folder_stands_for_its_newest_generation(tmp_path):
