@@ -56,23 +56,27 @@ def _gradient_norms(last: AtCheckpoint, out_png: Path) -> None:
     groups = list(next(iter(norms.values()))["per_pair"])
     width = 0.8 / len(norms)
     with new_figure(out_png, figsize=(max(7.2, 1.5 * len(groups)), 4.4)) as figure:
-        axis, handles = figure.subplots(), []
+        axis, handles, shown = figure.subplots(), [], []
         for place, (kind, of_kind) in enumerate(norms.items()):
             at = np.arange(len(groups)) + width * (place - (len(norms) - 1) / 2)
             heights = [of_kind["per_pair"][group] for group in groups]
             handles.append(axis.bar(at, heights, 0.92 * width, color=_colour(place), label=kind))
             means = [of_kind["of_mean"][group] for group in groups]
+            shown += heights + means
             points = axis.plot(at, means, "o", ms=4, color=INK, mec="white", mew=0.6, label="of the mean gradient")
-        shown = [
-            norm for of_kind in norms.values() for name in ("per_pair", "of_mean") for norm in of_kind[name].values() if norm > 0
-        ]
         axis.set_yscale("log")
-        axis.set_ylim(10.0 ** np.floor(np.log10(min(shown, default=0.1))), 10.0 ** np.ceil(np.log10(max(shown, default=1.0))))
+        axis.set_ylim(*_decades(shown))
         axis.set_xticks(range(len(groups)), groups)
         axis.grid(visible=False, axis="x")
         axis.set_title("Gradient norm by layer group and kind of negative")
         axis.set_ylabel("L2 norm (logarithmic)")
         figure.legend(handles=[*handles, *points], loc="outside lower center", ncols=min(6, len(norms) + 1), fontsize=9)
+
+
+def _decades(values: Sequence[float]) -> tuple[float, float]:
+    """The powers of ten around all values that have a place on a logarithmic axis."""
+    logs = np.log10([value for value in values if value > 0] or [1.0])
+    return 10.0 ** np.floor(logs.min()), 10.0 ** (np.floor(logs.max()) + 1)
 
 
 def _by_checkpoint(
