@@ -24,7 +24,7 @@ DATA = re.compile(r"(beir|seqio|stored)_pairs\.\w+(, )?")
 
 FROM_A_MODEL = {path for path in RECIPES if "--gin.MODEL=" in (ROOT / path).read_text()}
 SHARED = dict.fromkeys((Path(path).stem for path in FROM_A_MODEL), PARTS)
-SHARED |= {"sde": PARTS, "sde_msmarco_seqio": PARTS, "quickstart": PARTS, "ade": ()}
+SHARED |= {"ance_openqa": (), "sde": PARTS, "sde_msmarco_seqio": PARTS, "quickstart": PARTS, "ade": ()}
 
 # Encoder parameters of the published models; the embedding table and the projection are left out.
 ENCODER_PARAMETERS = {
@@ -93,6 +93,21 @@ def test_a_stage_may_normalise_what_it_starts_from(pretrained):
     for value in (True, False):
         built = read_recipe(["recipes/bm25_neg.gin"], [*settings, f"pretrained_tower.normalize={value}"])
         assert (built.model.query.normalize, built.model.doc.normalize) == (value, value)
+
+
+def test_stages_mine_what_their_losses_need(pretrained):
+    for stage, temperature, num_queries in (
+        ("ance_firstp", 0.05, 0),
+        ("dance_norm", 0.01, 0),
+        ("dance_dual", 1.0, 20),
+        ("dance", 0.01, 20),
+    ):
+        built = read_recipe([f"recipes/{stage}.gin"], [f"MODEL={pretrained}"])
+        assert configurables.setting(built.loss, "temperature") == temperature
+        assert (built.miner.num_neg_docs, built.miner.num_neg_queries, built.miner.last_rank) == (20, num_queries, 200)
+    maxp = read_recipe(["recipes/ance_maxp.gin"], [f"MODEL={pretrained}"])
+    assert configurables.setting(maxp.data, "max_passages") == 4
+    maxp.check()
 
 
 @pytest.mark.parametrize("model", MODELS)
