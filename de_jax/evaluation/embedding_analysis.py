@@ -57,7 +57,7 @@ def embed(run: Run, task: Task, *, max_docs: int | None = None, seed: int = 0) -
     """A task's texts by a run.
 
     Args:
-        run: any run.
+        run: any run; where it reads several passages of a document, the first stands for it.
         task: with judgements.
         max_docs: documents embedded, a sample with all judged ones in it; None for all, which stay in the run's folder.
         seed: of the sample.

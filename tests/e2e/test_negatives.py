@@ -77,13 +77,14 @@ def test_summary_is_one_line_of_json(dataset_dir, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_passages_are_trained_scored_and_evaluated_by_the_best_one(dataset_dir, tmp_path, capsys):
+def test_passages_are_trained_mined_scored_and_evaluated_by_the_best_one(dataset_dir, tmp_path, capsys):
     run_dir = tmp_path / "run"
-    mine(dataset_dir, run_dir, 1, shift=0)
     changes = {"beir_pairs__max_passages": 3, "beir_pairs__max_doc_length": 12, "beir_pairs__num_neg_queries": 0}
-    steps = {"train__num_steps": 5, "train__evaluate_every_steps": 5}
+    steps = {"train__num_steps": 5, "train__evaluate_every_steps": 5, "train__follow_every_steps": None}
+    steps |= {"train__miner": "@Miner()", "train__mine_every_steps": 3, "Miner__last_rank": 20}
     train.main(settings(dataset_dir, run_dir, loss="ance", **changes, **steps))
     capsys.readouterr()
+    assert negatives.numbers(run_dir / "negatives") == [1, 2]
     scores = {}
     for flags in ([], ["--max_passages=1"]):
         evaluate_beir.main([f"--run_dir={run_dir}", f"--dataset_dir={dataset_dir}", "--split=dev", "--no_bm25", *flags])

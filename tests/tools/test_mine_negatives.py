@@ -1,10 +1,13 @@
 """Mining with a tiny run and with BM25, against rankings made by hand."""
 
+import shutil
+
 import numpy as np
 import pytest
 import tiny_run
 
-from de_jax.data import beir, negatives
+from de_jax.data import beir, files, negatives
+from de_jax.data.passages import PassageStore
 from de_jax.data.training_set import open_stores, text_hashes
 from de_jax.retrieval import encode
 from de_jax.tools import mine_negatives
@@ -52,6 +55,29 @@ def test_a_runs_negatives_are_its_nearest_documents_without_any_positive_of_the_
     assert report["neg_docs"]["num_chosen"] == 12
     assert report["seconds"].keys() == {"encode", "encode_queries", "index", "search", "choose", "statistics"}
     assert {name: generation.manifest[name] for name in ("queries", "docs")} == text_hashes(dataset_dir)
+
+
+def test_a_run_of_several_passages_mines_by_the_best_one(printed, trained, dataset_dir, tmp_path):
+    run_dir = shutil.copytree(trained, tmp_path / "run")
+    files.write_json(run_dir / "run.json", {**files.read_json(run_dir / "run.json"), "max_passages": 3, "max_doc_length": 6})
+    margin = 0.05
+    options = {"run_dir": run_dir, "dataset_dir": dataset_dir, "num_neg_docs": 10}
+    printed(mine_negatives, **options, negatives_dir=tmp_path / "all")
+    printed(mine_negatives, **options, negatives_dir=tmp_path / "far", margin=margin)
+    run = load_run(run_dir)
+    query_store, doc_store = open_stores(dataset_dir, run.query_tokenizer, run.doc_tokenizer)
+    passages = PassageStore(doc_store, 6, max_passages=3)
+    queries, embeddings = encode.queries(run, query_store), encode.docs(run, passages)
+    every, far = read(tmp_path / "all")[1], read(tmp_path / "far")[1]
+    assert passages.num_texts > doc_store.num_texts
+    for (query_id, doc_id), line in far.items():
+        best = dict.fromkeys(doc_store.ids, -np.inf)
+        for passage_of, embedding in zip(passages.ids, embeddings, strict=True):
+            best[passage_of] = max(best[passage_of], float(embedding @ queries[query_store.row_of(query_id)]))
+        others = best.keys() - {other for other, grade in QRELS[query_id].items() if grade}
+        assert set(every[query_id, doc_id].neg_doc_ids) == others
+        assert set(line.neg_doc_ids) == {other for other in others if best[other] <= best[doc_id] - margin}
+    assert any(set(far[pair].neg_doc_ids) != set(every[pair].neg_doc_ids) != set() for pair in far)
 
 
 def test_each_call_adds_a_generation_and_the_same_seed_draws_the_same(printed, trained, dataset_dir, tmp_path):
