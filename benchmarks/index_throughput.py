@@ -34,24 +34,35 @@ CHUNK_DOCS = 65536
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
-    args = _parse_args(argv)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    args = checked(parser.parse_args(argv))
     for num_docs in args.num_docs:
-        docs, queries = planted(num_docs, args.num_queries, args.dim, args.docs_a_group, args.seed)
-        ids = [f"{row:08d}" for row in range(num_docs)]
-        expected = None
-        report: dict[str, Any] = {"benchmark": "index_throughput", "num_docs": num_docs, "num_queries": args.num_queries}
-        report |= {"dim": args.dim, "k": args.k, "docs_a_group": args.docs_a_group, "seed": args.seed}
-        report["faiss_device"] = args.faiss_device
-        for name in INDEXES:
-            if name != "exact" and name not in args.indexes:  # the exact index is what recall is measured against
-                continue
-            report[name], found = _measured(name, docs, ids, queries, args)
-            expected = found if expected is None else expected
-            report[name][f"recall@{args.k}"] = round(recall(found, expected), 4)
-            measure.log(f"{num_docs} documents, {name}: {report[name]}")
-        environment = measure.environment()
-        environment["versions"] |= {dist: importlib.metadata.version(dist) for dist in _faiss_packages()}
-        print(json.dumps({**report, **environment}), flush=True)
+        print(json.dumps({"benchmark": "index_throughput", **measured(num_docs, args), **environment()}), flush=True)
+
+
+def measured(num_docs: int, args: argparse.Namespace) -> dict[str, Any]:
+    """The figures of every index at one size; `args` are those of `add_arguments`."""
+    docs, queries = planted(num_docs, args.num_queries, args.dim, args.docs_a_group, args.seed)
+    ids = [f"{row:08d}" for row in range(num_docs)]
+    expected = None
+    report: dict[str, Any] = {"num_docs": num_docs, "num_queries": args.num_queries}
+    report |= {name: getattr(args, name) for name in ("dim", "k", "docs_a_group", "seed", "faiss_device")}
+    for name in INDEXES:
+        if name != "exact" and name not in args.indexes:  # the exact index is what recall is measured against
+            continue
+        report[name], found = _measured(name, docs, ids, queries, args)
+        expected = found if expected is None else expected
+        report[name][f"recall@{args.k}"] = round(recall(found, expected), 4)
+        measure.log(f"{num_docs} documents, {name}: {report[name]}")
+    return report
+
+
+def environment() -> dict[str, Any]:
+    """Machine, packages and commit, FAISS among them."""
+    found = measure.environment()
+    found["versions"] |= {dist: importlib.metadata.version(dist) for dist in _faiss_packages()}
+    return found
 
 
 def planted(num_docs: int, num_queries: int, dim: int, docs_a_group: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -114,25 +125,32 @@ def _faiss_packages() -> list[str]:
     return [dist for dist in ("faiss-cpu", "faiss-gpu") if any(importlib.metadata.distributions(name=dist))]
 
 
-def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num_docs", type=int, nargs="+", default=[10_000, 100_000], help="sizes (default 10000 100000)")
+def add_arguments(parser: argparse.ArgumentParser, *, k: int = 10, docs_a_group: int = 20) -> None:
+    """Adds what vectors are searched, how, and how often; with the defaults of a depth and of the groups that fill it."""
+    parser.add_argument("--num_docs", type=int, nargs="*", default=[10_000, 100_000], help="sizes (default 10000 100000)")
     parser.add_argument("--indexes", nargs="+", default=list(INDEXES), choices=INDEXES, help="beside exact (default all)")
     parser.add_argument("--num_queries", type=int, default=512, help="queries in one call (default 512)")
     parser.add_argument("--dim", type=int, default=768, help="dimensions (default 768)")
-    parser.add_argument("--k", type=int, default=10, help="depth (default 10)")
-    parser.add_argument("--docs_a_group", type=int, default=20, help="planted documents of one centre (default 20)")
+    parser.add_argument("--k", type=int, default=k, help=f"depth (default {k})")
+    parser.add_argument("--docs_a_group", type=int, default=docs_a_group, help="planted documents of one centre")
     parser.add_argument("--nprobe", type=int, help="lists that IVF visits (default a sixteenth)")
-    parser.add_argument("--ef_search", type=int, default=128, help="candidates that HNSW keeps (default 128)")
+    parser.add_argument("--ef_search", type=int, default=max(128, 2 * k), help="candidates that HNSW keeps; at least the depth")
     parser.add_argument("--repeats", type=int, default=3, help="measured calls of each index (default 3)")
     parser.add_argument("--faiss_device", default="cpu", choices=DEVICES, help="where Flat and IVF search (default cpu)")
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(argv)
+
+
+def checked(args: argparse.Namespace) -> argparse.Namespace:
+    """Those arguments, as they are.
+
+    Raises:
+        InputError: sizes that cannot be.
+    """
     for name in ("num_queries", "dim", "k", "docs_a_group", "repeats"):
         if getattr(args, name) < 1:
             raise InputError(f"--{name} is {getattr(args, name)}; give at least 1.")
-    if min(args.num_docs) < args.k:
-        raise InputError(f"--num_docs is {min(args.num_docs)}, fewer than --k {args.k}; recall needs at least k documents.")
+    if (smallest := min(args.num_docs, default=args.k)) < args.k:
+        raise InputError(f"--num_docs is {smallest}, fewer than --k {args.k}; recall needs at least k documents.")
     return args
 
 
