@@ -20,10 +20,13 @@ from tqdm import tqdm
 
 from de_jax import command
 from de_jax.data import beir
+from de_jax.data.batches import qrel_pairs
 from de_jax.data.files import atomic_dir
+from de_jax.data.negatives import TrainingTexts
 from de_jax.data.training_set import open_stores, text_hashes
 from de_jax.evaluation import efficiency, negative_analysis, negative_report
 from de_jax.evaluation.arguments import named
+from de_jax.retrieval import maxp
 from de_jax.training import grad_norms
 from de_jax.training.run import load_run
 
@@ -39,20 +42,15 @@ def main(argv: list[str] | None = None) -> None:
     temperature = negative_analysis.temperature_of(first, args.temperature)
     grad_norms.group_norms(first.params, groups)  # refuses patterns that match nothing
     stores = open_stores(args.dataset_dir, first.query_tokenizer, first.doc_tokenizer)
-    sample = negative_analysis.sample(
-        qrels,
-        *stores,
-        generations,
-        num_pairs=args.num_pairs,
-        num_negatives=args.num_negatives,
-        hashes=text_hashes(args.dataset_dir),
-        seed=args.seed,
-    )
+    pairs, passages = qrel_pairs(qrels, *stores), maxp.passages_of(first, stores[1])
+    texts = TrainingTexts(name, *stores, pairs, text_hashes(args.dataset_dir), passages)
+    counts = {"num_pairs": args.num_pairs, "num_negatives": args.num_negatives}
+    sample = negative_analysis.sample(texts, generations, seed=args.seed, **counts)
     steps = sorted({first.step, *(other.step for other in others)})
     options: dict[str, Any] = {"temperature": temperature, "groups": groups, "depth": args.depth}
     with tqdm(total=len(steps) * (1 + len(sample.kinds)), desc="analyse", delay=0.5) as bar:
         runs = (load_run(args.run_dir, step) for step in steps)
-        checkpoints = list(negative_analysis.analyse(runs, sample, name, progress=bar.update, **options))
+        checkpoints = list(negative_analysis.analyse(runs, sample, progress=bar.update, **options))
     about = {"run": str(args.run_dir), "dataset": name, "split": args.split, "seed": args.seed, "temperature": temperature}
     about |= {"num_pairs": len(sample.pairs), "drawn_from": sample.num_pairs, "num_negatives": args.num_negatives}
     about["negatives"] = {kind: str(generation.folder) for kind, generation in generations.items()}

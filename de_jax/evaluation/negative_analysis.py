@@ -12,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from de_jax.data import beir, negatives
-from de_jax.data.batches import Negatives, qrel_pairs
+from de_jax.data import negatives
+from de_jax.data.batches import Negatives
 from de_jax.data.corpus import TokenStore
+from de_jax.data.negatives import Generation, TrainingTexts
 from de_jax.data.passages import PassageStore
 from de_jax.evaluation.embedding_analysis import rounded, summary
 from de_jax.losses.mined import ance
 from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import open_embeddings
-from de_jax.retrieval.maxp import passages_of
 from de_jax.training import grad_norms
 from de_jax.training.run import Run, read_settings
 from de_jax.types import PADDING_ID, Array, Batch, InputError, LossFn, Metrics, Params
@@ -38,10 +38,9 @@ GradientsOf = Callable[[Params, Batch], tuple[Array, Metrics, Metrics]]
 
 
 class Sample(NamedTuple):
-    """Training pairs, and the negatives of each kind for them; documents and queries are rows of the stores."""
+    """Some training pairs, and the negatives of each kind for them; documents and queries are rows of the stores."""
 
-    query_store: TokenStore
-    doc_store: TokenStore
+    texts: TrainingTexts
     pairs: Int[np.ndarray, "S 2"]
     positives: Sequence[np.ndarray]  # all known ones of each pair's query
     kinds: Mapping[str, Int[np.ndarray, "S _"]]  # all negatives, filled up with PADDING_ID
@@ -63,7 +62,7 @@ class AtCheckpoint(NamedTuple):
     kinds: dict[str, Measured]
 
 
-def open_newest(folder: str | Path) -> negatives.Generation:
+def open_newest(folder: str | Path) -> Generation:
     """The generation in a folder, or the newest one where it is a folder of generations.
 
     Raises:
@@ -78,25 +77,20 @@ def open_newest(folder: str | Path) -> negatives.Generation:
 
 
 def sample(
-    qrels: beir.Qrels,
-    query_store: TokenStore,
-    doc_store: TokenStore,
-    generations: Mapping[str, negatives.Generation],
+    texts: TrainingTexts,
+    generations: Mapping[str, Generation],
     *,
     num_pairs: int = 64,
     num_negatives: int = 1,
-    hashes: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> Sample:
     """Training pairs that have negatives of every kind, with two kinds added: documents of other pairs, and any documents.
 
     Args:
-        qrels: of the training split; also what is a known positive.
-        query_store, doc_store: the texts.
+        texts: all training pairs; the documents of a query's pairs are its known positives.
         generations: mined for these pairs, by the name of their kind.
         num_pairs: at most.
         num_negatives: N, that each pair is trained on.
-        hashes: of the texts, as `negatives.TrainingTexts` has them.
         seed: of the pairs and of all draws.
 
     Raises:
@@ -106,9 +100,8 @@ def sample(
         raise InputError(f"{num_pairs} pairs of {num_negatives} negatives cannot be; give at least 1 and 1 to {NUM_LOCAL}.")
     if taken := generations.keys() & {IN_BATCH, RANDOM}:
         raise InputError(f"negatives are named {taken.pop()!r}, which stands for a kind that is always there; name them otherwise.")
-    pairs = qrel_pairs(qrels, query_store, doc_store)
-    trained_on = negatives.TrainingTexts("", query_store, doc_store, pairs, hashes or {})
-    tables = {name: negatives.rows_of_pairs(generation, trained_on)["neg_docs"] for name, generation in generations.items()}
+    pairs = texts.pairs
+    tables = {name: negatives.rows_of_pairs(generation, texts)["neg_docs"] for name, generation in generations.items()}
     enough = np.ones(len(pairs), bool)
     for table in tables.values():
         enough &= np.count_nonzero(table != PADDING_ID, axis=1) >= num_negatives
@@ -119,14 +112,14 @@ def sample(
     positives = [pairs[pairs[:, 0] == query, 1] for query in pairs[chosen, 0]]
     kinds = {
         IN_BATCH: _others(np.unique(pairs[:, 1]), positives, rng),
-        RANDOM: _others(np.arange(doc_store.num_texts), positives, rng),
+        RANDOM: _others(np.arange(texts.doc_store.num_texts), positives, rng),
         **{name: table[chosen] for name, table in tables.items()},
     }
     drawn = {
         name: Negatives(table, num_negatives).draw(np.arange(len(chosen)), (seed, kind))
         for kind, (name, table) in enumerate(kinds.items())
     }
-    return Sample(query_store, doc_store, pairs[chosen], positives, kinds, drawn, int(np.count_nonzero(enough)))
+    return Sample(texts, pairs[chosen], positives, kinds, drawn, int(np.count_nonzero(enough)))
 
 
 def temperature_of(run: Run, given: float | None = None) -> float | None:
@@ -151,7 +144,6 @@ def temperature_of(run: Run, given: float | None = None) -> float | None:
 def analyse(
     runs: Iterable[Run],
     sample: Sample,
-    name: str,
     *,
     temperature: float | None,
     groups: Mapping[str, str] | None = None,
@@ -162,8 +154,7 @@ def analyse(
 
     Args:
         runs: checkpoints of one run, made one at a time.
-        sample: with the run's tokenizers.
-        name: of the data set, for the folder of embeddings.
+        sample: with the run's tokenizers and passages.
         temperature: of `ance`.
         groups: patterns over parameter paths by name; by default `grad_norms.thirds`.
         depth: of the ranking that a kind's overlap is with.
@@ -175,13 +166,13 @@ def analyse(
             patterns = {WHOLE: ".*", **(groups or grad_norms.thirds(run.params))}
             norms = grad_norms.group_norms(run.params, patterns)
             gradients_of = make_gradients_of(run.model, functools.partial(ance, temperature=temperature), norms)
-        passages = passages_of(run, sample.doc_store)
-        docs = open_embeddings(encode.cached_docs(run, passages or sample.doc_store, name))[1]
-        queries = encode.queries(run, sample.query_store, rows=sample.pairs[:, 0])
-        places, measured = places_of(queries, docs, sample, passages), {}
+        texts = sample.texts
+        docs = open_embeddings(encode.cached_docs(run, texts.passages or texts.doc_store, texts.name))[1]
+        queries = encode.queries(run, texts.query_store, rows=sample.pairs[:, 0])
+        places, measured = places_of(queries, docs, sample), {}
         progress()
         for kind, (ranks, margins) in places.items():
-            numbers = _gradient_numbers(*gradients_of(run.params, batch_of(sample, kind, run, passages)), list(patterns))
+            numbers = _gradient_numbers(*gradients_of(run.params, batch_of(sample, kind, run)), list(patterns))
             measured[kind] = Measured(numbers | place_numbers(ranks, margins, depth), margins[ranks > 0])
             progress()
         yield AtCheckpoint(run.step, measured)
@@ -209,17 +200,17 @@ def make_gradients_of(model: Any, loss: LossFn, norms: Callable[[Params], Metric
     return gradients_of
 
 
-def batch_of(sample: Sample, kind: str, run: Run, passages: PassageStore | None = None) -> Batch:
-    """The pairs with the drawn negatives of a kind, padded; as wide for all kinds. Documents come as `passages`, where given."""
-    query_rows, doc_rows = sample.pairs.T
+def batch_of(sample: Sample, kind: str, run: Run) -> Batch:
+    """The pairs with the drawn negatives of a kind, padded; as wide for all kinds."""
+    passages, (query_rows, doc_rows) = sample.texts.passages, sample.pairs.T
 
     def texts_of(docs: np.ndarray) -> np.ndarray:
         return passages.of_docs(docs) if passages else docs
 
     every = np.concatenate([texts_of(docs.reshape(-1)) for docs in (doc_rows, *sample.drawn.values())])
-    pad_docs = _padding(passages or sample.doc_store, every, run.max_doc_length)
+    pad_docs = _padding(passages or sample.texts.doc_store, every, run.max_doc_length)
     return Batch(
-        query=_padding(sample.query_store, query_rows, run.max_query_length)(query_rows),
+        query=_padding(sample.texts.query_store, query_rows, run.max_query_length)(query_rows),
         doc=pad_docs(texts_of(doc_rows)),
         query_id=query_rows.astype(np.int32),
         doc_id=doc_rows.astype(np.int32),
@@ -229,13 +220,14 @@ def batch_of(sample: Sample, kind: str, run: Run, passages: PassageStore | None 
 
 
 def places_of(
-    queries: Float[np.ndarray, "S D"], docs: Float[np.ndarray, "p D"], sample: Sample, passages: PassageStore | None = None
+    queries: Float[np.ndarray, "S D"], docs: Float[np.ndarray, "p D"], sample: Sample
 ) -> dict[str, tuple[Int[np.ndarray, "S _"], Float[np.ndarray, "S _"]]]:
     """The rank of every negative by kind, and its margin: the positive's score less its own.
 
     Ranks are from 1, among all documents but the query's known positives; of equal scores all have the best rank. 0 and nan stand
-    where a pair has no negative. A document scores as the best of its `passages`, where `docs` are those.
+    where a pair has no negative. `docs` are passages where the texts have some; then a document scores as the best of its own.
     """
+    passages = sample.texts.passages
     firsts = np.flatnonzero(np.diff(passages.doc_rows, prepend=-1)) if passages else np.arange(len(docs))
     ranks = {kind: np.zeros(table.shape, np.int64) for kind, table in sample.kinds.items()}
     margins = {kind: np.full(table.shape, np.nan, np.float32) for kind, table in sample.kinds.items()}

@@ -14,7 +14,8 @@ from matplotlib.image import imread
 from tiny_run import WORDS
 
 from de_jax.data import corpus, negatives
-from de_jax.data.negatives import Mined
+from de_jax.data.batches import qrel_pairs
+from de_jax.data.negatives import Mined, TrainingTexts
 from de_jax.data.passages import PassageStore
 from de_jax.data.text import load_tokenizer, train_sentencepiece
 from de_jax.evaluation import efficiency, negative_analysis, negative_report
@@ -56,6 +57,10 @@ def stores(tmp_path_factory):
         "d": [(f"d{row}", "deep blue sea " * (1 + row % 3)) for row in range(30)],
     }
     return tuple(corpus.build_token_store(texts[kind], tokenizer, folder / kind, progress=False) for kind in "qd")
+
+
+def training_texts(stores, passages=None, **hashes):
+    return TrainingTexts("toy", *stores, qrel_pairs(QRELS, *stores), hashes, passages)
 
 
 def generation(folder, number=1, short=(), **facts):
@@ -104,7 +109,12 @@ def test_ranks_count_without_positives_and_margins_are_to_the_pairs_own(monkeypa
     docs[12] = docs[11]
     table = np.array([[11, 12, 5], [20, 21, -1], [8, 9, 10]], np.int32)
     sample = Sample(
-        *stores, np.array([[0, 0], [1, 2], [2, 4]]), [np.array([0, 1]), np.array([2]), np.array([4])], {"a": table}, {}, 3
+        training_texts(stores),
+        np.array([[0, 0], [1, 2], [2, 4]]),
+        [np.array([0, 1]), np.array([2]), np.array([4])],
+        {"a": table},
+        {},
+        3,
     )
     monkeypatch.setattr(negative_analysis, "MAX_SCORES", 60)  # two queries at a time
     ranks, margins = negative_analysis.places_of(queries, docs, sample)["a"]
@@ -127,9 +137,14 @@ def test_a_document_of_several_passages_ranks_as_its_best_one(stores):
     rng = np.random.default_rng(2)
     queries, vectors = (rng.standard_normal((num, 4)).astype(np.float32) for num in (2, passages.num_texts))
     sample = Sample(
-        *stores, np.array([[0, 0], [1, 2]]), [np.array([0]), np.array([2])], {"a": np.array([[7], [8]], np.int32)}, {}, 2
+        training_texts(stores, passages),
+        np.array([[0, 0], [1, 2]]),
+        [np.array([0]), np.array([2])],
+        {"a": np.array([[7], [8]], np.int32)},
+        {},
+        2,
     )
-    ranks, margins = negative_analysis.places_of(queries, vectors, sample, passages)["a"]
+    ranks, margins = negative_analysis.places_of(queries, vectors, sample)["a"]
     for pair, ((_, doc), (negative,)) in enumerate(zip(sample.pairs.tolist(), sample.kinds["a"].tolist(), strict=True)):
         scores = [max(vectors[passages.doc_rows == row] @ queries[pair]) for row in range(30)]
         assert ranks[pair, 0] == 1 + sum(score > scores[negative] for row, score in enumerate(scores) if row != doc)
@@ -138,10 +153,10 @@ def test_a_document_of_several_passages_ranks_as_its_best_one(stores):
 
 @pytest.mark.parametrize("max_passages", [1, 2])
 def test_a_batch_holds_the_texts_of_the_pairs_and_of_the_drawn_negatives(tmp_path, stores, max_passages):
-    sample = negative_analysis.sample(QRELS, *stores, {"mined": generation(tmp_path)}, num_negatives=2)
     run = Run(tmp_path, 0, None, {}, None, None, max_query_length=8, max_doc_length=8)
     passages = PassageStore(stores[1], 8, max_passages=2) if max_passages == 2 else None
-    batch = negative_analysis.batch_of(sample, "mined", run, passages)
+    sample = negative_analysis.sample(training_texts(stores, passages), {"mined": generation(tmp_path)}, num_negatives=2)
+    batch = negative_analysis.batch_of(sample, "mined", run)
     texts = passages or stores[1]
     for row, (query, doc) in enumerate(sample.pairs.tolist()):
         np.testing.assert_array_equal(batch.query[row], stores[0].pad(np.array([query]), 8, batch.query.shape[1])[0])
@@ -163,9 +178,9 @@ def test_overlap_is_a_mean_over_pairs_and_passes_over_fillers():
 
 def test_a_sample_has_pairs_with_enough_negatives_of_every_kind_and_no_known_positive(tmp_path, stores):
     kinds = {"long": generation(tmp_path / "long"), "short": generation(tmp_path / "short", short=("qb",))}
-    one = negative_analysis.sample(QRELS, *stores, kinds, num_negatives=1, seed=3)
+    one = negative_analysis.sample(training_texts(stores), kinds, num_negatives=1, seed=3)
     assert one.pairs.tolist() == [[0, 0], [1, 2], [2, 4]]  # d1's has no negative, and d3 is not relevant
-    two = negative_analysis.sample(QRELS, *stores, kinds, num_negatives=2, seed=3)
+    two = negative_analysis.sample(training_texts(stores), kinds, num_negatives=2, seed=3)
     assert two.pairs.tolist() == [[0, 0], [2, 4]]
     assert two.num_pairs == 2
     assert one.kinds.keys() == {"in_batch", "random", "long", "short"}
@@ -175,7 +190,7 @@ def test_a_sample_has_pairs_with_enough_negatives_of_every_kind_and_no_known_pos
     for kind, drawn in two.drawn.items():
         assert drawn.shape == (2, 2)
         assert all(set(own.tolist()) <= set(table.tolist()) for own, table in zip(drawn, two.kinds[kind], strict=True))
-    again = negative_analysis.sample(QRELS, *stores, kinds, num_negatives=2, seed=3)
+    again = negative_analysis.sample(training_texts(stores), kinds, num_negatives=2, seed=3)
     assert {kind: rows.tolist() for kind, rows in again.drawn.items()} == {kind: rows.tolist() for kind, rows in two.drawn.items()}
 
 
@@ -193,7 +208,7 @@ def test_a_sample_has_pairs_with_enough_negatives_of_every_kind_and_no_known_pos
 def test_samples_that_cannot_be_drawn_are_refused(tmp_path, stores, options, sentence):
     kinds = {options.pop("name", "mined"): generation(tmp_path)}
     with pytest.raises(InputError, match=sentence):
-        negative_analysis.sample(QRELS, *stores, kinds, **options)
+        negative_analysis.sample(training_texts(stores, **options.pop("hashes", {})), kinds, **options)
 
 
 def test_the_temperature_is_that_of_the_training_unless_another_is_given(tmp_path):
