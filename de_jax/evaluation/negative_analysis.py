@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -102,7 +103,7 @@ def sample(
         raise InputError(f"negatives are named {taken.pop()!r}, which stands for a kind that is always there; name them otherwise.")
     pairs = texts.pairs
     tables = {name: negatives.rows_of_pairs(generation, texts)["neg_docs"] for name, generation in generations.items()}
-    enough = np.ones(len(pairs), bool)
+    enough = len(np.unique(pairs[:, 1])) - np.bincount(pairs[:, 0])[pairs[:, 0]] >= num_negatives  # documents of other pairs
     for table in tables.values():
         enough &= np.count_nonzero(table != PADDING_ID, axis=1) >= num_negatives
     if not enough.any():
@@ -131,14 +132,14 @@ def temperature_of(run: Run, given: float | None = None) -> float | None:
         InputError: it is not above 0, or the model learns its own.
     """
     is_learned = run.model.initial_temperature is not None
-    if given is not None:
-        if given <= 0 or is_learned:
-            raise InputError(f"the temperature {given} cannot be; give one above 0, and none to a model that learns its own.")
+    if given is not None and (given <= 0 or is_learned):
+        raise InputError(f"the temperature {given} cannot be; give one above 0, and none to a model that learns its own.")
+    if given is not None or is_learned:
         return given
     settings = read_settings(run.run_dir)
-    trained = settings.get(f"{settings.get('train.loss', '').removeprefix('@')}.temperature", "None")
-    default = 0.01 if run.model.query.normalize else 1.0
-    return None if is_learned else float(trained) if trained != "None" else default
+    with contextlib.suppress(ValueError):  # it was trained with none, or by a name
+        return float(settings.get(f"{settings.get('train.loss', '').removeprefix('@')}.temperature", ""))
+    return 0.01 if run.model.query.normalize else 1.0
 
 
 def analyse(
@@ -189,13 +190,15 @@ def make_gradients_of(model: Any, loss: LossFn, norms: Callable[[Params], Metric
         value, gradient = jax.value_and_grad(lambda params: loss(model.embed(params, pair))[0])(params)
         return jax.tree.map(jnp.add, total, gradient), value, norms(gradient)
 
+    norms_of_total = jax.jit(norms)
+
     def gradients_of(params: Params, pairs: Batch) -> tuple[Array, Metrics, Metrics]:
         total, found = jax.tree.map(jnp.zeros_like, params), []
         for row in range(len(pairs.query_id)):
             total, *of_pair = add(total, params, jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], pairs))
             found.append(of_pair)
         losses, of_pairs = jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(found))
-        return losses, of_pairs, {group: float(norm) / len(losses) for group, norm in jax.jit(norms)(total).items()}
+        return losses, of_pairs, {group: float(norm) / len(losses) for group, norm in norms_of_total(total).items()}
 
     return gradients_of
 

@@ -183,6 +183,8 @@ def test_a_sample_has_pairs_with_enough_negatives_of_every_kind_and_no_known_pos
     two = negative_analysis.sample(training_texts(stores), kinds, num_negatives=2, seed=3)
     assert two.pairs.tolist() == [[0, 0], [2, 4]]
     assert two.num_pairs == 2
+    three = negative_analysis.sample(training_texts(stores), {"long": kinds["long"]}, num_negatives=3)
+    assert three.pairs.tolist() == [[1, 2], [2, 4]]  # only two documents belong to other queries than qa
     assert one.kinds.keys() == {"in_batch", "random", "long", "short"}
     assert set(one.kinds["in_batch"][0].tolist()) == {2, 4, -1}
     assert np.isin(one.kinds["random"], [0, 1])[0].sum() == 0
@@ -220,6 +222,8 @@ def test_the_temperature_is_that_of_the_training_unless_another_is_given(tmp_pat
     (tmp_path / "config.gin").write_text("ance.temperature = 0.02\nsamtone.temperature = 0.05\ntrain.loss = @samtone\n")
     assert (of(), of(0.3)) == (0.05, 0.3)
     assert of(learned=0.07) is None
+    (tmp_path / "config.gin").write_text("samtone.temperature = %TAU\ntrain.loss = @samtone\n")
+    assert of() == 0.01
     for given, learned in ((0.3, 0.07), (-1.0, None)):
         with pytest.raises(InputError, match=f"the temperature {given} cannot be"):
             of(given, learned=learned)
