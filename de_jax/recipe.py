@@ -10,18 +10,17 @@ from typing import Any
 
 import gin
 import jax
-import numpy as np
 
 from de_jax import configurables
 from de_jax.data.training_set import TrainingSet
 from de_jax.interop.fine_tuning import InitFrom
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval.miner import Miner
-from de_jax.training import grad_norms, sharding, sharding_rules
+from de_jax.training import grad_norms, plan, sharding, sharding_rules
 from de_jax.training.chunked import ChunkedModel
 from de_jax.training.optimizer import OptimizerFn, Schedule, make_optimizer
 from de_jax.training.train_step import TrainStep, init_state, make_train_step
-from de_jax.types import Batch, InputError, LossFn, Params, TrainState
+from de_jax.types import InputError, LossFn, Params, TrainState
 
 FOLLOW_EVERY_STEPS = 10
 """A look at a folder is cheap, and a miner's work is fresh for a while only."""
@@ -142,34 +141,23 @@ class Recipe:
     def check(self) -> TrainState:
         """The shapes of the state, after a step was traced without computing anything: what is wrong here raises here."""
         state = jax.eval_shape(self.init)
-        num_rows = 8 * self.num_chunks
-        shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, np.int32)  # noqa: E731
-        ids, doc = shape(num_rows), shape(num_rows, *self._doc_shape())
-        batch = Batch(shape(num_rows, 8), doc, ids, ids, **self._mined_shapes(num_rows))
+        batch = plan.batch_shapes(8 * self.num_chunks, 8, 8, **self.texts_of_a_pair())
         try:
             jax.eval_shape(self.train_step(state.params), state, batch)
         except ValueError as error:
             raise InputError(str(error)) from error
         return state
 
-    def _doc_shape(self) -> tuple[int, ...]:
-        """A document of a batch: its tokens, or those of its passages."""
+    def texts_of_a_pair(self) -> dict[str, int]:
+        """What `plan.batch_shapes` wants to know of a pair's texts beside their lengths."""
+        data = lambda name: configurables.setting(self.data, name)  # noqa: E731
+        found: dict[str, int] = {}
         with contextlib.suppress(KeyError):  # a source of batches that knows no passages
-            if (most := configurables.setting(self.data, "max_passages")) > 1:
-                return most, 8
-        return (8,)
-
-    def _mined_shapes(self, num_rows: int) -> dict[str, Any]:
-        """The hard negatives of a batch as shapes, where the data will have some."""
-        shapes: dict[str, Any] = {}
-        with contextlib.suppress(KeyError):  # a source of batches that knows none
-            if configurables.setting(self.data, "negatives_dir"):
-                for name, ids in (("neg_docs", "neg_doc_ids"), ("neg_queries", "neg_query_ids")):
-                    if number := configurables.setting(self.data, f"num_{name}"):
-                        text = self._doc_shape() if name == "neg_docs" else (8,)
-                        shapes[name] = jax.ShapeDtypeStruct((num_rows, number, *text), np.int32)
-                        shapes[ids] = jax.ShapeDtypeStruct((num_rows, number), np.int32)
-        return shapes
+            found["max_passages"] = data("max_passages")
+        with contextlib.suppress(KeyError):  # or no hard negatives
+            if data("negatives_dir"):
+                found |= {name: data(name) for name in ("num_neg_docs", "num_neg_queries")}
+        return found
 
 
 def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -27,6 +27,7 @@ from de_jax.types import InputError
 GIB = 2**30
 SHAPE = {"batch_size": "batch_size", "query_length": "max_query_length", "doc_length": "max_doc_length"}
 """What a batch's shape is made of, and the recipe's names for it."""
+NEGATIVES = {"query": "num_neg_queries", "doc": "num_neg_docs"}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     if bad := [f"--{name} is {value}" for name, value in given.items() if value is not None and value < 1]:
         raise InputError(f"{bad[0]}; it must be at least 1.")
     shape = given | {name: given[name] or configurables.setting(recipe.data, setting) for name, setting in SHAPE.items()}
-    print(json.dumps(plan_run(recipe, topology, effort=args.effort, **shape)))
+    print(json.dumps(plan_run(recipe, topology, effort=args.effort, **shape, **recipe.texts_of_a_pair())))
 
 
 def plan_run(recipe: Recipe, topology: plan.Topology, *, effort: float, **shape: int | None) -> dict[str, Any]:
@@ -95,8 +96,11 @@ def _useful_flops(recipe: Recipe, shape: dict[str, int | None]) -> float:
     """Of the towers' products forward and backward, without anything that is computed twice; packed texts are of one length."""
     total, num_pairs = 0.0, shape["batch_size"]
     for side in ("query", "doc"):
+        number = num_pairs * (1 + shape.get(NEGATIVES[side], 0))
+        if side == "doc" and not shape["doc_rows"]:
+            number *= shape.get("max_passages", 1)
         length = shape[f"{side}_length"] * (shape[f"{side}_rows"] or num_pairs) / num_pairs
-        total += 3 * plan.forward_flops(getattr(recipe.model, side).encoder, np.full(num_pairs, length))
+        total += 3 * plan.forward_flops(getattr(recipe.model, side).encoder, np.full(number, length))
     return total
 
 

@@ -102,25 +102,50 @@ def open_topology(name: str) -> Topology:
 
 
 def batch_shapes(
-    batch_size: int, query_length: int, doc_length: int, query_rows: int | None = None, doc_rows: int | None = None
+    batch_size: int,
+    query_length: int,
+    doc_length: int,
+    query_rows: int | None = None,
+    doc_rows: int | None = None,
+    *,
+    num_neg_docs: int = 0,
+    num_neg_queries: int = 0,
+    max_passages: int = 1,
 ) -> Batch:
-    """The shapes of a batch without mined negatives.
+    """The shapes of a batch.
 
     Args:
         batch_size: pairs.
         query_length, doc_length: tokens of a row: of one text, padded, or of several, packed.
-        query_rows, doc_rows: how many rows the packed texts of a batch take; None for texts that are padded.
+        query_rows, doc_rows: how many rows the packed texts of a batch take, mined ones apart; None for texts that are padded.
+        num_neg_docs, num_neg_queries: mined for each pair, taken to be as long as its own.
+        max_passages: C, of a document.
     """
-    ids = jax.ShapeDtypeStruct((batch_size,), np.int32)
-    return Batch(_texts(batch_size, query_length, query_rows), _texts(batch_size, doc_length, doc_rows), ids, ids)
+    passages = (max_passages,) if max_passages > 1 else ()
+
+    def texts(length: int, num_rows: int | None, *own: int, times: int = 1) -> Any:
+        return _texts((batch_size, *own), length, num_rows and num_rows * times)
+
+    ids = _int32(batch_size)
+    mined: dict[str, Any] = {}
+    if num_neg_docs:
+        mined["neg_docs"] = texts(doc_length, doc_rows, num_neg_docs, *passages, times=num_neg_docs)
+        mined["neg_doc_ids"] = _int32(batch_size, num_neg_docs)
+    if num_neg_queries:
+        mined["neg_queries"] = texts(query_length, query_rows, num_neg_queries, times=num_neg_queries)
+        mined["neg_query_ids"] = _int32(batch_size, num_neg_queries)
+    return Batch(texts(query_length, query_rows), texts(doc_length, doc_rows, *passages), ids, ids, **mined)
 
 
-def _texts(num_texts: int, length: int, num_rows: int | None) -> Any:
-    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, np.int32)  # noqa: E731
+def _texts(shape: tuple[int, ...], length: int, num_rows: int | None) -> Any:
     if num_rows is None:
-        return shape(num_texts, length)
-    max_texts = math.ceil(2 * num_texts / num_rows)  # as `data.layout.packed` has it
-    return Packed(shape(num_rows, length), shape(num_rows, max_texts), shape(num_texts))
+        return _int32(*shape, length)
+    max_texts = math.ceil(2 * math.prod(shape) / num_rows)  # as `data.layout.packed` has it
+    return Packed(_int32(num_rows, length), _int32(num_rows, max_texts), _int32(*shape))
+
+
+def _int32(*sizes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, np.int32)
 
 
 def compile_for(mesh: Mesh, function: Any, *args: Any, effort: float = 0.0) -> Plan:
