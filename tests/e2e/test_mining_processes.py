@@ -11,13 +11,14 @@ import time
 import jax
 import numpy as np
 import pytest
-from test_processes import NEVER, TwoProcesses, assert_close
 from toy_run import arguments
+from two_processes import TwoProcesses, assert_close
 
 from de_jax import command, train
 from de_jax.data import negatives
 from de_jax.training.run import load_run
 
+NEVER = 100_000
 MINED = {
     "train__loss": "@ance",
     "train__miner": "@Miner()",
