@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from de_jax.retrieval import reuse
 from de_jax.retrieval.embedding_files import EmbeddingWriter
 from de_jax.retrieval.micro_batches import MicroBatch, Store, plan
 from de_jax.training import sharding
@@ -82,6 +83,7 @@ def encode_to_dir(
     tokens_per_batch: int | None = None,
     length_multiple: int | None = None,
     texts_per_shard: int = 32768,
+    known: tuple[reuse.Known, np.ndarray] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Writes a store's embeddings to a folder, shard by shard; the same call after a kill continues and ends byte-equal.
@@ -96,6 +98,7 @@ def encode_to_dir(
         max_length: tokens, special ones included.
         model_hash: tells this tower from every other, as `model_hash(run, "doc")` does.
         texts_per_shard: texts between two points from which a killed run continues.
+        known: embeddings by the same tower, and the hash of each text of the store; such texts are copied from there.
         tokens_per_batch, length_multiple, progress: as for `encode`.
 
     Raises:
@@ -121,7 +124,19 @@ def encode_to_dir(
         progress(writer.num_done)
     for start in range(writer.num_done, store.num_texts, texts_per_shard):
         rows = np.arange(start, min(start + texts_per_shard, store.num_texts))
-        writer.append(encode(encode_fn, store, max_length=max_length, rows=rows, progress=progress, **_encode_options(batching)))
+        there = known[0].find(known[1][rows]) if known else np.full(len(rows), -1)
+        is_new, options = there < 0, _encode_options(batching)
+        if is_new.any():
+            encoded = encode(encode_fn, store, max_length=max_length, rows=rows[is_new], progress=progress, **options)
+        elif known:
+            encoded = known[0].embeddings[:0]
+        block = np.empty((len(rows), encoded.shape[1]), np.float32)
+        block[is_new] = encoded
+        if known:
+            block[~is_new] = known[0].embeddings[there[~is_new]]
+            if progress:
+                progress(int(np.count_nonzero(~is_new)))
+        writer.append(block)
     writer.finish(store.ids)
 
 
@@ -146,13 +161,16 @@ def docs_to_dir(run: Run, store: Store, out_dir: str | Path, **options: Any) -> 
 def cached_docs(run: Run, store: Store, name: str, *, max_length: int | None = None, progress: Progress | None = None) -> Path:
     """The folder of the document embeddings, kept under `<run_dir>/embeddings/<name>` by model, texts and length.
 
-    Equal texts that were encoded under another name are found there.
+    An equal corpus that was encoded under another name is found there. Of a corpus that has changed only new texts are encoded.
     """
-    max_length = max_length or run.max_doc_length
-    key = hashlib.sha256(f"{model_hash(run, 'doc')} {store.content_hash} {max_length}".encode()).hexdigest()[:16]
+    max_length, model = max_length or run.max_doc_length, model_hash(run, "doc")
+    key = hashlib.sha256(f"{model} {store.content_hash} {max_length}".encode()).hexdigest()[:16]
     folder = run.run_dir / "embeddings"
     out_dir = next(folder.glob(f"*/step_*-{key}"), folder / name / f"step_{run.step}-{key}")
-    docs_to_dir(run, store, out_dir, max_length=max_length, progress=progress)
+    if not (out_dir / "manifest.json").exists():
+        hashes, before = reuse.text_hashes(store, max_length), reuse.find(folder, model=model, max_length=max_length)
+        docs_to_dir(run, store, out_dir, max_length=max_length, known=(before, hashes) if before else None, progress=progress)
+        reuse.keep(out_dir, hashes)
     return out_dir
 
 

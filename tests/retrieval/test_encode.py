@@ -10,6 +10,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig, segments_of
 from de_jax.retrieval import encode as encode_
+from de_jax.retrieval import reuse
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.encode import encode, encode_to_dir
 from de_jax.retrieval.micro_batches import plan
@@ -282,3 +283,44 @@ def test_a_run_in_training_encodes_on_its_own_mesh():
     whole, split = small_run(), small_run(sharding.make_mesh(2, 2, 2))
     assert split.params["shared"]["embedder"]["embedding"].addressable_shards[0].data.shape == (24, 16)
     np.testing.assert_allclose(encode_.queries(split, store), encode_.queries(whole, store), atol=1e-6)
+
+
+def test_of_a_corpus_that_changed_only_new_texts_are_encoded(tmp_path):
+    run = small_run()._replace(run_dir=tmp_path)
+    store, counts = make_store(num_texts=40), []
+    before = open_embeddings(encode_.cached_docs(run, store, "corpus"))[1]
+    texts = [store.texts[7], [5, 6, 7], *store.texts[20:], [8] * 70]
+    changed = ListStore(texts, content_hash="changed")
+    encoded = []
+    encode_rows = encode_.encode
+
+    def counting(encode_fn, store, *, rows, **options):
+        encoded.append(len(rows))
+        return encode_rows(encode_fn, store, rows=rows, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(encode_, "encode", counting)
+        after = open_embeddings(encode_.cached_docs(run, changed, "corpus", progress=counts.append))[1]
+        assert encoded == [2]
+        assert sum(counts) == len(texts)
+        encode_.cached_docs(run, ListStore(store.texts[:9], "part"), "corpus")
+        assert encoded == [2]  # nothing is new
+        encode_.cached_docs(run, ListStore(store.texts[:9], "part"), "corpus", max_length=8)
+        assert encoded == [2, 9]  # cut elsewhere, they are other texts
+    np.testing.assert_array_equal(after[[0, *range(2, 22)]], before[[7, *range(20, 40)]])
+    np.testing.assert_allclose(after, encode_.docs(run, changed), atol=1e-6)
+
+
+def test_texts_that_differ_in_one_token_its_place_or_what_is_cut_off_have_other_hashes():
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(1, 30000, 60).tolist() for _ in range(2000)]
+    changed = [text.copy() for text in texts]
+    for number, text in enumerate(changed):
+        place = number % 59
+        text[place : place + 2] = text[place : place + 2][::-1] if number % 2 else [text[place] + 1, text[place + 1]]
+    hashes = reuse.text_hashes(ListStore(texts + changed), 64)
+    distinct = {tuple(text) for text in texts + changed}
+    assert len(np.unique(hashes)) == len(distinct) > 3900
+    np.testing.assert_array_equal(
+        reuse.text_hashes(ListStore(texts[:50]), 20), reuse.text_hashes(ListStore([t[:20] for t in texts[:50]]), 64)
+    )

@@ -1,0 +1,122 @@
+"""How old may negatives be? Trains ANCE with several refresh intervals and learning rates, mined by the run itself and beside it.
+
+python -m benchmarks.async_gap --model=runs/minilm --dataset_dir=data/beir/nfcorpus --learning_rates 1e-5 5e-5 --refresh 10 40
+
+Every run is a plain `de-jax train` with recipes/ance_firstp.gin, printed to stderr so that it can be repeated by hand; those whose
+refresh is "beside" have a `de-jax mine` as a second process, which on one machine takes its share of it. One JSON line a run: the
+dev scores and the loss by update, the negatives' age, and how many generations there were. The picture is figure 9 of the ANCE
+paper (Xiong et al. 2021) for this data. What is finished is not done again. Nothing is looked at on a test split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from de_jax import command
+from de_jax.data import negatives
+from de_jax.evaluation import plots
+from de_jax.training import run_log
+from de_jax.training.run import CHECKPOINTS_DIR, complete_steps
+
+BESIDE = "beside"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    curves = {}
+    for rate, refresh in itertools.product(args.learning_rates, args.refresh):
+        run_dir = args.out_dir / f"{Path(args.dataset_dir).name}-{rate:g}-{refresh}"
+        if args.num_steps not in complete_steps(run_dir / CHECKPOINTS_DIR):
+            _train(run_dir, rate, refresh, args)
+        lines = run_log.read_metrics(run_dir / run_log.METRICS_FILE)
+        report = {name: _curve(lines, name) for name in ("dev/ndcg@10", "loss", "negatives/staleness")}
+        generations = len(negatives.numbers(run_dir / "negatives"))
+        print(json.dumps({"learning_rate": rate, "refresh": refresh, "num_generations": generations, **report}), flush=True)
+        curves[f"{rate:g}, {_words(refresh)}"] = report["dev/ndcg@10"]
+    _draw(curves, args.out_dir / "async_gap.png", Path(args.dataset_dir).name)
+
+
+def _train(run_dir: Path, rate: float, refresh: str, args: argparse.Namespace) -> None:
+    settings = {
+        "MODEL": args.model,
+        "beir_pairs.dataset_dir": args.dataset_dir,
+        "beir_pairs.dev_split": "dev",
+        "beir_pairs.batch_size": args.batch_size,
+        "beir_pairs.max_query_length": args.max_query_length,
+        "beir_pairs.max_doc_length": args.max_doc_length,
+        "train.optimizer": "@adamw",
+        "train.learning_rate": rate,
+        "linear.end": rate,  # a falling rate would hide what old negatives do
+        "linear.warmup_steps": 0,
+        "train.num_steps": args.num_steps,
+        "train.mine_every_steps": None if refresh == BESIDE else int(refresh),
+        "train.save_every_steps": args.save_every_steps,
+        "train.evaluate_every_steps": args.evaluate_every_steps,
+        "train.log_every_steps": args.evaluate_every_steps,
+    }
+    arguments = ["--gin_file=recipes/ance_firstp.gin", f"--run_dir={run_dir}"]
+    arguments += [f"--gin.{name}={value}" for name, value in settings.items()]
+    with _miner(arguments) if refresh == BESIDE else contextlib.nullcontext():
+        line = [sys.executable, "-m", "de_jax.train", *arguments]
+        print(shlex.join(line), file=sys.stderr, flush=True)
+        subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
+
+
+@contextlib.contextmanager
+def _miner(arguments: list[str]) -> Iterator[None]:
+    """The second process, as long as the run needs it."""
+    line = [sys.executable, "-m", "de_jax.mine", *arguments, "--poll_seconds=0.5"]
+    print(shlex.join(line), file=sys.stderr, flush=True)
+    miner = subprocess.Popen(line, stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        miner.kill()
+        miner.wait()
+
+
+def _curve(lines: list[dict[str, Any]], name: str) -> list[list[float]]:
+    return [[line["step"], line[name]] for line in lines if name in line]
+
+
+def _words(refresh: str) -> str:
+    return "mined beside" if refresh == BESIDE else f"every {refresh}"
+
+
+def _draw(curves: dict[str, list[list[float]]], out_png: Path, name: str) -> None:
+    with plots.new_figure(out_png, figsize=(7.0, 4.5)) as figure:
+        axis = figure.add_subplot()
+        for label, curve in curves.items():
+            axis.plot(*zip(*curve, strict=True), marker="o", markersize=3, label=label)
+        axis.set(xlabel="updates", ylabel="nDCG@10 on dev", title=f"{name}: learning rate, refresh of the negatives")
+        axis.legend(fontsize=8)
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="what recipes/fine_tune.gin takes as its MODEL")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder with a dev split")
+    parser.add_argument("--learning_rates", nargs="+", type=float, default=[1e-5, 5e-5])
+    parser.add_argument("--refresh", nargs="+", default=["10", "40", BESIDE], help="updates between two minings, or 'beside'")
+    parser.add_argument("--num_steps", type=int, default=80)
+    parser.add_argument("--evaluate_every_steps", type=int, default=10)
+    parser.add_argument("--save_every_steps", type=int, default=10, help="what a miner beside the run can follow")
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--max_query_length", type=int, default=32, help="tokens")
+    parser.add_argument("--max_doc_length", type=int, default=64, help="tokens")
+    parser.add_argument("--out_dir", type=Path, default=Path("runs/async_gap"), help="gets a run folder each, and the picture")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
