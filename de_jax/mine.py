@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import files
-from de_jax.data.negatives import Generation
+from de_jax.data import negatives
+from de_jax.data.negatives import Generation, MinedNegatives
 from de_jax.data.training_set import DevSet, TrainingSet
 from de_jax.evaluation import metrics
 from de_jax.recipe import Recipe, parse_with_settings, read_recipe
@@ -59,8 +59,9 @@ def mine(recipe: Recipe, run_dir: Path, *, once: bool = False, poll_seconds: flo
     data = recipe.data(host_index=0, num_hosts=1, row_multiple=1, run_dir=str(run_dir))
     if data.mined is None:
         raise InputError(f"generations have no folder to go to; set {recipe.data.__name__}.negatives_dir.")
+    if not once:
+        _wait_for_first(data.mined, run_dir, poll_seconds)
     with only_miner(data.mined):
-        files.remove_leftovers(data.mined.negatives_dir)
         last = max(mined_steps(data.mined), default=-1)
         steps = iter([_newest_step(run_dir)]) if once else _new_steps(run_dir, last, recipe.num_steps, poll_seconds)
         for step in steps:
@@ -92,6 +93,16 @@ def main(argv: list[str] | None = None) -> None:
         print(
             json.dumps({"generation_dir": str(generation.folder)} | {name: generation.manifest[name] for name in said}), flush=True
         )
+
+
+def _wait_for_first(mined: MinedNegatives, run_dir: Path, poll_seconds: float) -> None:
+    """Leaves the folder to the run until it has its first generation, which it mines itself where there is none."""
+    is_told = False
+    while not negatives.numbers(mined.negatives_dir):
+        if not is_told:
+            print(f"waiting for the run in {run_dir} to begin", file=sys.stderr, flush=True)
+            is_told = True
+        time.sleep(poll_seconds)
 
 
 def _newest_step(run_dir: Path) -> int:

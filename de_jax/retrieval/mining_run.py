@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from de_jax.data import files, negatives
 from de_jax.data.negatives import Generation, MinedNegatives
@@ -93,9 +93,16 @@ class MineNegatives:
         return None
 
 
-def only_miner(mined: MinedNegatives) -> contextlib.AbstractContextManager[None]:
-    """Holds the folder of negatives for one miner; raises InputError where another one has it."""
-    return files.only_one(mined.negatives_dir / ".miner.lock", f"mining into {mined.negatives_dir}")
+@contextlib.contextmanager
+def only_miner(mined: MinedNegatives) -> Iterator[None]:
+    """Holds the folder of negatives for one miner, and clears away what a killed one left.
+
+    Raises:
+        InputError: another miner is at work there.
+    """
+    with files.only_one(mined.negatives_dir / ".miner.lock", f"mining into {mined.negatives_dir}"):
+        files.remove_leftovers(mined.negatives_dir)
+        yield
 
 
 def mined_steps(mined: MinedNegatives) -> set[int]:

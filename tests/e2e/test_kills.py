@@ -103,3 +103,38 @@ def test_encoding_killed_again_and_again_ends_byte_equal(finished_run, tmp_path)
     for other in others:
         assert other == whole
     assert load_run(finished_run).step == 30
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_run_that_mines_itself_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path):
+    run_dirs = [tmp_path / str(number) for number in range(NUM_KILLS)]
+    changes = {
+        "train__loss": "@ance",
+        "train__miner": "@Miner()",
+        "train__mine_every_steps": 20,
+        "train__num_steps": 100,
+        "train__save_every_steps": 4,
+        "train__log_every_steps": 3,
+        "train__evaluate_every_steps": 50,
+        "beir_pairs__negatives_dir": "{run_dir}/negatives",
+        "beir_pairs__num_neg_docs": 2,
+        "Miner__last_rank": 20,
+        "ance__temperature": 0.05,
+    }
+    argv = [arguments(dataset_dir, run_dir, recipe="recipes/sde.gin", **changes) for run_dir in run_dirs]
+    argv = [[one for one in list_ if not one.startswith("--gin.samtone")] for list_ in argv]
+    finished = killed("de_jax.train", argv, [run_dir / "negatives" / "*" for run_dir in run_dirs])
+    whole, *others = run_dirs[:finished]
+    assert others
+    switches = (whole / "switches.jsonl").read_text()
+    assert len(switches.splitlines()) == 5
+    for run_dir in others:
+        (step, found), (expected_step, expected) = state(run_dir / "checkpoints"), state(whole / "checkpoints")
+        assert step == expected_step
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        assert (run_dir / "switches.jsonl").read_text() == switches
+        assert curve(run_dir) == curve(whole)
+        assert names(run_dir) == names(whole)
+        for part in (whole / "negatives").glob("*/part-*"):
+            assert (run_dir / "negatives" / part.parent.name / part.name).read_bytes() == part.read_bytes()

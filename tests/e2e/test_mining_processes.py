@@ -14,9 +14,9 @@ import pytest
 from toy_run import arguments
 from two_processes import TwoProcesses, assert_close
 
-from de_jax import command, train
+from de_jax import command
 from de_jax.data import negatives
-from de_jax.training.run import load_run
+from de_jax.training.run import complete_steps, load_run
 
 NEVER = 100_000
 MINED = {
@@ -54,6 +54,10 @@ def num_switches(run_dir):
     return len(negatives.read_switches(path)) if path.exists() else 0
 
 
+def newest_step(run_dir):
+    return max(complete_steps(run_dir / "checkpoints"), default=0)
+
+
 def wait_until(condition, *processes):
     deadline = time.monotonic() + 600
     while not condition():
@@ -68,9 +72,10 @@ def repeat(dataset_dir, run_dir, again_dir, step, **changes):
     again_dir.mkdir()
     shutil.copytree(run_dir / "negatives", again_dir / "negatives")
     shutil.copy(run_dir / "switches.jsonl", again_dir)
-    static = {"train__miner": None, "train__follow_every_steps": None, "train__num_steps": step, "Miner__last_rank": None}
+    static = {"train__miner": None, "train__follow_every_steps": None, "train__num_steps": step, "train__save_every_steps": NEVER}
     given = settings(dataset_dir, again_dir, **static, **changes)
-    train.main([one for one in given if "Miner" not in one])
+    again = start("de_jax.train", [one for one in given if "Miner" not in one])  # with as many devices as the first had
+    assert again.wait() == 0, again.communicate()
 
 
 @pytest.mark.slow
@@ -92,7 +97,8 @@ def test_trainer_and_miner_killed_at_random_give_the_run_that_its_switches_descr
     wait_until(lambda: num_switches(run_dir) > NUM_SWITCHES, *both.values())
     both["de_jax.mine"].kill()  # the run goes on without its miner, until it is asked to stop
     both["de_jax.mine"].wait()
-    time.sleep(1)
+    last = max(negatives.read_switches(run_dir / "switches.jsonl")[-1].step, newest_step(run_dir))
+    wait_until(lambda: newest_step(run_dir) > last, both["de_jax.train"])
     both["de_jax.train"].send_signal(signal.SIGTERM)
     output, errors = both["de_jax.train"].communicate()
     assert both["de_jax.train"].returncode == command.EXIT_STOPPED, errors
