@@ -250,6 +250,8 @@ def _check_negatives(recipe: Recipe, data: TrainingSet) -> None:
             f"the recipe has a miner, but its negatives have no folder; set {recipe.data.__name__}.negatives_dir, such as "
             "{run_dir}/negatives."
         )
+    if recipe.miner and recipe.miner.num_neg_queries and data.max_passages > 1:
+        raise InputError("mined queries are for documents of one passage; set max_passages to 1, or Miner.num_neg_queries to 0.")
     if recipe.miner:
         recipe.miner.index_builder()
     elif data.mined:

@@ -217,6 +217,12 @@ def test_what_cannot_be_mined_beside_a_run_is_refused(dataset_dir, tmp_path, cha
         next(mine.mine(recipe_of(settings(dataset_dir, tmp_path / "run", BESIDE, **changes)), tmp_path / "run"))
 
 
+def test_mined_queries_for_documents_of_several_passages_are_refused_before_anything_is_written(dataset_dir, tmp_path):
+    with pytest.raises(InputError, match="mined queries are for documents of one passage"):
+        train.main(settings(dataset_dir, tmp_path / "run", COLOCATED, beir_pairs__max_passages=2))
+    assert not (tmp_path / "run").exists()
+
+
 def test_mining_once_needs_a_checkpoint(dataset_dir, tmp_path):
     recipe = recipe_of(settings(dataset_dir, tmp_path / "run", BESIDE))
     with pytest.raises(InputError, match="has no checkpoint to mine by"):

@@ -204,6 +204,12 @@ def test_a_folder_that_exists_is_left_alone(tmp_path, vocabularies, format):
         export(make_run(tmp_path, vocabularies, "t5"), tmp_path / "out", format)
 
 
+def test_a_run_of_several_passages_a_document_says_that_its_reader_must_cut_them(tmp_path, vocabularies):
+    run = make_run(tmp_path, vocabularies, "t5")._replace(max_passages=3)
+    (note,) = export(run, tmp_path / "out", "safetensors")
+    assert note.startswith("documents were trained as up to 3 passages of 40 tokens")
+
+
 def test_an_export_that_fails_leaves_nothing(tmp_path, vocabularies):
     with pytest.raises(InputError, match="T5 towers"):
         export(make_run(tmp_path, vocabularies, "bert"), tmp_path / "out", "t5x")
