@@ -13,7 +13,7 @@ import jax
 
 from de_jax import configurables
 from de_jax.data.training_set import TrainingSet
-from de_jax.interop.fine_tuning import InitFrom
+from de_jax.interop.fine_tuning import InitFrom, Layers
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval.miner import Miner
 from de_jax.training import grad_norms, plan, sharding, sharding_rules
@@ -47,6 +47,7 @@ class Recipe:
         init_from: a run or a pretrained model whose parameters are the first ones here (PAIR's second stage), as
             `interop.checkpoints.read` knows them; or {"query": one, "doc": another}.
         init_new: patterns of parameters that start fresh although there is an `init_from`.
+        init_layers: for a tower of fewer layers than its source has, which of them it starts from, such as {"query": (0, 6)}.
         seed: of the initial parameters and of dropout.
         grad_norm_groups: logs the norm of the gradient before clipping by group, see `grad_norms`: "thirds", or a pattern over
             parameter paths by name, such as {"bottom": ".*/layers_[0-3]/.*"}; None logs that of the whole only.
@@ -79,6 +80,7 @@ class Recipe:
         frozen: Sequence[str] = (),
         init_from: InitFrom | None = None,
         init_new: Sequence[str] = (),
+        init_layers: Layers | None = None,
         seed: int = 0,
         grad_norm_groups: Mapping[str, str] | str | None = None,
         log_every_steps: int = 50,
@@ -104,7 +106,7 @@ class Recipe:
         self.num_chunks, self.sharding_rules = num_chunks, sharding_rules
         self.schedule = schedule(peak=learning_rate, num_steps=num_steps)
         self.num_steps, self.seed, self.grad_norm_groups = num_steps, seed, grad_norm_groups
-        self.init_from, self.init_new = init_from, init_new
+        self.init_from, self.init_new, self.init_layers = init_from, init_new, init_layers
         self.make_tx = functools.partial(
             make_optimizer,
             optimizer,

@@ -131,7 +131,8 @@ def _first_state(recipe: Recipe, like: TrainState, checkpoints: Checkpoints) -> 
         state = jax.jit(recipe.init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))()
         if not recipe.init_from:
             return state
-        return state._replace(params=initial_params(recipe.init_from, state.params, new=recipe.init_new))
+        params = initial_params(recipe.init_from, state.params, new=recipe.init_new, layers=recipe.init_layers)
+        return state._replace(params=params)
     if latest > recipe.num_steps:
         raise InputError(f"the run is at step {latest} already, past train.num_steps = {recipe.num_steps}; raise it.")
     return checkpoints.restore(latest, like)

@@ -41,8 +41,8 @@ def export(run: Run, out_dir: str | Path, format: str) -> list[str]:
         notes.append(DROPPED)
     if run.max_passages > 1:
         notes.append(
-            f"documents were trained as up to {run.max_passages} passages of {run.max_doc_length} tokens, the best of which counts; "
-            "what reads this embeds one text, so cut documents before it and rank them by their best passage"
+            f"documents were trained as up to {run.max_passages} passages of {run.max_doc_length} tokens; the best one counts; "
+            "what reads this embeds one text, so cut documents before and rank them by their best passage"
         )
     with atomic_dir(out_dir) as temporary:
         FORMATS[format](temporary, run)

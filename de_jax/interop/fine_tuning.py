@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,9 @@ from de_jax.types import InputError, Params
 
 TOWERS = ("query", "doc")
 InitFrom = str | Mapping[str, str]
+Layers = Mapping[str, Sequence[int]]
+"""By tower, the layer of the source that each of its own layers starts from."""
+_LAYER = re.compile(r"encoder/layers_(\d+)(/.*)")
 
 
 class Place(NamedTuple):
@@ -33,6 +37,7 @@ def pretrained_tower(
     tower: str = "query",
     normalize: bool | None = None,
     dtype: str | None = None,
+    num_layers: int | None = None,
     dropout_rate: float | None = None,
     remat: str | None = None,
     scan_layers: bool | None = None,
@@ -43,10 +48,11 @@ def pretrained_tower(
         source: a folder, or a name of the Hugging Face hub.
         tower: which of its towers, "query" or "doc".
         normalize: whether embeddings have length 1; None as the model has it.
+        num_layers: of the encoder, fewer than the model has; `train.init_layers` says which ones.
         dtype, dropout_rate, remat, scan_layers: of the encoder, where they should differ from the model's.
     """
     config: TowerConfig = getattr(_sizes(source).model, _checked(tower))
-    given = {"dtype": dtype, "dropout_rate": dropout_rate, "remat": remat, "scan_layers": scan_layers}
+    given = {"num_layers": num_layers, "dtype": dtype, "dropout_rate": dropout_rate, "remat": remat, "scan_layers": scan_layers}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     encoder = dataclasses.replace(config.encoder, **changes)  # type: ignore[type-var]
     return dataclasses.replace(config, encoder=encoder, normalize=config.normalize if normalize is None else normalize)
@@ -62,7 +68,7 @@ def pretrained_tokenizer(*, source: str = "", tower: str = "query") -> Tokenizer
     return tokenizer
 
 
-def initial_params(init_from: InitFrom, fresh: Params, *, new: Sequence[str] = ()) -> Params:
+def initial_params(init_from: InitFrom, fresh: Params, *, new: Sequence[str] = (), layers: Layers | None = None) -> Params:
     """`fresh` with the values of pretrained towers, each placed as its counterpart was.
 
     A part takes its values from the same part of the same tower, whether it is shared here or there. All names and shapes are
@@ -72,6 +78,7 @@ def initial_params(init_from: InitFrom, fresh: Params, *, new: Sequence[str] = (
         init_from: a source for both towers, or {"query": source, "doc": source}; a tower without one stays fresh.
         fresh: all parameters, on a mesh.
         new: patterns of the parameters that stay fresh whatever the source holds.
+        layers: for a tower that is cut from a deeper one, such as {"query": (0, 6)}; the source's other layers are left out.
 
     Raises:
         InputError: a parameter without a value, a value without a parameter, or one of another shape.
@@ -79,21 +86,46 @@ def initial_params(init_from: InitFrom, fresh: Params, *, new: Sequence[str] = (
     paths.check_patterns("train.init_new", new, fresh)
     sources = dict.fromkeys(TOWERS, init_from) if isinstance(init_from, str) else {_checked(t): s for t, s in init_from.items()}
     sizes = {source: _sizes(source) for source in sources.values()}
-    places = _places(fresh, sources, sizes)
+    layers = {_checked(tower): tuple(chosen) for tower, chosen in (layers or {}).items()}
+    _check_layers(fresh, layers)
+    places = _places(fresh, sources, sizes, layers)
     kept = {path: place for path, place in places.items() if not paths.matches(new, path)}
-    _check_complete(fresh, sources, sizes, places, kept, new)
+    _check_complete(fresh, sources, sizes, places, kept, new, layers)
     found = {source: _placed_params(source, sizes[source].params, fresh, kept) for source in set(sources.values())}
     return paths.map_with_path(lambda path, leaf: found[kept[path].source][kept[path].path] if path in kept else leaf, fresh)
 
 
-def _places(fresh: Params, sources: Mapping[str, str], sizes: Mapping[str, Pretrained]) -> dict[str, Place]:
+def _check_layers(fresh: Params, layers: Layers) -> None:
+    for tower, chosen in layers.items():
+        found = (_LAYER.fullmatch(path.removeprefix(f"{tower}/")) for path in paths.all_paths({tower: fresh.get(tower, {})}))
+        if len(chosen) != (number := len({match[1] for match in found if match})):
+            raise InputError(
+                f"train.init_layers names {len(chosen)} layers for the {tower} tower, which has {number}; name one for each."
+            )
+
+
+def _layer_of_source(rest: str, chosen: Sequence[int] | None) -> str:
+    """A path within a tower as the source has it."""
+    match = _LAYER.fullmatch(rest)
+    return f"encoder/layers_{chosen[int(match[1])]}{match[2]}" if match and chosen is not None else rest
+
+
+def _is_left_out(rest: str, chosen: Sequence[int] | None) -> bool:
+    """Whether a path of a source belongs to a layer that was not chosen."""
+    match = _LAYER.fullmatch(rest)
+    return bool(match) and chosen is not None and int(match[1]) not in chosen  # type: ignore[index]
+
+
+def _places(fresh: Params, sources: Mapping[str, str], sizes: Mapping[str, Pretrained], layers: Layers) -> dict[str, Place]:
     """The place of every parameter that a source has."""
     there = {source: set(paths.all_paths(pretrained.params)) for source, pretrained in sizes.items()}
     places = {}
     for path in paths.all_paths(fresh):
         owner, _, rest = path.partition("/")
         towers = [tower for tower in sources if owner in (tower, "shared")]
-        candidates = {Place(sources[t], f"{side}/{rest}") for t in towers for side in (t, "shared")}
+        candidates = {
+            Place(sources[t], f"{side}/{_layer_of_source(rest, layers.get(t))}") for t in towers for side in (t, "shared")
+        }
         found = sorted(place for place in candidates if place.path in there[place.source])
         if len(found) > 1:
             raise InputError(
@@ -112,6 +144,7 @@ def _check_complete(
     places: Mapping[str, Place],
     kept: Mapping[str, Place],
     new: Sequence[str],
+    layers: Layers,
 ) -> None:
     wanted = [
         path for path in paths.all_paths(fresh) if path.split("/")[0] in (*sources, "shared") and not paths.matches(new, path)
@@ -126,8 +159,9 @@ def _check_complete(
     used = set(places.values())
     for tower, source in sources.items():
         for path in paths.all_paths(sizes[source].params):
-            owner, part = path.split("/")[:2]
-            if part in PARTS and owner in (tower, "shared") and Place(source, path) not in used:
+            owner, _, rest = path.partition("/")
+            is_ours = rest.split("/")[0] in PARTS and owner in (tower, "shared")
+            if is_ours and Place(source, path) not in used and not _is_left_out(rest, layers.get(tower)):
                 raise InputError(
                     f"{source} holds {path}, which this model has no place for; give its {tower} tower the same parts."
                 )
