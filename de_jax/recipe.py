@@ -18,8 +18,9 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval.miner import Miner
 from de_jax.training import grad_norms, plan, sharding, sharding_rules
 from de_jax.training.chunked import ChunkedModel
+from de_jax.training.frozen import FrozenModel
 from de_jax.training.optimizer import OptimizerFn, Schedule, make_optimizer
-from de_jax.training.train_step import TrainStep, init_state, make_train_step
+from de_jax.training.train_step import Model, TrainStep, init_state, make_train_step
 from de_jax.types import InputError, LossFn, Params, TrainState
 
 FOLLOW_EVERY_STEPS = 10
@@ -43,7 +44,7 @@ class Recipe:
         num_chunks: how many pieces the towers take a batch in, to save memory; the loss sees all of it.
         clip_norm: largest global gradient norm; None for no limit.
         learning_rate_factors: factor by pattern over parameter paths, such as {"shared/projection/.*": 10.0}.
-        frozen: patterns of parameters that keep their values.
+        frozen: patterns of parameters that keep their values; a tower that is frozen as a whole runs without dropout.
         init_from: a run or a pretrained model whose parameters are the first ones here (PAIR's second stage), as
             `interop.checkpoints.read` knows them; or {"query": one, "doc": another}.
         init_new: patterns of parameters that start fresh although there is an `init_from`.
@@ -102,7 +103,9 @@ class Recipe:
             if not callable(value):
                 raise InputError(f"train.{name} is {value!r}; it must be a reference such as @{value}, without parentheses.")
         self.model, self.loss, self.data, self.mesh = model, loss, data, mesh
-        self.trained = ChunkedModel(model, num_chunks) if num_chunks > 1 else model
+        self.trained: Model = ChunkedModel(model, num_chunks) if num_chunks > 1 else model
+        if frozen:
+            self.trained = FrozenModel(self.trained, tuple(frozen))
         self.num_chunks, self.sharding_rules = num_chunks, sharding_rules
         self.schedule = schedule(peak=learning_rate, num_steps=num_steps)
         self.num_steps, self.seed, self.grad_norm_groups = num_steps, seed, grad_norm_groups

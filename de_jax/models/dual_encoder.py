@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -87,7 +87,13 @@ class DualEncoder:
         return Tower(config).apply({"params": parts}, tokens, rng is None, lengths, rngs=rngs)  # type: ignore[return-value]
 
     def embed(
-        self, params: Params, batch: Batch, rng: Array | None = None, *, wrap: Callable[[Any], Any] = lambda encode: encode
+        self,
+        params: Params,
+        batch: Batch,
+        rng: Array | None = None,
+        *,
+        wrap: Callable[[Any], Any] = lambda encode: encode,
+        without_dropout: Collection[str] = (),
     ) -> Embeddings:
         """The whole batch through both towers: [B, D] queries and documents, [B, N, D] and [B, M, D] mined negatives.
 
@@ -101,8 +107,12 @@ class DualEncoder:
             rng: turns dropout on.
             wrap: applied to both encode functions, `training.chunked.chunked` for example; they take
                 (params, tokens [b, L], rng, lengths [b, S] or None) and give [b, S, D].
+            without_dropout: towers ("query", "doc") that run without it whatever `rng` is.
         """
         rngs = [None] * 4 if rng is None else list(jax.random.split(rng, 4))
+        rngs = [
+            None if tower in without_dropout else own for tower, own in zip(("query", "doc", "doc", "query"), rngs, strict=True)
+        ]
         encode_query, encode_doc = (wrap(functools.partial(self.encode_rows, tower)) for tower in ("query", "doc"))
         query = _encode_texts(encode_query, params, batch.query, rngs[0])
 

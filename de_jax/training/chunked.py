@@ -57,6 +57,6 @@ class ChunkedModel:
         """The model's fresh parameters."""
         return self.model.init(rng)
 
-    def embed(self, params: Params, batch: Batch, rng: Array | None = None) -> Embeddings:
-        """The model's embeddings of the whole batch."""
-        return self.model.embed(params, batch, rng, wrap=functools.partial(chunked, num_chunks=self.num_chunks))
+    def embed(self, params: Params, batch: Batch, rng: Array | None = None, **options: Any) -> Embeddings:
+        """The model's embeddings of the whole batch; `options` are the model's own."""
+        return self.model.embed(params, batch, rng, wrap=functools.partial(chunked, num_chunks=self.num_chunks), **options)

@@ -1,0 +1,81 @@
+"""A frozen tower is a constant: no dropout, no gradient, not one bit of its parameters."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from de_jax.losses.in_batch import in_batch_softmax
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import TowerConfig
+from de_jax.training.chunked import ChunkedModel
+from de_jax.training.frozen import FrozenModel
+from de_jax.training.optimizer import adamw, make_optimizer
+from de_jax.training.train_step import init_state, make_train_step
+from de_jax.types import Batch
+
+TOWER = TowerConfig(
+    T5Config(vocab_size=32, model_dim=8, num_layers=1, num_heads=2, head_dim=4, mlp_dim=8, dtype="float32", dropout_rate=0.5),
+    projection_dim=8,
+)
+MODEL = DualEncoder(TOWER, TOWER, shared=("projection",))
+FROZEN = ("doc/.*",)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return MODEL.init(jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def batch():
+    tokens = np.random.default_rng(0).integers(1, 32, (2, 4, 6)).astype(np.int32)
+    return Batch(*tokens, np.arange(4, dtype=np.int32), np.arange(4, dtype=np.int32))
+
+
+@pytest.mark.parametrize("inner", [MODEL, ChunkedModel(MODEL, 2)], ids=["whole", "chunked"])
+def test_a_tower_frozen_as_a_whole_has_no_dropout_and_the_other_has(params, batch, inner):
+    model = FrozenModel(inner, FROZEN)
+    first, second = (model.embed(params, batch, jax.random.key(seed)) for seed in (1, 2))
+    np.testing.assert_array_equal(first.doc, second.doc)
+    np.testing.assert_allclose(first.doc, MODEL.encode_doc(params, batch.doc), atol=1e-6)
+    assert np.abs(np.asarray(first.query - second.query)).max() > 0.01
+
+
+def test_a_tower_frozen_in_part_keeps_its_dropout(params, batch):
+    model = FrozenModel(MODEL, ("doc/encoder/.*",))
+    first, second = (model.embed(params, batch, jax.random.key(seed)) for seed in (1, 2))
+    assert np.abs(np.asarray(first.doc - second.doc)).max() > 0.01
+    assert FrozenModel(MODEL, ("doc/.*", "query/.*")).whole_towers(params) == ("query", "doc")
+
+
+def test_gradients_are_zero_where_frozen_and_those_of_the_model_elsewhere(params, batch):
+    def value(model, params):
+        return in_batch_softmax(model.embed(params, batch), temperature=0.1)[0]
+
+    frozen, free = (jax.grad(functools.partial(value, model))(params) for model in (FrozenModel(MODEL, FROZEN), MODEL))
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(frozen["doc"]))
+    assert optax.global_norm(free["doc"]) > 0
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), frozen["query"], free["query"])
+    assert optax.global_norm(frozen["shared"]) > 0
+
+
+def test_training_moves_no_bit_of_a_frozen_tower_and_no_cost_is_paid_for_it(params, batch):
+    make_tx = functools.partial(make_optimizer, adamw, lambda step: jnp.float32(0.1), frozen=FROZEN)
+    loss = functools.partial(in_batch_softmax, temperature=0.1)
+    steps, flops = {}, {}
+    for name, model in (("frozen", FrozenModel(MODEL, FROZEN)), ("free", MODEL)):
+        step = jax.jit(make_train_step(model, loss, make_tx(params)))
+        state = init_state(MODEL, make_tx, jax.random.key(0))
+        flops[name] = step.lower(state, batch).compile().cost_analysis()["flops"]
+        for _ in range(3):
+            state, metrics = step(state, batch)
+        steps[name] = (state, metrics)
+    trained = steps["frozen"][0].params
+    jax.tree.map(np.testing.assert_array_equal, trained["doc"], params["doc"])
+    assert all(np.any(new != old) for new, old in zip(*map(jax.tree.leaves, (trained["query"], params["query"])), strict=True))
+    assert flops["frozen"] < 0.8 * flops["free"]
