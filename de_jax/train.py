@@ -275,6 +275,7 @@ def _begin_negatives(recipe: Recipe, run_dir: Path, data: TrainingSet, checkpoin
         is_held = recipe.mine_every_steps or not distributed.is_first()
         with contextlib.nullcontext() if is_held else only_miner(data.mined):
             mine_generation(_run_of(recipe, run_dir, data, step, state.params), data.mined, recipe.miner, keep=False)
+        distributed.agreed(True)  # the first process searches and writes; the others wait for it
     known = checkpoints.beside(step).get("switches", []) if step else []
     data.mined.begin(step, [Switch(*switch) for switch in known])
 

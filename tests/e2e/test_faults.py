@@ -152,6 +152,7 @@ def test_checkpoint_folder_that_is_half_copied_is_refused_and_left_alone(capsys,
     assert newest.is_dir()
 
 
+@pytest.mark.slow
 def test_loss_that_is_not_finite_names_the_step_and_its_pairs(capsys, dataset_dir, tmp_path):
     run_dir = tmp_path / "run"
     changes = {"train__learning_rate": 1e30, "train__clip_norm": None, "adamw__weight_decay": 0.0, "train__optimizer": "@adamw"}

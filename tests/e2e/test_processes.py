@@ -60,6 +60,7 @@ def arguments(dataset_dir, run_dir, num_steps, **changes):
     return ["--gin_file=recipes/samtone_query.gin", f"--run_dir={run_dir}", *(f"--gin.{k}={v}" for k, v in settings.items())]
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_of_two_stops_both_at_one_step_and_one_process_continues(dataset_dir, tmp_path):
     both = TwoProcesses(arguments(dataset_dir, tmp_path / "two", NEVER, **FSDP))
     both.wait_for(tmp_path / "two" / "checkpoints" / "4")

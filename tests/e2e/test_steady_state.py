@@ -113,6 +113,7 @@ def test_second_process_compiles_nothing(dataset_dir, tmp_path):
     assert run("fourth") == {"hits": 0, "misses": second["hits"]}
 
 
+@pytest.mark.slow
 def test_some_steps_are_traced_for_a_profile(dataset_dir, tmp_path):
     settings = {"train__num_steps": 6, "train__profile_steps": "(3, 2)"}
     train.main(arguments(dataset_dir, tmp_path / "run", **settings))

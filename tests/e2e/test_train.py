@@ -91,6 +91,7 @@ def test_sigterm_saves_and_exits_with_a_code_of_its_own(finished_run, dataset_di
     jax.tree.map(np.testing.assert_array_equal, parameters(run_dir), parameters(finished_run))
 
 
+@pytest.mark.slow
 def test_second_stage_starts_from_the_first(finished_run, dataset_dir, tmp_path):
     run_dir = tmp_path / "stage2"
     recipe = "recipes/sde.gin"

@@ -24,6 +24,7 @@ def test_plan_of_simulated_devices_is_one_json_object(capsys):
     assert report["executed_flops"] > report["useful_flops"] > 0  # chunks are computed twice
 
 
+@pytest.mark.slow
 def test_packed_texts_are_fewer_rows(capsys):
     shape = ["--batch_size=32", "--query_length=8", "--doc_length=16", "--topology=cpu:2"]
     plan_run.main([*RECIPE, *SMALL, *shape])
@@ -33,6 +34,7 @@ def test_packed_texts_are_fewer_rows(capsys):
     assert packed["memory_gib"]["temporaries"] <= padded["memory_gib"]["temporaries"]
 
 
+@pytest.mark.slow
 def test_mined_negatives_and_passages_are_planned_with_the_batch(capsys):
     shape = ["--gin_file=recipes/sde.gin", *RECIPE[1:], *SMALL, "--batch_size=16", "--query_length=8", "--doc_length=16"]
     mined = ["--gin.train.loss=@ance", "--gin.beir_pairs.negatives_dir=some", "--gin.beir_pairs.num_neg_docs=3"]
