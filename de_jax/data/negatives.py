@@ -198,7 +198,7 @@ class MinedNegatives:
         Raises:
             InputError: there is none, or the newest is damaged or was mined over other texts.
         """
-        if self._file is not None and self._file.is_file():
+        if self._read(at_least=0):
             return
         there = numbers(self.negatives_dir)
         if not there:

@@ -193,14 +193,16 @@ def mine_bm25(dataset: beir.Dataset, miner: Miner, *, k1: float = 0.9, b: float 
     if wrong := [field.name for field in others if getattr(miner, field.name) != field.default]:
         raise InputError(f"BM25 knows nothing of {', '.join(wrong)}; leave them out, or mine by a run.")
     clock = _Clock()
-    place = {text_id: row for row, text_id in enumerate(dataset.queries.ids)}, {d: row for row, d in enumerate(dataset.docs.ids)}
     judged = [(query, doc) for query, docs in dataset.qrels.items() for doc, grade in docs.items() if grade >= MIN_RELEVANCE]
-    pairs = np.array([(place[0][query], place[1][doc]) for query, doc in judged]).reshape(-1, 2)
+    if not judged:
+        raise InputError("no document is judged relevant, so there is nothing to mine for; give the qrels of a training split.")
+    row_of_query, row_of_doc = ({text_id: row for row, text_id in enumerate(side.ids)} for side in (dataset.queries, dataset.docs))
+    pairs = np.array([(row_of_query[query], row_of_doc[doc]) for query, doc in judged])
     query_rows, anchors = np.unique(pairs[:, 0], return_inverse=True)
     index = BM25Index(dataset.docs.texts, dataset.docs.ids, k1=k1, b=b)
     clock.lap("index")
     known = _known(anchors, pairs[:, 1], len(query_rows))
-    ranking = index.search([dataset.queries.texts[row] for row in query_rows], miner.last_rank + max(map(len, known), default=0))
+    ranking = index.search([dataset.queries.texts[row] for row in query_rows], miner.last_rank + max(map(len, known)))
     clock.lap("search")
     scores, filters = np.zeros(len(pairs), np.float32), miner.filters
     mined = choose(ranking, anchors, pairs[:, 1], scores, known, num_negatives=miner.num_neg_docs, filters=filters, seed=miner.seed)

@@ -216,3 +216,12 @@ def test_times_of_files_decide_nothing(tmp_path, stores):
     assert run.switches == [Switch(0, 3)]
     negatives.write_generation(tmp_path / "negatives", 4, mined(), {})
     assert run.newer() == 4
+
+
+def test_an_empty_file_of_switches_is_that_of_a_run_which_has_not_begun(tmp_path, stores):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "switches.jsonl").touch()  # killed between its making and its first line
+    with pytest.raises(InputError, match="holds no generation of negatives"):
+        followed(tmp_path, stores)
+    negatives.write_generation(tmp_path / "negatives", 1, mined(), {})
+    assert followed(tmp_path, stores).switches == [Switch(0, 1)]

@@ -118,3 +118,10 @@ def test_what_cannot_be_mined_is_refused_and_nothing_is_written(printed, dataset
     with pytest.raises(InputError, match=sentence):
         printed(mine_negatives, dataset_dir=dataset_dir, **flags)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_split_without_anything_relevant_is_refused(printed, tmp_path):
+    beir.write(tmp_path / "data", tiny_run.DOCS, tiny_run.QUERIES, {"train": {"q0": {"d0": 0}}})
+    with pytest.raises(InputError, match="no document is judged relevant, so there is nothing to mine for"):
+        printed(mine_negatives, bm25=True, dataset_dir=tmp_path / "data", negatives_dir=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
