@@ -15,13 +15,13 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from de_jax import command
 from de_jax.data import negatives
-from de_jax.data.negatives import Generation, MinedNegatives
+from de_jax.data.negatives import Generation
 from de_jax.data.training_set import DevSet, TrainingSet
 from de_jax.evaluation import metrics
 from de_jax.recipe import Recipe, parse_with_settings, read_recipe
@@ -60,7 +60,9 @@ def mine(recipe: Recipe, run_dir: Path, *, once: bool = False, poll_seconds: flo
     if data.mined is None:
         raise InputError(f"generations have no folder to go to; set {recipe.data.__name__}.negatives_dir.")
     if not once:
-        _wait_for_first(data.mined, run_dir, poll_seconds)
+        # The folder is the run's until it has a first generation, which the run mines itself where there is none.
+        begun = functools.partial(negatives.numbers, data.mined.negatives_dir)
+        _wait_until(lambda: bool(begun()), f"the run in {run_dir} to begin", poll_seconds)
     with only_miner(data.mined):
         last = max(mined_steps(data.mined), default=-1)
         steps = iter([_newest_step(run_dir)]) if once else _new_steps(run_dir, last, recipe.num_steps, poll_seconds)
@@ -95,12 +97,11 @@ def main(argv: list[str] | None = None) -> None:
         )
 
 
-def _wait_for_first(mined: MinedNegatives, run_dir: Path, poll_seconds: float) -> None:
-    """Leaves the folder to the run until it has its first generation, which it mines itself where there is none."""
+def _wait_until(condition: Callable[[], bool], what: str, poll_seconds: float) -> None:
     is_told = False
-    while not negatives.numbers(mined.negatives_dir):
+    while not condition():
         if not is_told:
-            print(f"waiting for the run in {run_dir} to begin", file=sys.stderr, flush=True)
+            print(f"waiting for {what}", file=sys.stderr, flush=True)
             is_told = True
         time.sleep(poll_seconds)
 
@@ -114,16 +115,15 @@ def _newest_step(run_dir: Path) -> int:
 
 def _new_steps(run_dir: Path, last: int, num_steps: int, poll_seconds: float) -> Iterator[int]:
     """The newest checkpoint beyond the last one, as often as there is one, and waits for it; ends once the run is complete."""
-    is_told = False
-    while (newest := max(complete_steps(run_dir / CHECKPOINTS_DIR), default=-1)) < num_steps:
-        if newest > last:
-            last, is_told = newest, False
-            yield newest
-            continue
-        if not is_told:
-            print(f"waiting for a checkpoint in {run_dir}", file=sys.stderr, flush=True)
-            is_told = True
-        time.sleep(poll_seconds)
+
+    def newest() -> int:
+        return max(complete_steps(run_dir / CHECKPOINTS_DIR), default=-1)
+
+    while True:
+        _wait_until(lambda: newest() > last or newest() >= num_steps, f"a checkpoint in {run_dir}", poll_seconds)
+        if (last := newest()) >= num_steps:
+            return
+        yield last
 
 
 def _check_same_texts(run: Run, data: TrainingSet) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from de_jax.data import negatives
@@ -29,6 +30,8 @@ class FollowNegatives:
 
     def __init__(self, mined: MinedNegatives, *, every_steps: int, sinks: Sequence[Sink] = ()) -> None:
         self._mined, self._every_steps, self._sinks = mined, every_steps, sinks
+        # Read once a generation: what happens to its folder afterwards is no matter of the run's.
+        self._manifest = functools.cache(functools.partial(negatives.read_manifest, mined.negatives_dir))
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
         if step % self._every_steps:
@@ -49,7 +52,7 @@ class FollowNegatives:
             return
         number = self._mined.generation_at(step)
         facts = {"negatives/generation": float(number)}
-        manifest = negatives.read_manifest(self._mined.negatives_dir, number)
+        manifest = self._manifest(number)
         if "checkpoint_step" in manifest:
             facts["negatives/staleness"] = float(step - manifest["checkpoint_step"])
         facts |= {f"negatives/{name}": float(value) for name, value in manifest.get("statistics", {}).items()}

@@ -225,6 +225,20 @@ def test_mined_queries_for_documents_of_several_passages_are_refused_before_anyt
     assert not (tmp_path / "run").exists()
 
 
+def test_a_slow_miner_takes_the_newest_checkpoint_and_skips_those_before(tmp_path):
+    def saved(*steps):
+        for step in steps:
+            (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
+
+    saved(5, 10)
+    steps = mine._new_steps(tmp_path, 5, 30, 0.01)
+    assert next(steps) == 10
+    saved(15, 20, 25)
+    assert next(steps) == 25
+    saved(30)
+    assert list(steps) == []
+
+
 def test_mining_once_needs_a_checkpoint(dataset_dir, tmp_path):
     recipe = recipe_of(settings(dataset_dir, tmp_path / "run", BESIDE))
     with pytest.raises(InputError, match="has no checkpoint to mine by"):
