@@ -3,8 +3,8 @@
 python -m benchmarks.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --out_dir=runs/fine_tune
 
 For every training set, method and seed: a plain `de-jax train` with the method's recipe, then `de-jax evaluate_beir` on the test
-split of that set and on others that tell what it costs elsewhere. Last, for every test set, `de-jax compare_runs` between the
-model as it came and all that were trained from it. All commands are printed to stderr, so that any line can be repeated by hand;
+split of that set and, where it has one, its dev split ("<set>/dev"), and on others that tell what it costs elsewhere. Last, for
+every such split, `de-jax compare_runs` between the model as it came and all that were trained from it. All commands are printed to stderr, so that any line can be repeated by hand;
 what is finished is not done again. Nothing is chosen on a test split: settings are equal for all and fixed in advance.
 """
 
@@ -50,13 +50,16 @@ def main(argv: list[str] | None = None) -> None:
     tested: dict[str, dict[str, list[str]]] = {}
     for trained_on, method, seed, run_dir in itertools.chain([(None, "none", 0, base)], _runs(base, args)):
         datasets = args.train if trained_on is None else [trained_on]
-        reports = _evaluated(run_dir, list(dict.fromkeys([*datasets, *args.zero_shot])), args)
-        scores = {report["dataset"]: report["dense"] for report in reports}
+        reports = {
+            **_evaluated(run_dir, list(dict.fromkeys([*datasets, *args.zero_shot])), "test", args),
+            **_evaluated(run_dir, [name for name in datasets if (args.data_dir / name / "qrels" / "dev.tsv").exists()], "dev", args),
+        }
+        scores = {name: report["dense"] for name, report in reports.items()}
         print(json.dumps({"trained_on": trained_on, "method": method, "seed": seed, "scores": scores}), flush=True)
-        for report in reports:
+        for name, report in reports.items():
             system = "before" if trained_on is None else f"{trained_on}-{method}"
-            tested.setdefault(report["dataset"], {}).setdefault(system, []).append(report["evaluation_dir"])
-    print(json.dumps({"compared": {dataset: _compared(dataset, systems, args) for dataset, systems in tested.items()}}))
+            tested.setdefault(name, {}).setdefault(system, []).append(report["evaluation_dir"])
+    print(json.dumps({"compared": {name: _compared(name, systems, args) for name, systems in tested.items()}}))
 
 
 def _runs(base: Path, args: argparse.Namespace) -> Iterator[tuple[str, str, int, Path]]:
@@ -103,17 +106,21 @@ def _bm25_negatives(dataset: str, args: argparse.Namespace) -> Path:
     return folder
 
 
-def _evaluated(run_dir: Path, datasets: list[str], args: argparse.Namespace) -> list[dict[str, Any]]:
+def _evaluated(run_dir: Path, datasets: list[str], split: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The reports by set, or by "<set>/<split>" for another split than test."""
+    if not datasets:
+        return {}
     folders = [str(args.data_dir / dataset) for dataset in datasets]
-    evaluate = ["tools.evaluate_beir", f"--run_dir={run_dir}", "--no_bm25", "--skip_empty", "--dataset_dirs", *folders]
-    reports: list[dict[str, Any]] = _run(evaluate)["sets"]
-    return reports
+    evaluate = [f"--run_dir={run_dir}", f"--split={split}", "--no_bm25", "--skip_empty", "--dataset_dirs", *folders]
+    reports = _run(["tools.evaluate_beir", *evaluate])["sets"]
+    return {report["dataset"] if split == "test" else f"{report['dataset']}/{split}": report for report in reports}
 
 
-def _compared(dataset: str, systems: dict[str, list[str]], args: argparse.Namespace) -> dict[str, Any]:
+def _compared(name: str, systems: dict[str, list[str]], args: argparse.Namespace) -> dict[str, Any]:
     """What compare_runs says; the first system is the model as it came."""
-    arguments = [f"{name}={','.join(folders)}" for name, folders in systems.items()]
-    qrels = beir.find_qrels(args.data_dir / dataset, "test")
+    arguments = [f"{system}={','.join(folders)}" for system, folders in systems.items()]
+    dataset, _, split = name.partition("/")
+    qrels = beir.find_qrels(args.data_dir / dataset, split or "test")
     found: dict[str, Any] = _run(["tools.compare_runs", f"--qrels={qrels}", "--systems", *arguments])["systems"]
     return found
 
