@@ -4,8 +4,9 @@ python -m benchmarks.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/da
 
 For every training set, method and seed: a plain `de-jax train` with the method's recipe, then `de-jax evaluate_beir` on the test
 split of that set and, where it has one, its dev split ("<set>/dev"), and on others that tell what it costs elsewhere. Last, for
-every such split, `de-jax compare_runs` between the model as it came and all that were trained from it. All commands are printed to stderr, so that any line can be repeated by hand;
-what is finished is not done again. Nothing is chosen on a test split: settings are equal for all and fixed in advance.
+every such split, `de-jax compare_runs` between the model as it came and all that were trained from it. All commands are printed
+to stderr, so that any line can be repeated by hand; what is finished is not done again. Nothing is chosen on a test split:
+settings are equal for all and fixed in advance.
 """
 
 from __future__ import annotations
@@ -50,10 +51,9 @@ def main(argv: list[str] | None = None) -> None:
     tested: dict[str, dict[str, list[str]]] = {}
     for trained_on, method, seed, run_dir in itertools.chain([(None, "none", 0, base)], _runs(base, args)):
         datasets = args.train if trained_on is None else [trained_on]
-        reports = {
-            **_evaluated(run_dir, list(dict.fromkeys([*datasets, *args.zero_shot])), "test", args),
-            **_evaluated(run_dir, [name for name in datasets if (args.data_dir / name / "qrels" / "dev.tsv").exists()], "dev", args),
-        }
+        with_dev = [name for name in datasets if (args.data_dir / name / "qrels" / "dev.tsv").exists()]
+        reports = _evaluated(run_dir, list(dict.fromkeys([*datasets, *args.zero_shot])), "test", args)
+        reports |= _evaluated(run_dir, with_dev, "dev", args)
         scores = {name: report["dense"] for name, report in reports.items()}
         print(json.dumps({"trained_on": trained_on, "method": method, "seed": seed, "scores": scores}), flush=True)
         for name, report in reports.items():
