@@ -12,6 +12,8 @@ VERBS = {
     "import_model": ("de_jax.tools.import_model", "make a run of a model from Hugging Face, sentence-transformers or T5X"),
     "export_model": ("de_jax.tools.export_model", "write a run for sentence-transformers, T5X, safetensors or jax.export"),
     "train": ("de_jax.train", "train a dual encoder from a gin recipe"),
+    "daft": ("de_jax.tools.daft", "give a model light query towers, and show what their speed costs"),
+    "measure_query_latency": ("de_jax.tools.measure_query_latency", "time query towers beside each other"),
     "build_pydocs": ("de_jax.tools.build_pydocs", "build the embedded data set from docstrings"),
     "tokenize_corpus": ("de_jax.tools.tokenize_corpus", "tokenize texts, with a trained vocabulary if wanted"),
     "export_batches": ("de_jax.tools.export_batches", "write a seqio task as tokens, to train without TensorFlow"),
@@ -39,7 +41,7 @@ def main() -> None:
     if verb not in VERBS:
         print("usage: de-jax <verb> [--help] ...\n", file=sys.stderr)
         for name, (_, summary) in VERBS.items():
-            print(f"  {name:<20}{summary}", file=sys.stderr)
+            print(f"  {name:<23}{summary}", file=sys.stderr)
         if verb not in ("--help", "-h"):
             print(f"\n'{verb}' is not a verb of de-jax.", file=sys.stderr)
         sys.exit(0 if verb in ("--help", "-h") else 2)

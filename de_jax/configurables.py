@@ -24,6 +24,8 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.retrieval.miner import Miner
+from de_jax.training.alignment import Alignment
+from de_jax.training.collapse import CollapseAlarm
 from de_jax.training.lamb import ance_lamb, lamb
 from de_jax.training.optimizer import adafactor, adamw, cosine, linear, rsqrt
 from de_jax.training.sharding import make_mesh
@@ -35,13 +37,14 @@ OPTIMIZERS = (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)
 DATA = (beir_pairs, seqio_pairs, stored_pairs)
 MINERS = (Miner,)
 MESH = (make_mesh,)
+HOOKS = (Alignment, CollapseAlarm)
 
 RECIPES_DIR = str(importlib.resources.files("de_jax.gin_configs"))
 
 
 def register(*more: tuple[str, Any]) -> None:
     """Makes everything above known to gin under its own name, and `more` under the names given; once."""
-    own = [(configurable.__name__, configurable) for configurable in (*MODELS, *LOSSES, *OPTIMIZERS, *DATA, *MINERS, *MESH)]
+    own = [(configurable.__name__, configurable) for configurable in (*MODELS, *LOSSES, *OPTIMIZERS, *DATA, *MINERS, *MESH, *HOOKS)]
     for name, configurable in (*own, *more):
         if name not in _registered:
             gin.external_configurable(configurable, name=name, module="de_jax")

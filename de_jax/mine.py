@@ -22,11 +22,9 @@ from typing import Any
 from de_jax import command
 from de_jax.data import negatives
 from de_jax.data.negatives import Generation
-from de_jax.data.training_set import DevSet, TrainingSet
-from de_jax.evaluation import metrics
+from de_jax.data.training_set import TrainingSet
+from de_jax.evaluation.dev_scores import score_index
 from de_jax.recipe import Recipe, parse_with_settings, read_recipe
-from de_jax.retrieval import encode
-from de_jax.retrieval.index import Index
 from de_jax.retrieval.mining_run import mine_generation, mined_steps, only_miner
 from de_jax.training.run import CHECKPOINTS_DIR, Run, complete_steps, load_run
 from de_jax.types import InputError
@@ -70,7 +68,7 @@ def mine(recipe: Recipe, run_dir: Path, *, once: bool = False, poll_seconds: flo
             try:
                 run = load_run(run_dir, step)
                 _check_same_texts(run, data)
-                score = functools.partial(_dev_scores, run, data.dev) if data.dev else None
+                score = functools.partial(score_index, run, data.dev, doc_ids=data.dev.doc_store.ids) if data.dev else None
                 generation = mine_generation(run, data.mined, recipe.miner, keep=True, score=score)
                 assert generation is not None  # this is the only process
                 yield generation
@@ -133,14 +131,6 @@ def _check_same_texts(run: Run, data: TrainingSet) -> None:
             raise InputError(
                 f"{run.run_dir} has another {kind} than this recipe; give the arguments that the run was started with."
             )
-
-
-def _dev_scores(run: Run, dev: DevSet, index: Index) -> dict[str, float]:
-    """nDCG@10, MRR@10 and Recall@100 on the dev queries, among all documents."""
-    queries = encode.queries(run, dev.query_store, rows=dev.query_rows)
-    ranking = index.search(queries, min(DEV_DEPTH, dev.doc_store.num_texts))
-    query_ids = [dev.query_store.ids[int(row)] for row in dev.query_rows]
-    return metrics.evaluate(ranking, query_ids, dev.doc_store.ids, dev.qrels)
 
 
 def _parse_args(argv: Sequence[str] | None) -> tuple[Any, list[str]]:

@@ -14,10 +14,13 @@ import jax
 from de_jax import configurables
 from de_jax.data.training_set import TrainingSet
 from de_jax.interop.fine_tuning import InitFrom, Layers
+from de_jax.losses.spread import with_spread
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval.miner import Miner
 from de_jax.training import grad_norms, plan, sharding, sharding_rules
+from de_jax.training.alignment import Alignment
 from de_jax.training.chunked import ChunkedModel
+from de_jax.training.collapse import CollapseAlarm
 from de_jax.training.frozen import FrozenModel
 from de_jax.training.optimizer import OptimizerFn, Schedule, make_optimizer
 from de_jax.training.train_step import Model, TrainStep, init_state, make_train_step
@@ -45,6 +48,8 @@ class Recipe:
         clip_norm: largest global gradient norm; None for no limit.
         learning_rate_factors: factor by pattern over parameter paths, such as {"shared/projection/.*": 10.0}.
         frozen: patterns of parameters that keep their values; a tower that is frozen as a whole runs without dropout.
+        alternate: patterns of which one in turn is trained, an update each, such as ("query/.*", "doc/.*"); see
+            `optimizer.alternating`.
         init_from: a run or a pretrained model whose parameters are the first ones here (PAIR's second stage), as
             `interop.checkpoints.read` knows them; or {"query": one, "doc": another}.
         init_new: patterns of parameters that start fresh although there is an `init_from`.
@@ -55,6 +60,9 @@ class Recipe:
         log_every_steps: updates that one line of the log averages.
         save_every_steps: updates between checkpoints.
         evaluate_every_steps: updates between evaluations on the dev set.
+        alignment: ends the run when the query tower is aligned with the document tower, as DAFT's first stage is; None for a run
+            of `num_steps`.
+        collapse_alarm: warns when embeddings collapse, see `losses.spread`; None watches nothing.
         miner: how hard negatives are mined by this run; None trains with those that the folder of negatives holds.
         mine_every_steps: updates between two minings, for which training waits; None leaves all but the first to `de-jax mine`.
         follow_every_steps: updates between two looks for newer hard negatives; by default as often as they are mined here, every
@@ -79,6 +87,7 @@ class Recipe:
         clip_norm: float | None = 1.0,
         learning_rate_factors: Mapping[str, float] | None = None,
         frozen: Sequence[str] = (),
+        alternate: Sequence[str] = (),
         init_from: InitFrom | None = None,
         init_new: Sequence[str] = (),
         init_layers: Layers | None = None,
@@ -87,6 +96,8 @@ class Recipe:
         log_every_steps: int = 50,
         save_every_steps: int = 1000,
         evaluate_every_steps: int = 1000,
+        alignment: Alignment | None = None,
+        collapse_alarm: CollapseAlarm | None = None,
         miner: Miner | None = None,
         mine_every_steps: int | None = None,
         follow_every_steps: int | None = None,
@@ -95,8 +106,11 @@ class Recipe:
     ) -> None:
         if not isinstance(model, DualEncoder):
             raise InputError(f"train.model is {model!r}; it must be @DualEncoder().")
-        if miner is not None and not isinstance(miner, Miner):
-            raise InputError(f"train.miner is {miner!r}; it must be @Miner().")
+        for name, made, kind in (
+            ("miner", miner, Miner), ("alignment", alignment, Alignment), ("collapse_alarm", collapse_alarm, CollapseAlarm),
+        ):  # fmt: skip
+            if made is not None and not isinstance(made, kind):
+                raise InputError(f"train.{name} is {made!r}; it must be @{kind.__name__}().")
         if miner is None and mine_every_steps is not None:
             raise InputError("train.mine_every_steps is set, but there is no miner; set train.miner = @Miner().")
         for name, value in {"loss": loss, "data": data, "optimizer": optimizer, "schedule": schedule, "mesh": mesh}.items():
@@ -117,9 +131,11 @@ class Recipe:
             clip_norm=clip_norm,
             learning_rate_factors=learning_rate_factors,
             frozen=frozen,
+            alternate=alternate,
         )
         self.log_every_steps, self.save_every_steps = log_every_steps, save_every_steps
         self.evaluate_every_steps, self.keep_checkpoints = evaluate_every_steps, keep_checkpoints
+        self.alignment, self.collapse_alarm = alignment, collapse_alarm
         self.miner, self.mine_every_steps, self.profile_steps = miner, mine_every_steps, profile_steps
         self.follow_every_steps = follow_every_steps or mine_every_steps or (FOLLOW_EVERY_STEPS if miner else None)
 
@@ -130,7 +146,8 @@ class Recipe:
     def train_step(self, params: Params) -> TrainStep:
         """One update of these parameters, arrays or their shapes; see `training.train_step`."""
         group_norms = grad_norms.group_norms(params, self.grad_norm_groups)
-        return make_train_step(self.trained, self.loss, self.make_tx(params), group_norms)
+        loss = with_spread(self.loss) if self.collapse_alarm else self.loss
+        return make_train_step(self.trained, loss, self.make_tx(params), group_norms)
 
     def memory_settings(self, batch_size: int) -> dict[str, Any]:
         """The settings that decide how much memory a step takes, by name."""

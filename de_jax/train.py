@@ -13,7 +13,7 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,18 @@ from de_jax.data import negatives
 from de_jax.data.batches import prefetch
 from de_jax.data.files import atomic_file
 from de_jax.data.negatives import Switch
-from de_jax.data.passages import PassageStore
-from de_jax.data.training_set import DevSet, TrainingSet
-from de_jax.evaluation import metrics as metrics_
+from de_jax.data.training_set import TrainingSet
+from de_jax.evaluation.dev_scores import divergence, score_dev
 from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import Recipe, parse_with_settings, read_recipe
-from de_jax.retrieval import encode, maxp
-from de_jax.retrieval.index import ExactIndex
 from de_jax.retrieval.mining_run import MineNegatives, mine_generation, only_miner
 from de_jax.training import distributed, faults, run_log, sharding, sharding_rules
+from de_jax.training.alignment import KL, Alignment, StopWhenAligned
 from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
+from de_jax.training.collapse import WatchForCollapse
 from de_jax.training.dev_evaluation import EvaluateOnDev
-from de_jax.training.fit import Hook, fit
+from de_jax.training.fit import Hook, Stop, fit
 from de_jax.training.follow_negatives import FollowNegatives
 from de_jax.training.preemption import StopOnTerminate
 from de_jax.training.profile import ProfileSteps
@@ -56,6 +55,7 @@ def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     sharding.check_batch_size(data.batch_size, mesh, recipe.num_chunks)
     _check_texts_fit(recipe.model, data)
     _check_negatives(recipe, data)
+    _check_alignment(recipe, data)
     configurables.check_all_used()
     _describe(recipe, run_dir, data)
     with (
@@ -71,8 +71,10 @@ def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
             checkpoints.remove_old()
             best.remove_old()
             _begin_negatives(recipe, run_dir, data, checkpoints, state)
-            hooks = _hooks(recipe, run_dir, data, checkpoints, best, int(state.step), terminate)
-            state, stop = fit(step_fn, state, _on_mesh(data.batches, mesh), num_steps=recipe.num_steps, hooks=hooks)
+            stop = _ended(recipe, checkpoints, int(state.step))
+            if stop is None:
+                hooks = _hooks(recipe, run_dir, data, checkpoints, best, state, terminate)
+                state, stop = fit(step_fn, state, _on_mesh(data.batches, mesh), num_steps=recipe.num_steps, hooks=hooks)
     return {
         "run_dir": str(run_dir),
         "step": int(state.step),
@@ -166,47 +168,54 @@ def _hooks(
     data: TrainingSet,
     checkpoints: Checkpoints,
     best: Checkpoints,
-    start_step: int,
+    state: TrainState,
     terminate: StopOnTerminate,
 ) -> list[Hook]:
-    sinks: list[run_log.Sink] = []
+    start_step, sinks = int(state.step), list[run_log.Sink]()
+    beside = checkpoints.beside(start_step) if start_step else {}
     if distributed.is_first():
         sinks = [
             run_log.jsonl_sink(run_dir, start_step),
             run_log.tensorboard_sink(run_dir, start_step),
             run_log.progress_sink(recipe.num_steps, start_step),
         ]
+    watch = WatchForCollapse(recipe.collapse_alarm) if recipe.collapse_alarm else None
+    if watch:
+        sinks.append(watch.line)
     log = run_log.LogMetrics(
         sinks,
         every_steps=recipe.log_every_steps,
         num_steps=recipe.num_steps,
         pairs_per_step=data.batch_size,
         schedule=recipe.schedule,
-        begun=checkpoints.beside(start_step).get("log") if start_step else None,
+        begun=beside.get("log"),
     )
-    hooks: list[Hook] = [log]
+    hooks: list[Hook] = [log, *([watch] if watch else [])]
+    timed: dict[str, Any] = {"on_seconds": log.skip_time, "before": log.unfinished}
+    run_of = functools.partial(_run_of, recipe, run_dir, data)
     if (dev := data.dev) is not None:
         hooks.append(
             EvaluateOnDev(
-                lambda params: score_dev(_run_of(recipe, run_dir, data, start_step, params), dev),
+                lambda params: score_dev(run_of(start_step, params), dev),
                 every_steps=recipe.evaluate_every_steps,
                 num_steps=recipe.num_steps,
                 best=best,
                 sinks=sinks,
-                on_seconds=log.skip_time,
-                before=log.unfinished,
+                **timed,
             )
         )
+    aligned = None
+    if recipe.alignment:
+        value_of = _measure_of_alignment(recipe.alignment, data, functools.partial(run_of, start_step))
+        dim, begun = recipe.model.doc.embedding_dim, beside.get("alignment")
+        aligned = StopWhenAligned(recipe.alignment, value_of, dim=dim, begun=begun, sinks=sinks, **timed)
+        if not start_step:
+            aligned.measure(0, state.params)
+        hooks.append(aligned)
     if data.mined and recipe.miner and recipe.mine_every_steps:
         hooks.append(
             MineNegatives(
-                functools.partial(_run_of, recipe, run_dir, data),
-                data.mined,
-                recipe.miner,
-                every_steps=recipe.mine_every_steps,
-                num_steps=recipe.num_steps,
-                on_seconds=log.skip_time,
-                before=log.unfinished,
+                run_of, data.mined, recipe.miner, every_steps=recipe.mine_every_steps, num_steps=recipe.num_steps, **timed
             )
         )
     if data.mined and recipe.follow_every_steps:
@@ -218,24 +227,44 @@ def _hooks(
         checkpoints,
         every_steps=recipe.save_every_steps,
         num_steps=recipe.num_steps,
-        beside=lambda: {"log": log.unfinished(), "switches": data.mined.switches if data.mined else []},
-        asked_to_stop=terminate.reason,
+        beside=lambda: {
+            "log": log.unfinished(),
+            "switches": data.mined.switches if data.mined else [],
+            "alignment": aligned.progress() if aligned else None,
+        },
+        asked_to_stop=lambda step: terminate.reason(step) or (aligned.reason() if aligned else None),
     )
     return [*hooks, save]
 
 
-def score_dev(run: Run, dev: DevSet) -> dict[str, float]:
-    """nDCG@10, MRR@10 and Recall@100 of a run's parameters on the dev set."""
-    queries = encode.queries(run, dev.query_store, rows=dev.query_rows)
-    store, rows = maxp.passages_of(run, dev.doc_store) or dev.doc_store, dev.doc_rows
-    if isinstance(store, PassageStore):
-        passages = store.of_docs(rows)
-        rows = passages[passages >= 0]
-    row_ids = [store.ids[int(row)] for row in rows]
-    index, doc_ids = maxp.of_docs(ExactIndex(encode.docs(run, store, rows=rows), row_ids), row_ids)
-    query_ids = [dev.query_store.ids[int(row)] for row in dev.query_rows]
-    ranking = index.search(queries, k=min(101, len(doc_ids)))
-    return metrics_.evaluate(ranking, query_ids, doc_ids, dev.qrels)
+def _measure_of_alignment(alignment: Alignment, data: TrainingSet, run_of: Callable[[Params], Run]) -> Callable[[Params], float]:
+    """What `StopWhenAligned` asks of parameters."""
+    dev, queries, measure = data.dev, data.for_both, alignment.measure
+    if measure == KL:
+        assert queries is not None  # see `_check_alignment`
+        return lambda params: divergence(run_of(params), queries)
+    assert dev is not None
+    return lambda params: score_dev(run_of(params), dev)[measure]
+
+
+def _check_alignment(recipe: Recipe, data: TrainingSet) -> None:
+    """Whether there is what the towers are measured by."""
+    if recipe.alignment is None:
+        return
+    if recipe.alignment.measure == KL and data.for_both is None:
+        raise InputError(
+            "train.alignment compares the towers on queries, but the data have none for that; set beir_pairs.num_for_both = 1000."
+        )
+    if recipe.alignment.measure != KL and data.dev is None:
+        raise InputError(f"train.alignment waits for {recipe.alignment.measure} on the dev set, but there is none; set dev_split.")
+
+
+def _ended(recipe: Recipe, checkpoints: Checkpoints, step: int) -> Stop | None:
+    """Why a run needs no more updates although it has not reached its last one."""
+    if not step or recipe.alignment is None:
+        return None
+    reason = (checkpoints.beside(step).get("alignment") or {}).get("stop")
+    return Stop(reason) if reason else None
 
 
 def _run_of(recipe: Recipe, run_dir: Path, data: TrainingSet, step: int, params: Params) -> Run:

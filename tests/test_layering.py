@@ -63,6 +63,8 @@ RULES = {
     "de_jax.evaluation.task": SCORING,
     "de_jax.evaluation.arguments": SCORING,
     "de_jax.evaluation.sentences": SCORING,
+    "de_jax.evaluation.dev_scores": SCORING,
+    "de_jax.evaluation.latency": SCORING,
     "de_jax.evaluation.embedding_analysis": SCORING,
     "de_jax.evaluation.negative_analysis": SCORING,
     "de_jax.evaluation.plots": ABOVE_TRAINING.allowing("matplotlib", "sklearn", "threadpoolctl"),

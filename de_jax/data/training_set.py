@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,14 @@ class DevSet(NamedTuple):
     qrels: beir.Qrels
 
 
+class QueriesForBoth(NamedTuple):
+    """Queries that both towers embed, each by its own tokenizer, so that it can be told how far apart the towers are."""
+
+    for_query_tower: TokenStore
+    for_doc_tower: TokenStore
+    rows: np.ndarray  # int64 [r] of both
+
+
 class TrainingSet(NamedTuple):
     """What a trainer reads."""
 
@@ -43,6 +52,7 @@ class TrainingSet(NamedTuple):
     texts: TrainingTexts | None = None
     mined: MinedNegatives | None = None
     max_passages: int = 1  # of a document
+    for_both: QueriesForBoth | None = None
 
 
 def beir_pairs(
@@ -58,6 +68,7 @@ def beir_pairs(
     dev_split: str | None = None,
     dev_max_queries: int = 1000,
     dev_max_docs: int = 20000,
+    num_for_both: int = 0,
     seed: int = 0,
     unique_in_batch: bool = True,
     pack: bool = True,
@@ -85,6 +96,8 @@ def beir_pairs(
         dev_split: whose judgements score checkpoints; None for no evaluation while training.
         dev_max_queries: a fixed random sample of the dev queries, so that an evaluation stays short.
         dev_max_docs: a fixed random sample of the corpus to search, to which every relevant document is added.
+        num_for_both: queries, of the dev split or else of the training split, that both towers embed where a run measures how far
+            apart they are (`Alignment`).
         seed: of the shuffling.
         unique_in_batch: keep a query or document from standing twice in a batch.
         pack: lay several texts in a row instead of padding each; the numbers are the same, with much less work.
@@ -144,7 +157,19 @@ def beir_pairs(
         texts=texts,
         mined=mined,
         max_passages=max_passages,
+        for_both=_for_both(dataset_dir, dev_split or split, tokenizers["doc"], stores[0], num_for_both, cache_dir),
     )
+
+
+def _for_both(
+    dataset_dir: str, split: str, doc_tokenizer: Tokenizer, queries: TokenStore, number: int, cache_dir: str
+) -> QueriesForBoth | None:
+    """A fixed random sample of a split's queries; None where none is asked for."""
+    if number < 1:
+        return None
+    sampled = sorted(_read_split(dataset_dir, split), key=_hash)[:number]
+    store = _store(dataset_dir, "queries", "queries", doc_tokenizer, cache_dir)
+    return QueriesForBoth(queries, store, np.asarray([queries.row_of(query_id) for query_id in sampled], np.int64))
 
 
 def text_hashes(dataset_dir: str | Path) -> dict[str, str]:
@@ -180,12 +205,15 @@ def open_stores(
         cache_dir: where stores are kept; by default under `files.cache_dir()`.
         skip_empty: pass over empty texts instead of refusing them.
     """
-    cache_dir = Path(cache_dir) if cache_dir else files.cache_dir() / "token_stores"
-
-    def store(name: str, kind: str, tokenizer: Tokenizer) -> TokenStore:
-        return cached_token_store(beir.find_file(dataset_dir, name), tokenizer, cache_dir, kind=kind, skip_empty=skip_empty)
-
+    store = functools.partial(_store, dataset_dir, cache_dir=cache_dir, skip_empty=skip_empty)
     return store("queries", "queries", query_tokenizer), store("corpus", "docs", doc_tokenizer)
+
+
+def _store(
+    dataset_dir: str | Path, name: str, kind: str, tokenizer: Tokenizer, cache_dir: str | Path, *, skip_empty: bool = False
+) -> TokenStore:
+    folder = Path(cache_dir) if cache_dir else files.cache_dir() / "token_stores"
+    return cached_token_store(beir.find_file(dataset_dir, name), tokenizer, folder, kind=kind, skip_empty=skip_empty)
 
 
 def _read_split(dataset_dir: str | Path, split: str) -> beir.Qrels:

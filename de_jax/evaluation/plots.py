@@ -24,6 +24,8 @@ PANELS = (
     ("Learning rate", "", "learning_rate"),
     ("Speed", "pairs/s", "pairs_per_second"),
     ("Gradient norm", "before clipping", "grad_norm/.*"),
+    ("Alignment of the towers", "", "alignment/.*"),
+    ("Spread of the embeddings", "mean cosine; variance", "(query|doc)_(mean_cosine|variance)"),
 )
 """Title, unit and series of each panel, as a pattern over their names."""
 STYLE: Any = {
@@ -207,11 +209,7 @@ def _smooth(values: Sequence[float]) -> np.ndarray:
 def _project(points: Float[np.ndarray, "p D"], method: str, seed: int) -> tuple[Float[np.ndarray, "p 2"], str]:
     """Places in the plane, and how they were found, in words."""
     if method == "pca" or not np.ptp(points, axis=0).any():  # t-SNE cannot place points that are all equal
-        centred = points - points.mean(axis=0, keepdims=True)
-        left, values, _ = np.linalg.svd(centred, full_matrices=False)
-        places = np.zeros((len(points), 2), np.float32)
-        places[:, : min(2, len(values))] = left[:, :2] * values[:2]
-        share = float(np.sum(values[:2] ** 2) / max(np.sum(values**2), 1e-30))
+        places, share = place_by_pca(points)
         return places, f"PCA, {share:.0%} of the variance"
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
@@ -221,6 +219,15 @@ def _project(points: Float[np.ndarray, "p D"], method: str, seed: int) -> tuple[
     with threadpool_limits(1):  # its threads spin: on a busy machine two take thirty times as long as one
         places = tsne.fit_transform(points).astype(np.float32)
     return places, f"t-SNE of cosines, perplexity {perplexity:.0f}"
+
+
+def place_by_pca(points: Float[np.ndarray, "p D"]) -> tuple[Float[np.ndarray, "p 2"], float]:
+    """Places in the plane of the largest variance, and the share of all variance that lies in it."""
+    centred = points - points.mean(axis=0, keepdims=True)
+    left, values, _ = np.linalg.svd(centred, full_matrices=False)
+    places = np.zeros((len(points), 2), np.float32)
+    places[:, : min(2, len(values))] = left[:, :2] * values[:2]
+    return places, float(np.sum(values[:2] ** 2) / max(np.sum(values**2), 1e-30))
 
 
 def _draw_map(figure: Any, queries: np.ndarray, docs: np.ndarray, title: str, note: str) -> None:

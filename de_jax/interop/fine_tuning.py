@@ -36,8 +36,11 @@ def pretrained_tower(
     source: str = "",
     tower: str = "query",
     normalize: bool | None = None,
+    layers: Sequence[int] | None = None,
+    projection_dim: int | None = None,
+    projection_bias: bool | None = None,
+    projection_init: str | None = None,
     dtype: str | None = None,
-    num_layers: int | None = None,
     dropout_rate: float | None = None,
     remat: str | None = None,
     scan_layers: bool | None = None,
@@ -48,14 +51,23 @@ def pretrained_tower(
         source: a folder, or a name of the Hugging Face hub.
         tower: which of its towers, "query" or "doc".
         normalize: whether embeddings have length 1; None as the model has it.
-        num_layers: of the encoder, fewer than the model has; `train.init_layers` says which ones.
+        layers: which of the model's layers the tower has, as `train.init_layers` names them too; none, (), leaves the average of
+            the tokens' vectors. None for all.
+        projection_dim, projection_bias, projection_init: of the projection, where it should differ from the model's or the model
+            has none; `train.init_new` names it then.
         dtype, dropout_rate, remat, scan_layers: of the encoder, where they should differ from the model's.
     """
     config: TowerConfig = getattr(_sizes(source).model, _checked(tower))
-    given = {"num_layers": num_layers, "dtype": dtype, "dropout_rate": dropout_rate, "remat": remat, "scan_layers": scan_layers}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    encoder = dataclasses.replace(config.encoder, **changes)  # type: ignore[type-var]
-    return dataclasses.replace(config, encoder=encoder, normalize=config.normalize if normalize is None else normalize)
+    num_layers = None if layers is None else len(layers)
+    encoder = _changed(
+        config.encoder, num_layers=num_layers, dtype=dtype, dropout_rate=dropout_rate, remat=remat, scan_layers=scan_layers
+    )
+    head = {"projection_dim": projection_dim, "projection_bias": projection_bias, "projection_init": projection_init}
+    return _changed(config, encoder=encoder, normalize=normalize, **head)
+
+
+def _changed(config: Any, **changes: Any) -> Any:
+    return dataclasses.replace(config, **{name: value for name, value in changes.items() if value is not None})
 
 
 def pretrained_tokenizer(*, source: str = "", tower: str = "query") -> Tokenizer:

@@ -102,12 +102,14 @@ def score_metrics(e: Embeddings, positive: Float[Array, " B"], negatives: Contra
     """How the queries' own documents stand among the documents they were contrasted with.
 
     Returns:
+        loss_of_chance: log(1 + the row's negatives), which a softmax over them comes to where all embeddings are alike.
         accuracy: share of the rows whose positive scores above every negative; a tie is not above.
         positive_score, negative_score: mean unscaled score.
         temperature: where it is learned.
     """
     is_real = masks.is_real_row(e.query_id)
     metrics = {
+        "loss_of_chance": mean_of_real(jnp.log1p(negatives.num_negatives), is_real),
         "accuracy": mean_of_real((positive > negatives.highest).astype(jnp.float32), is_real),
         "positive_score": mean_of_real(positive, is_real),
         "negative_score": jnp.sum(negatives.score_sum) / jnp.maximum(jnp.sum(negatives.num_negatives), 1.0),

@@ -14,6 +14,7 @@ from de_jax.types import Array, InputError
 
 PARTS = ("embedder", "encoder", "projection")
 """What a tower is made of; the units of sharing between two towers."""
+PROJECTION_INITS: dict[str, Any] = {"lecun_normal": nn.initializers.lecun_normal, "orthogonal": nn.initializers.orthogonal}
 
 
 @runtime_checkable
@@ -48,6 +49,8 @@ class TowerConfig:
         projection_bias: whether the projection has a bias (DAFT's and ANCE's have, T5's has not).
         projection_norm: whether a LayerNorm follows it (ANCE (Xiong et al. 2021): a linear head, then LayerNorm, not normalised).
         normalize: whether embeddings have length 1, so that an inner product is a cosine.
+        projection_init: how the projection's kernel starts: "lecun_normal", or "orthogonal", which keeps the inner products of
+            pooled vectors wherever D is not smaller than they, so that a trained encoder scores as before under a new projection.
     """
 
     encoder: EncoderConfig
@@ -56,8 +59,11 @@ class TowerConfig:
     projection_bias: bool = False
     projection_norm: bool = False
     normalize: bool = True
+    projection_init: Literal["lecun_normal", "orthogonal"] = "lecun_normal"
 
     def __post_init__(self) -> None:
+        if self.projection_init not in PROJECTION_INITS:
+            raise InputError(f"projection_init is {self.projection_init!r}; there are {' and '.join(map(repr, PROJECTION_INITS))}.")
         if self.projection_norm and not self.projection_dim:
             raise InputError("projection_norm is set without a projection; give projection_dim too.")
 
@@ -75,7 +81,8 @@ class Tower(nn.Module):
         self.embedder = self.config.encoder.embedder()
         self.encoder = self.config.encoder.encoder()
         if self.config.projection_dim:
-            self.projection = Projection(self.config.projection_dim, self.config.projection_bias, self.config.projection_norm)
+            head = (self.config.projection_dim, self.config.projection_bias, self.config.projection_norm)
+            self.projection = Projection(*head, self.config.projection_init)
 
     def __call__(
         self, tokens: Int[Array, "b L"], deterministic: bool = True, lengths: Int[Array, "b S"] | None = None
@@ -102,10 +109,12 @@ class Projection(nn.Module):
     dim: int
     use_bias: bool
     use_norm: bool
+    init_name: str
 
     @nn.compact
     def __call__(self, x: Float[Array, "b S E"]) -> Float[Array, "b S D"]:
-        y = jnp.einsum("bse,ed->bsd", x, self.param("kernel", nn.initializers.lecun_normal(), (x.shape[-1], self.dim)))
+        kernel = self.param("kernel", PROJECTION_INITS[self.init_name](), (x.shape[-1], self.dim))
+        y = jnp.einsum("bse,ed->bsd", x, kernel)
         if self.use_bias:
             y = y + self.param("bias", nn.initializers.zeros, (self.dim,))[None, None, :]
         return nn.LayerNorm(epsilon=1e-5, use_fast_variance=False, name="norm")(y) if self.use_norm else y

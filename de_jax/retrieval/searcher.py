@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
+from de_jax.data.text import Tokenizer
 from de_jax.retrieval import encode
 from de_jax.retrieval.index import Index
 from de_jax.training.run import Run
@@ -41,15 +43,31 @@ class Searcher:
         ]
 
     def _embedding(self, query: str) -> np.ndarray:
-        tokenizer = self._run.query_tokenizer
-        body = tokenizer.encode([query])[0].tolist()
-        if not body:
-            raise InputError(f"the vocabulary leaves nothing of the query {query!r}; use other words.")
-        room = self._run.max_query_length - len(tokenizer.prefix_ids) - len(tokenizer.suffix_ids)
-        tokens = [*tokenizer.prefix_ids, *body[:room], *tokenizer.suffix_ids]
-        padded = np.zeros((1, -(-len(tokens) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE), np.int32)
-        padded[0, : len(tokens)] = tokens
-        return np.asarray(self._encode(padded, np.array([[len(tokens)]], np.int32)))[:, 0]
+        tokens, lengths = padded_tokens(
+            self._run.query_tokenizer, [query], max_length=self._run.max_query_length, length_multiple=LENGTH_MULTIPLE
+        )
+        return np.asarray(self._encode(tokens, lengths))[:, 0]
+
+
+def padded_tokens(
+    tokenizer: Tokenizer, texts: Sequence[str], *, max_length: int, length_multiple: int
+) -> tuple[Int[np.ndarray, "q L"], Int[np.ndarray, "q 1"]]:
+    """Texts as token ids, a row each, cut to `max_length` and padded to a multiple; and how many tokens each has.
+
+    Raises:
+        InputError: the vocabulary leaves nothing of a text.
+    """
+    room = max_length - len(tokenizer.prefix_ids) - len(tokenizer.suffix_ids)
+    rows = []
+    for text, body in zip(texts, tokenizer.encode(texts), strict=True):
+        if not len(body):
+            raise InputError(f"the vocabulary leaves nothing of the query {text!r}; use other words.")
+        rows.append([*tokenizer.prefix_ids, *body[:room].tolist(), *tokenizer.suffix_ids])
+    lengths = np.array([[len(row)] for row in rows], np.int32)
+    tokens = np.zeros((len(rows), -(-int(lengths.max()) // length_multiple) * length_multiple), np.int32)
+    for row, ids in zip(tokens, rows, strict=True):
+        row[: len(ids)] = ids
+    return tokens, lengths
 
 
 def snippet(text: str) -> str:

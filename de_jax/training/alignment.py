@@ -2,22 +2,129 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.types import InputError
+from de_jax.training import distributed
+from de_jax.training.fit import Stop
+from de_jax.training.run_log import Sink
+from de_jax.types import InputError, Metrics, Params, TrainState
 
 DELTA, DELTA_DIM = 250.0, 512
 """DAFT's threshold for the divergence, and the dimensions of the embeddings that it was chosen with."""
 _ROWS = 1024
 """Compared at a time."""
+KL = "kl_divergence"
 
 
 def threshold(dim: int) -> float:
     """DAFT's threshold for embeddings of another size: the divergence is `dim` times a mean of logarithms."""
     return DELTA * dim / DELTA_DIM
+
+
+@dataclasses.dataclass(frozen=True)
+class Alignment:
+    """When a stage that aligns a query tower with a frozen document tower is over (Leonhardt et al., section 4.2).
+
+    Attributes:
+        measure: "kl_divergence" of the towers' embeddings of the same queries; or a score on the dev set, the slow alternative of
+            section 4.2.1, "ndcg@10" for example.
+        delta: the divergence below which the towers are aligned; None for the paper's 250, scaled to the dimensions. A score has
+            none: it is waited for until it rises no more.
+        patience: measurements in a row without a better one after which the stage is over; None for no end.
+        every_steps: updates between two measurements; an epoch in the paper.
+    """
+
+    measure: str = KL
+    delta: float | None = None
+    patience: int | None = 3
+    every_steps: int = 100
+
+    def __post_init__(self) -> None:
+        for name, value in (("patience", self.patience), ("every_steps", self.every_steps)):
+            if value is not None and value < 1:
+                raise InputError(f"Alignment.{name} is {value}; give at least 1.")
+        if self.measure != KL and self.delta is not None:
+            raise InputError(f"Alignment.delta is a divergence, but the measure is {self.measure!r}; leave delta out.")
+
+
+class StopWhenAligned:
+    """A hook that measures how far a query tower is, and ends the run when it is aligned.
+
+    Args:
+        alignment: what is measured, and when it is enough.
+        value_of: the measure of these parameters.
+        dim: of the embeddings.
+        begun: what `progress` gave when the run was saved that goes on here.
+        sinks: who gets the values, by the measure's name under "alignment/".
+        on_seconds: told how long a measurement took.
+        before: called before each; waits for the step, and may raise.
+    """
+
+    def __init__(
+        self,
+        alignment: Alignment,
+        value_of: Callable[[Params], float],
+        *,
+        dim: int,
+        begun: Mapping[str, Any] | None = None,
+        sinks: Sequence[Sink] = (),
+        on_seconds: Callable[[float], None] = lambda seconds: None,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._alignment, self._value_of = alignment, value_of
+        self._delta = None
+        if alignment.measure == KL:
+            self._delta = threshold(dim) if alignment.delta is None else alignment.delta
+        self._values: list[float] = list(begun["values"]) if begun else []
+        self._stop: Stop | None = Stop(begun["stop"]) if begun and begun["stop"] else None
+        self._sinks, self._on_seconds, self._before = sinks, on_seconds, before
+
+    def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
+        if step % self._alignment.every_steps == 0:
+            self._before()
+            self.measure(step, state.params)
+        return self._stop
+
+    def measure(self, step: int, params: Params) -> None:
+        """Measures now; before the first update it tells where the towers begin, and ends nothing."""
+        start = time.monotonic()
+        value = self._value_of(params)
+        scalars = {f"alignment/{self._alignment.measure}": value}
+        if self._delta is not None:
+            scalars["alignment/threshold"] = self._delta
+        for sink in self._sinks:
+            sink(step, scalars)
+        if step:
+            self._values.append(value)
+            reason = self._reason(step)
+            if distributed.agreed(reason is not None):
+                self._stop = Stop(reason or "the first process found the towers aligned")
+        self._on_seconds(time.monotonic() - start)
+
+    def reason(self) -> str | None:
+        """Why the run is over, or None."""
+        return self._stop.reason if self._stop else None
+
+    def progress(self) -> dict[str, Any]:
+        """What a run that goes on from here needs to know; JSON."""
+        return {"values": self._values, "stop": self.reason()}
+
+    def _reason(self, step: int) -> str | None:
+        measure, patience = self._alignment.measure, self._alignment.patience
+        if self._delta is not None and self._values[-1] < self._delta:
+            return f"aligned: {measure} {self._values[-1]:.4g} is below {self._delta:.4g} at step {step}"
+        worse = [-value if measure == KL else value for value in self._values]
+        since_best = len(worse) - 1 - worse.index(max(worse))
+        if patience is not None and since_best >= patience:
+            return f"{measure} has not become better in {patience} measurements, up to step {step}"
+        return None
 
 
 def kl_divergence(x: Float[np.ndarray, "n D"], y: Float[np.ndarray, "m D"], *, floor: float = 1e-6) -> float:

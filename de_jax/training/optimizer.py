@@ -128,6 +128,7 @@ def make_optimizer(
     clip_norm: float | None = 1.0,
     learning_rate_factors: Mapping[str, float] | None = None,
     frozen: Sequence[str] = (),
+    alternate: Sequence[str] = (),
 ) -> optax.GradientTransformation:
     """Clipping, then `optimizer`, then learning-rate factors, on all parameters that are not frozen.
 
@@ -138,6 +139,7 @@ def make_optimizer(
         clip_norm: largest global norm of the gradients of what is trained; None for no limit.
         learning_rate_factors: factor by pattern; where several match a path the last one counts.
         frozen: patterns of parameters that keep their values, bit for bit.
+        alternate: patterns of which one in turn is trained, see `alternating`.
 
     Raises:
         InputError: a pattern matches nothing, or everything is frozen.
@@ -145,8 +147,46 @@ def make_optimizer(
     factors = dict(learning_rate_factors or {})
     paths.check_patterns("learning rate", list(factors), params)
     clip = optax.clip_by_global_norm(clip_norm) if clip_norm is not None else optax.identity()
-    tx = optax.chain(clip, optimizer(schedule, params), _scale_by_path(factors))
+
+    def make(schedule: Schedule) -> optax.GradientTransformation:
+        return optax.chain(clip, optimizer(schedule, params), _scale_by_path(factors))
+
+    tx = alternating(make, schedule, params, alternate) if alternate else make(schedule)
     return freeze(tx, params, frozen) if frozen else tx
+
+
+def alternating(
+    make: Callable[[Schedule], optax.GradientTransformation], schedule: Schedule, params: Params, patterns: Sequence[str]
+) -> optax.GradientTransformation:
+    """Trains what one of `patterns` matches in one update, what the next one matches in the next, and so on in turn.
+
+    DAFT's alternative to two stages is one tower a batch (Leonhardt et al., section 4.2). What no pattern matches, such as a shared
+    projection, is trained in every update. The optimizer's memory of a parameter counts that parameter's own updates; its
+    learning rate is that of the run's update.
+
+    Args:
+        make: the optimizer for a schedule.
+        schedule: learning rate per update of the run.
+        params: the tree to update; arrays or their shapes.
+        patterns: two or more, such as ("query/.*", "doc/.*"); no parameter matches two of them.
+
+    Raises:
+        InputError: there is one pattern only, a pattern matches nothing, or two match the same parameter.
+    """
+    paths.check_patterns("alternate", patterns, params)
+    turns = len(patterns)
+    if turns < 2:
+        raise InputError(f"train.alternate has one pattern, {patterns[0]!r}; name at least two that are trained in turn.")
+    turns_of = lambda path: [str(turn) for turn in range(turns) if paths.matches([patterns[turn]], path)]  # noqa: E731
+    if twice := [path for path in paths.all_paths(params) if len(turns_of(path)) > 1]:
+        raise InputError(f"two patterns of train.alternate match {twice[0]}; let one of them match it.")
+
+    def in_turn(turn: int) -> optax.GradientTransformation:
+        own = make(lambda own_step: schedule(own_step * turns + turn))
+        return optax.conditionally_mask(own, lambda step: step % turns == turn)
+
+    txs = {str(turn): in_turn(turn) for turn in range(turns)} | {"always": make(schedule)}
+    return optax.multi_transform(txs, lambda tree: paths.map_with_path(lambda path, _: (turns_of(path) or ["always"])[0], tree))
 
 
 def freeze(tx: optax.GradientTransformation, params: Params, patterns: Sequence[str]) -> optax.GradientTransformation:

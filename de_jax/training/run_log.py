@@ -197,7 +197,7 @@ def progress_sink(num_steps: int, start_step: int) -> Sink:
     shown: dict[str, str] = {}
 
     def write(step: int, scalars: dict[str, float]) -> None:
-        short = {"loss": "loss", "pairs_per_second": "pairs/s", "dev/ndcg@10": "dev nDCG@10"}
+        short = {"loss": "loss", "pairs_per_second": "pairs/s", "dev/ndcg@10": "dev nDCG@10", "alignment/kl_divergence": "KL"}
         shown.update({short[name]: f"{value:.4g}" for name, value in scalars.items() if name in short})
         bar.set_postfix(shown, refresh=False)
         bar.update(step - bar.n)

@@ -78,7 +78,7 @@ def test_a_tower_is_cut_from_a_deeper_model(folders):
     whole = fine_tuning.pretrained_tower(source=bert)
     assert whole.encoder.num_layers > 1
     last = whole.encoder.num_layers - 1
-    model = DualEncoder(query=fine_tuning.pretrained_tower(source=bert, num_layers=1), doc=whole, shared=("projection",))
+    model = DualEncoder(query=fine_tuning.pretrained_tower(source=bert, layers=(1,)), doc=whole, shared=("projection",))
     before = jax.device_put(model.init(jax.random.key(1)), sharding.replicated(sharding.make_mesh()))
     after = by_path(initial_params(bert, before, layers={"query": (last,)}))
     there = by_path(checkpoints.read(bert).params)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from de_jax.training.alignment import kl_divergence, threshold
-from de_jax.types import InputError
+from de_jax.training.alignment import Alignment, StopWhenAligned, kl_divergence, threshold
+from de_jax.types import InputError, TrainState
 
 
 def by_tree(x, y):
@@ -69,3 +69,41 @@ def test_the_threshold_grows_with_the_dimensions():
 def test_what_cannot_be_compared_is_refused(x, y, sentence):
     with pytest.raises(InputError, match=sentence):
         kl_divergence(x, y)
+
+
+def stops(alignment, values, *, begun=None, dim=512):
+    """After which measurement a run with these values ends, and why."""
+    remaining, lines = iter(values), []
+    hook = StopWhenAligned(
+        alignment, lambda params: next(remaining), dim=dim, begun=begun, sinks=[lambda step, scalars: lines.append((step, scalars))]
+    )
+    for number in range(1, len(values) + 1):
+        assert hook(2 * number - 1, TrainState(0, {}, {}, 0), {}) is None
+        if stop := hook(2 * number, TrainState(0, {}, {}, 0), {}):
+            return number, stop.reason, hook.progress(), lines
+    return None, None, hook.progress(), lines
+
+
+def test_a_stage_ends_below_the_threshold_or_when_patience_is_over():
+    aligned = Alignment(every_steps=2, patience=2)
+    number, reason, _, lines = stops(aligned, [400, 300, 240, 100])
+    assert (number, reason) == (3, "aligned: kl_divergence 240 is below 250 at step 6")
+    assert lines[0] == (2, {"alignment/kl_divergence": 400, "alignment/threshold": 250.0})
+    assert stops(aligned, [240], dim=384)[0] is None
+    number, reason, *_ = stops(aligned, [400, 300, 310, 305, 1])
+    assert (number, reason) == (4, "kl_divergence has not become better in 2 measurements, up to step 8")
+    assert stops(Alignment(every_steps=2, patience=None, delta=-9.0), [5, 6, 7, 8, -8])[0] is None
+
+
+def test_a_score_has_patience_but_no_threshold():
+    number, reason, *_ = stops(Alignment("ndcg@10", every_steps=2, patience=2), [0.1, 0.3, 0.2, 0.3, 0.9])
+    assert (number, reason) == (4, "ndcg@10 has not become better in 2 measurements, up to step 8")
+    with pytest.raises(InputError, match="leave delta out"):
+        Alignment("ndcg@10", delta=0.5)
+
+
+def test_patience_goes_on_counting_where_a_run_was_stopped():
+    aligned = Alignment(every_steps=2, patience=2)
+    *_, progress, _ = stops(aligned, [400, 300, 310])
+    assert stops(aligned, [305, 1], begun=progress)[0] == 1
+    assert stops(aligned, [299, 298], begun=progress)[0] is None

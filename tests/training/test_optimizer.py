@@ -1,5 +1,7 @@
 """Schedules meet their end value; freezing, decay and factors follow the patterns."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,6 +98,52 @@ def test_weight_decay_shrinks_kernels_and_leaves_norms(name):
     updates, _ = tx.update(zeros, tx.init(PARAMS), PARAMS)
     np.testing.assert_allclose(updates["query"]["encoder"]["mlp"]["kernel"], -0.1 * 0.5 * 2.0, rtol=1e-5)
     np.testing.assert_array_equal(updates["query"]["encoder"]["norm"]["scale"], 0.0)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_towers_in_turn_are_trained_by_turns_at_the_rate_of_the_run(name):
+    """Each as if it alone were trained, in its own updates; the shared part in every one."""
+    params = {**PARAMS, "shared": {"projection": {"kernel": jnp.full((4, 4), 2.0)}}}
+    rates = jnp.asarray([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    schedule = lambda step: rates[step]  # noqa: E731
+    tx = optimizer.make_optimizer(OPTIMIZERS[name], schedule, params, alternate=["query/.*", "doc/.*"])
+    alone = optimizer.make_optimizer(OPTIMIZERS[name], lambda own: rates[2 * own], PARAMS["query"])
+    expected, alone_state = PARAMS["query"], alone.init(PARAMS["query"])
+    state, gradients = tx.init(params), jax.tree.map(jnp.ones_like, params)
+    for step in range(4):
+        updates, state = jax.jit(tx.update)(gradients, state, params)
+        after = optax.apply_updates(params, updates)
+        moves = {tower: not np.array_equal(after[tower]["encoder"]["norm"]["scale"], params[tower]["encoder"]["norm"]["scale"])
+                 for tower in ("query", "doc")}  # fmt: skip
+        assert moves == {"query": step % 2 == 0, "doc": step % 2 == 1}
+        assert np.all(after["shared"]["projection"]["kernel"] != params["shared"]["projection"]["kernel"])
+        params = after
+        if step % 2 == 0:
+            updates, alone_state = alone.update(jax.tree.map(jnp.ones_like, expected), alone_state, expected)
+            expected = optax.apply_updates(expected, updates)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), params["query"], expected)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "sentence"),
+    [
+        (["query/.*"], "has one pattern"),
+        (["query/.*", ".*"], "two patterns .* match query/"),
+        (["query/.*", "dox/.*"], "matches no"),
+    ],
+)
+def test_turns_that_are_none_are_refused(patterns, sentence):
+    with pytest.raises(InputError, match=sentence):
+        optimizer.make_optimizer(optimizer.adamw, constant, PARAMS, alternate=patterns)
+
+
+def test_a_frozen_part_stays_frozen_in_its_towers_turn():
+    tx = optimizer.make_optimizer(
+        optimizer.adamw, constant, PARAMS, frozen=["query/encoder/norm/.*"], alternate=["query/.*", "doc/.*"]
+    )
+    by_how_much = moved(tx, ones)
+    assert by_how_much["query"]["encoder"]["mlp"]["kernel"] > 0
+    assert by_how_much["query"]["encoder"]["norm"]["scale"] == by_how_much["doc"]["encoder"]["mlp"]["kernel"] == 0
 
 
 def test_adafactor_descends():

@@ -1,0 +1,111 @@
+"""The pictures of light query towers: what speed costs, and how the towers came together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from de_jax.evaluation.plots import COLOURS, DOC_COLOUR, INK, QUERY_COLOUR, new_figure, place_by_pca
+from de_jax.types import InputError
+
+
+class Point(NamedTuple):
+    """A system in the plane of quality and latency."""
+
+    name: str
+    milliseconds: float  # a query
+    score: float
+    group: str = ""  # systems of one group have one colour, and a line
+
+
+def tradeoff(points: Sequence[Point], out_png: str | Path, *, title: str, measure: str, what: str) -> None:
+    """Draws quality against the time that a query takes (Leonhardt et al., figure 6).
+
+    Args:
+        points: the systems.
+        out_png: appears by rename.
+        title: above the picture.
+        measure: of the scores.
+        what: the time is of, such as "CPU, batch of 1".
+
+    Raises:
+        InputError: there is no system.
+    """
+    if not points:
+        raise InputError("there is no system to draw; give at least one.")
+    groups = list(dict.fromkeys(point.group for point in points))
+    with new_figure(out_png, figsize=(7.2, 4.6)) as figure:
+        axis = figure.subplots()
+        for index, group in enumerate(groups):
+            own = sorted((point for point in points if point.group == group), key=lambda point: point.milliseconds)
+            colour = COLOURS[index % len(COLOURS)]
+            axis.plot([p.milliseconds for p in own], [p.score for p in own], "o-", color=colour, lw=1.4, ms=6, label=group or None)
+            for point in own:
+                axis.annotate(point.name, (point.milliseconds, point.score), xytext=(6, 6), textcoords="offset points", fontsize=9)
+        axis.set_title(title)
+        axis.set_xlabel(f"milliseconds a query ({what})")
+        axis.set_ylabel(measure)
+        axis.set_xlim(left=0)
+        axis.margins(x=0.15, y=0.2)
+        if len(groups) > 1:
+            axis.legend(loc="lower right", fontsize=9)
+
+
+def alignment_curves(
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], out_png: str | Path, *, threshold: float | None, title: str
+) -> None:
+    """Draws the divergence of the towers over the updates of the first stage, and its threshold (Leonhardt et al., figure 4).
+
+    Args:
+        curves: (updates, divergences) by the run's name.
+        out_png: appears by rename.
+        threshold: below which the towers are aligned.
+        title: above the picture.
+    """
+    with new_figure(out_png, figsize=(7.2, 4.2)) as figure:
+        axis = figure.subplots()
+        for index, (name, (steps, values)) in enumerate(curves.items()):
+            axis.plot(steps, values, "o-", color=COLOURS[index % len(COLOURS)], lw=1.6, ms=4, label=name)
+        if threshold is not None:
+            axis.axhline(threshold, color=INK, lw=1, linestyle="--")
+            axis.annotate(f"threshold {threshold:.4g}", (0, threshold), xytext=(2, 4), textcoords="offset points", fontsize=9)
+        axis.set_title(title)
+        axis.set_xlabel("update of the first stage")
+        axis.set_ylabel("KL divergence of the towers (nats)")
+        axis.legend(loc="best", fontsize=9)
+
+
+def towers(
+    panels: Mapping[str, tuple[Float[np.ndarray, "n D"], Float[np.ndarray, "n D"]]], out_png: str | Path, *, title: str
+) -> None:
+    """Draws the same queries by both towers, a panel for each run, in the plane of each panel's largest variance.
+
+    Leonhardt et al. (figures 1, 3 and 5) see a collapse as one small cloud, and towers that are not aligned as two.
+
+    Args:
+        panels: embeddings by the query tower and by the document tower, by the panel's title.
+        out_png: appears by rename.
+        title: above all panels.
+
+    Raises:
+        InputError: there is no panel.
+    """
+    if not panels:
+        raise InputError("there is no pair of towers to draw; give at least one.")
+    with new_figure(out_png, figsize=(3.6 * len(panels), 4.3)) as figure:
+        figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axis, (name, (by_query, by_doc)) in zip(axes, panels.items(), strict=True):
+            places, share = place_by_pca(np.concatenate([by_query, by_doc]))
+            for label, rows, colour in (
+                ("document tower", places[len(by_query) :], DOC_COLOUR),
+                ("query tower", places[: len(by_query)], QUERY_COLOUR),
+            ):
+                axis.scatter(*rows.T, s=14, color=colour, alpha=0.5, linewidths=0, label=label)
+            axis.set_title(f"{name}\n{share:.0%} of the variance", fontsize=10)
+            axis.set_aspect("equal", adjustable="datalim")
+        axes[0].legend(loc="best", fontsize=9)

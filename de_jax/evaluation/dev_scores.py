@@ -1,0 +1,56 @@
+"""How well a run does on held-out queries, as it is asked while it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from de_jax.data.passages import PassageStore
+from de_jax.data.text import Tokenizer
+from de_jax.data.training_set import DevSet, QueriesForBoth
+from de_jax.evaluation import metrics
+from de_jax.retrieval import encode, maxp
+from de_jax.retrieval.index import ExactIndex, Index
+from de_jax.retrieval.searcher import LENGTH_MULTIPLE, padded_tokens
+from de_jax.training.alignment import kl_divergence
+from de_jax.training.run import Run
+
+DEPTH = 101
+"""One more than Recall@100 needs, since a document with the query's id is left out."""
+
+
+def score_dev(run: Run, dev: DevSet) -> dict[str, float]:
+    """nDCG@10, MRR@10 and Recall@100 of a run's parameters among the documents of the dev set."""
+    store, rows = maxp.passages_of(run, dev.doc_store) or dev.doc_store, dev.doc_rows
+    if isinstance(store, PassageStore):
+        passages = store.of_docs(rows)
+        rows = passages[passages >= 0]
+    row_ids = [store.ids[int(row)] for row in rows]
+    index, doc_ids = maxp.of_docs(ExactIndex(encode.docs(run, store, rows=rows), row_ids), row_ids)
+    return score_index(run, dev, index, doc_ids)
+
+
+def score_index(run: Run, dev: DevSet, index: Index, doc_ids: Sequence[str]) -> dict[str, float]:
+    """The same by an index of documents, whatever they are."""
+    ranking = index.search(encode.queries(run, dev.query_store, rows=dev.query_rows), min(DEPTH, len(doc_ids)))
+    query_ids = [dev.query_store.ids[int(row)] for row in dev.query_rows]
+    return metrics.evaluate(ranking, query_ids, doc_ids, dev.qrels)
+
+
+def divergence(run: Run, queries: QueriesForBoth) -> float:
+    """How far the query tower's embeddings of some queries lie from the document tower's embeddings of the same (DAFT, eq. 9)."""
+    by_doc_tower = encode.docs(run, queries.for_doc_tower, rows=queries.rows, max_length=run.max_query_length)
+    by_query_tower = encode.queries(run, queries.for_query_tower, rows=queries.rows)
+    return kl_divergence(by_doc_tower, by_query_tower)
+
+
+def by_both_towers(run: Run, texts: Sequence[str]) -> tuple[Float[np.ndarray, "r D"], Float[np.ndarray, "r D"]]:
+    """Some texts by the query tower and by the document tower, cut to the length of queries."""
+
+    def by(tower: str, tokenizer: Tokenizer) -> np.ndarray:
+        tokens, lengths = padded_tokens(tokenizer, texts, max_length=run.max_query_length, length_multiple=LENGTH_MULTIPLE)
+        return np.asarray(encode.encode_fn(run, tower)(tokens, lengths))[:, 0]
+
+    return by("query", run.query_tokenizer), by("doc", run.doc_tokenizer)

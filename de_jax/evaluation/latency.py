@@ -1,0 +1,114 @@
+"""How long queries wait for their embeddings: towers beside each other, in turns, so that a busy machine is busy for all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from de_jax.retrieval import encode
+from de_jax.retrieval.searcher import padded_tokens
+from de_jax.training.run import Run
+from de_jax.types import InputError
+
+PERCENTILES = (50, 95, 99)
+LENGTH_MULTIPLE = 8
+"""Queries are padded to multiples of so many tokens, each of which is compiled once."""
+
+
+class Latency(NamedTuple):
+    """Milliseconds that one query takes, at the percentiles over the calls."""
+
+    name: str
+    batch_size: int
+    p50: float
+    p95: float
+    p99: float
+    p50_with_tokenizer: float
+    p95_with_tokenizer: float
+    p99_with_tokenizer: float
+    ratio: float  # the median, over the calls, of the first run's time over this one's, without tokenizer
+
+
+class _Call(NamedTuple):
+    """Seconds."""
+
+    tokenizer: float
+    tower: float
+
+
+def measure(
+    runs: Mapping[str, Run],
+    queries: Sequence[str],
+    *,
+    batch_sizes: Sequence[int] = (1, 32),
+    num_calls: int = 200,
+    progress: Callable[[int], object] = lambda calls: None,
+) -> list[Latency]:
+    """The latency of each run's query tower at each batch size.
+
+    A call takes texts to embeddings on the host. All shapes are compiled before the first call that counts, and the runs take
+    turns call by call, on the same queries.
+
+    Args:
+        runs: by name; the first one is what the others are compared with.
+        queries: taken in order, again from the start where there are too few.
+        batch_sizes: queries of a call.
+        num_calls: of each run and batch size.
+        progress: called with the number of calls done.
+
+    Raises:
+        InputError: there is no run, no query, or a number below 1.
+    """
+    if not runs or not queries or min([num_calls, *batch_sizes]) < 1:
+        raise InputError("latency needs at least one run, one query, one call, and batches of at least one.")
+    towers = {name: encode.encode_fn(run, "query") for name, run in runs.items()}
+    found = []
+    for batch_size in batch_sizes:
+        batches = list(_batches(queries, batch_size, num_calls))
+        for name, run in runs.items():
+            shapes = {tokens.shape: (tokens, lengths) for tokens, lengths in (_tokens(run, batch) for batch in batches)}
+            for tokens, lengths in shapes.values():
+                np.asarray(towers[name](tokens, lengths))
+        calls: dict[str, list[_Call]] = {name: [] for name in runs}
+        for batch in batches:
+            for name, run in runs.items():
+                calls[name].append(_timed(run, towers[name], batch))
+            progress(len(runs))
+        found += [_latency(name, batch_size, calls[name], calls[next(iter(runs))]) for name in runs]
+    return found
+
+
+def device() -> str:
+    """What the towers run on, in words."""
+    first = jax.devices()[0]
+    return f"{first.platform} ({first.device_kind})"
+
+
+def _batches(queries: Sequence[str], batch_size: int, number: int) -> Iterator[list[str]]:
+    for call in range(number):
+        yield [queries[(call * batch_size + place) % len(queries)] for place in range(batch_size)]
+
+
+def _tokens(run: Run, queries: Sequence[str]) -> tuple[Int[np.ndarray, "b L"], Int[np.ndarray, "b 1"]]:
+    return padded_tokens(run.query_tokenizer, queries, max_length=run.max_query_length, length_multiple=LENGTH_MULTIPLE)
+
+
+def _timed(run: Run, tower: encode.EncodeFn, queries: Sequence[str]) -> _Call:
+    start = time.perf_counter()
+    tokens, lengths = _tokens(run, queries)
+    tokenized = time.perf_counter()
+    np.asarray(tower(tokens, lengths))
+    return _Call(tokenized - start, time.perf_counter() - tokenized)
+
+
+def _latency(name: str, batch_size: int, calls: Sequence[_Call], first: Sequence[_Call]) -> Latency:
+    tower = np.array([call.tower for call in calls])
+    whole = tower + np.array([call.tokenizer for call in calls])
+    percentiles = [np.percentile(times, PERCENTILES) * 1000 / batch_size for times in (tower, whole)]
+    ratio = float(np.median(np.array([call.tower for call in first]) / tower))
+    return Latency._make([name, batch_size, *(round(float(value), 4) for value in np.concatenate(percentiles)), round(ratio, 3)])

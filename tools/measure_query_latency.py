@@ -1,0 +1,61 @@
+"""Measures how long a query waits for its embedding, by one or more runs in turn; prints one JSON object, a table to stderr.
+
+python -m tools.measure_query_latency --runs full=runs/model light=runs/daft/2_layers --dataset_dir=data/beir/scifact
+JAX_PLATFORMS=cpu python -m tools.measure_query_latency --runs full=runs/model light=runs/daft/2_layers --queries=queries.txt
+
+Milliseconds a query, at batches of 1 and 32, at the 50th, 95th and 99th percentile of the calls, without and with the tokenizer, on
+the device that JAX finds first. The ratio is the first run's time over that of the run, call by call: the runs take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from de_jax import command
+from de_jax.data import beir, files
+from de_jax.evaluation import latency, tables
+from de_jax.evaluation.arguments import named
+from de_jax.training.run import load_run
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    queries = _queries(args)
+    runs = {name: load_run(folder, args.step) for name, folder in named("--runs", args.runs).items()}
+    with tqdm(total=len(runs) * len(args.batch_sizes) * args.num_calls, desc="measure", unit=" calls", delay=0.5) as bar:
+        found = latency.measure(runs, queries, batch_sizes=args.batch_sizes, num_calls=args.num_calls, progress=bar.update)
+    print(tables.text_table(list(latency.Latency._fields), [[str(value) for value in row] for row in found]), file=sys.stderr)
+    report = {"device": latency.device(), "num_calls": args.num_calls, "latencies": [row._asdict() for row in found]}
+    print(json.dumps(report))
+
+
+def _queries(args: argparse.Namespace) -> list[str]:
+    if args.dataset_dir:
+        return list(beir.read(args.dataset_dir, args.split).queries.texts)
+    with files.open_text(args.queries) as file:
+        return [line.strip() for line in file if line.strip()]
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--runs", nargs="+", required=True, metavar="NAME=FOLDER", help="the first is what others are compared with"
+    )
+    parser.add_argument("--step", help="of all runs: a step, or best; default the newest")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--dataset_dir", type=Path, help="a BEIR folder, whose queries are taken")
+    source.add_argument("--queries", type=Path, help="a file with a query a line")
+    parser.add_argument("--split", default="test", help="of the BEIR folder (default test)")
+    parser.add_argument("--batch_sizes", nargs="+", type=int, default=[1, 32], help="queries of a call (default 1 32)")
+    parser.add_argument("--num_calls", type=int, default=200, help="of each run and batch size (default 200)")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
