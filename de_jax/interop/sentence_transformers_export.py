@@ -71,7 +71,7 @@ def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], de
     encoder = {part: params[part] for part in ("embedder", "encoder")}
     save(folder / FILE, disassemble(encoder, encoder_origins(config.encoder, tokenizer.pad_id)))
     is_bert = isinstance(config.encoder, BertConfig)
-    write_json(folder / CONFIG_FILE, _bert_json(config.encoder, tokenizer.pad_id) if is_bert else _t5_json(config.encoder))
+    write_json(folder / CONFIG_FILE, _bert_json(config.encoder, tokenizer.pad_id) if is_bert else t5_json(config.encoder))
     tokenizer_files.write(folder, tokenizer, max_length)
     write_json(folder / LENGTH_FILE, {"max_seq_length": max_length})
     modules = [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}Transformer"}]
@@ -113,7 +113,7 @@ def _write_prompts(folder: Path, config: TowerConfig, prompts: dict[str, str], d
     write_json(folder / PROMPTS_FILE, settings)
 
 
-def _t5_json(config: Any) -> dict[str, Any]:
+def t5_json(config: Any) -> dict[str, Any]:
     """What transformers calls the sizes of a T5 encoder."""
     model_type = "umt5" if config.bias_per_layer else "t5"
     return {

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from de_jax.models.layers import Dropout, Linear, platform, product, stream_dtype
 from de_jax.types import Array
@@ -77,10 +77,23 @@ def attend(
         return jax.nn.dot_product_attention(query, key, value, position_scores, own, scale=scale, implementation="cudnn").astype(
             query.dtype
         )
+    return attend_visible(query, key, value, bias, own, scale=scale)
+
+
+def attend_visible(
+    query: Float[Array, "b Q H d"],
+    key: Float[Array, "b K H d"],
+    value: Float[Array, "b K H d"],
+    bias: Float[Array, "H Q K"] | None,
+    visible: Bool[Array, ...],
+    *,
+    scale: float = 1.0,
+) -> Float[Array, "b Q H d"]:
+    """As `attend`, of any queries over any keys: `visible`, which broadcasts to [b, H, Q, K], says which see which."""
     scores = product("bqhd,bkhd->bhqk", query, key, jnp.dtype(jnp.float32)) * scale
     if bias is not None:
         scores = scores + bias[None]
-    weights = jax.nn.softmax(jnp.where(own, scores, MASKED), axis=-1).astype(query.dtype)
+    weights = jax.nn.softmax(jnp.where(visible, scores, MASKED), axis=-1).astype(query.dtype)
     return product("bhqk,bkhd->bqhd", weights, value, stream_dtype(query.dtype))
 
 
@@ -96,25 +109,31 @@ class RelativePositionBias(nn.Module):
     num_heads: int
     num_buckets: int
     max_distance: int
+    bidirectional: bool = True
 
     @nn.compact
-    def __call__(self, length: Any) -> Float[Array, "H L L"]:  # an int, or a symbol of `jax.export`
+    def __call__(  # the length is an int, or a symbol of `jax.export`
+        self, length: Any, query_positions: Int[Array, " Q"] | None = None
+    ) -> Float[Array, "H Q L"]:
+        """Of the tokens at `query_positions`, by default all, with each of `length` tokens."""
         table = self.param("rel_embedding", nn.initializers.normal(1.0), (self.num_heads, self.num_buckets))
         positions = jnp.arange(length)
-        distance = positions[None, :] - positions[:, None]
-        return table[:, relative_position_bucket(distance, self.num_buckets, self.max_distance)]
+        distance = positions[None, :] - (positions if query_positions is None else query_positions)[:, None]
+        return table[:, relative_position_bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)]
 
 
-def relative_position_bucket(distance: Int[Array, "L L"], num_buckets: int, max_distance: int) -> Int[Array, "L L"]:
-    """The bucket of each signed distance key - query, for attention in both directions (Raffel et al. 2020, T5).
+def relative_position_bucket(
+    distance: Int[Array, "Q L"], num_buckets: int, max_distance: int, bidirectional: bool = True
+) -> Int[Array, "Q L"]:
+    """The bucket of each signed distance key - query (Raffel et al. 2020, T5).
 
-    Half of the buckets serve each sign; half of those are exact distances, the rest grow logarithmically up to
-    `max_distance`, and everything farther shares the last.
+    Where attention is in both directions, half of the buckets serve each sign; otherwise all serve keys before the query. Half of
+    those of a sign are exact distances, the rest grow logarithmically up to `max_distance`, and everything farther shares the last.
     """
-    per_sign = num_buckets // 2
+    per_sign = num_buckets // 2 if bidirectional else num_buckets
     exact = per_sign // 2
-    magnitude = jnp.abs(distance)
+    magnitude = jnp.abs(distance) if bidirectional else jnp.maximum(-distance, 0)
     # The logarithm of 0 is never used: such distances are exact.
     log_ratio = jnp.log(jnp.maximum(magnitude, 1).astype(jnp.float32) / exact) / math.log(max_distance / exact)
     coarse = jnp.minimum(exact + (log_ratio * (per_sign - exact)).astype(jnp.int32), per_sign - 1)
-    return jnp.where(distance > 0, per_sign, 0) + jnp.where(magnitude < exact, magnitude, coarse)
+    return jnp.where((distance > 0) & bidirectional, per_sign, 0) + jnp.where(magnitude < exact, magnitude, coarse)
