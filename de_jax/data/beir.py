@@ -182,7 +182,7 @@ def write(
         qrels: judgements by split.
     """
     dataset_dir = Path(dataset_dir)
-    with files.atomic_file(dataset_dir / "corpus.jsonl.gz") as temporary, _deterministic_gzip(temporary) as file:
+    with files.atomic_file(dataset_dir / "corpus.jsonl.gz") as temporary, deterministic_gzip(temporary) as file:
         file.writelines(_json_line({"_id": text_id, "title": title, "text": text}) for text_id, title, text in docs)
     with files.atomic_file(dataset_dir / "queries.jsonl") as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.writelines(_json_line({"_id": text_id, "text": text}) for text_id, text in queries)
@@ -195,7 +195,7 @@ def write(
 
 
 @contextlib.contextmanager
-def _deterministic_gzip(path: Path) -> Iterator[TextIO]:
+def deterministic_gzip(path: Path) -> Iterator[TextIO]:
     # gzip.open would store the time and the temporary file's name.
     with (
         open(path, "wb") as file,

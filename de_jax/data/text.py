@@ -40,6 +40,9 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The int32 ids of each text, without special tokens and not truncated; several texts are encoded in parallel."""
 
+    def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
+        """The text of each row of ids, without special tokens; the inverse of `encode` up to what it normalizes."""
+
     def save(self, directory: Path) -> None:
         """Writes what `load_tokenizer` needs into an existing folder."""
 
@@ -70,6 +73,9 @@ class SentencePieceTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.array(ids, dtype=np.int32) for ids in self._processor.encode(list(texts), out_type=int)]
+
+    def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
+        return list(self._processor.decode([row.tolist() for row in ids]))
 
     def save(self, directory: Path) -> None:
         with files.atomic_file(Path(directory) / SENTENCEPIECE_FILE) as temporary:
@@ -102,6 +108,9 @@ class JsonTokenizer:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._ours(np.array(encoding.ids, dtype=np.int32)) for encoding in encodings]
 
+    def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
+        return list(self._tokenizer.decode_batch([self._ours(row).tolist() for row in ids]))
+
     def _ours(self, ids: np.ndarray) -> np.ndarray:
         """The ids with padding and 0 in each other's place."""
         if self.pad_id == PAD_ID:
@@ -124,6 +133,9 @@ class PromptedTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return self.tokenizer.encode([self.prompt + text for text in texts])
+
+    def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
+        return self.tokenizer.decode(ids)
 
     def save(self, directory: Path) -> None:
         self.tokenizer.save(directory)

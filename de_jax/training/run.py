@@ -70,15 +70,12 @@ def describe_run(
     if (run_dir / DESCRIPTION_FILE).exists():
         there = read_json(run_dir / DESCRIPTION_FILE)
         # A setting that came after that run was begun has its default there.
-        _check_same(run_dir, {"max_passages": 1, **there, "model": DualEncoder.from_json(there["model"]).to_json()}, description)
+        check_same(run_dir, {"max_passages": 1, **there, "model": DualEncoder.from_json(there["model"]).to_json()}, description)
         return
     if not distributed.is_first():
         return
     for tokenizer in (query_tokenizer, doc_tokenizer):
-        folder = _tokenizer_dir(run_dir, tokenizer.fingerprint)
-        if not folder.exists():
-            with atomic_dir(folder) as temporary:
-                tokenizer.save(temporary)
+        keep_tokenizer(run_dir, tokenizer)
     write_json(run_dir / DESCRIPTION_FILE, description)
 
 
@@ -116,16 +113,16 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
     run_dir = Path(run_dir)
     description = _read_description(run_dir)
     model = DualEncoder.from_json(description["model"])
-    folder, found = _find_checkpoint(run_dir, step)
+    folder, found = find_checkpoint(run_dir, step)
     on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     params = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device),
         jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))),
     )
     if not only_sizes:
-        params = _restore_params(folder, found, params)
+        params = restore_params(folder, found, params)
     tokenizers = {
-        name: load_tokenizer(_tokenizer_dir(run_dir, fingerprint)) for name, fingerprint in description["tokenizers"].items()
+        name: load_tokenizer(tokenizer_dir(run_dir, fingerprint)) for name, fingerprint in description["tokenizers"].items()
     }
     return Run(
         run_dir=run_dir,
@@ -147,7 +144,7 @@ def load_params(run_dir: str | Path, like: Params) -> Params:
         InputError: no run there, or one of another model; names the first parameter that differs.
     """
     _read_description(Path(run_dir))
-    return _restore_params(*_find_checkpoint(Path(run_dir), None), like)
+    return restore_params(*find_checkpoint(Path(run_dir), None), like)
 
 
 def read_settings(run_dir: str | Path) -> dict[str, str]:
@@ -167,12 +164,14 @@ def _read_description(run_dir: Path) -> dict[str, Any]:
     return description
 
 
-def _restore_params(folder: Path, step: int, like: Params) -> Params:
+def restore_params(folder: Path, step: int, like: Params) -> Params:
+    """The parameters of a checkpoint, each placed as its counterpart in `like`."""
     with contextlib.closing(Checkpoints(folder)) as checkpoints:
         return checkpoints.restore_params(step, like)
 
 
-def _find_checkpoint(run_dir: Path, step: int | str | None) -> tuple[Path, int]:
+def find_checkpoint(run_dir: Path, step: int | str | None) -> tuple[Path, int]:
+    """The folder and the step of a checkpoint, chosen as in `load_run`."""
     steps = {name: complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR)}
     if step == "best":
         candidates = [(BEST_DIR, found) for found in steps[BEST_DIR][-1:]]
@@ -195,14 +194,24 @@ def complete_steps(folder: Path) -> list[int]:
     return sorted(int(child.name) for child in folder.iterdir() if child.name.isdigit())
 
 
-def _tokenizer_dir(run_dir: Path, fingerprint: str) -> Path:
+def keep_tokenizer(run_dir: Path, tokenizer: Tokenizer) -> None:
+    """Writes a tokenizer into a run, if it is not there."""
+    folder = tokenizer_dir(run_dir, tokenizer.fingerprint)
+    if not folder.exists():
+        with atomic_dir(folder) as temporary:
+            tokenizer.save(temporary)
+
+
+def tokenizer_dir(run_dir: Path, fingerprint: str) -> Path:
+    """Where a run keeps the tokenizer with this fingerprint."""
     return run_dir / "tokenizers" / fingerprint[:16]
 
 
-def _check_same(run_dir: Path, there: Any, here: Any, path: str = "") -> None:
+def check_same(run_dir: Path, there: Any, here: Any, path: str = "") -> None:
+    """Raises `InputError`, which names the first difference, where a run's description says something else than `here`."""
     if isinstance(there, dict) and isinstance(here, dict):
         for key in sorted({*there, *here}):
-            _check_same(run_dir, there.get(key), here.get(key), f"{path}/{key}" if path else key)
+            check_same(run_dir, there.get(key), here.get(key), f"{path}/{key}" if path else key)
     elif there != here:
         raise InputError(
             f"{run_dir} holds a run with {path} = {there!r}, but this recipe has {here!r}; "

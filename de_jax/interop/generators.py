@@ -1,0 +1,40 @@
+"""A generator from wherever it is: a run of this library, or a T5 of Hugging Face in a folder or on the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from de_jax.data.text import Tokenizer
+from de_jax.interop import huggingface, huggingface_generator
+from de_jax.interop.checkpoints import folder_of
+from de_jax.training.generator_run import DESCRIPTION_FILE, GeneratorRun, is_generator_run, load_generator
+from de_jax.types import InputError
+
+QUERY_LENGTH = 64
+"""Tokens; docTTTTTquery's."""
+
+
+def read(source: str | Path, *, step: int | None = None, tokenizer: Tokenizer | None = None) -> GeneratorRun:
+    """The generator in a folder, or under a name of the Hugging Face hub such as "castorini/doc2query-t5-base-msmarco".
+
+    Args:
+        source: as above.
+        step: of a run, which checkpoint; the newest by default.
+        tokenizer: where the folder brings none.
+
+    Raises:
+        InputError: nothing that is known, no vocabulary, or as of the format's own `read`.
+    """
+    folder = folder_of(source)
+    if is_generator_run(folder):
+        return load_generator(folder, step)
+    if not (folder / huggingface.CONFIG_FILE).is_file():
+        raise InputError(
+            f"{folder} holds no generator: neither {DESCRIPTION_FILE} (de-jax doc2query train) nor {huggingface.CONFIG_FILE} "
+            "(Hugging Face's T5)."
+        )
+    found = huggingface_generator.read(folder)
+    tokenizer = tokenizer or found.tokenizer
+    if tokenizer is None:
+        raise InputError(f"{folder} holds no vocabulary; give --tokenizer, T5's spiece.model.")
+    return GeneratorRun(folder, 0, found.model, found.params, tokenizer, QUERY_LENGTH, found.max_doc_length)

@@ -1,0 +1,130 @@
+"""The command on a toy data set: trained, killed and continued, generated, imported."""
+
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+import toy_run
+
+from de_jax.data import beir
+from de_jax.data.expansion_files import read_expansion
+from de_jax.models.t5 import T5Config
+from de_jax.tools import doc2query
+from de_jax.training.checkpoint import SaveCheckpoints
+from de_jax.training.generator_run import load_generator
+from de_jax.types import InputError
+
+SMALLEST = T5Config(model_dim=32, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32)
+
+
+@pytest.fixture(scope="module")
+def dataset_dir(tmp_path_factory):
+    return toy_run.write_dataset(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(autouse=True)
+def smallest(monkeypatch):
+    monkeypatch.setitem(doc2query.SIZES, "tiny", SMALLEST)
+
+
+def train(dataset_dir, run_dir, **changes):
+    settings = {
+        "dataset_dirs": dataset_dir, "tokenizer": dataset_dir / "spiece.model", "run_dir": run_dir, "num_steps": 6, "batch_size": 8,
+        "max_query_length": 8, "max_doc_length": 32, "length_multiple": 32, "learning_rate": 0.01, "dtype": "float32",
+        "log_every_steps": 2, "save_every_steps": 2, **changes,
+    }  # fmt: skip
+    doc2query.main(["train", *(f"--{name}={value}" for name, value in settings.items())])
+
+
+def generate(dataset_dir, model, out_dir, **changes):
+    settings = {"dataset_dir": dataset_dir, "model": model, "out_dir": out_dir, "num_queries": 3, "max_length": 8,
+                "docs_per_batch": 2, "docs_per_part": 40, **changes}  # fmt: skip
+    doc2query.main(["generate", *(f"--{name}={value}" for name, value in settings.items())])
+
+
+@pytest.fixture(scope="module")
+def run_dir(dataset_dir, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "trained"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(doc2query.SIZES, "tiny", SMALLEST)
+        patch.setenv("DE_JAX_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        train(dataset_dir, folder)
+    return folder
+
+
+def params_of(run_dir):
+    return jax.tree.map(np.asarray, load_generator(run_dir).params)
+
+
+def test_a_stopped_training_continues_to_the_same_bits(dataset_dir, run_dir, tmp_path, monkeypatch, capsys):
+    save = SaveCheckpoints.__call__
+
+    def stopping(self, step, state, metrics):
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return save(self, step, state, metrics)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SaveCheckpoints, "__call__", stopping)
+        with pytest.raises(SystemExit, match="75"):
+            train(dataset_dir, tmp_path / "run")
+    assert load_generator(tmp_path / "run").step == 3
+    train(dataset_dir, tmp_path / "run")
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (report["step"], report["num_pairs"]) == (6, 80)
+    jax.tree.map(np.testing.assert_array_equal, params_of(tmp_path / "run"), params_of(run_dir))
+    losses = [[(line["step"], line["loss"]) for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())]
+              for folder in (run_dir, tmp_path / "run")]  # fmt: skip
+    assert losses[0] == losses[1]
+    assert losses[0][-1][1] < losses[0][0][1]
+
+
+def test_a_run_starts_from_another_and_refuses_to_continue_as_another(dataset_dir, run_dir, tmp_path):
+    train(dataset_dir, tmp_path / "tuned", init_from=run_dir, num_steps=1, learning_rate=1e-12)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params_of(tmp_path / "tuned"), params_of(run_dir))
+    with pytest.raises(InputError, match="max_doc_length = 32, but this recipe has 16"):
+        train(dataset_dir, run_dir, max_doc_length=16)
+
+
+def test_an_expansion_has_a_line_for_every_document_and_is_the_same_after_a_kill(dataset_dir, run_dir, tmp_path):
+    generate(dataset_dir, run_dir, tmp_path / "whole")
+    generate(dataset_dir, run_dir, tmp_path / "cut")
+    found = list(read_expansion(tmp_path / "whole"))
+    assert [doc.doc_id for doc in found] == [doc_id for doc_id, _ in beir.iter_docs(dataset_dir / "corpus.jsonl.gz")]
+    assert {len(doc.queries) for doc in found} == {3}
+    for name in ("manifest.json", "part-00002.jsonl.gz", "part-00001.jsonl.gz"):
+        (tmp_path / "cut" / name).unlink()
+    (tmp_path / "cut" / ".part-00001.jsonl.gz.abc.tmp").write_bytes(b"half")
+    generate(dataset_dir, run_dir, tmp_path / "cut")
+    files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("whole", "cut")]
+    assert files[0] == files[1]
+    with pytest.raises(InputError, match="was begun with seed 0, not 1"):
+        generate(dataset_dir, run_dir, tmp_path / "cut", seed=1)
+
+
+def test_another_batch_size_writes_the_same_queries(dataset_dir, run_dir, tmp_path):
+    generate(dataset_dir, run_dir, tmp_path / "two")
+    generate(dataset_dir, run_dir, tmp_path / "five", docs_per_batch=5, docs_per_part=17)
+    assert list(read_expansion(tmp_path / "two")) == list(read_expansion(tmp_path / "five"))
+
+
+def test_released_predictions_become_an_expansion(dataset_dir, tmp_path):
+    ids = [doc_id for doc_id, _ in beir.iter_docs(dataset_dir / "corpus.jsonl.gz")]
+    for sample in range(2):
+        for piece, own in enumerate((ids[:50], ids[50:])):
+            path = tmp_path / f"predicted_sample{sample}.txt00{piece}-1004000"
+            path.write_text("".join(f"query {sample} of {doc_id}\n" for doc_id in own))
+    predictions = [str(path) for path in tmp_path.glob("predicted_*")]
+    arguments = ["--dataset_dir", str(dataset_dir), "--out_dir", str(tmp_path / "out"), "--docs_per_part", "40"]
+    doc2query.main(["import", "--predictions", *predictions, *arguments])
+    found = list(read_expansion(tmp_path / "out"))
+    assert [doc.doc_id for doc in found] == ids
+    assert found[60].queries == [f"query 0 of {ids[60]}", f"query 1 of {ids[60]}"]
+
+
+def test_a_model_that_begins_anew_needs_a_vocabulary(dataset_dir, tmp_path):
+    with pytest.raises(InputError, match="--tokenizer is missing"):
+        doc2query.main(["train", f"--dataset_dirs={dataset_dir}", f"--run_dir={tmp_path / 'run'}"])

@@ -1,0 +1,207 @@
+"""Trains a generator of queries, and writes queries for the documents of a corpus; prints one JSON object.
+
+python -m tools.doc2query train --dataset_dirs data/beir/medquad --init_from=google-t5/t5-small --run_dir=runs/doc2query
+python -m tools.doc2query generate --model=runs/doc2query --dataset_dir=data/beir/scifact --out_dir=queries/scifact --num_queries=20
+python -m tools.doc2query import --predictions predicted_queries_*.txt* --dataset_dir=data/msmarco --out_dir=queries/msmarco
+
+The same command continues what was stopped. --init_from and --model take a run of `train`, a folder of Hugging Face's T5 or a name
+of its hub; without --init_from the model begins anew, with the sizes of --size and the vocabulary of --tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+from de_jax import command
+from de_jax.data import beir, files
+from de_jax.data.corpus import cached_token_store
+from de_jax.data.doc_query_pairs import doc_query_pairs
+from de_jax.data.expansion_files import ExpansionWriter, iter_released
+from de_jax.data.text import load_tokenizer
+from de_jax.interop import generators
+from de_jax.models.decoding import Decoding
+from de_jax.models.generator import Generator
+from de_jax.models.t5 import T5Config
+from de_jax.retrieval.generate import generate_to_dir
+from de_jax.training.generator_run import OPTIMIZERS, GeneratorRun, Plan, train_generator
+from de_jax.training.preemption import StopOnTerminate
+from de_jax.types import InputError
+
+SIZES = {  # as in gin_configs/models/t5_1_1_*.gin
+    "tiny": T5Config(model_dim=256, num_layers=2, num_heads=4, head_dim=32, mlp_dim=512),
+    "small": T5Config(model_dim=512, num_layers=8, num_heads=6, head_dim=64, mlp_dim=1024),
+    "base": T5Config(),
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    report = {"train": train, "generate": generate, "import": import_released}[args.action](args)
+    print(json.dumps(report))
+    if report.get("stopped") == StopOnTerminate.REASON:
+        sys.exit(command.EXIT_STOPPED)
+
+
+def train(args: argparse.Namespace) -> dict[str, Any]:
+    """Trains on the pairs of BEIR folders."""
+    start = time.monotonic()
+    run = _first_run(args)
+    batches, num_pairs = doc_query_pairs(
+        args.dataset_dirs,
+        run.tokenizer,
+        batch_size=args.batch_size,
+        max_query_length=args.max_query_length,
+        max_doc_length=args.max_doc_length,
+        split=args.split,
+        seed=args.seed,
+        length_multiple=args.length_multiple,
+        cache_dir=args.cache_dir,
+    )
+    settings = {name: getattr(args, name) for name in Plan._fields}
+    trained, stopped = train_generator(run, batches, Plan(**settings), is_fresh=not args.init_from)
+    return {
+        "run_dir": args.run_dir,
+        "step": trained.step,
+        "num_pairs": num_pairs,
+        "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(trained.params)),
+        "seconds": round(time.monotonic() - start, 1),
+        "stopped": stopped,
+    }
+
+
+def generate(args: argparse.Namespace) -> dict[str, Any]:
+    """Writes an expansion of a corpus."""
+    decoding = Decoding(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Decoding) if field.name in args})
+    decoding.check()
+    corpus = beir.find_file(args.dataset_dir, "corpus")
+    run = generators.read(args.model, step=args.step, tokenizer=load_tokenizer(args.tokenizer) if args.tokenizer else None)
+    run = run._replace(max_doc_length=args.max_doc_length or run.max_doc_length)
+    if args.dtype:
+        run = run._replace(model=dataclasses.replace(run.model, t5=dataclasses.replace(run.model.t5, dtype=args.dtype)))
+    cache = args.cache_dir or files.cache_dir() / "token_stores"
+    store = cached_token_store(corpus, run.tokenizer, cache)
+    start, done = time.monotonic(), []
+    with tqdm(total=store.num_texts, unit="doc", desc="generate") as bar:
+
+        def progress(num_docs: int) -> None:
+            done.append(num_docs)
+            bar.update(num_docs)
+            speed = sum(done) * decoding.num_queries / (time.monotonic() - start)
+            bar.set_postfix({"queries/s": f"{speed:.4g}"}, refresh=False)
+
+        options = {name: getattr(args, name) for name in ("seed", "docs_per_batch", "docs_per_part")}
+        about = {"corpus": {"name": corpus.parent.name, "sha256": files.sha256_of(corpus)}}
+        generate_to_dir(run, store, args.out_dir, decoding, **options, about=about, progress=progress)
+    return {"out_dir": args.out_dir, "num_docs": store.num_texts, "seconds": round(time.monotonic() - start, 1)}
+
+
+def import_released(args: argparse.Namespace) -> dict[str, Any]:
+    """Writes an expansion of predictions that others released."""
+    corpus = beir.find_file(args.dataset_dir, "corpus")
+    doc_ids = list(dict.fromkeys(doc_id for doc_id, _ in beir.iter_docs(corpus, skip_empty=True)))
+    known, num_docs = set(doc_ids), 0
+    about = {"corpus": {"name": corpus.parent.name, "sha256": files.sha256_of(corpus)}}
+    sources = {Path(path).name: files.sha256_of(path) for path in sorted(args.predictions)}
+    writer = ExpansionWriter(args.out_dir, {**about, "predictions": sources, "docs_per_part": args.docs_per_part})
+    docs = iter(tqdm(iter_released(args.predictions, doc_ids), unit="doc", desc="import"))
+    parts = iter(lambda: list(itertools.islice(docs, args.docs_per_part)), [])
+    before = writer.num_parts
+    for number, part in enumerate(() if writer.is_complete else parts):
+        if unknown := next((doc.doc_id for doc in part if doc.doc_id not in known), None):
+            raise InputError(f"the predictions are for {unknown}, which is no document of {corpus}; give the corpus they are of.")
+        num_docs += len(part)
+        if number >= before:
+            writer.append(part)
+    if not writer.is_complete:
+        writer.finish(num_docs=num_docs)
+    return {"out_dir": args.out_dir, "num_docs": num_docs}
+
+
+def _first_run(args: argparse.Namespace) -> GeneratorRun:
+    tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
+    lengths = {"max_query_length": args.max_query_length, "max_doc_length": args.max_doc_length}
+    if args.init_from:
+        run = generators.read(args.init_from, tokenizer=tokenizer)
+        model = run.model
+    elif tokenizer is None:
+        raise InputError("--tokenizer is missing; give T5's spiece.model, or --init_from with a model that brings its own.")
+    else:
+        vocab_size = -(-tokenizer.vocab_size // 128) * 128  # T5's own 32,000 pieces have 32,128 rows
+        model = Generator(dataclasses.replace(SIZES[args.size], vocab_size=vocab_size))
+        run = GeneratorRun(Path(), 0, model, {}, tokenizer, 0, 0)
+    t5 = dataclasses.replace(model.t5, dtype=args.dtype, dropout_rate=args.dropout_rate, remat=args.remat)
+    return run._replace(source=Path(args.run_dir), model=dataclasses.replace(model, t5=t5), **lengths)
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(dest="action", required=True)
+    _add_train(actions.add_parser("train", help="train on (document, query) pairs"))
+    _add_generate(actions.add_parser("generate", help="write queries for every document"))
+    released = actions.add_parser("import", help="read predictions that others released")
+    released.add_argument("--predictions", nargs="+", required=True, help="files: .jsonl, .tsv, or docTTTTTquery's text files")
+    for action in actions.choices.values():
+        if "--dataset_dirs" not in action._option_string_actions:
+            action.add_argument("--dataset_dir", required=True, help="a BEIR folder")
+            action.add_argument("--out_dir", required=True, help="the expansion's folder")
+            action.add_argument("--docs_per_part", type=int, default=4096, help="documents between two points to continue from")
+    return parser.parse_args(argv)
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dataset_dirs", nargs="+", required=True, help="BEIR folders")
+    parser.add_argument("--split", default="train", help="whose judgements are the pairs")
+    parser.add_argument("--run_dir", required=True, help="if it holds a run, that run continues")
+    parser.add_argument("--init_from", help="a run, a folder or a name of the hub")
+    parser.add_argument("--size", choices=SIZES, default="tiny", help="T5 1.1's, of a model that begins anew")
+    parser.add_argument("--tokenizer", help="a spiece.model or tokenizer.json")
+    parser.add_argument("--num_steps", type=int, default=4000)
+    parser.add_argument("--batch_size", type=int, default=32, help="pairs")
+    parser.add_argument("--max_query_length", type=int, default=32, help="tokens")
+    parser.add_argument("--max_doc_length", type=int, default=256, help="tokens")
+    parser.add_argument("--length_multiple", type=int, default=64, help="of a batch's width; smaller computes less, compiles more")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adafactor")
+    parser.add_argument("--learning_rate", type=float, default=1e-3, help="its peak; falls to 0 linearly")
+    parser.add_argument("--warmup_steps", type=int, default=0)
+    parser.add_argument("--dropout_rate", type=float, default=0.1)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="of matrix products")
+    parser.add_argument("--remat", choices=("none", "dots", "full"), default="none", help="of the encoder; see docs/scaling.md")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log_every_steps", type=int, default=50)
+    parser.add_argument("--save_every_steps", type=int, default=500)
+    parser.add_argument("--keep_checkpoints", type=int, default=2)
+    parser.add_argument("--cache_dir", default="", help="of tokenized texts; default $DE_JAX_CACHE")
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, help="a run, a folder or a name of the hub")
+    parser.add_argument("--step", type=int, help="of a run; default the newest checkpoint")
+    parser.add_argument("--tokenizer", help="where the model brings none")
+    parser.add_argument("--method", choices=("sample", "greedy", "beam"), default="sample")
+    parser.add_argument("--num_queries", type=int, default=10, help="of each document")
+    parser.add_argument("--max_length", type=int, default=32, help="tokens of a query")
+    parser.add_argument("--max_doc_length", type=int, help="tokens; default the model's")
+    parser.add_argument("--top_k", type=int, default=10, help="likeliest tokens to draw from; 0 for all")
+    parser.add_argument("--top_p", type=float, default=1.0, help="least likelihood of the tokens to draw from")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--num_beams", type=int, default=4)
+    parser.add_argument("--length_penalty", type=float, default=1.0)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of matrix products; default the model's")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--docs_per_batch", type=int, default=16, help="of each device")
+    parser.add_argument("--cache_dir", default="", help="of tokenized texts; default $DE_JAX_CACHE")
+
+
+if __name__ == "__main__":
+    command.run(main)
