@@ -24,19 +24,35 @@ from typing import Any
 from de_jax import command
 from de_jax.data import beir
 
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "in_batch_softmax": ("fine_tune", {}),
-    "samtone": ("fine_tune", {"train.loss": "@samtone", "samtone.same_tower": "query"}),
-    "rand_neg": ("rand_neg", {}),
-    "nce_neg": ("nce_neg", {}),
-    "bm25_neg": ("bm25_neg", {}),
-    "bm25_rand_neg": ("bm25_rand_neg", {}),
-    "ance": ("ance_firstp", {}),
-    "ance_norm": ("dance_norm", {}),
-    "ance_dual": ("dance_dual", {"dance.temperature": 0.05}),
-    "dance": ("dance", {}),
+Stage = tuple[str, dict[str, Any]]
+"""A recipe, and what is set beside what all have."""
+
+
+def _light(layers: int) -> dict[str, list[Stage]]:
+    """DAFT's two stages with a query tower of the model's first layers, and the same tower trained without the first stage."""
+    tower, last = {"QUERY_LAYERS": tuple(range(layers))}, {"beir_pairs.dev_split": None}
+    return {
+        f"daft_{layers}": [("daft_stage1", {**tower, "Alignment.every_steps": 10}), ("daft_stage2", last)],
+        f"one_stage_{layers}": [("daft_one_stage", {**tower, **last})],
+    }
+
+
+METHODS: dict[str, list[Stage]] = {
+    "in_batch_softmax": [("fine_tune", {})],
+    "samtone": [("fine_tune", {"train.loss": "@samtone", "samtone.same_tower": "query"})],
+    "rand_neg": [("rand_neg", {})],
+    "nce_neg": [("nce_neg", {})],
+    "bm25_neg": [("bm25_neg", {})],
+    "bm25_rand_neg": [("bm25_rand_neg", {})],
+    "ance": [("ance_firstp", {})],
+    "ance_norm": [("dance_norm", {})],
+    "ance_dual": [("dance_dual", {"dance.temperature": 0.05})],
+    "dance": [("dance", {})],
+    **_light(1),
+    **_light(2),
+    **_light(3),
 }
-"""The recipe of each method, and what is set beside what all have. A model whose embeddings are cosines is given a temperature."""
+"""The stages of each method. A model whose embeddings are cosines is given a temperature."""
 BM25 = ("bm25_neg", "bm25_rand_neg")
 MINED = ("ance", "ance_norm", "ance_dual", "dance")
 
@@ -71,30 +87,34 @@ def _runs(base: Path, args: argparse.Namespace) -> Iterator[tuple[str, str, int,
         yield dataset, method, seed, run_dir
 
 
-def _train(base: Path, run_dir: Path, dataset: str, method: str, seed: int, args: argparse.Namespace) -> None:
-    recipe, own = METHODS[method]
-    settings = {
-        "MODEL": base,
-        "beir_pairs.dataset_dir": args.data_dir / dataset,
-        "beir_pairs.batch_size": args.batch_size,
-        "beir_pairs.max_query_length": args.max_query_length,
-        "beir_pairs.max_doc_length": args.max_doc_length,
-        "beir_pairs.seed": seed,
-        "train.seed": seed,
-        "train.optimizer": "@adamw",
-        "train.learning_rate": args.learning_rate,
-        "train.num_steps": args.num_steps,
-        "train.log_every_steps": 10,
-        "train.save_every_steps": args.num_steps,
-        "linear.warmup_steps": args.num_steps // 10,
-        **own,
-    }
-    if method in BM25:
-        settings["beir_pairs.negatives_dir"] = _bm25_negatives(dataset, args)
-    if method in MINED:
-        settings["train.mine_every_steps"] = args.mine_every_steps
-    gin = [f"--gin.{name}={value}" for name, value in settings.items()]
-    _run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
+def _train(model: Path, run_dir: Path, dataset: str, method: str, seed: int, args: argparse.Namespace) -> None:
+    """The stages one after another, each from the run of the one before; the last one's run is `run_dir`."""
+    stages = METHODS[method]
+    for number, (recipe, own) in enumerate(stages, start=1):
+        folder = run_dir if number == len(stages) else run_dir.with_name(f"{run_dir.name}-stage{number}")
+        settings = {
+            "MODEL": model,
+            "beir_pairs.dataset_dir": args.data_dir / dataset,
+            "beir_pairs.batch_size": args.batch_size,
+            "beir_pairs.max_query_length": args.max_query_length,
+            "beir_pairs.max_doc_length": args.max_doc_length,
+            "beir_pairs.seed": seed,
+            "train.seed": seed,
+            "train.optimizer": "@adamw",
+            "train.learning_rate": args.learning_rate,
+            "train.num_steps": args.num_steps,
+            "train.log_every_steps": 10,
+            "train.save_every_steps": args.num_steps,
+            "linear.warmup_steps": args.num_steps // 10,
+            **own,
+        }
+        if method in BM25:
+            settings["beir_pairs.negatives_dir"] = _bm25_negatives(dataset, args)
+        if method in MINED:
+            settings["train.mine_every_steps"] = args.mine_every_steps
+        gin = [f"--gin.{name}={value}" for name, value in settings.items()]
+        _run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={folder}", *gin])
+        model = folder
 
 
 def _bm25_negatives(dataset: str, args: argparse.Namespace) -> Path:

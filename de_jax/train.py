@@ -13,7 +13,7 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,18 @@ from de_jax.data.batches import prefetch
 from de_jax.data.files import atomic_file
 from de_jax.data.negatives import Switch
 from de_jax.data.training_set import TrainingSet
-from de_jax.evaluation.dev_scores import divergence, score_dev
+from de_jax.hooks import make_hooks, run_of
 from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import Recipe, parse_with_settings, read_recipe
-from de_jax.retrieval.mining_run import MineNegatives, mine_generation, only_miner
-from de_jax.training import distributed, faults, run_log, sharding, sharding_rules
-from de_jax.training.alignment import KL, Alignment, StopWhenAligned
-from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
-from de_jax.training.collapse import WatchForCollapse
-from de_jax.training.dev_evaluation import EvaluateOnDev
-from de_jax.training.fit import Hook, Stop, fit
-from de_jax.training.follow_negatives import FollowNegatives
+from de_jax.retrieval.mining_run import mine_generation, only_miner
+from de_jax.training import distributed, faults, sharding, sharding_rules
+from de_jax.training.alignment import KL
+from de_jax.training.checkpoint import Checkpoints
+from de_jax.training.fit import Stop, fit
 from de_jax.training.preemption import StopOnTerminate
-from de_jax.training.profile import ProfileSteps
-from de_jax.training.run import BEST_DIR, CHECKPOINTS_DIR, Run, describe_run
-from de_jax.types import Batches, InputError, Params, TrainState
+from de_jax.training.run import BEST_DIR, CHECKPOINTS_DIR, describe_run
+from de_jax.types import Batches, InputError, TrainState
 
 
 def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
@@ -73,7 +69,7 @@ def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
             _begin_negatives(recipe, run_dir, data, checkpoints, state)
             stop = _ended(recipe, checkpoints, int(state.step))
             if stop is None:
-                hooks = _hooks(recipe, run_dir, data, checkpoints, best, state, terminate)
+                hooks = make_hooks(recipe, run_dir, data, checkpoints, best, state, terminate)
                 state, stop = fit(step_fn, state, _on_mesh(data.batches, mesh), num_steps=recipe.num_steps, hooks=hooks)
     return {
         "run_dir": str(run_dir),
@@ -162,91 +158,6 @@ def _on_mesh(batches: Batches, mesh: jax.sharding.Mesh) -> Batches:
     return lambda start: sharding.placed(prefetch(batches(start)), mesh)
 
 
-def _hooks(
-    recipe: Recipe,
-    run_dir: Path,
-    data: TrainingSet,
-    checkpoints: Checkpoints,
-    best: Checkpoints,
-    state: TrainState,
-    terminate: StopOnTerminate,
-) -> list[Hook]:
-    start_step, sinks = int(state.step), list[run_log.Sink]()
-    beside = checkpoints.beside(start_step) if start_step else {}
-    if distributed.is_first():
-        sinks = [
-            run_log.jsonl_sink(run_dir, start_step),
-            run_log.tensorboard_sink(run_dir, start_step),
-            run_log.progress_sink(recipe.num_steps, start_step),
-        ]
-    watch = WatchForCollapse(recipe.collapse_alarm) if recipe.collapse_alarm else None
-    if watch:
-        sinks.append(watch.line)
-    log = run_log.LogMetrics(
-        sinks,
-        every_steps=recipe.log_every_steps,
-        num_steps=recipe.num_steps,
-        pairs_per_step=data.batch_size,
-        schedule=recipe.schedule,
-        begun=beside.get("log"),
-    )
-    hooks: list[Hook] = [log, *([watch] if watch else [])]
-    timed: dict[str, Any] = {"on_seconds": log.skip_time, "before": log.unfinished}
-    run_of = functools.partial(_run_of, recipe, run_dir, data)
-    if (dev := data.dev) is not None:
-        hooks.append(
-            EvaluateOnDev(
-                lambda params: score_dev(run_of(start_step, params), dev),
-                every_steps=recipe.evaluate_every_steps,
-                num_steps=recipe.num_steps,
-                best=best,
-                sinks=sinks,
-                **timed,
-            )
-        )
-    aligned = None
-    if recipe.alignment:
-        value_of = _measure_of_alignment(recipe.alignment, data, functools.partial(run_of, start_step))
-        dim, begun = recipe.model.doc.embedding_dim, beside.get("alignment")
-        aligned = StopWhenAligned(recipe.alignment, value_of, dim=dim, begun=begun, sinks=sinks, **timed)
-        if not start_step:
-            aligned.measure(0, state.params)
-        hooks.append(aligned)
-    if data.mined and recipe.miner and recipe.mine_every_steps:
-        hooks.append(
-            MineNegatives(
-                run_of, data.mined, recipe.miner, every_steps=recipe.mine_every_steps, num_steps=recipe.num_steps, **timed
-            )
-        )
-    if data.mined and recipe.follow_every_steps:
-        hooks.append(FollowNegatives(data.mined, every_steps=recipe.follow_every_steps, sinks=sinks))
-    if recipe.profile_steps:
-        first, count = recipe.profile_steps
-        hooks.append(ProfileSteps(run_dir / "profile", first=first, count=count, num_steps=recipe.num_steps))
-    save = SaveCheckpoints(
-        checkpoints,
-        every_steps=recipe.save_every_steps,
-        num_steps=recipe.num_steps,
-        beside=lambda: {
-            "log": log.unfinished(),
-            "switches": data.mined.switches if data.mined else [],
-            "alignment": aligned.progress() if aligned else None,
-        },
-        asked_to_stop=lambda step: terminate.reason(step) or (aligned.reason() if aligned else None),
-    )
-    return [*hooks, save]
-
-
-def _measure_of_alignment(alignment: Alignment, data: TrainingSet, run_of: Callable[[Params], Run]) -> Callable[[Params], float]:
-    """What `StopWhenAligned` asks of parameters."""
-    dev, queries, measure = data.dev, data.for_both, alignment.measure
-    if measure == KL:
-        assert queries is not None  # see `_check_alignment`
-        return lambda params: divergence(run_of(params), queries)
-    assert dev is not None
-    return lambda params: score_dev(run_of(params), dev)[measure]
-
-
 def _check_alignment(recipe: Recipe, data: TrainingSet) -> None:
     """Whether there is what the towers are measured by."""
     if recipe.alignment is None:
@@ -265,12 +176,6 @@ def _ended(recipe: Recipe, checkpoints: Checkpoints, step: int) -> Stop | None:
         return None
     reason = (checkpoints.beside(step).get("alignment") or {}).get("stop")
     return Stop(reason) if reason else None
-
-
-def _run_of(recipe: Recipe, run_dir: Path, data: TrainingSet, step: int, params: Params) -> Run:
-    """What is trained, as the tools know it."""
-    tokenizers, lengths = (data.query_tokenizer, data.doc_tokenizer), (data.max_query_length, data.max_doc_length)
-    return Run(run_dir, step, recipe.model, params, *tokenizers, *lengths, data.max_passages)
 
 
 def _check_negatives(recipe: Recipe, data: TrainingSet) -> None:
@@ -303,7 +208,7 @@ def _begin_negatives(recipe: Recipe, run_dir: Path, data: TrainingSet, checkpoin
     if recipe.miner and distributed.agreed(not negatives.numbers(data.mined.negatives_dir)):
         is_held = recipe.mine_every_steps or not distributed.is_first()
         with contextlib.nullcontext() if is_held else only_miner(data.mined):
-            mine_generation(_run_of(recipe, run_dir, data, step, state.params), data.mined, recipe.miner, keep=False)
+            mine_generation(run_of(recipe, run_dir, data, step, state.params), data.mined, recipe.miner, keep=False)
         distributed.agreed(True)  # the first process searches and writes; the others wait for it
     known = checkpoints.beside(step).get("switches", []) if step else []
     data.mined.begin(step, [Switch(*switch) for switch in known])

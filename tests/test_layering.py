@@ -74,7 +74,8 @@ RULES = {
     "de_jax.interop.t5x": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
     "de_jax.configurables": PROCESS,
     "de_jax.recipe": PROCESS,
-    "de_jax.train": PROCESS._replace(layers=(*PROCESS.layers, "recipe")),
+    "de_jax.hooks": PROCESS._replace(layers=(*PROCESS.layers, "recipe")),
+    "de_jax.train": PROCESS._replace(layers=(*PROCESS.layers, "recipe", "hooks")),
     "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "recipe")),
 }
 

@@ -142,7 +142,8 @@ def _stages(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"collapsed": []}
     for stage in ("aligned", "tuned"):
         lines = [line for line in read_metrics(folder / stage / METRICS_FILE) if "query_variance" in line]
-        found["collapsed"] += [f"{stage}: {sentence}" for sentence in diagnoses(CollapseAlarm(), lines[-1]).values()]
+        last = {name: float(value) for name, value in lines[-1].items()}
+        found["collapsed"] += [f"{stage}: {sentence}" for sentence in diagnoses(CollapseAlarm(), last).values()]
     measured = [line for line in read_metrics(folder / "aligned" / METRICS_FILE) if "alignment/kl_divergence" in line]
     found["divergence"] = {str(line["step"]): line["alignment/kl_divergence"] for line in measured}
     found["threshold"] = measured[0].get("alignment/threshold") if measured else None

@@ -104,7 +104,19 @@ def initial_params(init_from: InitFrom, fresh: Params, *, new: Sequence[str] = (
     kept = {path: place for path, place in places.items() if not paths.matches(new, path)}
     _check_complete(fresh, sources, sizes, places, kept, new, layers)
     found = {source: _placed_params(source, sizes[source].params, fresh, kept) for source in set(sources.values())}
-    return paths.map_with_path(lambda path, leaf: found[kept[path].source][kept[path].path] if path in kept else leaf, fresh)
+    taken: set[Place] = set()
+
+    def first_value(path: str, leaf: Any) -> Any:
+        if path not in kept:
+            return leaf
+        place = kept[path]
+        value = found[place.source][place.path]
+        if place in taken:  # a training step is given its parameters to overwrite, so no two may be the same array
+            return value.copy()
+        taken.add(place)
+        return value
+
+    return paths.map_with_path(first_value, fresh)
 
 
 def _check_layers(fresh: Params, layers: Layers) -> None:

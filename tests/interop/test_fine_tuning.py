@@ -59,8 +59,10 @@ def test_one_model_starts_both_towers_shared_or_not(folders):
     bert = str(folders / "bert")
     there = by_path(checkpoints.read(bert).params)
     for shared in (("embedder", "encoder", "projection"), ("projection",)):
-        for path, array in by_path(initial_params(bert, fresh(bert, bert, shared))).items():
+        params = initial_params(bert, fresh(bert, bert, shared))
+        for path, array in by_path(params).items():
             np.testing.assert_array_equal(array, there["shared" + path[path.index("/") :]])
+        assert len(set(map(id, jax.tree.leaves(params)))) == len(jax.tree.leaves(params))  # each is given to a step to overwrite
 
 
 def test_a_tower_without_a_source_and_named_parameters_stay_fresh(folders):

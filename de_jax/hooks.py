@@ -1,0 +1,125 @@
+"""What happens between the updates of a run, as its recipe asks: logs, evaluations, mining, checkpoints, reasons to end."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from de_jax.data.training_set import TrainingSet
+from de_jax.evaluation.dev_scores import divergence, score_dev
+from de_jax.recipe import Recipe
+from de_jax.retrieval.mining_run import MineNegatives
+from de_jax.training import distributed, run_log
+from de_jax.training.alignment import KL, Alignment, StopWhenAligned
+from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
+from de_jax.training.collapse import WatchForCollapse
+from de_jax.training.dev_evaluation import EvaluateOnDev
+from de_jax.training.fit import Hook
+from de_jax.training.follow_negatives import FollowNegatives
+from de_jax.training.preemption import StopOnTerminate
+from de_jax.training.profile import ProfileSteps
+from de_jax.training.run import Run
+from de_jax.types import Params, TrainState
+
+
+def make_hooks(
+    recipe: Recipe,
+    run_dir: Path,
+    data: TrainingSet,
+    checkpoints: Checkpoints,
+    best: Checkpoints,
+    state: TrainState,
+    terminate: StopOnTerminate,
+) -> list[Hook]:
+    """What happens between updates of a run that begins or goes on with `state`; checkpoints are saved last.
+
+    Args:
+        recipe: what is asked for.
+        run_dir: gets the logs.
+        data: what is trained on.
+        checkpoints, best: the run's folders of checkpoints.
+        state: the first one.
+        terminate: whether the run was asked to stop.
+    """
+    start_step, sinks = int(state.step), list[run_log.Sink]()
+    beside = checkpoints.beside(start_step) if start_step else {}
+    if distributed.is_first():
+        sinks = [
+            run_log.jsonl_sink(run_dir, start_step),
+            run_log.tensorboard_sink(run_dir, start_step),
+            run_log.progress_sink(recipe.num_steps, start_step),
+        ]
+    watch = WatchForCollapse(recipe.collapse_alarm) if recipe.collapse_alarm else None
+    if watch:
+        sinks.append(watch.line)
+    log = run_log.LogMetrics(
+        sinks,
+        every_steps=recipe.log_every_steps,
+        num_steps=recipe.num_steps,
+        pairs_per_step=data.batch_size,
+        schedule=recipe.schedule,
+        begun=beside.get("log"),
+    )
+    hooks: list[Hook] = [log, *([watch] if watch else [])]
+    timed: dict[str, Any] = {"on_seconds": log.skip_time, "before": log.unfinished}
+    run_at = functools.partial(run_of, recipe, run_dir, data)
+    if (dev := data.dev) is not None:
+        hooks.append(
+            EvaluateOnDev(
+                lambda params: score_dev(run_at(start_step, params), dev),
+                every_steps=recipe.evaluate_every_steps,
+                num_steps=recipe.num_steps,
+                best=best,
+                sinks=sinks,
+                **timed,
+            )
+        )
+    aligned = None
+    if recipe.alignment:
+        value_of = _measure_of_alignment(recipe.alignment, data, functools.partial(run_at, start_step))
+        dim, begun = recipe.model.doc.embedding_dim, beside.get("alignment")
+        aligned = StopWhenAligned(recipe.alignment, value_of, dim=dim, begun=begun, sinks=sinks, **timed)
+        if not start_step:
+            aligned.measure(0, state.params)
+        hooks.append(aligned)
+    if data.mined and recipe.miner and recipe.mine_every_steps:
+        hooks.append(
+            MineNegatives(
+                run_at, data.mined, recipe.miner, every_steps=recipe.mine_every_steps, num_steps=recipe.num_steps, **timed
+            )
+        )
+    if data.mined and recipe.follow_every_steps:
+        hooks.append(FollowNegatives(data.mined, every_steps=recipe.follow_every_steps, sinks=sinks))
+    if recipe.profile_steps:
+        first, count = recipe.profile_steps
+        hooks.append(ProfileSteps(run_dir / "profile", first=first, count=count, num_steps=recipe.num_steps))
+    save = SaveCheckpoints(
+        checkpoints,
+        every_steps=recipe.save_every_steps,
+        num_steps=recipe.num_steps,
+        beside=lambda: {
+            "log": log.unfinished(),
+            "switches": data.mined.switches if data.mined else [],
+            "alignment": aligned.progress() if aligned else None,
+        },
+        asked_to_stop=lambda step: terminate.reason(step) or (aligned.reason() if aligned else None),
+    )
+    return [*hooks, save]
+
+
+def _measure_of_alignment(alignment: Alignment, data: TrainingSet, run_of: Callable[[Params], Run]) -> Callable[[Params], float]:
+    """What `StopWhenAligned` asks of parameters."""
+    dev, queries, measure = data.dev, data.for_both, alignment.measure
+    if measure == KL:
+        assert queries is not None  # the trainer has checked it
+        return lambda params: divergence(run_of(params), queries)
+    assert dev is not None
+    return lambda params: score_dev(run_of(params), dev)[measure]
+
+
+def run_of(recipe: Recipe, run_dir: Path, data: TrainingSet, step: int, params: Params) -> Run:
+    """What is trained, as the tools know it."""
+    tokenizers, lengths = (data.query_tokenizer, data.doc_tokenizer), (data.max_query_length, data.max_doc_length)
+    return Run(run_dir, step, recipe.model, params, *tokenizers, *lengths, data.max_passages)

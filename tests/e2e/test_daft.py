@@ -1,0 +1,137 @@
+"""DAFT as a user runs it: two stages by one command, towers that end aligned, and runs that go on where they were killed."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from pretrained_folders import WORDS, write_sentence_transformer
+
+from de_jax import train
+from de_jax.data import beir
+from de_jax.tools import daft, measure_query_latency
+from de_jax.training.run import complete_steps, load_run
+from de_jax.training.run_log import read_metrics
+from de_jax.types import InputError
+
+SMALL = ["--max_query_length=16", "--max_doc_length=16", "--batch_size=8", "--num_calls=3"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("daft")
+    write_sentence_transformer(root / "model", "bert")
+    docs = [(f"d{i}", "", f"{WORDS[i % 8]} of texts {WORDS[i // 8]} {WORDS[i % 3]}") for i in range(64)]
+    queries = [(f"q{i}", f"{WORDS[i % 8]} {WORDS[i // 8]}") for i in range(64)]
+    split = lambda rows: {f"q{i}": {f"d{i}": 1} for i in rows}  # noqa: E731
+    beir.write(root / "data", docs, queries, {"train": split(range(40)), "dev": split(range(40, 52)), "test": split(range(52, 64))})
+    return root
+
+
+def stage1(folders, run_dir, **changes):
+    settings = {
+        "MODEL": folders / "model",
+        "QUERY_LAYERS": (0,),
+        "pretrained_tower.projection_dim": 24,
+        "beir_pairs.dataset_dir": folders / "data",
+        "beir_pairs.batch_size": 8,
+        "beir_pairs.max_query_length": 16,
+        "beir_pairs.max_doc_length": 16,
+        "train.num_steps": 12,
+        "train.save_every_steps": 2,
+        "train.log_every_steps": 2,
+        "train.keep_checkpoints": 20,
+        "linear.warmup_steps": 0,
+        "Alignment.every_steps": 2,
+        **{name.replace("__", "."): value for name, value in changes.items()},
+    }
+    arguments = [f"--gin.{name}={value}" for name, value in settings.items()]
+    train.main(["--gin_file=recipes/daft_stage1.gin", *arguments, f"--run_dir={run_dir}"])
+
+
+@pytest.mark.slow
+def test_one_command_gives_pairs_of_towers_pictures_and_the_same_again(folders, tmp_path, capsys):
+    command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
+    command += ["--query_layers", "1", "0", "--num_align_steps=4", "--num_steps=3", "--gin1.Alignment.delta=-1e9"]
+    daft.main(command)
+    report = json.loads(capsys.readouterr().out)
+    assert list(report["systems"]) == ["model", "1_layers", "0_layers"]
+    light = report["systems"]["1_layers"]
+    assert list(light["divergence"]) == ["0", "1", "2", "3", "4"]
+    assert light["threshold"] == -1e9
+    assert 0 <= light["scores"]["ndcg@10"] <= 1
+    assert {row["batch_size"] for row in light["latency"]} == {1, 32}
+    for picture in ("tradeoff", "alignment", "towers"):
+        assert (tmp_path / f"{picture}.png").stat().st_size > 5000
+    before, aligned, tuned = (load_run(tmp_path / folder) for folder in ("model", "1_layers/aligned", "1_layers/tuned"))
+    assert (aligned.model.query.encoder.num_layers, aligned.model.doc.encoder.num_layers) == (1, 2)
+    for part in ("embedder", "encoder"):  # the document tower has not moved by one bit
+        jax.tree.map(np.testing.assert_array_equal, aligned.params["doc"][part], before.params["shared"][part])
+    moved = [np.any(a != b) for a, b in zip(*(jax.tree.leaves(run.params["doc"]) for run in (aligned, tuned)), strict=True)]
+    assert any(moved)
+    assert complete_steps(tmp_path / "1_layers" / "tuned" / "best")
+    daft.main(command)
+    assert json.loads(capsys.readouterr().out)["systems"]["1_layers"]["scores"] == light["scores"]
+    with pytest.raises(InputError, match="--query_layers has 3, but the model has 2 layers"):
+        daft.main([argument if argument != "1" else "3" for argument in command])
+
+
+def test_an_aligned_run_ends_saves_and_stays_ended(folders, tmp_path, capsys):
+    stage1(folders, tmp_path, Alignment__delta=1e9)
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["step"] == 2
+    assert summary["stopped"].startswith("aligned: kl_divergence")
+    assert complete_steps(tmp_path / "checkpoints") == [2]
+    before = jax.tree.map(np.asarray, load_run(tmp_path).params)
+    stage1(folders, tmp_path, Alignment__delta=1e9)
+    assert json.loads(capsys.readouterr().out)["stopped"] == summary["stopped"]
+    jax.tree.map(np.testing.assert_array_equal, load_run(tmp_path).params, before)
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl") if "alignment/kl_divergence" in line] == [0, 2]
+
+
+@pytest.mark.slow
+def test_patience_counts_across_a_kill_and_parameters_end_bit_equal(folders, tmp_path, capsys):
+    """A whole run, and copies of it that lost their newest checkpoints as if they had been killed before them."""
+    stage1(folders, tmp_path / "whole", Alignment__delta=-1e9, Alignment__patience=2, train__learning_rate=1e-9)
+    whole = json.loads(capsys.readouterr().out)
+    assert "has not become better in 2 measurements" in whole["stopped"]
+    steps = complete_steps(tmp_path / "whole" / "checkpoints")
+    for kept in steps[:-1]:
+        copy = tmp_path / f"killed_{kept}"
+        shutil.copytree(tmp_path / "whole", copy)
+        for step in steps:
+            if step > kept:
+                shutil.rmtree(copy / "checkpoints" / str(step))
+        stage1(folders, copy, Alignment__delta=-1e9, Alignment__patience=2, train__learning_rate=1e-9)
+        again = json.loads(capsys.readouterr().out)
+        assert (again["step"], again["stopped"]) == (whole["step"], whole["stopped"])
+        jax.tree.map(np.testing.assert_array_equal, load_run(copy).params, load_run(tmp_path / "whole").params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"beir_pairs__num_for_both": 0}, "set beir_pairs.num_for_both = 1000"),
+        ({"Alignment__measure": "ndcg@10"}, "waits for ndcg@10 on the dev set, but there is none"),
+        ({"QUERY_LAYERS": (0, 5)}, "has no value for .* query/encoder/layers_1"),
+    ],
+)
+def test_what_cannot_be_aligned_is_refused(folders, tmp_path, changes, sentence):
+    with pytest.raises(InputError, match=sentence):
+        stage1(folders, tmp_path, **changes)
+
+
+@pytest.mark.slow
+def test_latencies_stand_beside_each_other(folders, tmp_path, capsys):
+    stage1(folders, tmp_path / "run", train__num_steps=1)
+    (tmp_path / "queries.txt").write_text("hello world\n\na dense retrieval\n")
+    measure_query_latency.main(
+        ["--runs", *(f"{name}={tmp_path / 'run'}" for name in ("a", "b")), f"--queries={tmp_path / 'queries.txt'}", "--num_calls=4"]
+    )
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["latencies"]
+    assert [(row["name"], row["batch_size"]) for row in rows] == [("a", 1), ("b", 1), ("a", 32), ("b", 32)]
+    for row in rows:
+        assert 0 < row["p50"] <= row["p95"] <= row["p99"]
+        assert row["p50"] < row["p50_with_tokenizer"]
+        assert row["ratio"] == 1.0 or row["name"] == "b"
