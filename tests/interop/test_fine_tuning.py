@@ -75,24 +75,25 @@ def test_a_tower_without_a_source_and_named_parameters_stay_fresh(folders):
         np.testing.assert_array_equal(array, by_path(before)[path] if kept else there[path.replace("doc", "shared", 1)])
 
 
-def test_a_tower_is_cut_from_a_deeper_model(folders):
-    bert = str(folders / "bert")
-    whole = fine_tuning.pretrained_tower(source=bert)
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_a_tower_is_cut_from_a_deeper_model(folders, kind):
+    source = str(folders / kind)
+    whole = fine_tuning.pretrained_tower(source=source)
     assert whole.encoder.num_layers > 1
     last = whole.encoder.num_layers - 1
-    model = DualEncoder(query=fine_tuning.pretrained_tower(source=bert, layers=(1,)), doc=whole, shared=("projection",))
+    model = DualEncoder(query=fine_tuning.pretrained_tower(source=source, layers=(1,)), doc=whole, shared=("projection",))
     before = jax.device_put(model.init(jax.random.key(1)), sharding.replicated(sharding.make_mesh()))
-    after = by_path(initial_params(bert, before, layers={"query": (last,)}))
-    there = by_path(checkpoints.read(bert).params)
+    after = by_path(initial_params(source, before, layers={"query": (last,)}))
+    there = by_path(checkpoints.read(source).params)
     for path, array in after.items():
-        source = path.replace("query/encoder/layers_0/", f"shared/encoder/layers_{last}/")
-        np.testing.assert_array_equal(array, there["/".join(["shared", *source.split("/")[1:]])])
+        origin = path.replace("query/encoder/layers_0/", f"shared/encoder/layers_{last}/")
+        np.testing.assert_array_equal(array, there["/".join(["shared", *origin.split("/")[1:]])])
     with pytest.raises(InputError, match="names 2 layers for the query tower, which has 1; name one for each"):
-        initial_params(bert, before, layers={"query": (0, 1)})
+        initial_params(source, before, layers={"query": (0, 1)})
     with pytest.raises(InputError, match=r"no value for .* query/encoder/layers_0/"):
-        initial_params(bert, before, layers={"query": (7,)})
+        initial_params(source, before, layers={"query": (7,)})
     with pytest.raises(InputError, match=f"holds shared/encoder/layers_{last}/.*, which this model has no place for"):
-        initial_params({"query": bert}, before)
+        initial_params({"query": source}, before)
 
 
 def test_what_does_not_fit_is_refused_before_weights_are_read(folders, monkeypatch):
