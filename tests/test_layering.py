@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
     *("tensorflow", "seqio", "faiss", "torch", "transformers", "matplotlib", "sklearn", "ir_measures"),
-    *("bm25s", "Stemmer", "sentencepiece", "tokenizers", "tensorboardX"),
+    *("bm25s", "Stemmer", "nltk", "rapidfuzz", "sentencepiece", "tokenizers", "tensorboardX"),
 }
 
 
@@ -49,6 +49,7 @@ RULES = {
     "de_jax.losses": Rule(("types",), ("jax", "jaxtyping")),
     "de_jax.models": Rule(("types",), ("jax", "numpy", "jaxtyping", "flax")),
     "de_jax.data": DATA,
+    "de_jax.data.relevance": DATA.allowing("nltk", "rapidfuzz"),
     "de_jax.data.text": DATA.allowing("sentencepiece", "tokenizers"),
     "de_jax.data.seqio_batches": DATA.allowing("tensorflow", "seqio"),
     "de_jax.tasks": Rule(("types", "data"), ("numpy", "seqio", "tensorflow")),

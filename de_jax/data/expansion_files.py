@@ -93,7 +93,7 @@ def read_expansion(path: str | Path) -> Iterator[DocQueries]:
 
 
 def queries_by_row(path: str | Path, doc_ids: Sequence[str]) -> list[list[str]]:
-    """The queries of each document of a corpus, blank ones and repetitions left out, in the order of their first draw.
+    """The queries of each document of a corpus as the expansion has them; `curriculum` passes over blank and equal ones.
 
     Args:
         path: an expansion; documents without a line in it have no queries.
@@ -110,7 +110,7 @@ def queries_by_row(path: str | Path, doc_ids: Sequence[str]) -> list[list[str]]:
             raise InputError(f"{path} has queries for {doc_id}, which is no document here; it is of another corpus.")
         if found[row] is not None:
             raise InputError(f"{path} has two lines for the document {doc_id}; remove one.")
-        found[row] = list(dict.fromkeys(query for query in map(str.strip, queries) if query))
+        found[row] = queries
     return [queries or [] for queries in found]
 
 

@@ -27,9 +27,9 @@ def test_an_expansion_reads_as_it_was_written(tmp_path):
     assert list(read_expansion(tmp_path / "one.jsonl")) == list(read_expansion(tmp_path / "one.jsonl.gz")) == DOCS
 
 
-def test_queries_of_a_corpus_stand_by_row_each_once_in_their_order(tmp_path):
+def test_queries_of_a_corpus_stand_by_row(tmp_path):
     found = queries_by_row(written(tmp_path / "queries"), ["d0", "d1", "d2", "d7"])
-    assert found == [["a b", "é\u2028x"], ["a b", "c"], [], []]
+    assert found == [DOCS[1].queries, ["a b", "c"], [], []]
 
 
 def test_what_is_incomplete_changed_or_of_another_corpus_is_refused(tmp_path):
