@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # benchmarks/ is beside the package, not in it
 
 from benchmarks import lengths, measure  # noqa: E402
+from de_jax.data import beir  # noqa: E402
 
 ENVIRONMENT = {"device", "backend", "processor", "num_cpus", "load_average", "python", "versions", "commit", "sizes"}
 SMALL = ("--model", "tiny", "--repeats", "1", "--peak_tflops", "0.1")
@@ -116,3 +117,23 @@ def test_the_memory_of_an_evaluation_is_measured():
     report = run("evaluation_memory", "--num_docs", "300", "--num_queries", "20", "--doc_words", "20", small=())
     assert report.keys() >= ENVIRONMENT | {"peak_mib", "seconds"}
     assert 50 < report["peak_mib"] < 4096
+
+
+@pytest.mark.slow
+def test_generation_stands_beside_transformers_with_the_same_texts():
+    sizes = ("--num_docs", "3", "--docs_per_batch", "2", "--num_queries", "2", "--max_length", "3", "--num_compared", "2")
+    report = run("generate_throughput", *sizes, "--repeats", "1", small=())
+    assert report.keys() >= ENVIRONMENT
+    assert report["queries_per_second"].keys() == {"ours", "transformers"}
+    assert report["share_of_equal_greedy_texts"] == 1
+
+
+@pytest.mark.slow
+def test_relevance_stands_beside_rouge_score_with_the_same_numbers(tmp_path):
+    beir.write(tmp_path, [("d", "", "text")], [(f"q{i}", f"some words of number {i}") for i in range(9)], {})
+    report = run(
+        "relevance_throughput", "--dataset_dir", str(tmp_path), "--num_pairs", "3", "--num_queries", "4", "--repeats", "1", small=()
+    )
+    assert report.keys() >= ENVIRONMENT - {"sizes"}
+    assert report["equal"]
+    assert report["speedup"]["median"] > 0

@@ -40,12 +40,12 @@ def rouge_l(pair: int, gold: str, queries: Sequence[str]) -> Float32[np.ndarray,
     from rapidfuzz import process
     from rapidfuzz.distance import LCSseq
 
-    gold_words = stems(gold)
-    if not len(gold_words) or not queries:
+    words = _all_stems([gold, *queries])
+    gold_words = words[: int(np.argmin(words))] if queries else words  # `_END` has the number 0
+    if not queries or not len(gold_words):
         return np.zeros(len(queries), np.float32)
     # A character for each word of the gold query, so that the comparison is one of short strings.
-    known = np.unique(gold_words)
-    (own,), texts = _as_letters(gold_words, known), _as_letters(_all_stems(queries), known)
+    own, *texts = _as_letters(words, np.unique(gold_words))
     common = process.cdist([own], texts, scorer=LCSseq.similarity, dtype=np.int32)[0].astype(np.float64)
     return _f_measure(common, np.array([len(text) for text in texts]), len(own))
 
@@ -112,13 +112,13 @@ def _all_stems(texts: Sequence[str]) -> Int32[np.ndarray, " w"]:
 def _as_letters(words: np.ndarray, known: np.ndarray) -> list[str]:
     """Each text as a string with a character for each word: one of its own for those in `known`, which is sorted."""
     place = np.minimum(np.searchsorted(known, words), len(known) - 1)
-    letters = np.where(known[place] == words, place + _FIRST_LETTER, _ELSEWHERE)
-    letters = np.where(words == _STEMS[_END], _NEXT_TEXT, letters)
-    return letters.astype("<u4").tobytes().decode("utf-32-le").split("\n")
+    letters = np.where(known[place] == words, place + _FIRST_LETTER, _ELSEWHERE).astype("<u4")
+    letters[words == 0] = _NEXT_TEXT
+    return letters.tobytes().decode("utf-32-le").split("\n")
 
 
 class _Stems(dict[bytes, int]):
-    """A number for each word, the same for words of the same stem; grows with the words that are seen."""
+    """A number for each word, the same for words of the same stem, 0 for `_END`; grows with the words that are seen."""
 
     def __init__(self) -> None:
         super().__init__({_END: 0})

@@ -37,6 +37,7 @@ class Decoding:
         num_beams: texts of a document that "beam" keeps; at least `num_queries`.
         length_penalty: a beam's log-likelihood is divided by its length to this power.
         num_tokens: entries of the vocabulary that may be written; tables often have more. Padding never is.
+        ends: whether a text may end before `max_length`; without it speed can be measured.
     """
 
     method: Literal["sample", "greedy", "beam"] = "sample"
@@ -48,6 +49,7 @@ class Decoding:
     num_beams: int = 4
     length_penalty: float = 1.0
     num_tokens: int | None = None
+    ends: bool = True
 
     def check(self) -> None:
         """Raises `InputError` for what cannot be."""
@@ -128,7 +130,7 @@ def _keys(seed: Array, seeds: UInt32[Array, " b"], num_queries: int) -> Array:
 
 def _allowed(logits: Float[Array, "r V"], decoding: Decoding) -> Float[Array, "r V"]:
     ids = jnp.arange(logits.shape[-1])
-    may_be = (ids != PAD_ID) & (ids < (decoding.num_tokens or len(ids)))
+    may_be = (ids != PAD_ID) & (ids < (decoding.num_tokens or len(ids))) & (decoding.ends | (ids != END_ID))
     return jnp.where(may_be[None, :], logits, -jnp.inf)
 
 
