@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import sys
 import time
@@ -26,7 +25,7 @@ from de_jax import command
 from de_jax.data import beir, files
 from de_jax.data.corpus import cached_token_store
 from de_jax.data.doc_query_pairs import doc_query_pairs
-from de_jax.data.expansion_files import ExpansionWriter, iter_released
+from de_jax.data.expansion_files import write_released
 from de_jax.data.text import load_tokenizer
 from de_jax.interop import generators
 from de_jax.models.decoding import Decoding
@@ -90,7 +89,7 @@ def generate(args: argparse.Namespace) -> dict[str, Any]:
     if args.dtype:
         run = run._replace(model=dataclasses.replace(run.model, t5=dataclasses.replace(run.model.t5, dtype=args.dtype)))
     cache = args.cache_dir or files.cache_dir() / "token_stores"
-    store = cached_token_store(corpus, run.tokenizer, cache)
+    store = cached_token_store(corpus, run.tokenizer, cache, skip_empty=args.skip_empty)
     start, done = time.monotonic(), []
     with tqdm(total=store.num_texts, unit="doc", desc="generate") as bar:
 
@@ -109,22 +108,8 @@ def generate(args: argparse.Namespace) -> dict[str, Any]:
 def import_released(args: argparse.Namespace) -> dict[str, Any]:
     """Writes an expansion of predictions that others released."""
     corpus = beir.find_file(args.dataset_dir, "corpus")
-    doc_ids = list(dict.fromkeys(doc_id for doc_id, _ in beir.iter_docs(corpus, skip_empty=True)))
-    known, num_docs = set(doc_ids), 0
     about = {"corpus": {"name": corpus.parent.name, "sha256": files.sha256_of(corpus)}}
-    sources = {Path(path).name: files.sha256_of(path) for path in sorted(args.predictions)}
-    writer = ExpansionWriter(args.out_dir, {**about, "predictions": sources, "docs_per_part": args.docs_per_part})
-    docs = iter(tqdm(iter_released(args.predictions, doc_ids), unit="doc", desc="import"))
-    parts = iter(lambda: list(itertools.islice(docs, args.docs_per_part)), [])
-    before = writer.num_parts
-    for number, part in enumerate(() if writer.is_complete else parts):
-        if unknown := next((doc.doc_id for doc in part if doc.doc_id not in known), None):
-            raise InputError(f"the predictions are for {unknown}, which is no document of {corpus}; give the corpus they are of.")
-        num_docs += len(part)
-        if number >= before:
-            writer.append(part)
-    if not writer.is_complete:
-        writer.finish(num_docs=num_docs)
+    num_docs = write_released(args.predictions, corpus, args.out_dir, docs_per_part=args.docs_per_part, about=about)
     return {"out_dir": args.out_dir, "num_docs": num_docs}
 
 
@@ -199,6 +184,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length_penalty", type=float, default=1.0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of matrix products; default the model's")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--skip_empty", action="store_true", help="pass over empty documents instead of refusing them")
     parser.add_argument("--docs_per_batch", type=int, default=16, help="of each device")
     parser.add_argument("--cache_dir", default="", help="of tokenized texts; default $DE_JAX_CACHE")
 

@@ -9,6 +9,7 @@ A single .jsonl or .jsonl.gz with such lines is an expansion too.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -112,6 +113,38 @@ def queries_by_row(path: str | Path, doc_ids: Sequence[str]) -> list[list[str]]:
             raise InputError(f"{path} has two lines for the document {doc_id}; remove one.")
         found[row] = queries
     return [queries or [] for queries in found]
+
+
+def write_released(
+    paths: Sequence[str | Path], corpus: str | Path, folder: str | Path, *, docs_per_part: int = 4096, about: dict[str, Any]
+) -> int:
+    """Makes an expansion of what others released; gives the number of documents. Continues as `ExpansionWriter` does.
+
+    Args:
+        paths: see `iter_released`.
+        corpus: the corpus file that they are of.
+        folder: of the expansion.
+        docs_per_part: documents of a part.
+        about: more for the plan.
+
+    Raises:
+        InputError: what `iter_released` raises, or queries for a document that the corpus has not.
+    """
+    doc_ids = [doc_id for doc_id, _ in beir.iter_docs(corpus, skip_empty=True)]
+    known, num_docs = set(doc_ids), 0
+    sources = {Path(path).name: files.sha256_of(path) for path in sorted(paths)}
+    writer = ExpansionWriter(folder, {**about, "predictions": sources, "docs_per_part": docs_per_part})
+    if writer.is_complete:
+        return int(files.read_json(Path(folder) / MANIFEST_FILE)["num_docs"])
+    docs, num_known = iter_released(paths, doc_ids), writer.num_parts
+    for number, part in enumerate(iter(lambda: list(itertools.islice(docs, docs_per_part)), [])):
+        if unknown := next((doc.doc_id for doc in part if doc.doc_id not in known), None):
+            raise InputError(f"the predictions are for {unknown}, which is no document of {corpus}; give the corpus they are of.")
+        num_docs += len(part)
+        if number >= num_known:
+            writer.append(part)
+    writer.finish(num_docs=num_docs)
+    return num_docs
 
 
 def iter_released(paths: Sequence[str | Path], doc_ids: Iterable[str]) -> Iterator[DocQueries]:

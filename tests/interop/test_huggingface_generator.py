@@ -10,7 +10,7 @@ import transformers
 from pretrained_folders import SPECIALS, WORDS, write_tokenizer
 
 from de_jax.data.text import load_tokenizer
-from de_jax.interop import huggingface_generator
+from de_jax.interop import generators, huggingface_generator
 from de_jax.types import Batch, InputError
 
 VOCAB_SIZE = len(SPECIALS["t5"]) + len(WORDS) + 3
@@ -129,3 +129,15 @@ def test_copies_that_older_folders_hold_are_left_out(pair, tmp_path):
 
     expected = huggingface_generator.read(pair[0])
     assert huggingface_generator.read(rewritten(pair[0], tmp_path / "older", older)).model == expected.model
+
+
+def test_a_folder_is_a_generator_with_its_own_vocabulary(pair, tmp_path):
+    found = generators.read(pair[0])
+    assert found.model == huggingface_generator.read(pair[0]).model
+    assert found.tokenizer.fingerprint == load_tokenizer(pair[0]).fingerprint
+    bare = rewritten(pair[0], tmp_path / "bare")
+    with pytest.raises(InputError, match="holds no vocabulary; give --tokenizer"):
+        generators.read(bare)
+    assert generators.read(bare, tokenizer=found.tokenizer).max_query_length == 64
+    with pytest.raises(InputError, match=r"holds no generator: neither generator\.json"):
+        generators.read(tmp_path)
