@@ -37,7 +37,7 @@ from de_jax.training.checkpoint import Checkpoints
 from de_jax.training.fit import Stop, fit
 from de_jax.training.preemption import StopOnTerminate
 from de_jax.training.run import BEST_DIR, CHECKPOINTS_DIR, describe_run
-from de_jax.types import Batches, InputError, TrainState
+from de_jax.types import Batches, InputError, Params, TrainState
 
 
 def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
@@ -78,6 +78,13 @@ def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         "stopped": stop.reason if stop else None,
     }
+
+
+def first_params(recipe: Recipe) -> Params:
+    """The parameters that a run of this recipe has before its first update."""
+    abstract, mesh = recipe.check(), recipe.mesh()
+    shardings = sharding_rules.state_shardings(abstract, mesh, recipe.sharding_rules)
+    return _fresh_state(recipe, sharding_rules.with_shardings(abstract, shardings)).params
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -126,14 +133,18 @@ def _first_state(recipe: Recipe, like: TrainState, checkpoints: Checkpoints) -> 
     """The newest checkpoint, or a fresh state; each array lies on the mesh from the start as its counterpart in `like` says."""
     latest = checkpoints.latest_step()
     if latest is None:
-        state = jax.jit(recipe.init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))()
-        if not recipe.init_from:
-            return state
-        params = initial_params(recipe.init_from, state.params, new=recipe.init_new, layers=recipe.init_layers)
-        return state._replace(params=params)
+        return _fresh_state(recipe, like)
     if latest > recipe.num_steps:
         raise InputError(f"the run is at step {latest} already, past train.num_steps = {recipe.num_steps}; raise it.")
     return checkpoints.restore(latest, like)
+
+
+def _fresh_state(recipe: Recipe, like: TrainState) -> TrainState:
+    state = jax.jit(recipe.init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))()
+    if not recipe.init_from:
+        return state
+    params = initial_params(recipe.init_from, state.params, new=recipe.init_new, layers=recipe.init_layers)
+    return state._replace(params=params)
 
 
 @contextlib.contextmanager

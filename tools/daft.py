@@ -20,27 +20,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from de_jax import command
 from de_jax.data import beir, files
-from de_jax.evaluation import daft_plots, dev_scores, latency, tables
-from de_jax.evaluation.daft_plots import Point
+from de_jax.evaluation import daft_report, dev_scores, latency
 from de_jax.evaluation.task import Policy, beir_tasks, evaluate
 from de_jax.interop import checkpoints
 from de_jax.interop.pretrained import Pretrained
 from de_jax.recipe import read_recipe
-from de_jax.train import train
-from de_jax.training.collapse import CollapseAlarm, diagnoses
+from de_jax.train import first_params, train
 from de_jax.training.run import BEST_DIR, Run, complete_steps, load_run, write_run
-from de_jax.training.run_log import METRICS_FILE, read_metrics
 from de_jax.types import InputError
 
-MEASURE = "ndcg@10"
 MAX_DRAWN = 300
-GROUPS = ("DAFT", "as it came")
 STAGES = ("gin", "gin1", "gin2")
 
 
@@ -48,19 +42,24 @@ def main(argv: list[str] | None = None) -> None:
     """The command."""
     args, settings = _parse_args(argv)
     task = beir_tasks(args.dataset_dir, args.test_split)[0]  # fails here, before anything is trained
-    model = args.out_dir / "model"
+    queries = list(beir.read(args.dataset_dir, args.test_split, skip_empty=args.skip_empty).queries.texts)
+    model = args.out_dir / daft_report.MODEL
     if not model.exists():
         _import(args, model)
     chosen = {number: _layers(load_run(model, only_sizes=True), number, args.which) for number in args.query_layers}
+    runs, panels = {daft_report.MODEL: load_run(model)}, {}
     for number, layers in chosen.items():
-        folder = args.out_dir / f"{number}_layers"
-        train(read_recipe(["recipes/daft_stage1.gin"], _bindings(args, model, settings, 1, layers)), folder / "aligned")
-        train(read_recipe(["recipes/daft_stage2.gin"], _bindings(args, folder / "aligned", settings, 2)), folder / "tuned")
-    names = [f"{number}_layers" for number in chosen]
-    runs = {"model": load_run(model)} | {name: _tuned(args.out_dir / name / "tuned") for name in names}
+        name = daft_report.name_of(number)
+        aligned, tuned = (args.out_dir / name / stage for stage in ("aligned", "tuned"))
+        first_stage = read_recipe(["recipes/daft_stage1.gin"], _bindings(args, model, settings, 1, layers))
+        train(first_stage, aligned)
+        before = load_run(aligned)._replace(params=first_params(first_stage))
+        train(read_recipe(["recipes/daft_stage2.gin"], _bindings(args, aligned, settings, 2)), tuned)
+        runs[name] = load_run(tuned, "best" if complete_steps(tuned / BEST_DIR) else None)
+        stages = {"before": before, "aligned": load_run(aligned), "trained": runs[name]}
+        panels[name] = {stage: dev_scores.by_both_towers(run, queries[:MAX_DRAWN]) for stage, run in stages.items()}
     policy = Policy(bm25=False, skip_empty=args.skip_empty)
     scores = {name: evaluate(task, policy, run)["dense"] for name, run in runs.items()}
-    queries = beir.read(args.dataset_dir, args.test_split, skip_empty=args.skip_empty).queries.texts
     latencies = latency.measure(runs, queries, num_calls=args.num_calls)
     report = {
         "dataset": task.name,
@@ -72,14 +71,14 @@ def main(argv: list[str] | None = None) -> None:
                 "step": run.step,
                 "scores": scores[name],
                 "latency": [row._asdict() for row in latencies if row.name == name],
-                **({} if name == "model" else _stages(run.run_dir.parent)),
+                **(daft_report.stages(run.run_dir.parent) if name in panels else {}),
             }
             for name, run in runs.items()
         },
     }
-    _draw(args.out_dir, report, runs, queries)
+    daft_report.draw(args.out_dir, report, panels)
     files.write_json(args.out_dir / "report.json", report)
-    _say(report)
+    print(daft_report.table(report), file=sys.stderr)
     print(json.dumps(report))
 
 
@@ -131,54 +130,6 @@ def _bindings(
         has_dev = (Path(args.dataset_dir) / "qrels" / "dev.tsv").exists()
         own |= {"train.evaluate_every_steps": max(num_steps // 5, 1), "beir_pairs.dev_split": "dev" if has_dev else None}
     return [f"{name}={value}" for name, value in own.items()] + settings["gin"] + settings[f"gin{stage}"]
-
-
-def _tuned(run_dir: Path) -> Run:
-    return load_run(run_dir, "best" if complete_steps(run_dir / BEST_DIR) else None)
-
-
-def _stages(folder: Path) -> dict[str, Any]:
-    """How the stages went, by their logs."""
-    found: dict[str, Any] = {"collapsed": []}
-    for stage in ("aligned", "tuned"):
-        lines = [line for line in read_metrics(folder / stage / METRICS_FILE) if "query_variance" in line]
-        last = {name: float(value) for name, value in lines[-1].items()}
-        found["collapsed"] += [f"{stage}: {sentence}" for sentence in diagnoses(CollapseAlarm(), last).values()]
-    measured = [line for line in read_metrics(folder / "aligned" / METRICS_FILE) if "alignment/kl_divergence" in line]
-    found["divergence"] = {str(line["step"]): line["alignment/kl_divergence"] for line in measured}
-    found["threshold"] = measured[0].get("alignment/threshold") if measured else None
-    return found
-
-
-def _draw(out_dir: Path, report: dict[str, Any], runs: dict[str, Run], queries: Sequence[str]) -> None:
-    systems = report["systems"]
-    points = [
-        Point(name.replace("_", " "), system["latency"][0]["p50"], system["scores"][MEASURE], GROUPS[name == "model"])
-        for name, system in systems.items()
-    ]
-    title = f"Light query towers on {report['dataset']}"
-    what = f"{report['device']}, one at a time, without tokenizer"
-    daft_plots.tradeoff(points, out_dir / "tradeoff.png", title=title, measure="nDCG@10", what=what)
-    light = {name: system for name, system in systems.items() if system.get("divergence")}
-    if light:
-        curves = {
-            name.replace("_", " "): ([float(step) for step in system["divergence"]], list(system["divergence"].values()))
-            for name, system in light.items()
-        }
-        threshold = next(iter(light.values()))["threshold"]
-        daft_plots.alignment_curves(curves, out_dir / "alignment.png", threshold=threshold, title="Alignment of the query towers")
-    panels = {name.replace("_", " "): dev_scores.by_both_towers(run, queries[:MAX_DRAWN]) for name, run in runs.items()}
-    daft_plots.towers(panels, out_dir / "towers.png", title="The same queries by both towers")
-
-
-def _say(report: dict[str, Any]) -> None:
-    head = ["system", "nDCG@10", "ms a query", "times as fast", "collapsed"]
-    rows = []
-    for name, system in report["systems"].items():
-        one = system["latency"][0]
-        collapsed = "; ".join(system.get("collapsed", [])) or "no"
-        rows.append([name, f"{system['scores'][MEASURE]:.4f}", f"{one['p50']:.2f}", f"{one['ratio']:.1f}", collapsed])
-    print(tables.text_table(head, rows), file=sys.stderr)
 
 
 def _parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, list[str]]]:

@@ -12,6 +12,9 @@ from jaxtyping import Float
 from de_jax.evaluation.plots import COLOURS, DOC_COLOUR, INK, QUERY_COLOUR, new_figure, place_by_pca
 from de_jax.types import InputError
 
+BothTowers = tuple[Float[np.ndarray, "n D"], Float[np.ndarray, "n D"]]
+"""The same texts by the query tower and by the document tower."""
+
 
 class Point(NamedTuple):
     """A system in the plane of quality and latency."""
@@ -79,33 +82,30 @@ def alignment_curves(
         axis.legend(loc="best", fontsize=9)
 
 
-def towers(
-    panels: Mapping[str, tuple[Float[np.ndarray, "n D"], Float[np.ndarray, "n D"]]], out_png: str | Path, *, title: str
-) -> None:
-    """Draws the same queries by both towers, a panel for each run, in the plane of each panel's largest variance.
+def towers(panels: Mapping[str, Mapping[str, BothTowers]], out_png: str | Path, *, title: str) -> None:
+    """Draws the same texts by both towers, a row for each pair and a panel for each of its stages, by their largest variance.
 
     Leonhardt et al. (figures 1, 3 and 5) see a collapse as one small cloud, and towers that are not aligned as two.
 
     Args:
-        panels: embeddings by the query tower and by the document tower, by the panel's title.
+        panels: by pair and stage; every pair has the same stages.
         out_png: appears by rename.
         title: above all panels.
 
     Raises:
         InputError: there is no panel.
     """
-    if not panels:
+    if not panels or not all(panels.values()):
         raise InputError("there is no pair of towers to draw; give at least one.")
-    with new_figure(out_png, figsize=(3.6 * len(panels), 4.3)) as figure:
+    num_columns = max(map(len, panels.values()))
+    with new_figure(out_png, figsize=(3.4 * num_columns, 3.5 * len(panels) + 0.5)) as figure:
         figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
-        axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for axis, (name, (by_query, by_doc)) in zip(axes, panels.items(), strict=True):
-            places, share = place_by_pca(np.concatenate([by_query, by_doc]))
-            for label, rows, colour in (
-                ("document tower", places[len(by_query) :], DOC_COLOUR),
-                ("query tower", places[: len(by_query)], QUERY_COLOUR),
-            ):
-                axis.scatter(*rows.T, s=14, color=colour, alpha=0.5, linewidths=0, label=label)
-            axis.set_title(f"{name}\n{share:.0%} of the variance", fontsize=10)
-            axis.set_aspect("equal", adjustable="datalim")
-        axes[0].legend(loc="best", fontsize=9)
+        axes = figure.subplots(len(panels), num_columns, squeeze=False)
+        for row, (pair, stages) in zip(axes, panels.items(), strict=True):
+            for axis, (stage, (by_query, by_doc)) in zip(row, stages.items(), strict=False):
+                places, share = place_by_pca(np.concatenate([by_query, by_doc]))
+                axis.scatter(*places[len(by_query) :].T, s=26, color=DOC_COLOUR, alpha=0.45, linewidths=0, label="document tower")
+                axis.scatter(*places[: len(by_query)].T, s=9, color=QUERY_COLOUR, alpha=0.8, linewidths=0, label="query tower")
+                axis.set_title(f"{pair}, {stage}: {share:.0%} of the variance", fontsize=9)
+                axis.set_aspect("equal", adjustable="datalim")
+        axes[0][0].legend(loc="best", fontsize=8)

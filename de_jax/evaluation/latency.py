@@ -86,7 +86,7 @@ def measure(
 def device() -> str:
     """What the towers run on, in words."""
     first = jax.devices()[0]
-    return f"{first.platform} ({first.device_kind})"
+    return "CPU" if first.platform == "cpu" else first.device_kind
 
 
 def _batches(queries: Sequence[str], batch_size: int, number: int) -> Iterator[list[str]]:

@@ -22,6 +22,7 @@ SMALL = ["--max_query_length=16", "--max_doc_length=16", "--batch_size=8", "--nu
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("daft")
     write_sentence_transformer(root / "model", "bert")
+    write_sentence_transformer(root / "t5", "t5", dense=False)
     docs = [(f"d{i}", "", f"{WORDS[i % 8]} of texts {WORDS[i // 8]} {WORDS[i % 3]}") for i in range(64)]
     queries = [(f"q{i}", f"{WORDS[i % 8]} {WORDS[i // 8]}") for i in range(64)]
     split = lambda rows: {f"q{i}": {f"d{i}": 1} for i in rows}  # noqa: E731
@@ -56,23 +57,23 @@ def test_one_command_gives_pairs_of_towers_pictures_and_the_same_again(folders, 
     command += ["--query_layers", "1", "0", "--num_align_steps=4", "--num_steps=3", "--gin1.Alignment.delta=-1e9"]
     daft.main(command)
     report = json.loads(capsys.readouterr().out)
-    assert list(report["systems"]) == ["model", "1_layers", "0_layers"]
-    light = report["systems"]["1_layers"]
+    assert list(report["systems"]) == ["model", "1_layer", "0_layers"]
+    light = report["systems"]["1_layer"]
     assert list(light["divergence"]) == ["0", "1", "2", "3", "4"]
     assert light["threshold"] == -1e9
     assert 0 <= light["scores"]["ndcg@10"] <= 1
     assert {row["batch_size"] for row in light["latency"]} == {1, 32}
     for picture in ("tradeoff", "alignment", "towers"):
         assert (tmp_path / f"{picture}.png").stat().st_size > 5000
-    before, aligned, tuned = (load_run(tmp_path / folder) for folder in ("model", "1_layers/aligned", "1_layers/tuned"))
+    before, aligned, tuned = (load_run(tmp_path / folder) for folder in ("model", "1_layer/aligned", "1_layer/tuned"))
     assert (aligned.model.query.encoder.num_layers, aligned.model.doc.encoder.num_layers) == (1, 2)
     for part in ("embedder", "encoder"):  # the document tower has not moved by one bit
         jax.tree.map(np.testing.assert_array_equal, aligned.params["doc"][part], before.params["shared"][part])
     moved = [np.any(a != b) for a, b in zip(*(jax.tree.leaves(run.params["doc"]) for run in (aligned, tuned)), strict=True)]
     assert any(moved)
-    assert complete_steps(tmp_path / "1_layers" / "tuned" / "best")
+    assert complete_steps(tmp_path / "1_layer" / "tuned" / "best")
     daft.main(command)
-    assert json.loads(capsys.readouterr().out)["systems"]["1_layers"]["scores"] == light["scores"]
+    assert json.loads(capsys.readouterr().out)["systems"]["1_layer"]["scores"] == light["scores"]
     with pytest.raises(InputError, match="--query_layers has 3, but the model has 2 layers"):
         daft.main([argument if argument != "1" else "3" for argument in command])
 
@@ -88,6 +89,15 @@ def test_an_aligned_run_ends_saves_and_stays_ended(folders, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["stopped"] == summary["stopped"]
     jax.tree.map(np.testing.assert_array_equal, load_run(tmp_path).params, before)
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl") if "alignment/kl_divergence" in line] == [0, 2]
+
+
+@pytest.mark.slow
+def test_towers_of_two_models_are_aligned_each_with_its_own_tokenizer(folders, tmp_path, capsys):
+    stage1(folders, tmp_path, QUERY_MODEL=folders / "t5", Alignment__delta=1e9)
+    assert json.loads(capsys.readouterr().out)["stopped"].startswith("aligned: kl_divergence")
+    run = load_run(tmp_path)
+    assert run.query_tokenizer.fingerprint != run.doc_tokenizer.fingerprint
+    assert (type(run.model.query.encoder).__name__, type(run.model.doc.encoder).__name__) == ("T5Config", "BertConfig")
 
 
 @pytest.mark.slow
