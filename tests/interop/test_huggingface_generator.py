@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -74,11 +75,11 @@ def test_logits_and_loss_are_those_of_transformers(pair):
     docs, queries = random_tokens([40, 7, 20], 40, 0), random_tokens([12, 3, 7], 12, 1)
     expected = torch_outputs(theirs, docs, queries)
     mask = queries != 0
-    actual = np.asarray(model.logits(params, docs, queries))
+    actual = np.asarray(jax.jit(model.logits)(params, docs, queries))
     scale = np.abs(expected.logits.numpy()[mask]).max()
     np.testing.assert_allclose(actual[mask] / scale, expected.logits.numpy()[mask] / scale, atol=1e-5)
     batch = Batch(query=queries, doc=docs, query_id=np.arange(3), doc_id=np.arange(3))
-    np.testing.assert_allclose(model.loss(params, batch)[0], float(expected.loss), rtol=1e-4)
+    np.testing.assert_allclose(jax.jit(model.loss)(params, batch)[0], float(expected.loss), rtol=1e-4)
 
 
 def test_written_folder_gives_transformers_the_same_logits(pair, tmp_path):
