@@ -61,8 +61,6 @@ def generate_to_dir(
     plan = {
         **(about or {}),
         "generator": model_hash(run),
-        "source": str(run.source),
-        "step": run.step,
         "decoding": dataclasses.asdict(decoding),
         "seed": seed,
         "max_doc_length": run.max_doc_length,
@@ -82,7 +80,8 @@ def generate_to_dir(
         rows = np.arange(start, min(start + docs_per_part, store.num_texts))
         queries = write(store, rows, progress)
         writer.append(DocQueries(doc_id, own) for doc_id, own in zip(store.ids[start : start + len(rows)], queries, strict=True))
-    writer.finish(num_queries=store.num_texts * decoding.num_queries)
+    # Where the generator lies decides no query, so another path may continue.
+    writer.finish(num_queries=store.num_texts * decoding.num_queries, source=str(run.source), step=run.step)
 
 
 class QueryWriter:
