@@ -2,13 +2,16 @@
 
 import json
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import toy_run
 
+from de_jax import gin_configs
 from de_jax.data import beir
 from de_jax.data.expansion_files import read_expansion
 from de_jax.models.t5 import T5Config
@@ -82,6 +85,13 @@ def test_a_stopped_training_continues_to_the_same_bits(dataset_dir, run_dir, tmp
     assert losses[0][-1][1] < losses[0][0][1]
 
 
+def test_a_training_that_was_killed_continues_from_its_last_checkpoint_to_the_same_bits(dataset_dir, run_dir, tmp_path):
+    shutil.copytree(run_dir, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "6")
+    train(dataset_dir, tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, params_of(tmp_path / "run"), params_of(run_dir))
+
+
 def test_a_run_starts_from_another_and_refuses_to_continue_as_another(dataset_dir, run_dir, tmp_path):
     train(dataset_dir, tmp_path / "tuned", init_from=run_dir, num_steps=1, learning_rate=1e-12)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params_of(tmp_path / "tuned"), params_of(run_dir))
@@ -123,6 +133,16 @@ def test_released_predictions_become_an_expansion(dataset_dir, tmp_path):
     found = list(read_expansion(tmp_path / "out"))
     assert [doc.doc_id for doc in found] == ids
     assert found[60].queries == [f"query 0 of {ids[60]}", f"query 1 of {ids[60]}"]
+
+
+def test_sizes_are_those_of_the_recipes(monkeypatch):
+    monkeypatch.undo()
+    for name, config in doc2query.SIZES.items():
+        lines = (Path(gin_configs.__file__).parent / "models" / f"t5_1_1_{name}.gin").read_text().splitlines()
+        sizes = {
+            key.removeprefix("T5Config."): value for key, _, value in (line.partition(" = ") for line in lines) if "T5C" in key
+        }
+        assert sizes == {key: json.dumps(getattr(config, key)) for key in sizes} | {"activation": '"gated_gelu"'}
 
 
 def test_a_model_that_begins_anew_needs_a_vocabulary(dataset_dir, tmp_path):
