@@ -17,8 +17,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int, Int32
 
-from de_jax.data import files
-from de_jax.data.relevance import Measure
+from de_jax.data import beir, files
+from de_jax.data.expansion_files import MANIFEST_FILE, read_expansion
+from de_jax.data.relevance import MEASURES, Measure, ScoreFile
 from de_jax.types import InputError
 
 FORMAT = "de_jax ranked queries 1"
@@ -136,6 +137,44 @@ def usable_queries(queries: Sequence[str], gold: str) -> Int32[np.ndarray, " n"]
     first = {query.strip(): -index for index, query in reversed(list(enumerate(queries)))}
     unwanted = ("", gold.strip())
     return np.array(sorted(-index for query, index in first.items() if query not in unwanted), np.int32)
+
+
+def ranked_pairs(
+    dataset_dir: str | Path, split: str, expansion: str | Path, *, measure: str = "rouge_l", score_file: str | Path = ""
+) -> RankedQueries:
+    """The ranking of a BEIR folder's training pairs, in the order of `batches.qrel_pairs`; kept beside the expansion.
+
+    Args:
+        dataset_dir: the corpus that the expansion is of, with the pairs' queries and judgements.
+        split: whose judgements are the pairs.
+        expansion: a folder, or a single file.
+        measure: a name out of `relevance.MEASURES`.
+        score_file: scores in its place, see `relevance.ScoreFile`.
+
+    Raises:
+        InputError: an unknown measure, or what reading the files raises.
+    """
+    if measure not in MEASURES:
+        raise InputError(f"the measure is {measure!r}; it is one of {', '.join(MEASURES)}, or give a file of scores.")
+    queries_file, qrels_file = beir.find_file(dataset_dir, "queries"), beir.find_qrels(dataset_dir, split)
+    expansion = Path(expansion)
+    used = [queries_file, qrels_file, expansion / MANIFEST_FILE if expansion.is_dir() else expansion]
+    made_from = {"files": [files.sha256_of(path) for path in used], "measure": measure}
+    if score_file:
+        made_from["measure"] = files.sha256_of(score_file)
+
+    def build() -> RankedQueries:
+        golds, qrels = dict(beir.iter_queries(queries_file, skip_empty=True)), beir.read_qrels(qrels_file)
+        pairs = [(query_id, doc_id) for query_id, judged in qrels.items() for doc_id, score in judged.items() if score > 0]
+        generated = {doc.doc_id: doc.queries for doc in read_expansion(expansion)}
+        relevance = ScoreFile(score_file, pairs) if score_file else MEASURES[measure]
+        if unknown := next((query_id for query_id, _ in pairs if query_id not in golds), None):
+            raise InputError(
+                f"{qrels_file} judges the query {unknown}, which {queries_file} has not; give files that fit together."
+            )
+        return rank_queries([golds[query_id] for query_id, _ in pairs], lambda pair: generated.get(pairs[pair][1], []), relevance)
+
+    return cached_ranking(expansion if expansion.is_dir() else expansion.parent, made_from, build)
 
 
 def cached_ranking(folder: str | Path, made_from: dict[str, Any], build: Callable[[], RankedQueries]) -> RankedQueries:

@@ -1,10 +1,28 @@
 """Groups of generated queries and the draws from them."""
 
+import json
+
 import numpy as np
 import pytest
+from pretrained_folders import write_tokenizer as write_vocabulary
 
-from de_jax.data.curriculum import GOLD, NONE, STRATEGIES, Curriculum, RankedQueries, cached_ranking, rank_queries, usable_queries
+from de_jax.data import beir
+from de_jax.data.batches import qrel_pairs
+from de_jax.data.curriculum import (
+    GOLD,
+    NONE,
+    STRATEGIES,
+    Curriculum,
+    RankedQueries,
+    cached_ranking,
+    rank_queries,
+    ranked_pairs,
+    usable_queries,
+)
+from de_jax.data.expansion_files import DocQueries, ExpansionWriter
 from de_jax.data.relevance import rouge_l
+from de_jax.data.text import load_tokenizer
+from de_jax.data.training_set import open_stores
 from de_jax.types import InputError
 
 GENERATED = ["c d", "a b c", "zz", "a b c", " ", "a b", "b a", "a b c d"]  # for the query "a b c d": all scores, ties, the gold
@@ -116,6 +134,31 @@ def test_a_ranking_is_made_once_and_again_where_it_is_damaged(tmp_path):
     again = cached_ranking(tmp_path, {"measure": "rouge_l"}, build)
     assert len(calls) == 3
     np.testing.assert_array_equal(again.order, [1, 0, 5, 6, 2])
+
+
+def test_the_pairs_of_a_data_set_are_ranked_in_the_order_of_training(tmp_path):
+    docs = [(doc_id, "", f"text of {doc_id}") for doc_id in ("d0", "d1", "d2")]
+    qrels = {"q1": {"d2": 1, "d0": 0}, "q0": {"d0": 2, "d1": 1}}
+    beir.write(tmp_path, docs, [("q0", "a b c d"), ("q1", "e f")], {"train": qrels})
+    writer = ExpansionWriter(tmp_path / "queries", {})
+    writer.append([DocQueries("d0", GENERATED), DocQueries("d2", ["x", "f e", "e f"])])
+    writer.finish()
+    ranked = ranked_pairs(tmp_path, "train", tmp_path / "queries")
+    write_vocabulary(tmp_path, "t5")
+    tokenizer = load_tokenizer(tmp_path)
+    stores = open_stores(tmp_path, tokenizer, tokenizer, tmp_path / "cache")
+    assert qrel_pairs(beir.read_qrels(tmp_path / "qrels" / "train.tsv"), *stores).tolist() == [[1, 2], [0, 0], [0, 1]]
+    np.testing.assert_array_equal(ranked.offsets, [0, 2, 7, 7])
+    np.testing.assert_array_equal(ranked.order, [1, 0, 1, 0, 5, 6, 2])
+    lines = [
+        {"query_id": q, "doc_id": d, "scores": list(range(n))} for q, d, n in (("q1", "d2", 3), ("q0", "d0", 8), ("q0", "d1", 0))
+    ]
+    (tmp_path / "scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    by_scores = ranked_pairs(tmp_path, "train", tmp_path / "queries", score_file=tmp_path / "scores.jsonl")
+    np.testing.assert_array_equal(by_scores.order, [1, 0, 6, 5, 2, 1, 0])
+    assert len(list((tmp_path / "queries").glob("ranked-*/manifest.json"))) == 2
+    with pytest.raises(InputError, match="the measure is 'bleu'"):
+        ranked_pairs(tmp_path, "train", tmp_path / "queries", measure="bleu")
 
 
 @pytest.mark.parametrize("wrong", [{"num_groups": 0}, {"num_steps": 0}, {"k": 0}])

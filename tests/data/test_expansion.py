@@ -9,6 +9,7 @@ from de_jax.data.curriculum import NONE, Curriculum, rank_queries
 from de_jax.data.expansion import ExpandedTexts, corpus_expansion, document_expansion, tokenized_queries, with_one_query
 from de_jax.data.relevance import rouge_l
 from de_jax.data.text import load_tokenizer
+from de_jax.retrieval.micro_batches import Store, plan
 from de_jax.types import InputError
 
 DOCS = ["hello world a dense retrieval", "texts", "a passage of dense texts of texts"]
@@ -87,7 +88,17 @@ def test_what_a_curriculum_chooses_is_a_row_of_the_training_texts(made):
     assert texts.num_texts == len(DOCS) + sum(map(len, QUERIES))
 
 
-def test_queries_are_tokenized_once(made, tmp_path, monkeypatch):
+def test_encoding_takes_expanded_documents_as_they_are(made):
+    _, docs, generated = made
+    texts = corpus_expansion(docs, generated, 2)
+    assert isinstance(texts, Store)
+    lengths = texts.lengths(12)
+    for batch in plan(lengths, tokens_per_batch=64):
+        packed = batch.tokens(texts, np.arange(texts.num_texts), 12)
+        assert packed.lengths.sum() == lengths[batch.positions].sum() == np.count_nonzero(packed.tokens)
+
+
+def test_queries_are_tokenized_once(made, tmp_path):
     tokenizer, _, generated = made
     again = tokenized_queries(QUERIES, tokenizer, tmp_path / "cache")
     assert again.store.store_dir == generated.store.store_dir
