@@ -19,7 +19,7 @@ from jaxtyping import Int32, Int64
 
 from de_jax.data import beir, layout
 from de_jax.data.corpus import TokenStore
-from de_jax.data.passages import PassageStore
+from de_jax.data.layout import Store
 from de_jax.types import PADDING_ID, Batch, Batches, InputError
 
 T = TypeVar("T")
@@ -51,6 +51,14 @@ class Negatives(NamedTuple):
         drawn = np.full((len(chosen), self.num_drawn), PADDING_ID, np.int32)
         drawn[:, : order.shape[1]] = np.take_along_axis(mined, order, axis=1)
         return drawn
+
+
+class DocTexts(NamedTuple):
+    """What stands for documents where it is not their beginning: their passages, or the document with a generated query."""
+
+    store: Store
+    rows_of: Callable[[np.ndarray, np.ndarray, int], np.ndarray]
+    """(documents [B] or [B, N], pairs [B], step) -> rows of the store [B, ...] or, for several texts each, [B, ..., C]."""
 
 
 def qrel_pairs(
@@ -89,7 +97,7 @@ def pair_batches(
     length_multiple: int = 32,
     row_multiple: int = 1,
     negatives: NegativesAt | None = None,
-    passages: PassageStore | None = None,
+    doc_texts: DocTexts | None = None,
     epoch_order: Callable[[int], np.ndarray] | None = None,
     host_index: int = 0,
     num_hosts: int = 1,
@@ -110,7 +118,7 @@ def pair_batches(
             the maximum length), so that shapes are few.
         row_multiple: the rows of packed texts of the global batch are a multiple of it.
         negatives: hard negatives of each pair.
-        passages: of the documents of `doc_store`, for MaxP; each then comes as its passages.
+        doc_texts: of the documents of `doc_store`, instead of their beginnings.
         epoch_order: the rows of `pairs` that make up an epoch, by its number, in shuffled order (`mixing.mixed_epochs`); by
             default every pair once.
         host_index, num_hosts: this host gets rows [host_index * B / num_hosts, ...) of every batch.
@@ -122,8 +130,8 @@ def pair_batches(
     plan = _EpochPlan(pairs, batch_size, seed, unique_in_batch, epoch_order)
     host_size = batch_size // num_hosts
     host_rows = slice(host_index * host_size, (host_index + 1) * host_size)
-    sides: dict[str, tuple[TokenStore | PassageStore, int]]
-    sides = {"query": (query_store, max_query_length), "doc": (passages or doc_store, max_doc_length)}
+    sides: dict[str, tuple[Store, int]]
+    sides = {"query": (query_store, max_query_length), "doc": (doc_texts.store if doc_texts else doc_store, max_doc_length)}
     sides |= {"neg_queries": sides["query"], "neg_docs": sides["doc"]}
 
     def rows_of(number: int, in_force: Mapping[str, Negatives]) -> dict[str, np.ndarray]:
@@ -136,14 +144,18 @@ def pair_batches(
         }
         return rows | drawn
 
-    def texts_of(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The texts that are encoded: documents, or their passages."""
-        return {name: passages.of_docs(own) if passages and name in _DOCS else own for name, own in rows.items()}
+    def texts_of(rows: dict[str, np.ndarray], number: int) -> dict[str, np.ndarray]:
+        """The texts that are encoded: documents, or what stands for them."""
+        if doc_texts is None:
+            return rows
+        epoch, step = divmod(number, plan.num_batches)
+        chosen = plan.epoch(epoch)[step]
+        return rows | {name: doc_texts.rows_of(rows[name], chosen, number) for name in _DOCS if name in rows}
 
     @functools.cache  # the first generation of negatives may not be there before the first batch is asked for
     def layouts() -> dict[str, layout.Layout]:
         first = negatives(0) if negatives else {}
-        sample = [texts_of(rows_of(number, first)) for number in range(_SAMPLE_BATCHES)]
+        sample = [texts_of(rows_of(number, first), number) for number in range(_SAMPLE_BATCHES)]
 
         def layout_of(name: str) -> layout.Layout:
             if not pack:
@@ -160,7 +172,7 @@ def pair_batches(
         lay_out = layouts()
         for number in itertools.count(start):
             rows = rows_of(number, negatives(number) if negatives else {})
-            texts = {name: lay_out[name](all_texts, host_index) for name, all_texts in texts_of(rows).items()}
+            texts = {name: lay_out[name](all_texts, host_index) for name, all_texts in texts_of(rows, number).items()}
             yield Batch(**texts, **{_IDS[name]: all_rows[host_rows] for name, all_rows in rows.items()})
 
     return batches

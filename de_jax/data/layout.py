@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
 
-from de_jax.data.corpus import TokenStore
-from de_jax.data.passages import PassageStore
 from de_jax.types import Array, Packed
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Texts as tokens: `corpus.TokenStore`, `passages.PassageStore`, `expansion.ExpandedTexts`."""
+
+    def lengths(self, max_length: int) -> np.ndarray:
+        """Tokens of each text after truncation, int32 [n]."""
+
+    def pad(self, rows: np.ndarray, max_length: int, pad_to: int) -> np.ndarray:
+        """Token ids of some texts, int32 [len(rows), pad_to]; zeros for a negative row."""
+
 
 Layout = Callable[[np.ndarray, int], Array | Packed]
 """(the store rows of all texts of a batch [B, ...], which host) -> that host's share: tokens [B / hosts, ..., L] or `Packed`."""
@@ -24,7 +35,7 @@ _NUM_SIZES = 16
 """Packed batches differ in their number of rows by about one part in so many, so that few shapes are compiled."""
 
 
-def padded(store: TokenStore | PassageStore, max_length: int, *, length_multiple: int, num_hosts: int = 1) -> Layout:
+def padded(store: Store, max_length: int, *, length_multiple: int, num_hosts: int = 1) -> Layout:
     """One text a row, as wide as the longest of the batch rounded up to a multiple of `length_multiple`, at most `max_length`."""
     lengths = store.lengths(max_length)
 
@@ -38,7 +49,7 @@ def padded(store: TokenStore | PassageStore, max_length: int, *, length_multiple
 
 
 def packed(
-    store: TokenStore | PassageStore,
+    store: Store,
     max_length: int,
     *,
     sample: Sequence[np.ndarray],

@@ -12,9 +12,13 @@ import numpy as np
 
 from de_jax.data import batches as batches_
 from de_jax.data import beir, files
+from de_jax.data.batches import DocTexts
 from de_jax.data.corpus import TokenStore, cached_token_store
+from de_jax.data.curriculum import Curriculum
+from de_jax.data.curriculum_texts import open_expansion
 from de_jax.data.negatives import MinedNegatives, TrainingTexts, follow
 from de_jax.data.passages import PassageStore
+from de_jax.data.relevance import Measure, rouge_l
 from de_jax.data.text import PromptedTokenizer, Tokenizer, load_tokenizer
 from de_jax.types import Batches, InputError
 
@@ -69,6 +73,10 @@ def beir_pairs(
     dev_max_queries: int = 1000,
     dev_max_docs: int = 20000,
     num_for_both: int = 0,
+    expansion: str = "",
+    curriculum: Curriculum | None = None,
+    relevance: Measure = rouge_l,
+    max_generated_length: int = 32,
     seed: int = 0,
     unique_in_batch: bool = True,
     pack: bool = True,
@@ -98,6 +106,10 @@ def beir_pairs(
         dev_max_docs: a fixed random sample of the corpus to search, to which every relevant document is added.
         num_for_both: queries, of the dev split or else of the training split, that both towers embed where a run measures how far
             apart they are (`Alignment`).
+        expansion: generated queries of the corpus, as `de-jax doc2query` writes them.
+        curriculum: documents get one of them after their text, chosen so; None leaves documents as they are.
+        relevance: by which a pair's generated queries are ranked: `@rouge_l`, `@token_overlap` or a function of the same type.
+        max_generated_length: tokens of a generated query, for which room is kept in `max_doc_length`.
         seed: of the shuffling.
         unique_in_batch: keep a query or document from standing twice in a batch.
         pack: lay several texts in a row instead of padding each; the numbers are the same, with much less work.
@@ -119,6 +131,16 @@ def beir_pairs(
     stores = open_stores(dataset_dir, tokenizers["query"], tokenizers["doc"], cache_dir)
     pairs = batches_.qrel_pairs(_read_split(dataset_dir, split), *stores)
     passages = _passages(stores[1], tokenizers["doc"], max_doc_length, max_passages)
+    doc_texts = DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
+    if curriculum:
+        _check_expansion(expansion, curriculum, max_passages, negatives_dir)
+        texts_of_queries = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries")))
+        golds = [texts_of_queries[stores[0].ids[int(row)]] for row in pairs[:, 0]]
+        expanded = open_expansion(
+            expansion, stores[1], pairs, golds, curriculum, relevance,
+            tokenizer=tokenizers["doc"], max_query_length=max_generated_length, cache_dir=_store_dir(cache_dir),
+        )  # fmt: skip
+        doc_texts = DocTexts(expanded.store, expanded.rows_of)
     hashes = text_hashes(dataset_dir) if negatives_dir else {}
     texts = TrainingTexts(Path(dataset_dir).resolve().name, *stores, pairs, hashes, passages)
     mined = None
@@ -137,7 +159,7 @@ def beir_pairs(
         length_multiple=length_multiple,
         row_multiple=row_multiple,
         negatives=mined.at if mined else None,
-        passages=passages,
+        doc_texts=doc_texts,
         host_index=host_index,
         num_hosts=num_hosts,
     )
@@ -159,6 +181,19 @@ def beir_pairs(
         max_passages=max_passages,
         for_both=_for_both(dataset_dir, dev_split or split, tokenizers["doc"], stores[0], num_for_both, cache_dir),
     )
+
+
+def _check_expansion(expansion: str, curriculum: Curriculum, max_passages: int, negatives_dir: str) -> None:
+    if not expansion:
+        raise InputError(
+            "beir_pairs.curriculum has no queries to choose from; de-jax doc2query writes them for beir_pairs.expansion."
+        )
+    if max_passages > 1:
+        raise InputError("a curriculum expands documents of one passage; set beir_pairs.max_passages to 1.")
+    if curriculum.strategy == "gold" and negatives_dir:
+        raise InputError(
+            "Curriculum.strategy is 'gold', which has no query for hard negatives; leave beir_pairs.negatives_dir out."
+        )
 
 
 def _for_both(
@@ -212,8 +247,11 @@ def open_stores(
 def _store(
     dataset_dir: str | Path, name: str, kind: str, tokenizer: Tokenizer, cache_dir: str | Path, *, skip_empty: bool = False
 ) -> TokenStore:
-    folder = Path(cache_dir) if cache_dir else files.cache_dir() / "token_stores"
-    return cached_token_store(beir.find_file(dataset_dir, name), tokenizer, folder, kind=kind, skip_empty=skip_empty)
+    return cached_token_store(beir.find_file(dataset_dir, name), tokenizer, _store_dir(cache_dir), kind=kind, skip_empty=skip_empty)
+
+
+def _store_dir(cache_dir: str | Path) -> Path:
+    return Path(cache_dir) if cache_dir else files.cache_dir() / "token_stores"
 
 
 def _read_split(dataset_dir: str | Path, split: str) -> beir.Qrels:

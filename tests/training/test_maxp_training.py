@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from de_jax.data.batches import Negatives, pair_batches
+from de_jax.data.batches import DocTexts, Negatives, pair_batches
 from de_jax.data.corpus import build_token_store
 from de_jax.data.passages import PassageStore
 from de_jax.losses.mined import ance
@@ -61,7 +61,8 @@ def batch_of(stores, *, pack, most=MOST, **options):
     passages = PassageStore(stores[1], LENGTH, max_passages=most)
     settings = {"batch_size": ROWS, "max_query_length": 8, "max_doc_length": LENGTH, "pack": pack, "length_multiple": 2}
     negatives = {"neg_docs": Negatives(NEGATIVES, 2)}
-    return next(pair_batches(*stores, pairs, passages=passages, negatives=lambda _: negatives, **settings, **options)(0))
+    doc_texts = DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
+    return next(pair_batches(*stores, pairs, doc_texts=doc_texts, negatives=lambda _: negatives, **settings, **options)(0))
 
 
 def passages_of(text):
