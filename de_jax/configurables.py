@@ -14,7 +14,6 @@ import gin
 
 from de_jax.data.curriculum import Curriculum
 from de_jax.data.pair_store import stored_pairs
-from de_jax.data.relevance import rouge_l, token_overlap
 from de_jax.data.seqio_batches import seqio_pairs
 from de_jax.data.training_set import beir_pairs
 from de_jax.interop.fine_tuning import pretrained_tokenizer, pretrained_tower
@@ -36,7 +35,7 @@ from de_jax.types import InputError
 MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, pretrained_tower, pretrained_tokenizer)
 LOSSES = (in_batch_softmax, samtone, pair, nce, ance, dance)
 OPTIMIZERS = (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)
-DATA = (beir_pairs, seqio_pairs, stored_pairs, Curriculum, rouge_l, token_overlap)
+DATA = (beir_pairs, seqio_pairs, stored_pairs, Curriculum)
 MINERS = (Miner,)
 MESH = (make_mesh,)
 HOOKS = (Alignment, CollapseAlarm)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from de_jax.data.corpus import TokenStore
-from de_jax.data.curriculum import GOLD, NONE, Curriculum, RankedQueries, cached_ranking, rank_queries, usable_queries
+from de_jax.data.curriculum import GOLD, NONE, Curriculum, RankedQueries, usable_queries
 from de_jax.data.expansion import GeneratedQueries, tokenized_queries, with_one_query
 from de_jax.data.expansion_files import queries_by_row
 from de_jax.data.relevance import Measure
@@ -104,6 +103,7 @@ def open_expansion(
     docs: TokenStore,
     pairs: Int[np.ndarray, "P 2"],
     golds: Sequence[str],
+    ranked: RankedQueries,
     curriculum: Curriculum,
     measure: Measure,
     *,
@@ -111,25 +111,19 @@ def open_expansion(
     max_query_length: int,
     cache_dir: Path,
 ) -> CurriculumTexts:
-    """The documents of a corpus with the queries of an expansion, which are tokenized and ranked on first use, and kept.
+    """The documents of a corpus with the queries of an expansion, which are tokenized on first use.
 
     Args:
         expansion: see `expansion_files.queries_by_row`.
         tokenizer: of the document tower.
-        cache_dir: holds what is kept.
-        docs, pairs, golds, curriculum, measure, max_query_length: of `CurriculumTexts`.
+        cache_dir: holds their tokens.
+        docs, pairs, golds, ranked, curriculum, measure, max_query_length: of `CurriculumTexts`.
 
     Raises:
         InputError: an expansion of another corpus, or one that is damaged or without queries.
     """
     queries = queries_by_row(expansion, docs.ids)
     as_tokens = with_golds(queries, golds, pairs) if curriculum.strategy == "gold" else queries
-    made_from = {
-        "queries": hashlib.sha256(repr((golds, queries)).encode()).hexdigest(),
-        "pairs": hashlib.sha256(np.ascontiguousarray(pairs).tobytes()).hexdigest(),
-        "measure": measure.__name__,  # type: ignore[attr-defined]
-    }
-    ranked = cached_ranking(cache_dir, made_from, lambda: rank_queries(golds, lambda pair: queries[int(pairs[pair, 1])], measure))
     generated = tokenized_queries(as_tokens, tokenizer, cache_dir)
     return CurriculumTexts(docs, pairs, generated, queries, golds, ranked, curriculum, measure, max_query_length=max_query_length)
 

@@ -14,11 +14,11 @@ from de_jax.data import batches as batches_
 from de_jax.data import beir, files
 from de_jax.data.batches import DocTexts
 from de_jax.data.corpus import TokenStore, cached_token_store
-from de_jax.data.curriculum import Curriculum
+from de_jax.data.curriculum import Curriculum, ranked_pairs
 from de_jax.data.curriculum_texts import open_expansion
 from de_jax.data.negatives import MinedNegatives, TrainingTexts, follow
 from de_jax.data.passages import PassageStore
-from de_jax.data.relevance import Measure, rouge_l
+from de_jax.data.relevance import MEASURES
 from de_jax.data.text import PromptedTokenizer, Tokenizer, load_tokenizer
 from de_jax.types import Batches, InputError
 
@@ -75,7 +75,8 @@ def beir_pairs(
     num_for_both: int = 0,
     expansion: str = "",
     curriculum: Curriculum | None = None,
-    relevance: Measure = rouge_l,
+    relevance: str = "rouge_l",
+    relevance_file: str = "",
     max_generated_length: int = 32,
     seed: int = 0,
     unique_in_batch: bool = True,
@@ -108,7 +109,8 @@ def beir_pairs(
             apart they are (`Alignment`).
         expansion: generated queries of the corpus, as `de-jax doc2query` writes them.
         curriculum: documents get one of them after their text, chosen so; None leaves documents as they are.
-        relevance: by which a pair's generated queries are ranked: `@rouge_l`, `@token_overlap` or a function of the same type.
+        relevance: by which a pair's generated queries are ranked, a name out of `relevance.MEASURES`.
+        relevance_file: scores of another model for the pairs in its place, see `relevance.ScoreFile`.
         max_generated_length: tokens of a generated query, for which room is kept in `max_doc_length`.
         seed: of the shuffling.
         unique_in_batch: keep a query or document from standing twice in a batch.
@@ -133,11 +135,12 @@ def beir_pairs(
     passages = _passages(stores[1], tokenizers["doc"], max_doc_length, max_passages)
     doc_texts = DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
     if curriculum:
-        _check_expansion(expansion, curriculum, max_passages, negatives_dir)
+        _check_expansion(expansion, curriculum, relevance_file, max_passages, negatives_dir)
+        ranked = ranked_pairs(dataset_dir, split, expansion, measure=relevance, score_file=relevance_file)
         texts_of_queries = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries")))
         golds = [texts_of_queries[stores[0].ids[int(row)]] for row in pairs[:, 0]]
         expanded = open_expansion(
-            expansion, stores[1], pairs, golds, curriculum, relevance,
+            expansion, stores[1], pairs, golds, ranked, curriculum, MEASURES[relevance],
             tokenizer=tokenizers["doc"], max_query_length=max_generated_length, cache_dir=_store_dir(cache_dir),
         )  # fmt: skip
         doc_texts = DocTexts(expanded.store, expanded.rows_of)
@@ -183,7 +186,7 @@ def beir_pairs(
     )
 
 
-def _check_expansion(expansion: str, curriculum: Curriculum, max_passages: int, negatives_dir: str) -> None:
+def _check_expansion(expansion: str, curriculum: Curriculum, relevance_file: str, max_passages: int, negatives_dir: str) -> None:
     if not expansion:
         raise InputError(
             "beir_pairs.curriculum has no queries to choose from; de-jax doc2query writes them for beir_pairs.expansion."
@@ -194,6 +197,8 @@ def _check_expansion(expansion: str, curriculum: Curriculum, max_passages: int, 
         raise InputError(
             "Curriculum.strategy is 'gold', which has no query for hard negatives; leave beir_pairs.negatives_dir out."
         )
+    if relevance_file and negatives_dir:
+        raise InputError("beir_pairs.relevance_file has no scores for hard negatives; use beir_pairs.relevance = 'rouge_l'.")
 
 
 def _for_both(

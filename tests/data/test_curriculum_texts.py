@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from de_jax.data import beir, text
-from de_jax.data.curriculum import Curriculum
+from de_jax.data.curriculum import Curriculum, ranked_pairs
 from de_jax.data.curriculum_texts import open_expansion
 from de_jax.data.relevance import rouge_l
 from de_jax.data.training_set import beir_pairs, open_stores
@@ -90,6 +90,8 @@ def test_a_resumed_stream_goes_on_in_the_same_group_with_the_same_draws(folder):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        ({"relevance": "bleu"}, "the measure is 'bleu'"),
+        ({"relevance_file": "scores.jsonl", "negatives_dir": "somewhere"}, "has no scores for hard negatives"),
         ({"max_passages": 2}, "documents of one passage"),
         ({"strategy": "gold", "negatives_dir": "somewhere"}, "has no query for hard negatives"),
     ],
@@ -106,8 +108,9 @@ def test_hard_negatives_are_ranked_by_the_query_of_their_row(folder):
     golds = [f"{TOPICS[i % 4]} number {i}" for i in range(12)]
     golds[1] = "nothing of the sort"  # for which the last of the three is the nearest
     curriculum, options = Curriculum("top_1", num_steps=6), {"tokenizer": tokenizer, "max_query_length": 40}
+    ranked = ranked_pairs(folder / "data", "train", folder / "expansion.jsonl")
     texts = open_expansion(
-        folder / "expansion.jsonl", docs, pairs, golds, curriculum, rouge_l, cache_dir=folder / "cache", **options
+        folder / "expansion.jsonl", docs, pairs, golds, ranked, curriculum, rouge_l, cache_dir=folder / "cache", **options
     )
     rows = texts.rows_of(np.array([[2, 3], [3, PADDING_ID], [11, 2]]), np.array([0, 1, 1]), 0)
     assert rows[1, 1] == PADDING_ID
