@@ -18,7 +18,7 @@ from de_jax.data.seqio_batches import seqio_pairs
 from de_jax.data.training_set import beir_pairs
 from de_jax.interop.fine_tuning import pretrained_tokenizer, pretrained_tower
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
-from de_jax.losses.mined import ance, dance
+from de_jax.losses.mined import ance, dance, sampled_softmax
 from de_jax.losses.pair import pair
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
@@ -28,15 +28,16 @@ from de_jax.retrieval.miner import Miner
 from de_jax.training.alignment import Alignment
 from de_jax.training.collapse import CollapseAlarm
 from de_jax.training.lamb import ance_lamb, lamb
+from de_jax.training.negative_cache import NegativeCache
 from de_jax.training.optimizer import adafactor, adamw, cosine, linear, rsqrt
 from de_jax.training.sharding import make_mesh
 from de_jax.types import InputError
 
 MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, pretrained_tower, pretrained_tokenizer)
-LOSSES = (in_batch_softmax, samtone, pair, nce, ance, dance)
+LOSSES = (in_batch_softmax, samtone, pair, nce, ance, dance, sampled_softmax)
 OPTIMIZERS = (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)
 DATA = (beir_pairs, seqio_pairs, stored_pairs, Curriculum)
-MINERS = (Miner,)
+MINERS = (Miner, NegativeCache)
 MESH = (make_mesh,)
 HOOKS = (Alignment, CollapseAlarm)
 

@@ -22,6 +22,7 @@ from de_jax.training.alignment import Alignment
 from de_jax.training.chunked import ChunkedModel
 from de_jax.training.collapse import CollapseAlarm
 from de_jax.training.frozen import FrozenModel
+from de_jax.training.negative_cache import NegativeCache
 from de_jax.training.optimizer import OptimizerFn, Schedule, make_optimizer
 from de_jax.training.train_step import Model, TrainStep, init_state, make_train_step
 from de_jax.types import InputError, LossFn, Params, TrainState
@@ -67,6 +68,7 @@ class Recipe:
         mine_every_steps: updates between two minings, for which training waits; None leaves all but the first to `de-jax mine`.
         follow_every_steps: updates between two looks for newer hard negatives; by default as often as they are mined here, every
             `FOLLOW_EVERY_STEPS` where `de-jax mine` does, and without a miner never.
+        negative_cache: hard negatives for every query from the documents of earlier batches; None for none.
         keep_checkpoints: how many of the newest stay; the best by the dev score is kept besides.
         profile_steps: (first, count): traces `count` updates from update `first` on, into `<run_dir>/profile`.
     """
@@ -101,6 +103,7 @@ class Recipe:
         miner: Miner | None = None,
         mine_every_steps: int | None = None,
         follow_every_steps: int | None = None,
+        negative_cache: NegativeCache | None = None,
         keep_checkpoints: int = 2,
         profile_steps: tuple[int, int] | None = None,
     ) -> None:
@@ -108,6 +111,7 @@ class Recipe:
             raise InputError(f"train.model is {model!r}; it must be @DualEncoder().")
         for name, made, kind in (
             ("miner", miner, Miner), ("alignment", alignment, Alignment), ("collapse_alarm", collapse_alarm, CollapseAlarm),
+            ("negative_cache", negative_cache, NegativeCache),
         ):  # fmt: skip
             if made is not None and not isinstance(made, kind):
                 raise InputError(f"train.{name} is {made!r}; it must be @{kind.__name__}().")
@@ -120,6 +124,7 @@ class Recipe:
         self.trained: Model = ChunkedModel(model, num_chunks) if num_chunks > 1 else model
         if frozen:
             self.trained = FrozenModel(self.trained, tuple(frozen))
+        self.negative_cache = negative_cache
         self.num_chunks, self.sharding_rules = num_chunks, sharding_rules
         self.schedule = schedule(peak=learning_rate, num_steps=num_steps)
         self.num_steps, self.seed, self.grad_norm_groups = num_steps, seed, grad_norm_groups
@@ -141,13 +146,18 @@ class Recipe:
 
     def init(self) -> TrainState:
         """The state before the first step."""
-        return init_state(self.model, self.make_tx, jax.random.key(self.seed))
+        state = init_state(self.model, self.make_tx, jax.random.key(self.seed))
+        if self.negative_cache is None:
+            return state
+        doc_length = configurables.setting(self.data, "max_doc_length")
+        return state._replace(cache=self.negative_cache.empty(doc_length, self.model.doc.embedding_dim))
 
     def train_step(self, params: Params) -> TrainStep:
         """One update of these parameters, arrays or their shapes; see `training.train_step`."""
         group_norms = grad_norms.group_norms(params, self.grad_norm_groups)
         loss = with_spread(self.loss) if self.collapse_alarm else self.loss
-        return make_train_step(self.trained, loss, self.make_tx(params), group_norms)
+        temperature = self._temperature() if self.negative_cache else None
+        return make_train_step(self.trained, loss, self.make_tx(params), group_norms, self.negative_cache, temperature)
 
     def memory_settings(self, batch_size: int) -> dict[str, Any]:
         """The settings that decide how much memory a step takes, by name."""
@@ -169,6 +179,15 @@ class Recipe:
         except ValueError as error:
             raise InputError(str(error)) from error
         return state
+
+    def _temperature(self) -> float | None:
+        """The loss's."""
+        try:
+            return configurables.setting(self.loss, "temperature")
+        except KeyError:
+            raise InputError(
+                f"train.negative_cache draws by the temperature of the loss, but {self.loss.__name__} has none; take another loss."
+            ) from None
 
     def texts_of_a_pair(self) -> dict[str, int]:
         """What `plan.batch_shapes` wants to know of a pair's texts beside their lengths."""

@@ -49,6 +49,8 @@ def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     row_multiple = sharding.num_row_shares(mesh) * recipe.num_chunks
     data = recipe.data(host_index=host_index, num_hosts=num_hosts, row_multiple=row_multiple, run_dir=str(run_dir))
     sharding.check_batch_size(data.batch_size, mesh, recipe.num_chunks)
+    if recipe.negative_cache:
+        recipe.negative_cache.check(data.batch_size, sharding.num_row_shares(mesh))
     _check_texts_fit(recipe.model, data)
     _check_negatives(recipe, data)
     _check_alignment(recipe, data)

@@ -12,6 +12,8 @@ Axis letters used in every shape of this code base:
     R   rows of packed texts                      S   texts that such a row has room for
     H   attention heads                           q   queries of a search
     n   documents of a corpus                     k   depth of a ranking
+    K   candidates of a softmax, slots of a cache
+    K   candidates of a softmax, slots of a negative cache
 """
 
 from __future__ import annotations
@@ -59,6 +61,13 @@ class Batch(NamedTuple):
     neg_query_ids: Array | None = None  # [B, M]
 
 
+class Sample(NamedTuple):
+    """How a row's `neg_docs` stand for a larger set of negatives that they were drawn from."""
+
+    log_sum_exp: Array  # [B] float32, of the scaled scores of the query with the whole set
+    weights: Array  # [B, N] float32: weights @ f(neg_docs) estimates, without bias, the mean of f over the softmax of the set
+
+
 class Embeddings(NamedTuple):
     """A batch after both towers; float32. `scale` is the learned 1 / temperature, or None where the loss fixes it."""
 
@@ -71,6 +80,18 @@ class Embeddings(NamedTuple):
     neg_queries: Array | None = None  # [B, M, D]
     neg_query_ids: Array | None = None  # [B, M]
     scale: Array | None = None  # []
+    sample: Sample | None = None  # of what `neg_docs` are one
+
+
+class CachedDocs(NamedTuple):
+    """Documents of earlier batches with their embeddings, to draw negatives from; see `training.negative_cache`."""
+
+    tokens: Array  # [K, Ld] int32, padded
+    query_id: Array  # [K] int32: of the pair that the document came with last
+    doc_id: Array  # [K] int32; PADDING_ID where the slot is empty
+    embedding: Array  # [K, D] float32
+    entered: Array  # [K] int32: the update in which the document came
+    encoded: Array  # [K] int32: the update whose parameters the embedding is by
 
 
 class TrainState(NamedTuple):
@@ -80,6 +101,7 @@ class TrainState(NamedTuple):
     params: Params
     opt_state: Any
     rng: Array  # the run's key; a step uses fold_in(rng, step)
+    cache: Any = None  # `CachedDocs`, where the run draws negatives from them
 
 
 class Ranking(NamedTuple):

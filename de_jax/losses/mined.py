@@ -1,4 +1,5 @@
-"""Losses whose negatives were mined for each row: ANCE's, and DANCE's with the dual task of finding a document's query.
+"""Losses whose negatives were mined for each row: ANCE's, DANCE's with the dual task of finding a document's query, and the
+softmax of a negative cache.
 
 Unlike the in-batch softmax, a row meets its own mined negatives only, not those of other rows.
 """
@@ -6,6 +7,7 @@ Unlike the in-batch softmax, a row meets its own mined negatives only, not those
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from de_jax.losses import dense, masks, scores
@@ -69,6 +71,36 @@ def dance(
     primal, metrics = ance(e, temperature=temperature, mask_duplicates=mask_duplicates)
     dual = _mean_softmax(e, sets, scale, _own(sets["doc"], sets["neg_queries"], scale, mask_duplicates))
     return primal + dual_weight * dual, metrics | {"loss_doc_to_query": dual}
+
+
+def sampled_softmax(e: Embeddings, *, temperature: float | None = 0.05) -> tuple[Float[Array, ""], Metrics]:
+    """Softmax of each query's document among all that a negative cache holds, by the few that were drawn from it.
+
+    Lindgren et al. (2021): the value is -log p, p the document's share of the softmax, and the gradient that of
+    stop_gradient(1 - p) * (negative - positive) in scaled scores. Its mean over the draws is the gradient of the value, but for
+    the age of the cached embeddings. The paper draws one negative; ours weights several so that the mean stays the same.
+
+    Args:
+        e: `query` and `doc` [B, D]; `neg_docs` [B, N, D], drawn at this temperature; `sample`.
+        temperature: tau > 0, the divisor of the scores; the paper scales cosines by 20. None takes the one the model learns.
+
+    Returns:
+        The loss in nats, a mean over real rows, and the scalars of `scores.score_metrics` among the negatives drawn.
+
+    Raises:
+        InputError: the batch has no sample, or the temperature is out of its range.
+    """
+    if e.sample is None:
+        raise InputError("sampled_softmax needs a negative cache to draw from; set train.negative_cache = @NegativeCache().")
+    scale, sets, is_real = scores.scale_of(e, temperature), _sets(e, ("neg_docs",)), masks.is_real_row(e.query_id)
+    positive = scores.positive_scores(sets)
+    drawn = dense.real_vectors(sets["neg_docs"]).reshape(*e.sample.weights.shape, -1)
+    negative = jnp.einsum("BN,BND,BD->B", e.sample.weights, drawn, dense.real_vectors(sets["query"]), **dense.EXACT)
+    losses = jax.lax.stop_gradient(scores.softmax_loss(scale * positive, e.sample.log_sum_exp))
+    surrogate = -jnp.expm1(-losses) * scale * (negative - positive)
+    loss = scores.mean_of_real(losses + surrogate - jax.lax.stop_gradient(surrogate), is_real)
+    own = _own(sets["query"], sets["neg_docs"], scale, mask_duplicates=True)
+    return loss, {"loss_query_to_doc": loss} | scores.score_metrics(e, positive, own)
 
 
 def _sets(e: Embeddings, mined: tuple[str, ...]) -> dict[str, Items]:

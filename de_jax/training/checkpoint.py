@@ -73,7 +73,7 @@ class Checkpoints:
                 step,
                 args=ocp.args.Composite(
                     params=ocp.args.StandardSave(state.params),
-                    training=ocp.args.StandardSave({"step": state.step, "opt_state": state.opt_state, "rng": state.rng}),
+                    training=ocp.args.StandardSave(_training_part(state)),
                     beside=ocp.args.JsonSave(beside or {}),
                 ),
             )
@@ -108,14 +108,8 @@ class Checkpoints:
         Raises:
             InputError: the checkpoint is of another model or optimizer, or damaged.
         """
-        training = {"step": like.step, "opt_state": like.opt_state, "rng": like.rng}
-        restored = self._restore(step, {"params": _abstract(like.params), "training": _abstract(training)})
-        return TrainState(
-            step=restored["training"]["step"],
-            params=restored["params"],
-            opt_state=restored["training"]["opt_state"],
-            rng=restored["training"]["rng"],
-        )
+        restored = self._restore(step, _abstract({"params": like.params, "training": _training_part(like)}))
+        return TrainState(params=restored["params"], **restored["training"])
 
     def restore_params(self, step: int, like: Params) -> Params:
         """The parameters alone; the rest of the checkpoint is not read."""
@@ -224,6 +218,11 @@ class SaveCheckpoints:
 
 class _DamagedError(Exception):
     """A checkpoint that is there and cannot be read; says how, as the middle of a sentence."""
+
+
+def _training_part(state: TrainState) -> dict[str, Any]:
+    """What only training needs of a state, without fields that are not there."""
+    return {name: value for name, value in state._asdict().items() if name != "params" and value is not None}
 
 
 @jax.jit

@@ -54,6 +54,7 @@ def state_shardings(state: TrainState, mesh: Mesh, user_rules: Rules | None = No
         params=jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs),
         opt_state=paths.map_with_path(_follower(state.params, specs, mesh), state.opt_state),
         rng=everywhere,
+        cache=jax.tree.map(lambda _: sharding.by_rows(mesh), state.cache),
     )
 
 

@@ -1,13 +1,14 @@
 """What is special about losses over a row's own mined negatives."""
 
+import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
 import pytest
 
 from de_jax.losses.in_batch import in_batch_softmax
-from de_jax.losses.mined import ance, dance
-from de_jax.types import InputError
+from de_jax.losses.mined import ance, dance, sampled_softmax
+from de_jax.types import InputError, Sample
 
 
 def test_a_row_does_not_meet_the_negatives_of_another(make_embeddings):
@@ -51,3 +52,52 @@ def test_missing_negatives_and_bad_weights_are_refused(make_embeddings):
         dance(e._replace(neg_queries=None, neg_query_ids=None))
     with pytest.raises(InputError, match=r"dual_weight=-1\.0 must be at least 0"):
         dance(e, dual_weight=-1.0)
+
+
+def with_sample(e, seed=0):
+    rng = np.random.default_rng(seed)
+    weights = rng.random(e.neg_docs.shape[:2]).astype(np.float32) * np.asarray(e.neg_doc_ids != -1)
+    return e._replace(sample=Sample(jnp.asarray(rng.normal(size=len(e.query_id)), jnp.float32), jnp.asarray(weights)))
+
+
+def test_sampled_softmax_and_its_gradient_equal_loops(make_embeddings):
+    e = with_sample(make_embeddings(6))
+    vectors = {name: getattr(e, name) for name in ("query", "doc", "neg_docs")}
+    of_vectors = lambda vectors: sampled_softmax(e._replace(**vectors), temperature=0.2)[0]  # noqa: E731
+    value, gradient = jax.value_and_grad(of_vectors)(vectors)
+    query, doc, neg_docs = (np.asarray(vectors[name], np.float64) for name in vectors)
+    losses, expected = [], {name: np.zeros(vector.shape) for name, vector in vectors.items()}
+    rows = [row for row in range(len(query)) if e.query_id[row] != -1]
+    for row in rows:
+        logit, total = query[row] @ doc[row] / 0.2, np.exp(float(e.sample.log_sum_exp[row]))
+        share = np.exp(logit) / (np.exp(logit) + total)
+        losses.append(-np.log(share))
+        pull = (1 - share) / 0.2 / len(rows)
+        expected["doc"][row] -= pull * query[row]
+        expected["query"][row] -= pull * doc[row]
+        for n in range(neg_docs.shape[1]):
+            weight = float(e.sample.weights[row, n])
+            expected["query"][row] += pull * weight * neg_docs[row, n]
+            expected["neg_docs"][row, n] += pull * weight * query[row]
+    np.testing.assert_allclose(value, np.mean(losses), rtol=1e-5)
+    for name, computed in gradient.items():
+        np.testing.assert_allclose(computed, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_sampled_softmax_of_an_empty_cache_costs_nothing(make_embeddings):
+    e = with_sample(make_embeddings(7))
+    e = e._replace(neg_doc_ids=jnp.full_like(e.neg_doc_ids, -1))
+    e = e._replace(sample=Sample(jnp.full_like(e.sample.log_sum_exp, -1e30), jnp.zeros_like(e.sample.weights)))
+    value, gradient = jax.value_and_grad(lambda doc: sampled_softmax(e._replace(doc=doc))[0])(e.doc)
+    assert value == 0
+    assert not gradient.any()
+
+
+def test_sampled_softmax_learns_its_temperature_and_wants_a_sample(make_embeddings):
+    e = with_sample(make_embeddings(8))
+    learned = e._replace(scale=jnp.float32(20.0))
+    value, metrics = sampled_softmax(learned, temperature=None)
+    np.testing.assert_allclose(value, sampled_softmax(e, temperature=0.05)[0], rtol=1e-6)
+    assert {"accuracy", "positive_score", "negative_score", "temperature"} <= set(metrics)
+    with pytest.raises(InputError, match=r"set train\.negative_cache = @NegativeCache\(\)"):
+        sampled_softmax(e._replace(sample=None))

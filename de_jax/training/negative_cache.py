@@ -1,0 +1,245 @@
+"""Hard negatives without a miner: a cache of the documents of earlier batches, from which each query draws by its own scores.
+
+The streaming negative cache of Lindgren et al. (2021), as DAFT trains with (Leonhardt et al.). In a step
+
+1. every query is scored against all cached embeddings, and draws negatives in proportion to exp(score / temperature);
+2. what was drawn is encoded again by the parameters of now, with their gradient, and joins the batch as `neg_docs`;
+3. the new embeddings of what was drawn go back to their slots, and the batch's documents take the slots of those that came first;
+4. after the update, those whose embeddings are the oldest may be encoded again, without a gradient.
+
+The slots lie in equal shares on the devices that split the rows of a batch. A query's noise depends on the step, its row and the
+slot alone, so a run draws the same on any mesh, and after a restart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from de_jax.losses import masks, scores
+from de_jax.losses.dense import EXACT, EXCLUDED
+from de_jax.types import PADDING_ID, ROW_AXES, Array, Batch, CachedDocs, Embeddings, InputError, Metrics, Packed, Sample
+
+QUERY_BLOCK = 32
+"""Queries scored at a time: some arrays of 32 K values are in memory, 64 MiB each for 512k slots on one device."""
+
+
+class Drawn(NamedTuple):
+    """The negatives of each query, in the order in which they were drawn."""
+
+    slots: Array  # [B, N] int32; K where the cache holds too few
+    tokens: Array  # [B, N, Ld] int32; 0 there
+    doc_ids: Array  # [B, N] int32; PADDING_ID there
+    sample: Sample
+
+
+@dataclasses.dataclass(frozen=True)
+class NegativeCache:
+    """What is kept, and what is drawn of it; the sizes are DAFT's.
+
+    `capacity`: K, documents; at least a batch, and a multiple of the devices that rows are split over.
+    `num_negatives`: N, drawn for each query, none twice.
+    `refresh_fraction`: the share of the slots that is encoded again after every step, rounded up to whole batches.
+    `lru`: a document that was drawn counts as one that has just come, so that the least recently used leave.
+    """
+
+    capacity: int = 512_000
+    num_negatives: int = 64
+    refresh_fraction: float = 0.0
+    lru: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_negatives <= self.capacity:
+            raise InputError(
+                f"NegativeCache.num_negatives is {self.num_negatives} of a capacity of {self.capacity}; give 1 to {self.capacity}."
+            )
+        if not 0 <= self.refresh_fraction <= 1:
+            raise InputError(f"NegativeCache.refresh_fraction is {self.refresh_fraction}; give 0 to 1.")
+
+    def check(self, batch_size: int, num_row_shares: int) -> None:
+        """Refuses a capacity that a batch does not fit into, or that the devices cannot share out evenly."""
+        if self.capacity < batch_size:
+            raise InputError(
+                f"NegativeCache.capacity {self.capacity} is less than the {batch_size} documents of a batch; give at least as many."
+            )
+        if self.capacity % num_row_shares:
+            lower = self.capacity - self.capacity % num_row_shares
+            raise InputError(
+                f"NegativeCache.capacity {self.capacity} is not divisible by the {num_row_shares} devices that split the rows of a "
+                f"batch; take {lower or num_row_shares} or {lower + num_row_shares}."
+            )
+
+    def empty(self, doc_length: int, dim: int) -> CachedDocs:
+        """No documents yet; of at most `doc_length` tokens, with embeddings of `dim` dimensions."""
+        none = lambda: jnp.full(self.capacity, -1, jnp.int32)  # noqa: E731  # each its own memory, as a step takes them over
+        return CachedDocs(
+            tokens=jnp.zeros((self.capacity, doc_length), jnp.int32),
+            query_id=none(),
+            doc_id=none(),
+            embedding=jnp.zeros((self.capacity, dim), jnp.float32),
+            entered=none(),
+            encoded=none(),
+        )
+
+    def draw(self, cache: CachedDocs, batch: Batch, e: Embeddings, temperature: float | None, key: Array) -> Drawn:
+        """Negatives of each query by the scores of the cached embeddings; see `sample`.
+
+        Args:
+            cache: the documents.
+            batch, e: the queries, before and after their tower.
+            temperature: the loss's; None is the one the model learns.
+            key: of this step.
+
+        Raises:
+            InputError: the batch has mined negatives already, or documents of several passages.
+        """
+        if batch.neg_docs is not None:
+            raise InputError("train.negative_cache and negatives_dir both give documents as negatives; set one of them.")
+        if jnp.ndim(batch.doc.slots if isinstance(batch.doc, Packed) else batch.doc[..., 0]) > 1:
+            raise InputError("train.negative_cache is for documents of one passage; set max_passages to 1.")
+        e = jax.lax.stop_gradient(e)
+        return sample(cache, e, scores.scale_of(e, temperature), self.num_negatives, key)
+
+    def update(self, cache: CachedDocs, batch: Batch, e: Embeddings, drawn: Drawn, step: Array) -> CachedDocs:
+        """The cache with the embeddings that a step made: `e.neg_docs`, those of `drawn`, and of the batch's documents."""
+        return enter(_put_back(cache, drawn, e.neg_docs, step, self.lru), batch, e, step)
+
+    def refresh(self, cache: CachedDocs, encode: Callable[[Array], Array], batch_size: int, step: Array) -> CachedDocs:
+        """The cache with those embeddings made anew that are the oldest.
+
+        Args:
+            cache: the documents.
+            encode: tokens [b, Ld] to embeddings [b, D].
+            batch_size: so many are encoded, or a multiple, as the devices can share them out.
+            step: the update that `encode` has the parameters of.
+        """
+        wanted = math.ceil(self.refresh_fraction * self.capacity / batch_size)
+        num_docs = min(wanted, self.capacity // batch_size) * batch_size
+        if not num_docs:
+            return cache
+        is_there = cache.doc_id != PADDING_ID
+        slots = _highest(jnp.where(is_there, step - cache.encoded, -1), num_docs)
+        embedding = encode(cache.tokens[slots])
+        return _write(cache, jnp.where(is_there[slots], slots, self.capacity), embedding=embedding, encoded=step)
+
+
+def sample(cache: CachedDocs, e: Embeddings, scale: Float[Array, ""], num_negatives: int, key: Array) -> Drawn:
+    """Draws without replacement from the softmax of each query's scaled scores with the cached documents.
+
+    Gumbel-max: the highest of logits with Gumbel noise is a draw from their softmax, the next a draw from what is left, and so on.
+    A document is left out where it shares the query's document or came with the same query (`masks.is_negative`).
+
+    `weights` are p_1, ..., p_(N-1), and what is left of 1: given the first N - 1 draws, the last one stands for all others, so the
+    estimate has no bias ("sum and sample", Kool et al. 2020), and for one draw it is the draw itself.
+
+    Args:
+        cache: K documents, empty slots among them.
+        e: `query` [B, D], with the ids of the batch.
+        scale: 1 / tau.
+        num_negatives: N <= K.
+        key: decides the noise, together with the row of the query and the slot.
+    """
+    capacity = len(cache.doc_id)
+    no_row = jnp.full_like(cache.doc_id, masks.NO_ROW)
+    candidates = masks.Ids(no_row, cache.query_id, cache.doc_id, cache.doc_id != PADDING_ID)
+
+    def of_query(anchor: tuple[Array, masks.Ids]) -> tuple[Array, Array, Array]:
+        query, ids = anchor
+        allowed = masks.is_negative(jax.tree.map(lambda x: x[None], ids), candidates, mask_duplicates=True)[0]  # [K]
+        logits = jnp.where(allowed, scale * jnp.einsum("D,KD->K", query, cache.embedding, **EXACT), -jnp.inf)
+        # "high": the 24 bits of a float32 draw would give many of 512k slots the same noise at the upper end, where it counts.
+        noise = jax.random.gumbel(jax.random.fold_in(key, ids.row), (capacity,), mode="high")
+        slots = _highest(logits + noise, num_negatives)
+        return slots, logits[slots], jax.nn.logsumexp(logits)
+
+    slots, logits, log_sum_exp = jax.lax.map(of_query, (e.query, masks.pair_ids(e)), batch_size=QUERY_BLOCK)
+    is_there = logits > -jnp.inf  # [B, N]
+    log_sum_exp = jnp.maximum(log_sum_exp, EXCLUDED)
+    share = jnp.exp(logits - log_sum_exp[:, None])
+    is_last = jnp.arange(num_negatives)[None, :] == jnp.sum(is_there, axis=1, keepdims=True) - 1
+    left = jnp.maximum(1.0 - (jnp.cumsum(share, axis=1) - share), 0.0)
+    return Drawn(
+        slots=jnp.where(is_there, slots, capacity),
+        tokens=jnp.where(is_there[:, :, None], cache.tokens[slots], 0),
+        doc_ids=jnp.where(is_there, cache.doc_id[slots], PADDING_ID),
+        sample=Sample(log_sum_exp, weights=jnp.where(is_last, left, share)),
+    )
+
+
+def enter(cache: CachedDocs, batch: Batch, e: Embeddings, step: Array) -> CachedDocs:
+    """The cache with the batch's documents: each in the slot that it has already, else in that of the document that came first."""
+    capacity, doc_id = len(cache.doc_id), e.doc_id
+    same = doc_id[:, None] == cache.doc_id[None, :]  # [B, K]
+    is_cached, own_slot = same.any(axis=1), jnp.argmax(same, axis=1)
+    earlier = jnp.tril(doc_id[:, None] == doc_id[None, :], k=-1).any(axis=1)  # stands in an earlier row too
+    is_real = masks.is_real_row(e.query_id) & ~earlier
+    is_new = is_real & ~is_cached
+    entered = cache.entered.at[jnp.where(is_cached, own_slot, capacity)].set(step, mode="drop")  # their slots are not free
+    free = _highest(-entered, min(len(doc_id), capacity))  # empty ones first
+    new_slot = free[jnp.cumsum(is_new) - is_new]
+    return _write(
+        cache,
+        jnp.where(is_real, jnp.where(is_cached, own_slot, new_slot), capacity),
+        tokens=padded(batch.doc, cache.tokens.shape[1]),
+        query_id=e.query_id,
+        doc_id=doc_id,
+        embedding=e.doc,
+        entered=step,
+        encoded=step,
+    )
+
+
+def padded(texts: Array | Packed, length: int) -> Int[Array, "B {length}"]:
+    """One text a row, of at most `length` tokens, from tokens [B, L] or `Packed`."""
+    if not isinstance(texts, Packed):
+        return jnp.pad(texts, ((0, 0), (0, length - texts.shape[1])))
+    num_rows, row_length = texts.tokens.shape
+    slots = jnp.maximum(texts.slots, 0)
+    starts = jnp.cumsum(texts.lengths, axis=1) - texts.lengths + row_length * jnp.arange(num_rows)[:, None]  # among all tokens
+    steps = jnp.arange(length)[None, :]
+    is_token = (steps < texts.lengths.reshape(-1)[slots][:, None]) & (texts.slots >= 0)[:, None]
+    places = jnp.where(is_token, starts.reshape(-1)[slots][:, None] + steps, 0)
+    return jnp.where(is_token, texts.tokens.reshape(-1)[places], 0)
+
+
+def metrics(cache: CachedDocs, step: Array) -> Metrics:
+    """The share of the slots that hold a document, and how many updates ago their embeddings were made, on average."""
+    is_there = (cache.doc_id != PADDING_ID).astype(jnp.float32)
+    age = jnp.sum(is_there * (step - cache.encoded).astype(jnp.float32)) / jnp.maximum(jnp.sum(is_there), 1.0)
+    return {"cache/filled": jnp.mean(is_there), "cache/staleness": age}
+
+
+def _put_back(cache: CachedDocs, drawn: Drawn, embeddings: Float[Array, "B N D"], step: Array, lru: bool) -> CachedDocs:
+    """With the new embeddings of what was drawn; of several for one slot, which dropout makes differ, the last row's."""
+    capacity, slots = len(cache.doc_id), drawn.slots.reshape(-1)
+    number = jnp.arange(len(slots))
+    last = jnp.full(capacity, -1).at[slots].max(number, mode="drop")
+    slots = jnp.where(last.at[slots].get(mode="fill", fill_value=-1) == number, slots, capacity)
+    times = {"encoded": step, "entered": step} if lru else {"encoded": step}
+    return _write(cache, slots, embedding=embeddings.reshape(len(slots), -1), **times)
+
+
+def _write(cache: CachedDocs, slots: Int[Array, " n"], **values: Any) -> CachedDocs:
+    """With other values in some slots; a slot K is none."""
+    changed = {name: getattr(cache, name).at[slots].set(new, mode="drop") for name, new in values.items()}
+    return cache._replace(**changed)
+
+
+def _highest(values: Array, number: int) -> Int[Array, " {number}"]:
+    """The slots of the highest values [K], best first, of equals the first. Each device looks through its own share."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not set(ROW_AXES) <= set(mesh.axis_names):
+        return jax.lax.top_k(values, number)[1]
+    rows = jax.sharding.PartitionSpec(ROW_AXES)
+    num_shares = math.prod(mesh.shape[axis] for axis in ROW_AXES)
+    share = len(values) // num_shares
+    of_share = jax.shard_map(lambda own: jax.lax.top_k(own, min(number, share)), in_specs=rows, out_specs=rows)
+    best, places = of_share(values)  # [shares * n]
+    slots = places + share * jnp.repeat(jnp.arange(num_shares), len(places) // num_shares)
+    return slots[jax.lax.top_k(best, number)[1]]
