@@ -137,3 +137,13 @@ def test_relevance_stands_beside_rouge_score_with_the_same_numbers(tmp_path):
     assert report.keys() >= ENVIRONMENT - {"sizes"}
     assert report["equal"]
     assert report["speedup"]["median"] > 0
+
+
+@pytest.mark.slow
+def test_a_negative_cache_takes_the_memory_that_was_predicted():
+    sizes = ("--batch_size", "4", "--query_length", "8", "--doc_length", "16", "--embedding_dim", "8", "--capacity", "1024")
+    small = ("--model", "tiny", "--repeats", "1", "--num_steps", "1", "--num_negatives", "2", "--gin", "T5Config.vocab_size=64")
+    report = run("negative_cache", *sizes, small=small)
+    assert report.keys() >= ENVIRONMENT | {"steps_per_second", "temporaries_gib"}
+    assert report["slowdown"].keys() == {"plain", "mined"}
+    assert report["arguments_gib"] == report["predicted_gib"] == round(1024 * 4 * (16 + 8 + 4) / 2**30, 6)

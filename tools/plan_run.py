@@ -55,9 +55,12 @@ def plan_run(recipe: Recipe, topology: plan.Topology, *, effort: float, **shape:
     chip, mesh, state = topology.chip, recipe.mesh(devices=topology.devices), recipe.check()
     for rows in {shape["batch_size"], shape["query_rows"], shape["doc_rows"]} - {None}:
         sharding.check_batch_size(rows, mesh, recipe.num_chunks)
+    if recipe.negative_cache:
+        recipe.negative_cache.check(shape["batch_size"], sharding.num_row_shares(mesh))
     configurables.check_all_used(but=recipe.data)
     shardings = sharding_rules.state_shardings(state, mesh, recipe.sharding_rules)
     step = sharding_rules.compiled_step(recipe.train_step(state.params), shardings, mesh)
+    placed = sharding_rules.with_shardings(state, shardings)
     compiled = plan.compile_for(mesh, step, state, plan.batch_shapes(**shape), effort=effort)
     return {
         "topology": topology.name,
@@ -66,7 +69,8 @@ def plan_run(recipe: Recipe, topology: plan.Topology, *, effort: float, **shape:
         **shape,
         "num_chunks": recipe.num_chunks,
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-        "state_gib": _gib(plan.bytes_per_device(sharding_rules.with_shardings(state, shardings))),
+        "state_gib": _gib(plan.bytes_per_device(placed)),
+        "negative_cache_gib": _gib(plan.bytes_per_device(placed.cache)),
         "available_gib": _gib(chip.memory_bytes) if chip else None,
         "fits": compiled.why_not is None if chip else None,
         "why_not": compiled.why_not,

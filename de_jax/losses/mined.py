@@ -106,7 +106,10 @@ def sampled_softmax(e: Embeddings, *, temperature: float | None = 0.05) -> tuple
 def _sets(e: Embeddings, mined: tuple[str, ...]) -> dict[str, Items]:
     sets = scores.items(e)
     if missing := [name for name in mined if name not in sets]:
-        raise InputError(f"the loss needs mined negatives, but batches come without {missing[0]}; name a folder of negatives.")
+        raise InputError(
+            f"the loss needs mined negatives, but batches come without {missing[0]}; name a folder of negatives, or for "
+            "documents set train.negative_cache."
+        )
     return sets
 
 

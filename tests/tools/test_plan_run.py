@@ -73,3 +73,21 @@ def test_plan_for_a_tpu_says_whether_it_fits(capsys):
 def test_plan_that_cannot_be_meant_is_refused(arguments, message):
     with pytest.raises(InputError, match=message):
         plan_run.main([*RECIPE, *SMALL, *arguments])
+
+
+@pytest.mark.slow
+def test_a_negative_cache_lies_in_equal_shares_on_the_devices(capsys):
+    shape = ["--batch_size=16", "--query_length=8", "--gin.beir_pairs.max_doc_length=16", "--gin.TowerConfig.projection_dim=8"]
+    cache = [
+        "--gin.train.negative_cache=@NegativeCache()",
+        "--gin.NegativeCache.capacity=4194304",
+        "--gin.NegativeCache.num_negatives=2",
+    ]
+    plan_run.main([*RECIPE, *SMALL, *shape, *cache, "--topology=cpu:8"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["negative_cache_gib"] == round(4194304 // 8 * 4 * (16 + 8 + 4) / 2**30, 3)
+    assert report["memory_gib"]["aliased"] > report["negative_cache_gib"]  # a step changes it in its place
+    # Several arrays of a score for each slot and query of a block; never the embeddings of another device.
+    assert report["memory_gib"]["temporaries"] < 0.5
+    with pytest.raises(InputError, match="capacity 4194301 is not divisible by the 8 devices"):
+        plan_run.main([*RECIPE, *SMALL, *shape, *cache, "--topology=cpu:8", "--gin.NegativeCache.capacity=4194301"])
