@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float64, Int, Int32
 
 from de_jax.data import beir, files
-from de_jax.data.expansion_files import MANIFEST_FILE, read_expansion
+from de_jax.data.expansion_files import fingerprint, read_expansion
 from de_jax.data.relevance import MEASURES, Measure, ScoreFile
 from de_jax.types import InputError
 
@@ -158,8 +158,8 @@ def ranked_pairs(
         raise InputError(f"the measure is {measure!r}; it is one of {', '.join(MEASURES)}, or give a file of scores.")
     queries_file, qrels_file = beir.find_file(dataset_dir, "queries"), beir.find_qrels(dataset_dir, split)
     expansion = Path(expansion)
-    used = [queries_file, qrels_file, expansion / MANIFEST_FILE if expansion.is_dir() else expansion]
-    made_from = {"files": [files.sha256_of(path) for path in used], "measure": measure}
+    hashes = [files.sha256_of(queries_file), files.sha256_of(qrels_file), fingerprint(expansion)]
+    made_from = {"files": hashes, "measure": measure}
     if score_file:
         made_from["measure"] = files.sha256_of(score_file)
 

@@ -93,6 +93,12 @@ def read_expansion(path: str | Path) -> Iterator[DocQueries]:
     return _iter_json([path / name for name in manifest["parts"]])
 
 
+def fingerprint(path: str | Path) -> str:
+    """Hex SHA-256 that tells an expansion from others."""
+    path = Path(path)
+    return files.sha256_of(path / MANIFEST_FILE if path.is_dir() else path)
+
+
 def queries_by_row(path: str | Path, doc_ids: Sequence[str]) -> list[list[str]]:
     """The queries of each document of a corpus as the expansion has them; `curriculum` passes over blank and equal ones.
 

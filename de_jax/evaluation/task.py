@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,15 +19,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from de_jax.data import beir, files
+from de_jax.data import beir, expansion_files, files
 from de_jax.data.beir import Qrels
 from de_jax.data.corpus import TokenStore, cached_token_store
 from de_jax.evaluation import answers as answers_
 from de_jax.evaluation import fusion, metrics
 from de_jax.evaluation.metrics import Results
 from de_jax.retrieval import encode, faiss_index
+from de_jax.retrieval import expanded as expanded_
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import Truncated, open_embeddings
+from de_jax.retrieval.expanded import Expansion
 from de_jax.retrieval.index import Index
 from de_jax.retrieval.maxp import MaxPIndex, passages_of
 from de_jax.training.run import Run
@@ -72,6 +75,7 @@ class Policy(NamedTuple):
     passage_stride: int | None = None
     index_choice: str = "exact"  # see `faiss_index.index_builder`
     search: faiss_index.SearchOptions = faiss_index.ON_CPU
+    expansion: Expansion | None = None  # of the documents, for the run and for BM25
 
 
 class Encoded(NamedTuple):
@@ -140,24 +144,34 @@ def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
     """
     query_store, doc_store = _stores(run, task, policy)
     query_ids = _query_ids(task, query_store.ids)
-    passages = passages_of(run, doc_store, policy.passage_length, policy.passage_stride)
+    expanded = expanded_.texts(run, doc_store, policy.expansion) if policy.expansion else None
+    passages = expanded or passages_of(run, doc_store, policy.passage_length, policy.passage_stride)
     store = passages or doc_store
     with tqdm(total=store.num_texts, desc=f"encode {task.name}", unit=" docs", delay=0.5) as bar:
         name = task.corpus.parent.name  # several tasks share a corpus
         folder = encode.cached_docs(run, store, name, max_length=policy.passage_length, progress=bar.update)
     row_ids, docs, _ = open_embeddings(folder)
-    doc_ids = list(doc_store.ids) if passages else row_ids
+    doc_ids, passage_docs = (list(doc_store.ids), passages.doc_rows) if passages else (row_ids, None)
+    if policy.expansion and policy.expansion.form.startswith("typical"):
+        assert passage_docs is not None
+        normalize = run.model.doc.normalize and policy.expansion.form == "typical"
+        docs = expanded_.typical(docs, passage_docs, normalize=normalize)
+        row_ids, passage_docs, folder = doc_ids, None, folder / policy.expansion.form
     queries: Any = encode.queries(run, query_store, rows=query_store.rows_of(query_ids))
     if policy.embedding_dim:
         docs = Truncated(docs, policy.embedding_dim, normalize=run.model.doc.normalize)  # type: ignore[assignment]
         queries = Truncated(queries, policy.embedding_dim, normalize=run.model.query.normalize)[:]
         folder = folder / f"first_{policy.embedding_dim}"
-    return Encoded(query_ids, queries, docs, row_ids, doc_ids, passages.doc_rows if passages else None, folder)
+    return Encoded(query_ids, queries, docs, row_ids, doc_ids, passage_docs, folder)
 
 
 def dense_results(run: Run, task: Task, policy: Policy) -> Results:
     """The ranking of a task's documents by a run's embeddings."""
-    texts = encoded(run, task, policy)
+    return ranked(encoded(run, task, policy), policy)
+
+
+def ranked(texts: Encoded, policy: Policy) -> Results:
+    """The ranking of a task's documents by their embeddings."""
     build = faiss_index.index_builder(policy.index_choice, policy.search)
     index: Index = build(texts.docs, texts.row_ids, texts.folder)
     if texts.passage_docs is not None:
@@ -176,6 +190,9 @@ def bm25_index(task: Task, policy: Policy) -> tuple[BM25Index, dict[str, str], l
     docs, _ = beir.read_texts(task.corpus, with_title=True, skip_empty=policy.skip_empty)
     queries, _ = beir.read_texts(task.queries, with_title=False, skip_empty=policy.skip_empty)
     query_ids, texts = _query_ids(task, queries.ids), dict(zip(*queries, strict=True))
+    if policy.expansion:
+        expanded = expanded_.words(policy.expansion.path, docs.ids, docs.texts, policy.expansion.num_queries)
+        docs = docs._replace(texts=expanded)
     return BM25Index(docs.texts, docs.ids, k1=policy.k1, b=policy.b), {one: texts[one] for one in query_ids}, docs.ids
 
 
@@ -192,14 +209,23 @@ def score(results: Results, task: Task, policy: Policy) -> dict[str, float]:
 
 def _score(task: Task, policy: Policy, run: Run | None) -> tuple[Report, dict[str, Results]]:
     num_docs = beir.count_docs(task.corpus, (doc_id for docs in task.qrels.values() for doc_id in docs))
-    results = {"dense": dense_results(run, task, policy)} if run else {}
+    results: dict[str, Results] = {}
+    cost: dict[str, Any] = {}
+    if run:
+        texts = encoded(run, task, policy)
+        start = time.perf_counter()
+        results["dense"] = ranked(texts, policy)
+        milliseconds = 1000 * (time.perf_counter() - start) / len(texts.query_ids)
+        cost = {"num_vectors": len(texts.row_ids), "bytes": 4 * len(texts.row_ids) * texts.queries.shape[1]}
+        cost["search_ms_per_query"] = round(milliseconds, 3)  # of all queries at once, the index made among it
     if policy.bm25 or not run:
         results["bm25"] = bm25_results(task, policy)
     if len(results) == 2:
         results["fusion"] = fusion.fuse(list(results.values()), depth=policy.depth)
     report: Report = {"dataset": task.name, "split": task.split, "num_docs": num_docs, "num_queries": len(task.query_ids)}
     scores = {system: score(found, task, policy) for system, found in results.items()}
-    return {**report, "settings": _settings(policy, run), **scores}, results
+    shown = {"cost": cost} if policy.expansion and cost else {}
+    return {**report, "settings": _settings(policy, run), **scores, **shown}, results
 
 
 def _stores(run: Run, task: Task, policy: Policy) -> tuple[TokenStore, TokenStore]:
@@ -234,6 +260,8 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
         if run.max_passages > 1 and not policy.passage_length:
             settings["max_passages"] = run.max_passages
         settings["index"] = policy.index_choice
+    if policy.expansion:
+        settings["expansion"] = policy.expansion._asdict() | {"path": expansion_files.fingerprint(policy.expansion.path)}
     if run and policy.index_choice != "exact":
         settings |= policy.search._asdict()
     return {name: value for name, value in settings.items() if value is not None}

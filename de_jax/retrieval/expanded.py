@@ -1,0 +1,79 @@
+"""Documents as they are searched with generated queries (He et al. 2023): S views each, the mean of the views, or one long text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from de_jax.data import files
+from de_jax.data.corpus import TokenStore
+from de_jax.data.expansion import ExpandedTexts, corpus_expansion, document_expansion, tokenized_queries
+from de_jax.data.expansion_files import queries_by_row
+from de_jax.training.run import Run
+from de_jax.types import InputError
+
+FORMS = ("views", "typical", "typical_as_is", "document")
+_ROWS = 1 << 16
+"""Views that are averaged at a time."""
+
+
+class Expansion(NamedTuple):
+    """How documents are expanded.
+
+    `path` is what `de-jax doc2query` wrote, of which each document's first `num_queries` are taken. `form` is "views" (the paper's
+    corpus expansion: a vector for each query, the best one counts), "typical" (the mean of these vectors, of length 1 again where
+    the model has such), "typical_as_is" (the mean as it comes out), or "document" (the queries one after another behind it).
+    """
+
+    path: str
+    num_queries: int = 10
+    form: str = "views"
+    max_query_length: int = 32
+
+    def check(self) -> None:
+        """Raises InputError where it is none."""
+        if self.form not in FORMS:
+            raise InputError(f"documents cannot be expanded as {self.form!r}; there are {', '.join(map(repr, FORMS))}.")
+        if self.num_queries < 1:
+            raise InputError(f"{self.num_queries} generated queries are no expansion; give at least 1.")
+
+
+def texts(run: Run, docs: TokenStore, expansion: Expansion) -> ExpandedTexts:
+    """The texts of a corpus that a run encodes, the documents in order.
+
+    Raises:
+        InputError: an expansion of another corpus, or a run that ranks documents by several passages.
+    """
+    if run.max_passages > 1:
+        raise InputError("documents of several passages are not expanded; give --max_passages=1.")
+    queries = queries_by_row(expansion.path, docs.ids)
+    generated = tokenized_queries(queries, run.doc_tokenizer, files.cache_dir() / "token_stores")
+    make = document_expansion if expansion.form == "document" else corpus_expansion
+    return make(docs, generated, expansion.num_queries, max_query_length=expansion.max_query_length)
+
+
+def typical(embeddings: Any, doc_rows: Int[np.ndarray, " m"], *, normalize: bool) -> Float[np.ndarray, "n D"]:
+    """The mean of each document's views, the typical representation.
+
+    Args:
+        embeddings: [m, D], may be memory-mapped.
+        doc_rows: the document of each view; every document from 0 on has one.
+        normalize: whether means are scaled to length 1: the mean of vectors of length 1 is shorter.
+    """
+    sums = np.zeros((int(doc_rows[-1]) + 1, embeddings.shape[1]))
+    for start in range(0, len(doc_rows), _ROWS):
+        np.add.at(sums, doc_rows[start : start + _ROWS], np.asarray(embeddings[start : start + _ROWS], np.float64))
+    means = sums / np.bincount(doc_rows)[:, None]
+    if normalize:
+        means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+    return means.astype(np.float32)
+
+
+def words(path: str | Path, doc_ids: Sequence[str], texts_of_docs: Sequence[str], num_queries: int) -> list[str]:
+    """Each document with its first generated queries behind it, for a sparse index (doc2query)."""
+    queries = queries_by_row(path, doc_ids)
+    return [" ".join([text, *own[:num_queries]]) for text, own in zip(texts_of_docs, queries, strict=True)]
