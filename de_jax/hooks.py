@@ -95,6 +95,7 @@ def make_hooks(
     if recipe.profile_steps:
         first, count = recipe.profile_steps
         hooks.append(ProfileSteps(run_dir / "profile", first=first, count=count, num_steps=recipe.num_steps))
+    enders = [one for one in (aligned, watch) if one]
     save = SaveCheckpoints(
         checkpoints,
         every_steps=recipe.save_every_steps,
@@ -104,7 +105,7 @@ def make_hooks(
             "switches": data.mined.switches if data.mined else [],
             "alignment": aligned.progress() if aligned else None,
         },
-        asked_to_stop=lambda step: terminate.reason(step) or (aligned.reason() if aligned else None),
+        asked_to_stop=lambda step: next(filter(None, [terminate.reason(step), *(one.reason() for one in enders)]), None),
     )
     return [*hooks, save]
 

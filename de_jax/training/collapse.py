@@ -56,6 +56,10 @@ class WatchForCollapse:
                 if self._alarm.stop:
                     self._stop = Stop(f"collapsed at step {step}: {sentence}")
 
+    def reason(self) -> str | None:
+        """Why the run is over, or None."""
+        return self._stop.reason if self._stop else None
+
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
         return self._stop
 

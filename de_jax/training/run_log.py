@@ -145,7 +145,10 @@ def _is_finite(metrics: Metrics) -> Array:
 def jsonl_sink(run_dir: str | Path, start_step: int) -> Sink:
     """Appends a JSON object a line to `metrics.jsonl`; lines after `start_step`, of a run that was cut off, are dropped."""
     path = Path(run_dir) / METRICS_FILE
-    kept = [line for line in read_metrics(path) if line["step"] <= start_step] if path.exists() else []
+    is_resumed = (
+        start_step > 0 and path.exists()
+    )  # a run that begins anew measures again what it had measured before its first update
+    kept = [line for line in read_metrics(path) if line["step"] <= start_step] if is_resumed else []
     with atomic_file(path) as temporary:
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
 

@@ -30,6 +30,9 @@ class OneByteTokenizer:
     def encode(self, texts):
         return [np.frombuffer(one.encode(), dtype=np.uint8).astype(np.int32) - 48 for one in texts]
 
+    def decode(self, ids):
+        raise NotImplementedError
+
     def save(self, directory):
         raise NotImplementedError
 

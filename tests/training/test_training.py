@@ -167,6 +167,9 @@ def test_log_averages_its_period_and_a_resumed_log_drops_what_was_cut_off(tmp_pa
     run_log.jsonl_sink(tmp_path, 20)(30, {"loss": 2.0})
     lines = [json.loads(line) for line in (tmp_path / run_log.METRICS_FILE).read_text().splitlines()]
     assert lines == [{"step": 10, "loss": 1.0}, {"step": 20, "loss": 1.0}, {"step": 30, "loss": 2.0}]
+    run_log.jsonl_sink(tmp_path, 0)(0, {"alignment": 1.0})  # of a run that was killed before its first checkpoint
+    run_log.jsonl_sink(tmp_path, 0)(0, {"alignment": 1.0})
+    assert run_log.read_metrics(tmp_path / run_log.METRICS_FILE) == [{"step": 0, "alignment": 1.0}]
 
 
 def test_best_checkpoint_is_the_one_with_the_highest_dev_score_also_after_a_restart(tmp_path):
