@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from de_jax.training import distributed, paths
 from de_jax.training.faults import NonFiniteError
 from de_jax.training.fit import Stop
 from de_jax.types import Array, InputError, Metrics, Params, TrainState
+
+_REMOVALS, _REMOVAL_SECONDS = 20, 0.1
 
 
 class Checkpoints:
@@ -134,10 +137,16 @@ class Checkpoints:
             self._remove_unfinished()  # the threads of a failed one may have gone on for a while
 
     def _remove_unfinished(self) -> None:
-        if self._is_writer:
-            files.remove_leftovers(self.folder)
-            for folder in self.folder.glob("*.orbax-checkpoint-tmp"):
+        if not self._is_writer:
+            return
+        files.remove_leftovers(self.folder)
+        for _ in range(_REMOVALS):
+            unfinished = list(self.folder.glob("*.orbax-checkpoint-tmp"))
+            if not unfinished:
+                return
+            for folder in unfinished:
                 shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(_REMOVAL_SECONDS)  # a thread of Orbax that has not noticed the fault yet may write there again
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

@@ -1,21 +1,10 @@
 import numpy as np
 import pytest
+from letters import Letters
 
 from de_jax.data.corpus import build_token_store
 from de_jax.data.passages import PassageStore
 from de_jax.types import PADDING_ID, InputError
-
-
-class Letters:
-    """One token a letter, 2 to 27; 28 before and 1 after each text."""
-
-    vocab_size, pad_id, prefix_ids, suffix_ids, fingerprint = 29, 0, (28,), (1,), "letters"
-
-    def encode(self, texts):
-        return [np.array([ord(letter) - 95 for letter in text], np.int32) for text in texts]
-
-    def save(self, directory):
-        raise NotImplementedError
 
 
 @pytest.fixture

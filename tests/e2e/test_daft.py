@@ -78,6 +78,7 @@ def test_one_command_gives_pairs_of_towers_pictures_and_the_same_again(folders, 
         daft.main([argument if argument != "1" else "3" for argument in command])
 
 
+@pytest.mark.slow
 def test_an_aligned_run_ends_saves_and_stays_ended(folders, tmp_path, capsys):
     stage1(folders, tmp_path, Alignment__delta=1e9)
     summary = json.loads(capsys.readouterr().out)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from letters import Letters
 
 from de_jax.data.batches import DocTexts, Negatives, pair_batches
 from de_jax.data.corpus import build_token_store
@@ -28,18 +29,6 @@ ROWS = 8
 QUERIES = ["fox", "sea", "den", "red", "owl", "yew", "oak", "elm"]
 DOCS = ["abcdefghijklmnopqrst", "xy", "klmnopqr", "q", "zebracrossing", "mnop", "thequickbrownfox", "dog", "catsanddogs", "ox"]
 NEGATIVES = np.array([[8, 9], [0, 4], [6, PADDING_ID], [0, 8], [1, 9], [6, 0], [4, 2], [PADDING_ID, PADDING_ID]], np.int32)
-
-
-class Letters:
-    """One token a letter; 28 before and 1 after each text."""
-
-    vocab_size, pad_id, prefix_ids, suffix_ids, fingerprint = 29, 0, (28,), (1,), "letters"
-
-    def encode(self, texts):
-        return [np.array([ord(letter) - 95 for letter in text], np.int32) for text in texts]
-
-    def save(self, directory):
-        raise NotImplementedError
 
 
 @pytest.fixture(scope="module")
