@@ -80,12 +80,14 @@ def assert_trains_as_one_device_does(sizes, **options):
 
 
 STREAMING = functools.partial(LOSS, block_size=4)
-VARIANTS = [
-    {"optimizer": adamw},
-    {"num_chunks": 2},
-    {"loss": STREAMING},
-    {"num_chunks": 2, "loss": STREAMING},
-]
+VARIANTS = {
+    "adamw": {"optimizer": adamw},
+    "chunked": {"num_chunks": 2},
+    "streaming": {"loss": STREAMING},
+    "chunked and streaming": {"num_chunks": 2, "loss": STREAMING},
+}
+CASES = {str(sizes): (sizes, {}) for sizes in MESHES}
+CASES |= {f"{sizes} {name}": (sizes, options) for sizes in ((1, 8, 1), (2, 2, 2)) for name, options in VARIANTS.items()}
 
 
 @pytest.mark.parametrize(("sizes", "options"), [((1, 8, 1), {}), ((2, 2, 2), {"num_chunks": 2, "loss": STREAMING})])
@@ -94,11 +96,7 @@ def test_any_mesh_trains_as_one_device_does(sizes, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sizes", "options"),
-    [*((sizes, {}) for sizes in MESHES), *((sizes, options) for sizes in ((1, 8, 1), (2, 2, 2)) for options in VARIANTS)],
-    ids=str,
-)
+@pytest.mark.parametrize(("sizes", "options"), list(CASES.values()), ids=list(CASES))
 def test_every_mesh_trains_as_one_device_does(sizes, options):
     assert_trains_as_one_device_does(sizes, **options)
 
