@@ -27,6 +27,7 @@ VERBS = {
     "evaluate_trec": ("de_jax.tools.evaluate_trec", "score a run, or a run file, on any topics and judgements"),
     "evaluate_sentences": ("de_jax.tools.evaluate_sentences", "score a run on answer sentences, as MultiReQA does"),
     "evaluate_openqa": ("de_jax.tools.evaluate_openqa", "score a run by the answers in the passages it finds"),
+    "compare_expansions": ("de_jax.tools.compare_expansions", "score runs on documents with generated queries, in every form"),
     "compare_runs": ("de_jax.tools.compare_runs", "say whether systems differ by more than chance"),
     "plan_run": ("de_jax.tools.plan_run", "compile a recipe for devices that are not there: memory, FLOPs, collectives"),
     "evaluate_pairs": ("de_jax.tools.evaluate_pairs", "score a run on the dev split of an exported seqio task"),

@@ -1,0 +1,51 @@
+"""The table of expansions holds what the evaluation command says of each of its cells."""
+
+import json
+
+import pytest
+import tiny_run
+
+from de_jax.tools import compare_expansions, evaluate_beir
+from de_jax.types import InputError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("expansions")
+    tiny_run.write_dataset(root / "data")
+    tiny_run.write_run(root)
+    lines = [json.dumps({"_id": f"d{i}", "queries": [f"{tiny_run.WORDS[i]} den", "the sea"]}) for i in range(10)]
+    (root / "expansion.jsonl").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_each_cell_is_what_the_evaluation_command_says(folder, capsys, monkeypatch):
+    monkeypatch.setenv("DE_JAX_CACHE", str(folder / "cache"))
+    run, shared = folder / "run", [f"--dataset_dir={folder / 'data'}"]
+    expanded = [*shared, f"--expansion={folder / 'expansion.jsonl'}"]
+    compare_expansions.main(
+        ["--runs", f"a={run}", f"b={run},{run}", *expanded, "--num_generated", "1", "2", f"--out_dir={folder / 'out'}"]
+    )
+    printed = capsys.readouterr()
+    report = json.loads(printed.out)
+    assert [(line["system"], line["form"]) for line in report["lines"]] == [
+        *((system, form) for system in "ab" for form in ("views", "typical")),
+        ("bm25", "document"),
+    ]
+    assert report["lines"][0]["scores"] == report["lines"][2]["scores"]
+    for line in (report["lines"][1], report["lines"][4]):
+        for number, score in line["scores"].items():
+            options = [*expanded, f"--num_generated={number}", "--expand_as=typical"] if int(number) else shared
+            evaluate_beir.main([f"--run_dir={run}", "--measures", "nDCG@10", *options])
+            found = json.loads(capsys.readouterr().out)
+            assert score == found["bm25" if line["system"] == "bm25" else "dense"]["ndcg@10"]
+    assert "typical" in printed.err
+    for picture in ("forms.png", "strategies.png"):
+        assert (folder / "out" / picture).stat().st_size > 5000
+
+
+def test_what_is_no_form_is_refused_before_anything_is_encoded(folder):
+    with pytest.raises(InputError, match="cannot be expanded as 'mean'"):
+        compare_expansions.main(
+            ["--runs", "a=/nowhere", f"--dataset_dir={folder / 'data'}", "--expansion=x", "--forms", "mean", "--num_generated", "1"]
+        )

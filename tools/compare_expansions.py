@@ -1,0 +1,122 @@
+"""Scores runs on documents with generated queries: every form, every number of queries, beside BM25; prints one JSON object.
+
+python -m tools.compare_expansions --runs vanilla=runs/vanilla curriculum=runs/curriculum random=runs/random \\
+    --dataset_dir=data/beir/medquad --expansion=queries/medquad --num_generated 1 2 3 5 10
+
+For every run the documents as they are (0 queries), and with their first so many queries in each of --forms: a vector for each
+query (views: corpus expansion), the mean of these (typical), one text (document). BM25 with and without the same queries. The
+pictures are figures 5 and 7 of He et al. (2023) for these runs: forms.png of the last run, strategies.png of all. A table goes to
+stderr. Several seeds of a run are written with commas between them and averaged. Scores and embeddings stay in the runs' folders:
+the same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from de_jax import command
+from de_jax.data import files
+from de_jax.evaluation import expansion_plots, metrics, tables
+from de_jax.evaluation.arguments import named
+from de_jax.evaluation.expansion_plots import Line
+from de_jax.evaluation.task import Policy, Task, beir_tasks, evaluate
+from de_jax.retrieval.expanded import Expansion
+from de_jax.training.run import load_run
+
+BM25 = "bm25"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    task = beir_tasks(args.dataset_dir, args.split)[0]
+    (measure,) = metrics.names_of([args.measure])
+    expansions = {
+        (form, number): Expansion(args.expansion, number, form, args.max_generated_length)
+        for form in args.forms
+        for number in sorted(args.num_generated, reverse=True)  # of the most views, those of fewer are a part
+    }
+    for expansion in expansions.values():
+        expansion.check()
+    runs = named("--runs", args.runs)
+    lines = [line for name, seeds in runs.items() for line in _of_runs(name, seeds.split(","), task, expansions, args)]
+    lines += _of_bm25(task, expansions, args)
+    report = {"dataset": task.name, "split": args.split, "measure": measure, "lines": [line._asdict() for line in lines]}
+    last = list(runs)[-1]
+    args.out_dir.mkdir(parents=True, exist_ok=True)
+    title = f"{task.name}: documents with generated queries"
+    of_last = [line for line in lines if line.system in (last, BM25)]
+    expansion_plots.by_number(of_last, args.out_dir / "forms.png", title=f"{title}, {last}", measure=args.measure)
+    expansion_plots.by_number(lines, args.out_dir / "strategies.png", title=title, measure=args.measure)
+    files.write_json(args.out_dir / "comparison.json", report)
+    numbers = [0, *sorted(args.num_generated)]
+    rows = [[line.system, line.form, *(_cell(line, number) for number in numbers)] for line in lines]
+    print(tables.text_table(["run", "form", *map(str, numbers)], rows), file=sys.stderr)
+    print(json.dumps(report))
+
+
+def _of_runs(
+    name: str, folders: Sequence[str], task: Task, expansions: dict[tuple[str, int], Expansion], args: argparse.Namespace
+) -> list[Line]:
+    """A line for each form: the mean over the seeds, by the number of queries."""
+    seeds = [_scores(folder, task, expansions, args) for folder in folders]
+    found = []
+    for form in args.forms:
+        numbers = [0, *sorted(args.num_generated)]
+        scores = {number: [seed[form if number else "", number] for seed in seeds] for number in numbers}
+        means = {number: round(statistics.fmean(values), 5) for number, values in scores.items()}
+        spread = {number: round(statistics.pstdev(values), 5) for number, values in scores.items()}
+        found.append(Line(name, form, means, spread))
+    return found
+
+
+def _scores(
+    folder: str, task: Task, expansions: dict[tuple[str, int], Expansion], args: argparse.Namespace
+) -> dict[tuple[str, int], float]:
+    run, policy = load_run(folder, args.step), _policy(args, bm25=False)
+    plain = evaluate(task, policy, run)["dense"]
+    expanded = {key: evaluate(task, policy._replace(expansion=one), run)["dense"] for key, one in expansions.items()}
+    return {key: next(iter(scores.values())) for key, scores in {("", 0): plain, **expanded}.items()}
+
+
+def _of_bm25(task: Task, expansions: dict[tuple[str, int], Expansion], args: argparse.Namespace) -> list[Line]:
+    """BM25 reads the queries behind the document, whatever the form."""
+    policy = _policy(args, bm25=True)
+    by_number = {number: one for (_, number), one in expansions.items()}
+    scores = {number: evaluate(task, policy._replace(expansion=one))[BM25] for number, one in sorted(by_number.items())}
+    scores = {0: evaluate(task, policy)[BM25], **scores}
+    return [Line(BM25, "document", {number: next(iter(found.values())) for number, found in scores.items()}, {})]
+
+
+def _policy(args: argparse.Namespace, *, bm25: bool) -> Policy:
+    return Policy(measures=[args.measure], bm25=bm25, skip_empty=args.skip_empty)
+
+
+def _cell(line: Line, number: int) -> str:
+    spread = line.spread.get(number)
+    return f"{line.scores[number]:.4f}" + (f" ± {spread:.4f}" if spread else "")
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", nargs="+", required=True, metavar="NAME=RUN[,RUN]", help="the last one's forms are drawn apart")
+    parser.add_argument("--step", help="of all runs: a step, or best; default the newest")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
+    parser.add_argument("--split", default="test", help="which judgements (default test)")
+    parser.add_argument("--expansion", required=True, help="generated queries of its corpus, by de-jax doc2query")
+    parser.add_argument("--num_generated", nargs="+", type=int, default=[1, 2, 3, 5, 10], help="default 1 2 3 5 10")
+    parser.add_argument("--forms", nargs="+", default=["views", "typical"], help="default views typical; see --expand_as elsewhere")
+    parser.add_argument("--max_generated_length", type=int, default=32, help="tokens of each query (default 32)")
+    parser.add_argument("--measure", default="nDCG@10", help="as ir-measures has it (default nDCG@10)")
+    parser.add_argument("--skip_empty", action="store_true", help="pass over empty texts instead of refusing them")
+    parser.add_argument("--out_dir", type=Path, default=Path("runs/expansions"), help="gets comparison.json and the pictures")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
