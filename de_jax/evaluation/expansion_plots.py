@@ -48,6 +48,7 @@ def by_number(lines: Sequence[Line], out_png: str | Path, *, title: str, measure
             if any(widths):
                 low, high = ([v + sign * w for v, w in zip(values, widths, strict=True)] for sign in (-1, 1))
                 axis.fill_between(numbers, low, high, color=colour, alpha=0.12, linewidth=0)
+        axis.set_xticks(sorted({number for line in lines for number in line.scores}))
         axis.set_title(title)
         axis.set_xlabel("generated queries of a document; 0: the document as it is")
         axis.set_ylabel(measure)
