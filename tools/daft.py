@@ -29,8 +29,9 @@ from de_jax.evaluation import daft_report, dev_scores, latency
 from de_jax.evaluation.task import Policy, beir_tasks, evaluate
 from de_jax.interop import checkpoints
 from de_jax.interop.pretrained import Pretrained
-from de_jax.recipe import read_recipe
+from de_jax.recipe import Recipe, read_recipe
 from de_jax.train import first_params, train
+from de_jax.training.preemption import StopOnTerminate
 from de_jax.training.run import BEST_DIR, Run, complete_steps, load_run, write_run
 from de_jax.types import InputError
 
@@ -52,9 +53,9 @@ def main(argv: list[str] | None = None) -> None:
         name = daft_report.name_of(number)
         aligned, tuned = (args.out_dir / name / stage for stage in ("aligned", "tuned"))
         first_stage = read_recipe(["recipes/daft_stage1.gin"], _bindings(args, model, settings, 1, layers))
-        train(first_stage, aligned)
+        _train(first_stage, aligned)
         before = load_run(aligned)._replace(params=first_params(first_stage))
-        train(read_recipe(["recipes/daft_stage2.gin"], _bindings(args, aligned, settings, 2)), tuned)
+        _train(read_recipe(["recipes/daft_stage2.gin"], _bindings(args, aligned, settings, 2)), tuned)
         runs[name] = load_run(tuned, "best" if complete_steps(tuned / BEST_DIR) else None)
         stages = {"before": before, "aligned": load_run(aligned), "trained": runs[name]}
         panels[name] = {stage: dev_scores.by_both_towers(run, queries[:MAX_DRAWN]) for stage, run in stages.items()}
@@ -80,6 +81,12 @@ def main(argv: list[str] | None = None) -> None:
     files.write_json(args.out_dir / "report.json", report)
     print(daft_report.table(report), file=sys.stderr)
     print(json.dumps(report))
+
+
+def _train(recipe: Recipe, run_dir: Path) -> None:
+    """A stage to its end; a machine that is taken away ends the command, as it does `de-jax train`."""
+    if train(recipe, run_dir)["stopped"] == StopOnTerminate.REASON:
+        sys.exit(command.EXIT_STOPPED)
 
 
 def _import(args: argparse.Namespace, folder: Path) -> None:

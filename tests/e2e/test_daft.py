@@ -78,6 +78,15 @@ def test_one_command_gives_pairs_of_towers_pictures_and_the_same_again(folders, 
         daft.main([argument if argument != "1" else "3" for argument in command])
 
 
+def test_a_stage_that_was_told_to_stop_is_not_taken_for_a_whole_one(folders, tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(daft, "train", lambda recipe, run_dir: done.append(run_dir.name) or {"stopped": "SIGTERM"})
+    command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", "--query_layers=1"]
+    with pytest.raises(SystemExit) as exit_:
+        daft.main([*command, *SMALL])
+    assert (exit_.value.code, done) == (75, ["aligned"])
+
+
 @pytest.mark.slow
 def test_an_aligned_run_ends_saves_and_stays_ended(folders, tmp_path, capsys):
     stage1(folders, tmp_path, Alignment__delta=1e9)
