@@ -14,6 +14,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 install_import_hook("de_jax", "beartype.beartype").__enter__()
 
 
+def pytest_configure(config):
+    """Fast tests compile much and compute little: without XLA's optimizations they take two thirds of the processor's time."""
+    if config.getoption("markexpr") == "not slow":
+        jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory):
     """What several tests compile alike is compiled once, as commands do it (`command.keep_compiled`)."""
