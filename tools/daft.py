@@ -97,7 +97,7 @@ def _import(args: argparse.Namespace, folder: Path) -> None:
     write_run(
         folder,
         pretrained.params,
-        model=pretrained.model,
+        model=pretrained.model.with_dtype(args.dtype),
         query_tokenizer=pretrained.query_tokenizer,
         doc_tokenizer=pretrained.doc_tokenizer,
         max_query_length=args.max_query_length,
@@ -153,6 +153,7 @@ def _parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, l
     parser.add_argument("--batch_size", type=int, default=48, help="pairs (default 48, as in the paper)")
     parser.add_argument("--max_query_length", type=int, default=64, help="tokens (default 64)")
     parser.add_argument("--max_doc_length", type=int, default=256, help="tokens (default 256)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of all towers' products; default the model's")
     parser.add_argument("--num_calls", type=int, default=200, help="for each latency (default 200)")
     parser.add_argument("--skip_empty", action="store_true", help="pass over empty texts instead of refusing them, in the test")
     parser.add_argument("--seed", type=int, default=0)

@@ -10,7 +10,6 @@ Hugging Face hub. Nothing is unpickled; an array that is missing or has no place
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from typing import Any
 
@@ -20,7 +19,6 @@ from de_jax import command
 from de_jax.data.text import Tokenizer, load_tokenizer, with_prompt
 from de_jax.interop import checkpoints
 from de_jax.interop.pretrained import Pretrained, paired
-from de_jax.models.dual_encoder import DualEncoder
 from de_jax.training.run import write_run
 from de_jax.types import InputError
 
@@ -46,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _described(pretrained: Pretrained, args: argparse.Namespace) -> dict[str, Any]:
     """What `describe_run` wants, of the model and of what the arguments change."""
-    described: dict[str, Any] = {"model": _with_dtype(pretrained.model, args.dtype)}
+    described: dict[str, Any] = {"model": pretrained.model.with_dtype(args.dtype)}
     for tower in ("query", "doc"):
         described[f"{tower}_tokenizer"] = _tokenizer(getattr(pretrained, f"{tower}_tokenizer"), tower, args)
         length = getattr(args, f"max_{tower}_length") or getattr(pretrained, f"max_{tower}_length")
@@ -62,13 +60,6 @@ def _tokenizer(tokenizer: Tokenizer | None, tower: str, args: argparse.Namespace
     if tokenizer is None:
         raise InputError(f"{args.source} holds no vocabulary; give --tokenizer, a spiece.model or tokenizer.json.")
     return with_prompt(tokenizer, getattr(args, f"{tower}_prompt"))
-
-
-def _with_dtype(model: DualEncoder, dtype: str | None) -> DualEncoder:
-    if dtype is None:
-        return model
-    change = lambda tower: dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, dtype=dtype))  # noqa: E731
-    return dataclasses.replace(model, query=change(model.query), doc=change(model.doc))
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

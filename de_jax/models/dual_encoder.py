@@ -147,6 +147,13 @@ class DualEncoder:
 
         return jax.tree_util.tree_map_with_path(rounded, {name: params[name] for name in (tower, "shared") if name in params})
 
+    def with_dtype(self, dtype: str | None) -> DualEncoder:
+        """The same model, its encoders' products computed in another precision; None changes nothing."""
+        if dtype is None:
+            return self
+        change = lambda tower: dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, dtype=dtype))  # noqa: E731
+        return dataclasses.replace(self, query=change(self.query), doc=change(self.doc))
+
     def check_length(self, tower: str, max_length: int) -> None:
         """Refuses texts that are longer than one tower ("query" or "doc") has positions for.
 
