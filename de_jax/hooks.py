@@ -110,14 +110,14 @@ def make_hooks(
     return [*hooks, save]
 
 
-def _measure_of_alignment(alignment: Alignment, data: TrainingSet, run_of: Callable[[Params], Run]) -> Callable[[Params], float]:
+def _measure_of_alignment(alignment: Alignment, data: TrainingSet, run_at: Callable[[Params], Run]) -> Callable[[Params], float]:
     """What `StopWhenAligned` asks of parameters."""
     dev, queries, measure = data.dev, data.for_both, alignment.measure
     if measure == KL:
         assert queries is not None  # the trainer has checked it
-        return lambda params: divergence(run_of(params), queries)
+        return lambda params: divergence(run_at(params), queries)
     assert dev is not None
-    return lambda params: score_dev(run_of(params), dev)[measure]
+    return lambda params: score_dev(run_at(params), dev)[measure]
 
 
 def run_of(recipe: Recipe, run_dir: Path, data: TrainingSet, step: int, params: Params) -> Run:

@@ -134,10 +134,15 @@ def pair_batches(
     sides = {"query": (query_store, max_query_length), "doc": (doc_texts.store if doc_texts else doc_store, max_doc_length)}
     sides |= {"neg_queries": sides["query"], "neg_docs": sides["doc"]}
 
+    def chosen_at(number: int) -> np.ndarray:
+        """The pairs of a global batch."""
+        epoch, step = divmod(number, plan.num_batches)
+        return plan.epoch(epoch)[step]
+
     def rows_of(number: int, in_force: Mapping[str, Negatives]) -> dict[str, np.ndarray]:
         """The queries and documents of a global batch, as rows of their stores."""
+        chosen = chosen_at(number)
         epoch, step = divmod(number, plan.num_batches)
-        chosen = plan.epoch(epoch)[step]
         rows = {"query": pairs[chosen, 0], "doc": pairs[chosen, 1]}
         drawn = {
             name: in_force[name].draw(chosen, (seed, epoch, step, kind)) for kind, name in enumerate(_MINED) if name in in_force
@@ -148,8 +153,7 @@ def pair_batches(
         """The texts that are encoded: documents, or what stands for them."""
         if doc_texts is None:
             return rows
-        epoch, step = divmod(number, plan.num_batches)
-        chosen = plan.epoch(epoch)[step]
+        chosen = chosen_at(number)
         return rows | {name: doc_texts.rows_of(rows[name], chosen, number) for name in _DOCS if name in rows}
 
     @functools.cache  # the first generation of negatives may not be there before the first batch is asked for

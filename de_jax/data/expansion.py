@@ -26,12 +26,10 @@ from de_jax.types import PADDING_ID, InputError
 
 
 class GeneratedQueries(NamedTuple):
-    """The generated queries of a corpus as tokens."""
+    """The generated queries of a corpus as tokens; document d's are the store's rows [firsts[d], firsts[d + 1])."""
 
-    store: TokenStore
-    firsts: (
-        np.ndarray
-    )  # int64 [n + 1]; document d's queries are the store's rows [firsts[d], firsts[d + 1]), as the expansion has them
+    store: TokenStore  # in the order of the expansion
+    firsts: np.ndarray  # int64 [n + 1]
     usable: Callable[[int], np.ndarray]  # the indices of a document's queries that are not blank and not there before
 
     def rows_of(self, doc_rows: Int[np.ndarray, " r"], indices: Int[np.ndarray, " r"]) -> np.ndarray:

@@ -165,11 +165,6 @@ def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
     return Encoded(query_ids, queries, docs, row_ids, doc_ids, passage_docs, folder)
 
 
-def dense_results(run: Run, task: Task, policy: Policy) -> Results:
-    """The ranking of a task's documents by a run's embeddings."""
-    return ranked(encoded(run, task, policy), policy)
-
-
 def ranked(texts: Encoded, policy: Policy) -> Results:
     """The ranking of a task's documents by their embeddings."""
     build = faiss_index.index_builder(policy.index_choice, policy.search)

@@ -26,8 +26,8 @@ TILE_ACCELERATOR = 8
 
 
 @runtime_checkable
-class Store(Protocol):
-    """What encoding asks of a token store; `de_jax.data.corpus.TokenStore` is one."""
+class Store(layout.Store, Protocol):
+    """What encoding asks of texts as tokens; `de_jax.data.corpus.TokenStore` is such."""
 
     @property
     def ids(self) -> Sequence[str]: ...
@@ -35,12 +35,6 @@ class Store(Protocol):
     num_texts: int
     content_hash: str
     tokenizer_fingerprint: str
-
-    def lengths(self, max_length: int) -> np.ndarray:
-        """Tokens of each text after truncation, int32 [n]."""
-
-    def pad(self, rows: np.ndarray, max_length: int, pad_to: int) -> np.ndarray:
-        """Token ids of some texts, int32 [len(rows), pad_to]."""
 
 
 class MicroBatch(NamedTuple):
