@@ -21,6 +21,7 @@ from de_jax.training.run import load_run
 
 KILLING = Path(__file__).resolve().parents[1] / "killing.py"
 NUM_KILLS = int(os.environ.get("DE_JAX_KILLS", 50))
+NUM_RUNS = 5 * NUM_KILLS  # on a fast machine more runs come to their end before the kill than are killed
 
 
 def killed(module, argv, watch):
@@ -64,7 +65,7 @@ def names(run_dir):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path):
-    run_dirs = [tmp_path / str(number) for number in range(NUM_KILLS)]
+    run_dirs = [tmp_path / str(number) for number in range(NUM_RUNS)]
     changes = {
         "train__num_steps": 160,
         "train__save_every_steps": 4,
@@ -93,7 +94,7 @@ def test_encoding_killed_again_and_again_ends_byte_equal(finished_run, tmp_path)
     corpus = tmp_path / "corpus.jsonl"
     texts = [" ".join(rng.choice(words, rng.integers(1, 12))) for _ in range(50000)]
     corpus.write_text("".join(json.dumps({"_id": f"d{number}", "text": text}) + "\n" for number, text in enumerate(texts)))
-    out_dirs = [tmp_path / str(number) for number in range(NUM_KILLS)]
+    out_dirs = [tmp_path / str(number) for number in range(NUM_RUNS)]
     argv = [[f"--run_dir={finished_run}", f"--corpus={corpus}", f"--out_dir={out_dir}"] for out_dir in out_dirs]
     argv = [[*list_, "--texts_per_shard=500"] for list_ in argv]
     finished = killed("de_jax.tools.encode_corpus", argv, [out_dir / "progress.json" for out_dir in out_dirs])
@@ -108,7 +109,7 @@ def test_encoding_killed_again_and_again_ends_byte_equal(finished_run, tmp_path)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_run_that_mines_itself_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path):
-    run_dirs = [tmp_path / str(number) for number in range(NUM_KILLS)]
+    run_dirs = [tmp_path / str(number) for number in range(NUM_RUNS)]
     changes = {
         "train__loss": "@ance",
         "train__miner": "@Miner()",
