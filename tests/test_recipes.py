@@ -26,7 +26,7 @@ FROM_A_MODEL = {path for path in RECIPES if "--gin.MODEL=" in (ROOT / path).read
 SHARED = dict.fromkeys((Path(path).stem for path in FROM_A_MODEL), PARTS)
 SHARED |= {name: ("projection",) for name in SHARED if name.startswith("daft")} | {"daft_no_projection": ()}
 SHARED |= {"sde": PARTS, "sde_msmarco_seqio": PARTS, "quickstart": PARTS}
-SHARED |= dict.fromkeys(("ade", "ance_openqa", "curriculum", "vanilla"), ())
+SHARED |= dict.fromkeys(("ade", "ance_openqa", "curriculum", "curriculum_mined", "vanilla"), ())
 
 # Encoder parameters of the published models; the embedding table and the projection are left out.
 ENCODER_PARAMETERS = {

@@ -3,7 +3,12 @@
 python -m tools.encode_corpus --run_dir=runs/sde --dataset_dir=data/beir/scifact --out_dir=embeddings/scifact
 
 The folder gets embeddings.npy (float32 [documents, D]), ids.json and, when all is complete, manifest.json. By a run with several
-passages a document (MaxP) it has a row for each passage, under the document's id.
+passages a document (MaxP) it has a row for each passage, under the document's id. With --expansion it has a row for each view of a
+document, likewise, or with --expand_as=typical or document a row for each document:
+
+python -m tools.encode_corpus --run_dir=runs/curriculum --dataset_dir=data/beir/medquad --out_dir=embeddings/medquad \\
+    --expansion=queries/medquad --expand_as=typical
+python -m tools.search --run_dir=runs/curriculum --dataset_dir=data/beir/medquad --embeddings_dir=embeddings/medquad
 """
 
 from __future__ import annotations
@@ -17,7 +22,8 @@ from tqdm import tqdm
 from de_jax import command
 from de_jax.data import beir, files
 from de_jax.data.corpus import cached_token_store
-from de_jax.retrieval import encode
+from de_jax.evaluation import arguments
+from de_jax.retrieval import encode, expanded
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.maxp import passages_of
 from de_jax.training.run import load_run
@@ -33,14 +39,21 @@ def main(argv: list[str] | None = None) -> None:
     run = load_run(args.run_dir, args.step)
     docs = cached_token_store(corpus, run.doc_tokenizer, files.cache_dir() / "token_stores")
     max_length = args.max_doc_length or run.max_doc_length
-    store = passages_of(run._replace(max_doc_length=max_length), docs) or docs
-    batching = {name: getattr(args, name) for name in ("tokens_per_batch", "length_multiple", "texts_per_shard")}
-    with tqdm(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
-        encode.docs_to_dir(run, store, args.out_dir, max_length=max_length, progress=bar.update, **batching)
+    run = run._replace(max_doc_length=max_length)
+    options = {name: getattr(args, name) for name in ("tokens_per_batch", "length_multiple", "texts_per_shard")}
+    options["max_length"] = max_length
+    expansion = arguments.expansion(args)
+    texts = expanded.texts(run, docs, expansion) if expansion else passages_of(run, docs) or docs
+    with tqdm(total=texts.num_texts, desc="encode", unit=" texts", delay=0.5) as bar:
+        options["progress"] = bar.update
+        if expansion and expansion.is_typical:
+            expanded.typical_to_dir(run, docs, texts, args.out_dir, normalize=expansion.normalizes(run), **options)
+        else:
+            encode.docs_to_dir(run, texts, args.out_dir, **options)
     _, embeddings, _ = open_embeddings(args.out_dir)
     report = {"out_dir": args.out_dir, "step": run.step, "num_docs": docs.num_texts, "dim": embeddings.shape[1]}
-    passages = {"num_passages": len(embeddings)} if run.max_passages > 1 else {}
-    print(json.dumps({**report, "max_doc_length": max_length, **passages}))
+    rows = {"num_vectors": len(embeddings)} if texts is not docs else {}
+    print(json.dumps({**report, "max_doc_length": max_length, **rows}))
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -55,6 +68,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens_per_batch", type=int, help="size of a micro-batch; default by device")
     parser.add_argument("--length_multiple", type=int, help="texts are padded to multiples of it; default by length")
     parser.add_argument("--texts_per_shard", type=int, default=32768, help="texts between points that a stopped run continues from")
+    arguments.add_expansion(parser)
     return parser.parse_args(argv)
 
 

@@ -10,6 +10,7 @@ from de_jax.data.text import with_prompt
 from de_jax.evaluation import metrics
 from de_jax.evaluation.task import Policy
 from de_jax.retrieval import expanded, faiss_index
+from de_jax.retrieval.expanded import Expansion
 from de_jax.training.run import Run, load_run
 from de_jax.types import InputError
 
@@ -38,10 +39,15 @@ def add(parser: argparse.ArgumentParser, *, measures: Sequence[str] = (), beir: 
     policy.add_argument("--b", type=float, default=0.4, help="BM25's b (default 0.4)")
     policy.add_argument("--passage_length", type=int, help="cut documents into passages of so many tokens; the best one counts")
     policy.add_argument("--passage_stride", type=int, help="tokens from one passage to the next; default no overlap")
-    policy.add_argument("--expansion", help="generated queries of the corpus (de-jax doc2query), for the run and for BM25")
-    policy.add_argument("--expand_as", choices=expanded.FORMS, default="views", help="what becomes of them (default views)")
-    policy.add_argument("--num_generated", type=int, default=10, help="the first so many of each document (default 10)")
-    policy.add_argument("--max_generated_length", type=int, default=32, help="tokens of each (default 32)")
+    add_expansion(policy)
+
+
+def add_expansion(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Adds the flags that say how documents are expanded."""
+    parser.add_argument("--expansion", help="generated queries of the corpus (de-jax doc2query) that its documents are read with")
+    parser.add_argument("--expand_as", choices=expanded.FORMS, default="views", help="what becomes of them (default views)")
+    parser.add_argument("--num_generated", type=int, default=10, help="the first so many of each document (default 10)")
+    parser.add_argument("--max_generated_length", type=int, default=32, help="tokens of each (default 32)")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +82,19 @@ def named(flag: str, values: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def expansion(args: argparse.Namespace) -> Expansion | None:
+    """What the flags of `add_expansion` say; None where there is no expansion.
+
+    Raises:
+        InputError: a value that makes none.
+    """
+    if not args.expansion:
+        return None
+    found = Expansion(args.expansion, args.num_generated, args.expand_as, args.max_generated_length)
+    found.check()
+    return found
+
+
 def policy(args: argparse.Namespace) -> Policy:
     """What the flags say; nothing is loaded.
 
@@ -91,12 +110,8 @@ def policy(args: argparse.Namespace) -> Policy:
     faiss_index.index_builder(args.index, search)
     if args.passage_stride and not args.passage_length:
         raise InputError("--passage_stride is for passages; give --passage_length too.")
-    expansion = None
-    if args.expansion:
-        if args.passage_length:
-            raise InputError("--expansion is for whole documents; leave --passage_length out.")
-        expansion = expanded.Expansion(args.expansion, args.num_generated, args.expand_as, args.max_generated_length)
-        expansion.check()
+    if args.expansion and args.passage_length:
+        raise InputError("--expansion is for whole documents; leave --passage_length out.")
     return Policy(
         measures=measures,
         depth=depth,
@@ -110,7 +125,7 @@ def policy(args: argparse.Namespace) -> Policy:
         passage_stride=args.passage_stride,
         index_choice=args.index,
         search=search,
-        expansion=expansion,
+        expansion=expansion(args),
     )
 
 

@@ -152,10 +152,9 @@ def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
         folder = encode.cached_docs(run, store, name, max_length=policy.passage_length, progress=bar.update)
     row_ids, docs, _ = open_embeddings(folder)
     doc_ids, passage_docs = (list(doc_store.ids), passages.doc_rows) if passages else (row_ids, None)
-    if policy.expansion and policy.expansion.form.startswith("typical"):
+    if policy.expansion and policy.expansion.is_typical:
         assert passage_docs is not None
-        normalize = run.model.doc.normalize and policy.expansion.form == "typical"
-        docs = expanded_.typical(docs, passage_docs, normalize=normalize)
+        docs = expanded_.typical(docs, passage_docs, normalize=policy.expansion.normalizes(run))
         row_ids, passage_docs, folder = doc_ids, None, folder / policy.expansion.form
     queries: Any = encode.queries(run, query_store, rows=query_store.rows_of(query_ids))
     if policy.embedding_dim:

@@ -13,6 +13,8 @@ from de_jax.data import files
 from de_jax.data.corpus import TokenStore
 from de_jax.data.expansion import ExpandedTexts, corpus_expansion, document_expansion, tokenized_queries
 from de_jax.data.expansion_files import queries_by_row
+from de_jax.retrieval import encode
+from de_jax.retrieval.embedding_files import EmbeddingWriter
 from de_jax.training.run import Run
 from de_jax.types import InputError
 
@@ -34,6 +36,15 @@ class Expansion(NamedTuple):
     form: str = "views"
     max_query_length: int = 32
 
+    @property
+    def is_typical(self) -> bool:
+        """Whether a document is the mean of its views."""
+        return self.form.startswith("typical")
+
+    def normalizes(self, run: Run) -> bool:
+        """Whether such means are scaled to length 1 again."""
+        return self.form == "typical" and bool(run.model.doc.normalize)
+
     def check(self) -> None:
         """Raises InputError where it is none."""
         if self.form not in FORMS:
@@ -54,6 +65,54 @@ def texts(run: Run, docs: TokenStore, expansion: Expansion) -> ExpandedTexts:
     generated = tokenized_queries(queries, run.doc_tokenizer, files.cache_dir() / "token_stores")
     make = document_expansion if expansion.form == "document" else corpus_expansion
     return make(docs, generated, expansion.num_queries, max_query_length=expansion.max_query_length)
+
+
+def typical_to_dir(
+    run: Run,
+    docs: TokenStore,
+    views: ExpandedTexts,
+    out_dir: str | Path,
+    *,
+    normalize: bool,
+    texts_per_shard: int = 32768,
+    progress: encode.Progress | None = None,
+    **options: Any,
+) -> None:
+    """Writes the typical representations of a corpus by a `Run`; the same call after a kill continues and ends byte-equal.
+
+    Args:
+        run: whose document tower encodes.
+        docs: the corpus.
+        views: of its documents, in their order; their embeddings are averaged as they come, and not written.
+        out_dir: absent, empty, begun or completed by the same call.
+        normalize: see `typical`.
+        texts_per_shard: views, at the most, between two points from which a killed run continues.
+        progress, options: `encode.docs`'s.
+
+    Raises:
+        InputError: `out_dir` belongs to something else.
+    """
+    options = {"max_length": run.max_doc_length, **options}
+    source = {
+        "model": encode.model_hash(run, "doc"),
+        "store": views.content_hash,
+        "tokenizer": views.tokenizer_fingerprint,
+        "max_length": options["max_length"],
+        "num_texts": docs.num_texts,
+        "means_of_views": "of length 1" if normalize else "as they are",
+    }
+    writer = EmbeddingWriter(Path(out_dir), source, {**options, "texts_per_shard": texts_per_shard})
+    if writer.is_complete():
+        return
+    firsts = np.searchsorted(views.doc_rows, np.arange(docs.num_texts + 1))
+    docs_per_shard = max(1, texts_per_shard // int(np.diff(firsts).max()))
+    if progress:
+        progress(int(firsts[writer.num_done]))
+    for start in range(writer.num_done, docs.num_texts, docs_per_shard):
+        rows = np.arange(firsts[start], firsts[min(start + docs_per_shard, docs.num_texts)])
+        embeddings = encode.docs(run, views, rows=rows, progress=progress, **options)
+        writer.append(typical(embeddings, views.doc_rows[rows] - start, normalize=normalize))
+    writer.finish(docs.ids)
 
 
 def typical(embeddings: Any, doc_rows: Int[np.ndarray, " m"], *, normalize: bool) -> Float[np.ndarray, "n D"]:

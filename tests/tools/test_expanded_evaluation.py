@@ -7,9 +7,10 @@ import pytest
 import tiny_run
 
 from de_jax.data import beir
+from de_jax.retrieval.embedding_files import EmbeddingWriter
 from de_jax.retrieval.expanded import typical
 from de_jax.retrieval.searcher import padded_tokens
-from de_jax.tools import evaluate_beir
+from de_jax.tools import encode_corpus, evaluate_beir, search
 from de_jax.training.run import load_run
 from de_jax.types import InputError
 
@@ -115,3 +116,32 @@ def test_a_mean_is_that_of_each_documents_views():
 def test_what_is_no_expansion_is_refused(folder, capsys, options, sentence):
     with pytest.raises(InputError, match=sentence):
         report(folder, capsys, *options)
+
+
+@pytest.mark.parametrize("form", ["views", "typical", "typical_as_is", "document"])
+def test_a_written_index_of_expanded_documents_searches_as_they_are_scored(folder, capsys, tmp_path, monkeypatch, form):
+    options = [f"--run_dir={folder / 'run'}", f"--dataset_dir={folder / 'data'}"]
+    expansion = [f"--expansion={folder / 'expansion.jsonl'}", f"--expand_as={form}"]
+    arguments = [*options, *expansion, "--num_generated=2", "--max_generated_length=6", "--texts_per_shard=4"]
+    encode_corpus.main([*arguments, f"--out_dir={tmp_path / 'whole'}"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["num_vectors"] == (16 if form == "views" else 10)
+    search.main([*options, f"--embeddings_dir={tmp_path / 'whole'}", "--query", tiny_run.QUERIES[0][1], "--k=10"])
+    found = {result["id"]: result["score"] for result in json.loads(capsys.readouterr().out)["results"]}
+    assert len(found) == 10
+    for doc_id, score in found.items():
+        np.testing.assert_allclose(score, by_hand(folder, 2, form)[0, int(doc_id[1:])], atol=2e-5)
+
+    def killed(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        append, appended = EmbeddingWriter.append, []
+        patched.setattr(EmbeddingWriter, "append", lambda *args: killed() if len(appended) == 2 else appended.append(append(*args)))
+        with pytest.raises(KeyboardInterrupt):
+            encode_corpus.main([*arguments, f"--out_dir={tmp_path / 'killed'}"])
+    encode_corpus.main([*arguments, f"--out_dir={tmp_path / 'killed'}"])
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "killed" / path.name).read_bytes()
+    with pytest.raises(InputError, match="choose another folder"):
+        encode_corpus.main([*options, *expansion, "--num_generated=1", f"--out_dir={tmp_path / 'whole'}"])
