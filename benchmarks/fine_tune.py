@@ -82,14 +82,18 @@ def _runs(base: Path, args: argparse.Namespace) -> Iterator[tuple[str, str, int,
     """(training set, method, seed, run folder) of every run, trained when it is asked for."""
     for dataset, method, seed in itertools.product(args.train, args.methods, args.seeds):
         run_dir = args.out_dir / f"{dataset}-{method}-{seed}"
-        if not (run_dir / "checkpoints" / str(args.num_steps)).exists():
+        if not (run_dir / "checkpoints" / str(args.num_steps // len(METHODS[method]))).exists():
             _train(base, run_dir, dataset, method, seed, args)
         yield dataset, method, seed, run_dir
 
 
 def _train(model: Path, run_dir: Path, dataset: str, method: str, seed: int, args: argparse.Namespace) -> None:
-    """The stages one after another, each from the run of the one before; the last one's run is `run_dir`."""
+    """The stages one after another, each from the run of the one before; the last one's run is `run_dir`.
+
+    They share the updates, so that every method has as many.
+    """
     stages = METHODS[method]
+    num_steps = args.num_steps // len(stages)
     for number, (recipe, own) in enumerate(stages, start=1):
         folder = run_dir if number == len(stages) else run_dir.with_name(f"{run_dir.name}-stage{number}")
         settings = {
@@ -102,10 +106,10 @@ def _train(model: Path, run_dir: Path, dataset: str, method: str, seed: int, arg
             "train.seed": seed,
             "train.optimizer": "@adamw",
             "train.learning_rate": args.learning_rate,
-            "train.num_steps": args.num_steps,
+            "train.num_steps": num_steps,
             "train.log_every_steps": 10,
-            "train.save_every_steps": args.num_steps,
-            "linear.warmup_steps": args.num_steps // 10,
+            "train.save_every_steps": num_steps,
+            "linear.warmup_steps": num_steps // 10,
             **own,
         }
         if method in BM25:
@@ -162,7 +166,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=["in_batch_softmax", "samtone"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--num_steps", type=int, default=40)
+    parser.add_argument("--num_steps", type=int, default=40, help="updates, of all stages of a method together (default 40)")
     parser.add_argument("--mine_every_steps", type=int, default=20, help="updates between two minings of the run itself")
     parser.add_argument("--learning_rate", type=float, default=2e-5)
     parser.add_argument("--batch_size", type=int, default=64)

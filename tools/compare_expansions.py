@@ -70,7 +70,7 @@ def _of_runs(
         numbers = [0, *sorted(args.num_generated)]
         scores = {number: [seed[form if number else "", number] for seed in seeds] for number in numbers}
         means = {number: round(statistics.fmean(values), 5) for number, values in scores.items()}
-        spread = {number: round(statistics.pstdev(values), 5) for number, values in scores.items()}
+        spread = {number: round(statistics.stdev(values), 5) if len(values) > 1 else 0.0 for number, values in scores.items()}
         found.append(Line(name, form, means, spread))
     return found
 
