@@ -59,6 +59,7 @@ class Batch(NamedTuple):
     neg_doc_ids: Array | None = None  # [B, N]
     neg_queries: Array | None = None  # [B, M, Lq]
     neg_query_ids: Array | None = None  # [B, M]
+    positive_ids: Array | None = None  # [B, P]: all documents known to be relevant to the row's query
 
 
 class Sample(NamedTuple):
@@ -79,6 +80,7 @@ class Embeddings(NamedTuple):
     neg_doc_ids: Array | None = None  # [B, N]
     neg_queries: Array | None = None  # [B, M, D]
     neg_query_ids: Array | None = None  # [B, M]
+    positive_ids: Array | None = None  # [B, P]
     scale: Array | None = None  # []
     sample: Sample | None = None  # of what `neg_docs` are one
 

@@ -42,13 +42,18 @@ def other_rows(e, i, mask_duplicates):
     rows = []
     for j in real_rows(e):
         shares_an_id = e.query_id[i] == e.query_id[j] or e.doc_id[i] == e.doc_id[j]
+        shares_an_id = shares_an_id or is_relevant(e, i, e.doc_id[j]) or is_relevant(e, j, e.doc_id[i])
         if j != i and not (mask_duplicates and shares_an_id):
             rows.append(j)
     return rows
 
 
-def mined(e, vectors, ids, own_id, mask_duplicates):
-    """All rows' mined negatives that may be negatives of a row whose own id of that kind is `own_id`."""
+def is_relevant(e, i, doc_id):
+    return e.positive_ids is not None and doc_id != PADDING and doc_id in e.positive_ids[i]
+
+
+def mined(e, vectors, ids, own_ids, mask_duplicates):
+    """All rows' mined negatives that may be negatives of a row whose own ids of that kind are `own_ids`."""
     if vectors is None:
         return []
     found = []
@@ -56,18 +61,22 @@ def mined(e, vectors, ids, own_id, mask_duplicates):
         for n in range(len(vectors[row])):
             if ids is not None and ids[row][n] == PADDING:
                 continue
-            if ids is not None and mask_duplicates and ids[row][n] == own_id:
+            if ids is not None and mask_duplicates and ids[row][n] in own_ids:
                 continue
             found.append(vectors[row][n])
     return found
 
 
 def mined_docs(e, i, mask_duplicates):
-    return mined(e, e.neg_docs, e.neg_doc_ids, e.doc_id[i], mask_duplicates)
+    return mined(e, e.neg_docs, e.neg_doc_ids, own_docs(e, i), mask_duplicates)
+
+
+def own_docs(e, i):
+    return [e.doc_id[i], *(e.positive_ids[i] if e.positive_ids is not None else [])]
 
 
 def mined_queries(e, i, mask_duplicates):
-    return mined(e, e.neg_queries, e.neg_query_ids, e.query_id[i], mask_duplicates)
+    return mined(e, e.neg_queries, e.neg_query_ids, [e.query_id[i]], mask_duplicates)
 
 
 def query_to_doc(e, i, temperature, mask_duplicates, same_tower=False, margin=0.0, label_smoothing=0.0):
@@ -157,11 +166,11 @@ def pair_code_row(e, i, temperature, mask_duplicates):
     return negative_log_likelihood(score(e.query[i], e.doc[i]) / temperature, negatives)
 
 
-def own_mined(vectors, ids, row, own_id, mask_duplicates):
+def own_mined(vectors, ids, row, own_ids, mask_duplicates):
     """The negatives mined for one row that are neither filler nor, by id, its own."""
     found = []
     for n in range(len(vectors[row])):
-        if ids is not None and (ids[row][n] == PADDING or (mask_duplicates and ids[row][n] == own_id)):
+        if ids is not None and (ids[row][n] == PADDING or (mask_duplicates and ids[row][n] in own_ids)):
             continue
         found.append(vectors[row][n])
     return found
@@ -170,7 +179,7 @@ def own_mined(vectors, ids, row, own_id, mask_duplicates):
 def ance(e, *, temperature=1.0, in_batch=False, mask_duplicates=True):
     losses = []
     for i in real_rows(e):
-        negatives = own_mined(e.neg_docs, e.neg_doc_ids, i, e.doc_id[i], mask_duplicates)
+        negatives = own_mined(e.neg_docs, e.neg_doc_ids, i, own_docs(e, i), mask_duplicates)
         if in_batch:
             negatives = negatives + [e.doc[j] for j in other_rows(e, i, mask_duplicates)]
         logits = [score(e.query[i], negative) / temperature for negative in negatives]
@@ -181,7 +190,7 @@ def ance(e, *, temperature=1.0, in_batch=False, mask_duplicates=True):
 def dance(e, *, dual_weight=0.1, temperature=0.01, mask_duplicates=True):
     losses = []
     for i in real_rows(e):
-        negatives = own_mined(e.neg_queries, e.neg_query_ids, i, e.query_id[i], mask_duplicates)
+        negatives = own_mined(e.neg_queries, e.neg_query_ids, i, [e.query_id[i]], mask_duplicates)
         logits = [score(e.doc[i], negative) / temperature for negative in negatives]
         losses.append(negative_log_likelihood(score(e.query[i], e.doc[i]) / temperature, logits))
     return ance(e, temperature=temperature, mask_duplicates=mask_duplicates) + dual_weight * mean(losses)

@@ -53,6 +53,19 @@ class Negatives(NamedTuple):
         return drawn
 
 
+class Positives(NamedTuple):
+    """The documents that are relevant to each query of a store."""
+
+    doc_rows: np.ndarray  # int32 [P], those of one query after another
+    firsts: np.ndarray  # int64 [queries + 1]: query q's are doc_rows[firsts[q] : firsts[q + 1]]
+
+    def of(self, query_rows: np.ndarray) -> Int32[np.ndarray, "b most"]:
+        """Those of each query, filled up with `PADDING_ID` to as many as any query has."""
+        starts, ends = self.firsts[query_rows, None], self.firsts[query_rows + 1, None]
+        places = starts + np.arange(int(np.diff(self.firsts).max()))
+        return np.where(places < ends, self.doc_rows[np.minimum(places, len(self.doc_rows) - 1)], PADDING_ID)
+
+
 class DocTexts(NamedTuple):
     """What stands for documents where it is not their beginning: their passages, or the document with a generated query."""
 
@@ -83,6 +96,12 @@ def qrel_pairs(
     return np.stack(columns, axis=1).astype(np.int32)
 
 
+def positives_of(pairs: Int32[np.ndarray, "P 2"], num_queries: int) -> Positives:
+    """The documents of each query, from all pairs of (query row, document row)."""
+    in_order = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    return Positives(in_order[:, 1], np.searchsorted(in_order[:, 0], np.arange(num_queries + 1)))
+
+
 def pair_batches(
     query_store: TokenStore,
     doc_store: TokenStore,
@@ -98,6 +117,7 @@ def pair_batches(
     row_multiple: int = 1,
     negatives: NegativesAt | None = None,
     doc_texts: DocTexts | None = None,
+    positives: Positives | None = None,
     epoch_order: Callable[[int], np.ndarray] | None = None,
     host_index: int = 0,
     num_hosts: int = 1,
@@ -119,6 +139,7 @@ def pair_batches(
         row_multiple: the rows of packed texts of the global batch are a multiple of it.
         negatives: hard negatives of each pair.
         doc_texts: of the documents of `doc_store`, instead of their beginnings.
+        positives: what batches say in `positive_ids`.
         epoch_order: the rows of `pairs` that make up an epoch, by its number, in shuffled order (`mixing.mixed_epochs`); by
             default every pair once.
         host_index, num_hosts: this host gets rows [host_index * B / num_hosts, ...) of every batch.
@@ -177,7 +198,8 @@ def pair_batches(
         for number in itertools.count(start):
             rows = rows_of(number, negatives(number) if negatives else {})
             texts = {name: lay_out[name](all_texts, host_index) for name, all_texts in texts_of(rows, number).items()}
-            yield Batch(**texts, **{_IDS[name]: all_rows[host_rows] for name, all_rows in rows.items()})
+            ids = {_IDS[name]: all_rows[host_rows] for name, all_rows in rows.items()}
+            yield Batch(**texts, **ids, positive_ids=positives.of(ids["query_id"]) if positives else None)
 
     return batches
 

@@ -80,6 +80,7 @@ def beir_pairs(
     max_generated_length: int = 32,
     seed: int = 0,
     unique_in_batch: bool = True,
+    mask_positives: bool = False,
     pack: bool = True,
     length_multiple: int = 32,
     negatives_dir: str = "",
@@ -114,6 +115,8 @@ def beir_pairs(
         max_generated_length: tokens of a generated query, for which room is kept in `max_doc_length`.
         seed: of the shuffling.
         unique_in_batch: keep a query or document from standing twice in a batch.
+        mask_positives: batches say which documents are judged relevant to their queries, so that losses with `mask_duplicates` take
+            none of them for a negative, in the batch, mined or from a cache; for sets with many relevant documents a query.
         pack: lay several texts in a row instead of padding each; the numbers are the same, with much less work.
         length_multiple: without `pack`, texts are padded to multiples of this many tokens.
         negatives_dir: generations of hard negatives, see `negatives`; "{run_dir}" in it stands for the run's folder. "" for none.
@@ -163,6 +166,7 @@ def beir_pairs(
         row_multiple=row_multiple,
         negatives=mined.at if mined else None,
         doc_texts=doc_texts,
+        positives=batches_.positives_of(pairs, stores[0].num_texts) if mask_positives else None,
         host_index=host_index,
         num_hosts=num_hosts,
     )

@@ -2,7 +2,8 @@
 
 One rule serves the four in-batch blocks (query-doc, doc-query, query-query, doc-doc) and the mined negatives. A candidate
 is left out where it is the anchor's own row, where either is padding, and, with `mask_duplicates`, where the two share a
-query or a document: the same text posing as its own negative costs at least log 2. The SamToNe paper leaves this open.
+query or a document: the same text posing as its own negative costs at least log 2. Where a batch says which other documents are
+relevant to a query, these are left out too. The SamToNe paper leaves this open.
 
 The rule compares ids pair by pair, so it can be evaluated for any block of candidates without the whole mask in memory.
 """
@@ -26,12 +27,13 @@ class Ids(NamedTuple):
     query_id: Array  # [K] int32
     doc_id: Array  # [K] int32
     is_real: Array  # [K] bool: False where it only fills the array up
+    positive_ids: Array | None = None  # [K, P] int32: documents known to be relevant to its query; PADDING_ID where fewer
 
 
 def pair_ids(e: Embeddings) -> Ids:
     """The ids of the batch's pairs, which serve its queries and its documents alike."""
     num_rows = e.query_id.shape[0]
-    return Ids(jnp.arange(num_rows, dtype=jnp.int32), e.query_id, e.doc_id, is_real_row(e.query_id))
+    return Ids(jnp.arange(num_rows, dtype=jnp.int32), e.query_id, e.doc_id, is_real_row(e.query_id), e.positive_ids)
 
 
 def neg_doc_ids(e: Embeddings, num_mined: int) -> Ids:
@@ -57,14 +59,24 @@ def is_negative(anchors: Ids, candidates: Ids, *, mask_duplicates: bool) -> Bool
     Args:
         anchors: B queries or documents of the batch.
         candidates: K queries or documents, of the batch or mined.
-        mask_duplicates: leave out candidates that share the anchor's query or document; False compares no ids, as the papers do.
+        mask_duplicates: leave out candidates that share the anchor's query or document, and those of which one's document is known
+            to be relevant to the other's query; False compares no ids, as the papers do.
     """
     allowed = anchors.is_real[:, None] & candidates.is_real[None, :]  # [B, K]
     allowed &= anchors.row[:, None] != candidates.row[None, :]
     if mask_duplicates:
         allowed &= anchors.query_id[:, None] != candidates.query_id[None, :]
         allowed &= anchors.doc_id[:, None] != candidates.doc_id[None, :]
+        allowed &= ~_is_relevant(anchors, candidates) & ~_is_relevant(candidates, anchors).T
     return allowed
+
+
+def _is_relevant(queries: Ids, docs: Ids) -> Bool[Array, "Q K"]:
+    """True where a document is among those known to be relevant to a query."""
+    if queries.positive_ids is None:
+        return jnp.zeros((queries.query_id.shape[0], docs.doc_id.shape[0]), bool)
+    is_same = queries.positive_ids[:, None, :] == docs.doc_id[None, :, None]  # [Q, K, P], never in memory as a whole
+    return is_same.any(axis=-1) & (docs.doc_id != PADDING_ID)[None, :]
 
 
 def _mined(ids: Int[Array, "B N"] | None, query_id: Int[Array, " B"], num_mined: int) -> tuple[Int[Array, " K"], Bool[Array, " K"]]:

@@ -131,6 +131,7 @@ class DualEncoder:
             neg_doc_ids=batch.neg_doc_ids,
             neg_queries=_encode_texts(encode_query, params, batch.neg_queries, rngs[3]),
             neg_query_ids=batch.neg_query_ids,
+            positive_ids=batch.positive_ids,
             scale=self._scale(params),
         )
 

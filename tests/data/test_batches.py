@@ -85,6 +85,19 @@ def test_no_text_occurs_twice_in_a_batch(stores, pairs, batch_size):
         assert all([query, doc] in pairs.tolist() for query, doc in zip(batch.query_id, batch.doc_id, strict=True))
 
 
+@pytest.mark.parametrize("num_hosts", [1, 2])
+def test_a_batch_names_all_documents_of_its_queries(stores, pairs, num_hosts):
+    positives = batches.positives_of(pairs[np.random.default_rng(0).permutation(len(pairs))], stores[0].num_texts)
+    most = np.bincount(pairs[:, 0]).max()
+    for host in range(num_hosts):
+        options = {"batch_size": 6, "positives": positives, "host_index": host, "num_hosts": num_hosts}
+        for batch in take(batches.pair_batches(*stores, pairs, **options)(0), 9):
+            assert batch.positive_ids.shape == (6 // num_hosts, most)
+            for query, found in zip(batch.query_id.tolist(), batch.positive_ids.tolist(), strict=True):
+                expected = sorted(pairs[pairs[:, 0] == query, 1].tolist())
+                assert sorted(found) == [batches.PADDING_ID] * (most - len(expected)) + expected
+
+
 def test_displaced_pairs_find_another_batch(stores, pairs):
     num_batches = len(pairs) // 4
     stream = take(batches.pair_batches(*stores, pairs, batch_size=4)(0), num_batches)

@@ -19,7 +19,9 @@ def strict_dtypes():
 def make_embeddings():
     """Draws embeddings as JAX arrays: few distinct ids, so duplicates abound; mined negatives with fillers and own positives."""
 
-    def make(seed=0, *, num_rows=8, dim=5, num_padding=2, num_ids=5, num_neg_docs=3, num_neg_queries=2, unique=False) -> Embeddings:
+    def make(
+        seed=0, *, num_rows=8, dim=5, num_padding=2, num_ids=5, num_neg_docs=3, num_neg_queries=2, num_positives=0, unique=False
+    ) -> Embeddings:
         rng = np.random.default_rng(seed)
 
         def unit(*shape):
@@ -43,6 +45,7 @@ def make_embeddings():
             neg_doc_ids=jnp.asarray(ids(num_rows, num_neg_docs)) if num_neg_docs else None,
             neg_queries=unit(num_rows, num_neg_queries, dim) if num_neg_queries else None,
             neg_query_ids=jnp.asarray(ids(num_rows, num_neg_queries)) if num_neg_queries else None,
+            positive_ids=jnp.asarray(ids(num_rows, num_positives)) if num_positives else None,
         )
 
     return make

@@ -87,6 +87,15 @@ def test_loss_equals_loops(case, mask_duplicates, temperature, make_embeddings):
         np.testing.assert_allclose(case.loss(e, **options)[0], expected, rtol=1e-5)
 
 
+@every_option
+@masked_or_not
+def test_loss_equals_loops_where_more_positives_are_known(case, mask_duplicates, make_embeddings):
+    for seed in range(3):
+        e = make_embeddings(seed, num_ids=9, num_positives=2)
+        expected = reference(case, e, mask_duplicates=mask_duplicates)
+        np.testing.assert_allclose(case.loss(e, mask_duplicates=mask_duplicates, **case.hyper_parameters)[0], expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("case", WITHOUT_MINED, ids=lambda case: case.name)
 @pytest.mark.parametrize("dropped", [("neg_docs", "neg_doc_ids"), ("neg_doc_ids", "neg_query_ids"), VECTORS[2:]])
 def test_loss_equals_loops_without_mined_negatives_or_their_ids(case, dropped, make_embeddings):

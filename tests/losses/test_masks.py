@@ -44,6 +44,16 @@ def test_unmasked_duplicates_leave_self_and_padding_out():
     ]
 
 
+def test_documents_known_to_be_relevant_are_no_negatives_of_the_query_in_either_direction():
+    e = embeddings(
+        [7, 8, 9, -1], [1, 2, 3, -1], positive_ids=[[1, 3], [2, -1], [3, -1], [-1, -1]], neg_doc_ids=[[5], [3], [-1], [3]]
+    )
+    ids = masks.pair_ids(e)
+    assert as_rows(masks.is_negative(ids, ids, mask_duplicates=True)) == [".x..", "x.x.", ".x..", "...."]
+    assert as_rows(masks.is_negative(ids, ids, mask_duplicates=False)) == [".xx.", "x.x.", "xx..", "...."]
+    assert as_rows(masks.is_negative(ids, masks.neg_doc_ids(e, 1), mask_duplicates=True)) == ["x...", "xx..", "x...", "...."]
+
+
 def test_mined_documents_exclude_fillers_padding_rows_and_every_anchors_own_document():
     e = embeddings([7, 8, -1], [1, 2, -1], neg_doc_ids=[[1, 5], [1, -1], [6, 6]])
     anchors, mined = masks.pair_ids(e), masks.neg_doc_ids(e, 2)

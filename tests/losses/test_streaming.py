@@ -83,6 +83,13 @@ def test_streaming_equals_dense_where_duplicates_are_negatives(case, make_embedd
 
 
 @some_cases
+def test_streaming_equals_dense_where_more_positives_are_known(case, make_embeddings):
+    e = make_embeddings(2, num_ids=9, num_positives=2)
+    dense, streamed = run(case, e)
+    assert_equal(streamed, dense)
+
+
+@some_cases
 @pytest.mark.parametrize("block_size", [4, 100])
 def test_streaming_equals_dense_without_mined_negatives(case, block_size, make_embeddings):
     """Blocks that divide the batch, and a block that is larger."""

@@ -1,0 +1,121 @@
+"""When does a pair of unequal towers collapse? Trains it at rising learning rates, at once and after DAFT's alignment.
+
+python -m benchmarks.collapse --model=all-MiniLM-L6-v2/ --dataset_dir=../shared/data/beir/scifact --query_layers 1 2 \\
+    --learning_rates 1e-4 3e-4 1e-3 3e-3
+
+"at once" is a plain `de-jax train` with recipes/daft_one_stage.gin, "aligned" recipes/daft_stage1.gin for half of the updates and
+daft_stage2.gin for the rest, all commands printed to stderr. One JSON line a run: its last loss beside that of chance, log(1 +
+number of negatives), the spread of both towers' embeddings, and what the collapse alarm says of it. The picture has the loss by
+update. What is finished is not done again. No split but the training pairs is looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from de_jax import command
+from de_jax.evaluation import plots
+from de_jax.training import run_log
+from de_jax.training.collapse import CollapseAlarm, diagnoses
+from de_jax.training.run import CHECKPOINTS_DIR, complete_steps
+
+LOSS, CHANCE = "loss_query_to_doc", "loss_of_chance"
+SPREAD = [f"{tower}_{what}" for tower in ("query", "doc") for what in ("variance", "mean_cosine", "effective_rank")]
+WAYS = {"at once": ["daft_one_stage"], "aligned": ["daft_stage1", "daft_stage2"]}
+LAST_LINES = 3
+"""Of the log: their means are what a run came to."""
+
+Curves = dict[tuple[int, str, float], list[dict[str, Any]]]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    curves: Curves = {}
+    for layers, rate, way in itertools.product(args.query_layers, args.learning_rates, WAYS):
+        lines = _trained(layers, rate, way, args)
+        last = {name: sum(line[name] for line in lines[-LAST_LINES:]) / LAST_LINES for name in (LOSS, CHANCE, *SPREAD)}
+        found = {
+            "collapsed": list(diagnoses(CollapseAlarm(), last)),
+            **{name: float(f"{value:.4g}") for name, value in last.items()},
+        }
+        print(json.dumps({"query_layers": layers, "learning_rate": rate, "trained": way, **found}), flush=True)
+        curves[layers, way, rate] = lines
+    _draw(curves, args.out_dir / "collapse.png", Path(args.dataset_dir).name)
+
+
+def _trained(layers: int, rate: float, way: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The lines of the log of all stages, as of one run."""
+    model, lines, recipes = args.model, [], WAYS[way]
+    num_steps = args.num_steps // len(recipes)
+    for stage, recipe in enumerate(recipes):
+        run_dir = args.out_dir / f"{recipe}-{layers}-{rate:g}"
+        if num_steps not in complete_steps(run_dir / CHECKPOINTS_DIR):
+            own = {"MODEL": model, "QUERY_LAYERS": tuple(range(layers))} if stage == 0 else {"MODEL": model}
+            own |= {} if recipe == "daft_stage1" else {"beir_pairs.dev_split": None}
+            _train(recipe, run_dir, own, rate, num_steps, args)
+        logged = [line for line in run_log.read_metrics(run_dir / run_log.METRICS_FILE) if LOSS in line]
+        lines += [{**line, "step": line["step"] + stage * num_steps} for line in logged]
+        model = run_dir
+    return lines
+
+
+def _train(recipe: str, run_dir: Path, own: Mapping[str, Any], rate: float, num_steps: int, args: argparse.Namespace) -> None:
+    settings = {
+        "beir_pairs.dataset_dir": args.dataset_dir,
+        "beir_pairs.batch_size": args.batch_size,
+        "beir_pairs.max_query_length": args.max_query_length,
+        "beir_pairs.max_doc_length": args.max_doc_length,
+        "train.learning_rate": rate,
+        "train.num_steps": num_steps,
+        "train.log_every_steps": args.log_every_steps,
+        "train.save_every_steps": num_steps,
+        "linear.warmup_steps": num_steps // 10,
+        **own,
+    }
+    line = [sys.executable, "-m", "de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}"]
+    line += [f"--gin.{name}={value}" for name, value in settings.items()]
+    print(shlex.join(line), file=sys.stderr, flush=True)
+    subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
+
+
+def _draw(curves: Curves, out_png: Path, name: str) -> None:
+    panels = sorted({(layers, way) for layers, way, _ in curves}, key=lambda panel: (panel[0], list(WAYS).index(panel[1])))
+    with plots.new_figure(out_png, figsize=(4.0 * len(panels), 3.6)) as figure:
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axis, panel in zip(axes, panels, strict=True):
+            of_panel = {rate: lines for (layers, way, rate), lines in curves.items() if (layers, way) == panel}
+            for rate, lines in of_panel.items():
+                axis.plot([line["step"] for line in lines], [line[LOSS] for line in lines], label=f"{rate:g}")
+            steps = [line["step"] for line in lines]
+            axis.plot(steps, [line[CHANCE] for line in lines], color="black", linestyle="--", label="chance")
+            axis.set(title=f"{name}, {panel[0]}-layer queries, {panel[1]}", xlabel="updates")
+        axes[0].set_ylabel("loss, nats")
+        axes[-1].legend(title="learning rate", fontsize=8)
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="what recipes/fine_tune.gin takes as its MODEL")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
+    parser.add_argument("--query_layers", nargs="+", type=int, default=[1, 2], help="first layers of the model")
+    parser.add_argument("--learning_rates", nargs="+", type=float, default=[1e-4, 3e-4, 1e-3, 3e-3])
+    parser.add_argument("--num_steps", type=int, default=120, help="updates, of both stages together")
+    parser.add_argument("--log_every_steps", type=int, default=2)
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--max_query_length", type=int, default=32, help="tokens")
+    parser.add_argument("--max_doc_length", type=int, default=64, help="tokens")
+    parser.add_argument("--out_dir", type=Path, default=Path("runs/collapse"), help="gets a run folder each, and the picture")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
