@@ -39,9 +39,11 @@ def _light(layers: int) -> dict[str, list[Stage]]:
 
 METHODS: dict[str, list[Stage]] = {
     "in_batch_softmax": [("fine_tune", {})],
+    "in_batch_softmax_masked": [("fine_tune", {"beir_pairs.mask_positives": True})],
     "samtone": [("fine_tune", {"train.loss": "@samtone", "samtone.same_tower": "query"})],
     "rand_neg": [("rand_neg", {})],
     "nce_neg": [("nce_neg", {})],
+    "nce_neg_masked": [("nce_neg", {"beir_pairs.mask_positives": True})],
     "bm25_neg": [("bm25_neg", {})],
     "bm25_rand_neg": [("bm25_rand_neg", {})],
     "ance": [("ance_firstp", {})],
