@@ -15,6 +15,7 @@ import argparse
 import itertools
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,7 +57,8 @@ METHODS: dict[str, list[Stage]] = {
 }
 """The stages of each method. A model whose embeddings are cosines is given a temperature."""
 BM25 = ("bm25_neg", "bm25_rand_neg")
-MINED = ("ance", "ance_norm", "ance_dual", "dance")
+MINED = {"ance": "docs", "ance_norm": "docs", "ance_dual": "docs and queries", "dance": "docs and queries"}
+"""Methods whose runs mine, and what."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -118,9 +120,20 @@ def _train(model: Path, run_dir: Path, dataset: str, method: str, seed: int, arg
             settings["beir_pairs.negatives_dir"] = _bm25_negatives(dataset, args)
         if method in MINED:
             settings["train.mine_every_steps"] = args.mine_every_steps
+            _copy_first_generation(folder, dataset, method, args)
         gin = [f"--gin.{name}={value}" for name, value in settings.items()]
         _run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={folder}", *gin])
         model = folder
+
+
+def _copy_first_generation(run_dir: Path, dataset: str, method: str, args: argparse.Namespace) -> None:
+    """What a run mines before its first update, by the model as it came, others with its miner would too: only the first one does."""
+    alike = [name for name, kind in MINED.items() if kind == MINED[method]]
+    generations = [args.out_dir / f"{dataset}-{name}-{seed}" / "negatives" / "000001" for name in alike for seed in args.seeds]
+    first = next((folder for folder in generations if (folder / "manifest.json").exists()), None)
+    if first and not (run_dir / "negatives").exists():
+        print(f"cp -r {first} {run_dir / 'negatives'}/", file=sys.stderr, flush=True)
+        shutil.copytree(first, run_dir / "negatives" / first.name)
 
 
 def _bm25_negatives(dataset: str, args: argparse.Namespace) -> Path:
