@@ -127,7 +127,7 @@ def _train(model: Path, run_dir: Path, dataset: str, method: str, seed: int, arg
 
 
 def _copy_first_generation(run_dir: Path, dataset: str, method: str, args: argparse.Namespace) -> None:
-    """What a run mines before its first update, by the model as it came, others with its miner would too: only the first one does."""
+    """What a run mines before its first update, others with the same miner would mine too: only the first one does."""
     alike = [name for name, kind in MINED.items() if kind == MINED[method]]
     generations = [args.out_dir / f"{dataset}-{name}-{seed}" / "negatives" / "000001" for name in alike for seed in args.seeds]
     first = next((folder for folder in generations if (folder / "manifest.json").exists()), None)
