@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
@@ -75,8 +76,10 @@ def _is_relevant(queries: Ids, docs: Ids) -> Bool[Array, "Q K"]:
     """True where a document is among those known to be relevant to a query."""
     if queries.positive_ids is None:
         return jnp.zeros((queries.query_id.shape[0], docs.doc_id.shape[0]), bool)
-    is_same = queries.positive_ids[:, None, :] == docs.doc_id[None, :, None]  # [Q, K, P], never in memory as a whole
-    return is_same.any(axis=-1) & (docs.doc_id != PADDING_ID)[None, :]
+    positive_ids = jnp.sort(queries.positive_ids, axis=1)  # [Q, P]; a comparison of all with all would take Q K P of memory
+    places = jax.vmap(lambda own: jnp.searchsorted(own, docs.doc_id))(positive_ids)  # [Q, K]
+    nearest = jnp.take_along_axis(positive_ids, jnp.minimum(places, positive_ids.shape[1] - 1), axis=1)
+    return (nearest == docs.doc_id[None, :]) & (docs.doc_id != PADDING_ID)[None, :]
 
 
 def _mined(ids: Int[Array, "B N"] | None, query_id: Int[Array, " B"], num_mined: int) -> tuple[Int[Array, " K"], Bool[Array, " K"]]:
