@@ -14,13 +14,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import shlex
-import subprocess
-import sys
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import commands
 from de_jax import command
 from de_jax.evaluation import plots
 from de_jax.training import run_log
@@ -42,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     curves: Curves = {}
     for layers, rate, way in itertools.product(args.query_layers, args.learning_rates, WAYS):
         lines = _trained(layers, rate, way, args)
-        last = {name: sum(line[name] for line in lines[-LAST_LINES:]) / LAST_LINES for name in (LOSS, CHANCE, *SPREAD)}
+        last = {name: statistics.fmean(line[name] for line in lines[-LAST_LINES:]) for name in (LOSS, CHANCE, *SPREAD)}
         found = {
             "collapsed": list(diagnoses(CollapseAlarm(), last)),
             **{name: float(f"{value:.4g}") for name, value in last.items()},
@@ -81,10 +80,8 @@ def _train(recipe: str, run_dir: Path, own: Mapping[str, Any], rate: float, num_
         "linear.warmup_steps": num_steps // 10,
         **own,
     }
-    line = [sys.executable, "-m", "de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}"]
-    line += [f"--gin.{name}={value}" for name, value in settings.items()]
-    print(shlex.join(line), file=sys.stderr, flush=True)
-    subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
+    gin = [f"--gin.{name}={value}" for name, value in settings.items()]
+    commands.run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
 
 
 def _draw(curves: Curves, out_png: Path, name: str) -> None:

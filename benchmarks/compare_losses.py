@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import subprocess
-import sys
 from pathlib import Path
+
+from benchmarks import commands
 
 SETTINGS = {
     "beir_pairs.batch_size": 256,
@@ -56,16 +55,10 @@ def main() -> None:
                 f"{function}.temperature": TEMPERATURE,
             }
             train = ["de_jax.train", "--gin_file=recipes/sde.gin", "--gin_file=models/t5_1_1_tiny.gin", f"--run_dir={run_dir}"]
-            summary = _run([*train, *(f"--gin.{key}={value}" for key, value in settings.items())])
+            summary = commands.run([*train, *(f"--gin.{key}={value}" for key, value in settings.items())])
             evaluate = ["tools.evaluate_beir", f"--run_dir={run_dir}", f"--dataset_dir={args.dataset_dir}"]
-            scores = _run([*evaluate, *([] if seed == args.seeds[0] and name == args.losses[0] else ["--no_bm25"])])
+            scores = commands.run([*evaluate, *([] if seed == args.seeds[0] and name == args.losses[0] else ["--no_bm25"])])
             print(json.dumps({"loss": name, "seed": seed, "train_seconds": summary["seconds"], **scores}), flush=True)
-
-
-def _run(arguments: list[str]) -> dict:
-    command = [sys.executable, "-m", *arguments]
-    print(shlex.join(command), file=sys.stderr, flush=True)
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def _parse_args() -> argparse.Namespace:

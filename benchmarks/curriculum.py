@@ -14,11 +14,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
+from benchmarks import commands
 from de_jax import command
 from de_jax.data.curriculum import STRATEGIES
 from de_jax.training.run import CHECKPOINTS_DIR, complete_steps
@@ -32,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     base = args.out_dir / "base"
     if not (base / "run.json").exists():
         lengths = [f"--max_query_length={args.max_query_length}", f"--max_doc_length={args.max_doc_length}"]
-        _run(["tools.import_model", f"--from={args.model}", f"--run_dir={base}", "--dtype=bfloat16", *lengths])
+        commands.run(["tools.import_model", f"--from={args.model}", f"--run_dir={base}", "--dtype=bfloat16", *lengths])
     runs: dict[str, list[str]] = {}
     for seed, strategy in itertools.product(args.seeds, [VANILLA, *args.strategies]):
         run_dir = args.out_dir / f"{strategy}-{seed}"
@@ -42,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     compared = ["tools.compare_expansions", "--runs", *(f"{name}={','.join(folders)}" for name, folders in runs.items())]
     compared += [f"--dataset_dir={args.dataset_dir}", f"--expansion={args.expansion}", f"--out_dir={args.out_dir}", "--skip_empty"]
     compared += [f"--max_generated_length={args.max_generated_length}", "--forms", *args.forms]
-    print(_run([*compared, "--num_generated", *map(str, args.num_generated)]))
+    print(json.dumps(commands.run([*compared, "--num_generated", *map(str, args.num_generated)])))
 
 
 def _train(base: Path, run_dir: Path, strategy: str, seed: int, args: argparse.Namespace) -> None:
@@ -70,13 +68,7 @@ def _train(base: Path, run_dir: Path, strategy: str, seed: int, args: argparse.N
         }
     recipe = VANILLA if strategy == VANILLA else "curriculum"
     gin = [f"--gin.{name}={value}" for name, value in settings.items()]
-    _run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
-
-
-def _run(arguments: list[str]) -> str:
-    line = [sys.executable, "-m", *arguments]
-    print(shlex.join(line), file=sys.stderr, flush=True)
-    return json.dumps(json.loads(subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True).stdout))
+    commands.run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -14,14 +14,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import commands
 from de_jax import command
 from de_jax.data import beir
 
@@ -67,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
     base = args.out_dir / "base"
     if not (base / "run.json").exists():
         lengths = [f"--max_query_length={args.max_query_length}", f"--max_doc_length={args.max_doc_length}"]
-        _run(["tools.import_model", f"--from={args.model}", f"--run_dir={base}", "--dtype=bfloat16", *lengths])
+        commands.run(["tools.import_model", f"--from={args.model}", f"--run_dir={base}", "--dtype=bfloat16", *lengths])
     tested: dict[str, dict[str, list[str]]] = {}
     for trained_on, method, seed, run_dir in itertools.chain([(None, "none", 0, base)], _runs(base, args)):
         datasets = args.train if trained_on is None else [trained_on]
@@ -122,7 +121,7 @@ def _train(model: Path, run_dir: Path, dataset: str, method: str, seed: int, arg
             settings["train.mine_every_steps"] = args.mine_every_steps
             _copy_first_generation(folder, dataset, method, args)
         gin = [f"--gin.{name}={value}" for name, value in settings.items()]
-        _run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={folder}", *gin])
+        commands.run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={folder}", *gin])
         model = folder
 
 
@@ -141,7 +140,9 @@ def _bm25_negatives(dataset: str, args: argparse.Namespace) -> Path:
     folder: Path = args.out_dir / f"{dataset}-bm25"
     if not folder.exists():
         sizes = ["--num_neg_docs=100", "--last_rank=100"]
-        _run(["tools.mine_negatives", "--bm25", f"--dataset_dir={args.data_dir / dataset}", f"--negatives_dir={folder}", *sizes])
+        commands.run(
+            ["tools.mine_negatives", "--bm25", f"--dataset_dir={args.data_dir / dataset}", f"--negatives_dir={folder}", *sizes]
+        )
     return folder
 
 
@@ -151,7 +152,7 @@ def _evaluated(run_dir: Path, datasets: list[str], split: str, args: argparse.Na
         return {}
     folders = [str(args.data_dir / dataset) for dataset in datasets]
     evaluate = [f"--run_dir={run_dir}", f"--split={split}", "--no_bm25", "--skip_empty", "--dataset_dirs", *folders]
-    reports = _run(["tools.evaluate_beir", *evaluate])["sets"]
+    reports = commands.run(["tools.evaluate_beir", *evaluate])["sets"]
     return {report["dataset"] if split == "test" else f"{report['dataset']}/{split}": report for report in reports}
 
 
@@ -160,14 +161,7 @@ def _compared(name: str, systems: dict[str, list[str]], args: argparse.Namespace
     arguments = [f"{system}={','.join(folders)}" for system, folders in systems.items()]
     dataset, _, split = name.partition("/")
     qrels = beir.find_qrels(args.data_dir / dataset, split or "test")
-    found: dict[str, Any] = _run(["tools.compare_runs", f"--qrels={qrels}", "--systems", *arguments])["systems"]
-    return found
-
-
-def _run(arguments: list[str]) -> dict[str, Any]:
-    line = [sys.executable, "-m", *arguments]
-    print(shlex.join(line), file=sys.stderr, flush=True)
-    found: dict[str, Any] = json.loads(subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    found: dict[str, Any] = commands.run(["tools.compare_runs", f"--qrels={qrels}", "--systems", *arguments])["systems"]
     return found
 
 

@@ -58,6 +58,7 @@ def main(argv: list[str] | None = None) -> None:
                 step = _loss_of_tokens(loss, batch_size, num_chunks, args.model, by_rows)
                 measured.append({**about, "num_chunks": num_chunks, **_measure(*step)})
     setting = {"loss": args.loss, "model": args.model, "dim": args.dim, "dtype": args.dtype, "num_neg_docs": args.num_neg_docs}
+    setting["num_positives"] = args.num_positives
     device = {"platform": jax.default_backend(), "num_devices": args.num_devices, "jax": jax.__version__}
     print(json.dumps({**setting, **device, "measured": measured}))
 
@@ -72,6 +73,8 @@ def _loss_of_vectors(loss: Callable, batch_size: int, args: argparse.Namespace, 
     if args.num_neg_docs:
         vectors["neg_docs"] = rows(args.num_neg_docs, args.dim)
     ids = {"query_id": rows(dtype="int32"), "doc_id": rows(dtype="int32")}
+    if args.num_positives:
+        ids["positive_ids"] = rows(args.num_positives, dtype="int32")
     return lambda vectors, ids: loss(Embeddings(**vectors, **ids)), vectors, ids
 
 
@@ -112,6 +115,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help="a model file, such as small: with its towers; the dimensions are its own")
     parser.add_argument("--rows_a_chunk", type=int, default=256, help="texts of a chunk of the towers (default 256)")
     parser.add_argument("--num_neg_docs", type=int, default=0, help="mined documents of a row")
+    parser.add_argument("--num_positives", type=int, default=0, help="documents known to be relevant to a row's query")
     parser.add_argument("--num_devices", type=int, default=1, help="devices that share the rows; simulated on a CPU")
     return parser.parse_args(argv)
 

@@ -41,7 +41,6 @@ def main(argv: list[str] | None = None) -> None:
     max_length = args.max_doc_length or run.max_doc_length
     run = run._replace(max_doc_length=max_length)
     options = {name: getattr(args, name) for name in ("tokens_per_batch", "length_multiple", "texts_per_shard")}
-    options["max_length"] = max_length
     expansion = arguments.expansion(args)
     texts = expanded.texts(run, docs, expansion) if expansion else passages_of(run, docs) or docs
     with tqdm(total=texts.num_texts, desc="encode", unit=" texts", delay=0.5) as bar:
