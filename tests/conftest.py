@@ -1,5 +1,6 @@
 """Eight simulated devices for every test, and shapes checked as they are annotated; a disk to fill up."""
 
+import os
 import resource
 import shutil
 import subprocess
@@ -13,18 +14,25 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 install_import_hook("de_jax", "beartype.beartype").__enter__()
 
+QUICK_TO_COMPILE = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
+"""What XLA's command line has and JAX's settings have not; read when the first program is compiled."""
+
 
 def pytest_configure(config):
     """Fast tests compile much and compute little: without XLA's optimizations they take two thirds of the processor's time."""
     if config.getoption("markexpr") == "not slow":
         jax.config.update("jax_disable_most_optimizations", True)
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_TO_COMPILE}"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory):
-    """What several tests compile alike is compiled once, as commands do it (`command.keep_compiled`)."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.getbasetemp() / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    """What several tests compile alike is compiled once, as commands do it (`command.keep_compiled`), whichever worker they run in."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # that of the session
+    jax.config.update("jax_compilation_cache_dir", str(folder / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 class SmallDisk:
