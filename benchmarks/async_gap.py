@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import negatives
+from de_jax.data import generations
 from de_jax.evaluation import plots
 from de_jax.training import run_log
 from de_jax.training.run import CHECKPOINTS_DIR, complete_steps
@@ -40,8 +40,8 @@ def main(argv: list[str] | None = None) -> None:
             _train(run_dir, rate, refresh, args)
         lines = run_log.read_metrics(run_dir / run_log.METRICS_FILE)
         report = {name: _curve(lines, name) for name in ("dev/ndcg@10", "loss", "negatives/staleness")}
-        generations = len(negatives.numbers(run_dir / "negatives"))
-        print(json.dumps({"learning_rate": rate, "refresh": refresh, "num_generations": generations, **report}), flush=True)
+        num_generations = len(generations.numbers(run_dir / "negatives"))
+        print(json.dumps({"learning_rate": rate, "refresh": refresh, "num_generations": num_generations, **report}), flush=True)
         curves[f"{rate:g}, {_words(refresh)}"] = report["dev/ndcg@10"]
     _draw(curves, args.out_dir / "async_gap.png", Path(args.dataset_dir).name)
 

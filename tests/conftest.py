@@ -27,7 +27,7 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory):
-    """What several tests compile alike is compiled once, as commands do it (`command.keep_compiled`), whichever worker they run in."""
+    """What tests compile alike is compiled once, in whichever worker they run; as commands do it (`command.keep_compiled`)."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # that of the session

@@ -20,9 +20,10 @@ from typing import Any
 from tqdm import tqdm
 
 from de_jax import command
-from de_jax.data import beir, negatives
+from de_jax.data import beir, generations
 from de_jax.data.batches import qrel_pairs
-from de_jax.data.negatives import Mined, TrainingTexts
+from de_jax.data.generations import Mined
+from de_jax.data.negatives import TrainingTexts
 from de_jax.data.training_set import open_stores, text_hashes
 from de_jax.retrieval import faiss_index, maxp
 from de_jax.retrieval.miner import Miner, embed, mine, mine_bm25
@@ -41,8 +42,8 @@ def main(argv: list[str] | None = None) -> None:
     miner.index_builder()
     lines, facts = mine_bm25(beir.read(args.dataset_dir, args.split), miner) if args.bm25 else _mined_by_run(args, miner)
     facts |= {"mined_by": "bm25" if args.bm25 else str(args.run_dir), "split": args.split}
-    number = max(negatives.numbers(negatives_dir), default=0) + 1
-    generation = negatives.write_generation(negatives_dir, number, lines, {**text_hashes(args.dataset_dir), **facts})
+    number = max(generations.numbers(negatives_dir), default=0) + 1
+    generation = generations.write_generation(negatives_dir, number, lines, {**text_hashes(args.dataset_dir), **facts})
     print(json.dumps({"generation_dir": str(generation.folder), "num_pairs": len(lines), **facts}))
 
 

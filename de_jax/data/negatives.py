@@ -1,55 +1,32 @@
-"""Hard negatives that were mined: generations in a folder, written by one process and followed by another.
+"""The hard negatives of a run: it follows the generations in a folder, which a miner writes beside it.
 
-<negatives_dir>/000003/
-    part-00000.jsonl    one training pair a line: {"query_id", "doc_id", "neg_doc_ids": [...], "neg_query_ids": [...]}
-    manifest.json       what they were mined from and with, and the checksum of every part; written last
 <run_dir>/switches.jsonl
-                        {"step", "generation"}: from which step on which generation gives the run's negatives
+    {"step", "generation"}: from which step on which generation gives the run's negatives
 
-A generation appears by one rename and is never changed, and a switch is on the disk before a batch is made by it. So a run that
-was killed sees the same negatives in the same order when it continues, however quick the miner was in the meantime.
+A switch is on the disk before a batch is made by it, and a generation never changes. So a run that was killed sees the same
+negatives in the same order when it continues, however quick the miner was in the meantime.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data import beir, files
+from de_jax.data import beir, files, generations
 from de_jax.data.batches import Negatives
 from de_jax.data.corpus import TokenStore
+from de_jax.data.generations import Generation
 from de_jax.data.passages import PassageStore
 from de_jax.types import PADDING_ID, InputError
 
-FORMAT = "de_jax negatives 1"
 SWITCHES_FILE = "switches.jsonl"
-LINES_PER_PART = 100_000
-_DIGITS = 6
 FIRST_SWITCH_SECONDS = 120.0
-
-
-class Mined(NamedTuple):
-    """The hard negatives of one training pair, best first; all are ids."""
-
-    query_id: str
-    doc_id: str
-    neg_doc_ids: list[str]
-    neg_query_ids: list[str]
-
-
-class Generation(NamedTuple):
-    """A complete generation; `manifest` holds what the miner says of it."""
-
-    number: int
-    folder: Path
-    manifest: Mapping[str, Any]
 
 
 class TrainingTexts(NamedTuple):
@@ -68,94 +45,6 @@ class Switch(NamedTuple):
 
     step: int
     generation: int
-
-
-def write_generation(
-    negatives_dir: str | Path,
-    number: int,
-    mined: Iterable[Mined],
-    facts: Mapping[str, Any],
-    *,
-    lines_per_part: int = LINES_PER_PART,
-) -> Generation:
-    """Writes a generation; it is not there until it is whole.
-
-    Args:
-        negatives_dir: of all generations.
-        number: of this one; higher than those that are there.
-        mined: one for each training pair, at least one.
-        facts: for the manifest: "docs" and "queries" (content hashes of the texts) and what else the miner wants to say.
-
-    Raises:
-        InputError: nothing was mined, or that generation is there already.
-    """
-    folder = generation_dir(negatives_dir, number)
-    if folder.exists():
-        raise InputError(f"{folder} is there already; one miner writes to a folder at a time.")
-    lines, num_pairs = iter(mined), 0
-    parts: dict[str, str] = {}
-    with files.atomic_dir(folder) as temporary:
-        while chunk := list(itertools.islice(lines, lines_per_part)):
-            part = temporary / f"part-{len(parts):05d}.jsonl"
-            part.write_text("".join(json.dumps(line._asdict(), ensure_ascii=False) + "\n" for line in chunk), encoding="utf-8")
-            parts[part.name] = files.sha256_of(part)
-            num_pairs += len(chunk)
-        if not num_pairs:
-            raise InputError(f"there are no pairs to write to {folder}; mine for at least one.")
-        manifest = {"format": FORMAT, "generation": number, "num_pairs": num_pairs, "parts": parts, **facts}
-        files.write_json(temporary / "manifest.json", manifest)
-    return Generation(number, folder, manifest)
-
-
-def generation_dir(negatives_dir: str | Path, number: int) -> Path:
-    """Where a generation is, or will be."""
-    return Path(negatives_dir) / f"{number:0{_DIGITS}d}"
-
-
-def numbers(negatives_dir: str | Path) -> list[int]:
-    """The generations that claim to be complete, oldest first."""
-    folder = Path(negatives_dir)
-    there = folder.iterdir() if folder.is_dir() else ()
-    return sorted(int(path.name) for path in there if path.name.isdigit() and (path / "manifest.json").is_file())
-
-
-def open_generation(negatives_dir: str | Path, number: int) -> Generation:
-    """A generation whose every part has the checksum that its manifest gives.
-
-    Raises:
-        InputError: it is absent, of another format, half-copied or damaged.
-    """
-    folder, manifest = generation_dir(negatives_dir, number), read_manifest(negatives_dir, number)
-    for name, checksum in manifest["parts"].items():
-        part = folder / Path(name).name
-        if not part.is_file() or files.sha256_of(part) != checksum:
-            raise InputError(f"{part} is missing, half-copied or damaged; copy the generation again, or remove it.")
-    return Generation(number, folder, manifest)
-
-
-def read_manifest(negatives_dir: str | Path, number: int) -> dict[str, Any]:
-    """What the miner says of a generation; its parts are not looked at.
-
-    Raises:
-        InputError: it is absent or of another format.
-    """
-    folder = generation_dir(negatives_dir, number)
-    manifest = files.read_json(folder / "manifest.json")
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or not isinstance(manifest.get("parts"), dict):
-        raise InputError(f"{folder} is not in the format '{FORMAT}'; mine it again.")
-    return manifest
-
-
-def read_mined(generation: Generation) -> Iterator[Mined]:
-    """The lines of a generation, in order."""
-    for name in sorted(generation.manifest["parts"]):
-        path = generation.folder / Path(name).name
-        for line, raw in beir.lines(path):
-            try:
-                mined = Mined(**json.loads(raw))
-            except (ValueError, TypeError):
-                raise InputError(f"{path}, line {line}: expected an object with {', '.join(Mined._fields)}.") from None
-            yield mined
 
 
 class MinedNegatives:
@@ -200,7 +89,7 @@ class MinedNegatives:
         """
         if self._read(at_least=0):
             return
-        there = numbers(self.negatives_dir)
+        there = generations.numbers(self.negatives_dir)
         if not there:
             raise InputError(f"{self.negatives_dir} holds no generation of negatives; make one with de-jax mine_negatives.")
         self._next = self._opened(there[-1])
@@ -228,7 +117,7 @@ class MinedNegatives:
             self.switches = known
         if not self.switches:
             self.check()
-            self.record(Switch(0, numbers(self.negatives_dir)[-1]))
+            self.record(Switch(0, generations.numbers(self.negatives_dir)[-1]))
         self.at(step)
 
     def at(self, step: int) -> dict[str, Negatives]:
@@ -247,10 +136,10 @@ class MinedNegatives:
 
         Warns of others, once; one that was still being copied is looked at again when it has changed.
         """
-        for number in reversed(numbers(self.negatives_dir)):
+        for number in reversed(generations.numbers(self.negatives_dir)):
             if number <= self.switches[-1].generation:
                 return None
-            state = _state(generation_dir(self.negatives_dir, number))
+            state = _state(generations.generation_dir(self.negatives_dir, number))
             if self._refused.get(number) == state:
                 continue
             try:
@@ -268,7 +157,7 @@ class MinedNegatives:
         self.switches.append(switch)
 
     def _opened(self, number: int) -> tuple[int, dict[str, Negatives]]:
-        rows = rows_of_pairs(open_generation(self.negatives_dir, number), self.texts)
+        rows = rows_of_pairs(generations.open_generation(self.negatives_dir, number), self.texts)
         return number, {name: Negatives(rows[name], drawn) for name, drawn in self.num_drawn.items()}
 
     def _write(self, switches: Sequence[Switch]) -> None:
@@ -311,7 +200,7 @@ def rows_of_pairs(generation: Generation, texts: TrainingTexts) -> dict[str, np.
         if generation.manifest.get(name) != expected:
             raise InputError(f"{generation.folder} was mined from other {name} than are trained on; mine again.")
     stores = {"neg_docs": texts.doc_store, "neg_queries": texts.query_store}
-    mined = list(read_mined(generation))
+    mined = list(generations.read_mined(generation))
     own = [texts.query_store.rows_of([line.query_id for line in mined]), texts.doc_store.rows_of([line.doc_id for line in mined])]
     place = {pair: row for row, pair in enumerate(map(tuple, np.asarray(texts.pairs).tolist()))}
     chosen = [

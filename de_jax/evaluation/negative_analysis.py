@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from de_jax.data import negatives
+from de_jax.data import generations, negatives
 from de_jax.data.batches import Negatives
 from de_jax.data.corpus import TokenStore
-from de_jax.data.negatives import Generation, TrainingTexts
+from de_jax.data.generations import Generation
+from de_jax.data.negatives import TrainingTexts
 from de_jax.data.passages import PassageStore
 from de_jax.evaluation.embedding_analysis import rounded, summary
 from de_jax.losses.mined import ance
@@ -71,10 +72,10 @@ def open_newest(folder: str | Path) -> Generation:
     """
     folder = Path(folder)
     if folder.name.isdigit() and (folder / "manifest.json").is_file():
-        return negatives.open_generation(folder.parent, int(folder.name))
-    if not (there := negatives.numbers(folder)):
+        return generations.open_generation(folder.parent, int(folder.name))
+    if not (there := generations.numbers(folder)):
         raise InputError(f"{folder} is no generation of negatives and holds none; make one with de-jax mine_negatives.")
-    return negatives.open_generation(folder, there[-1])
+    return generations.open_generation(folder, there[-1])
 
 
 def sample(

@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.data import beir
-from de_jax.data.negatives import Generation, Mined, TrainingTexts
+from de_jax.data.generations import Generation, Mined
+from de_jax.data.negatives import TrainingTexts
 from de_jax.retrieval import encode, faiss_index, mining_statistics
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.choose import Filters, Mining, choose, near_duplicates_in, read_teacher

@@ -7,8 +7,9 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 
-from de_jax.data import files, negatives
-from de_jax.data.negatives import Generation, MinedNegatives
+from de_jax.data import files, generations
+from de_jax.data.generations import Generation
+from de_jax.data.negatives import MinedNegatives
 from de_jax.retrieval.miner import Miner, Score, embed, mine
 from de_jax.training import distributed
 from de_jax.training.fit import Stop
@@ -41,9 +42,9 @@ def mine_generation(run: Run, mined: MinedNegatives, miner: Miner, *, keep: bool
     if not distributed.is_first():
         return None
     lines, facts = mine(embedded, texts, miner, previous=_newest_whole(mined), score=score)
-    number = max(negatives.numbers(mined.negatives_dir), default=0) + 1
+    number = max(generations.numbers(mined.negatives_dir), default=0) + 1
     facts = {**texts.hashes, "mined_by": str(run.run_dir), "checkpoint_step": run.step, **facts}
-    generation = negatives.write_generation(mined.negatives_dir, number, lines, facts)
+    generation = generations.write_generation(mined.negatives_dir, number, lines, facts)
     if embedded.folder is not None:
         for folder in (run.run_dir / "embeddings" / KEPT_AS).glob("step_*"):
             if folder != embedded.folder:
@@ -107,12 +108,12 @@ def only_miner(mined: MinedNegatives) -> Iterator[None]:
 
 def mined_steps(mined: MinedNegatives) -> set[int]:
     """The checkpoints that there is a generation of."""
-    manifests = (negatives.read_manifest(mined.negatives_dir, number) for number in negatives.numbers(mined.negatives_dir))
+    manifests = (generations.read_manifest(mined.negatives_dir, number) for number in generations.numbers(mined.negatives_dir))
     return {int(manifest["checkpoint_step"]) for manifest in manifests if "checkpoint_step" in manifest}
 
 
 def _newest_whole(mined: MinedNegatives) -> Generation | None:
-    for number in reversed(negatives.numbers(mined.negatives_dir)):
+    for number in reversed(generations.numbers(mined.negatives_dir)):
         with contextlib.suppress(InputError):  # one that was damaged says nothing
-            return negatives.open_generation(mined.negatives_dir, number)
+            return generations.open_generation(mined.negatives_dir, number)
     return None

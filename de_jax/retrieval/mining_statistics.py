@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from de_jax.data import beir, negatives
-from de_jax.data.negatives import Generation, TrainingTexts
+from de_jax.data import beir, generations, negatives
+from de_jax.data.generations import Generation
+from de_jax.data.negatives import TrainingTexts
 from de_jax.types import PADDING_ID, InputError, Ranking
 
 DEPTH = 100
@@ -50,10 +51,10 @@ def compared(
 
 def overlap_with_bm25(chosen: Sequence[np.ndarray], texts: TrainingTexts, negatives_dir: str | Path) -> dict[str, float]:
     """ "overlap_bm25": the share of negatives that BM25's newest generation has for the same pair."""
-    there = negatives.numbers(negatives_dir)
+    there = generations.numbers(negatives_dir)
     if not there:
         raise InputError(f"{negatives_dir} holds no generation by BM25; make one with de-jax mine_negatives --bm25.")
-    by_bm25 = negatives.rows_of_pairs(negatives.open_generation(negatives_dir, there[-1]), texts)["neg_docs"]
+    by_bm25 = negatives.rows_of_pairs(generations.open_generation(negatives_dir, there[-1]), texts)["neg_docs"]
     return {"overlap_bm25": _share_found(_table(chosen), by_bm25)}
 
 

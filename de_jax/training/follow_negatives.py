@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from de_jax.data import negatives
+from de_jax.data import generations
 from de_jax.data.negatives import MinedNegatives, Switch
 from de_jax.training import distributed
 from de_jax.training.fit import Stop
@@ -31,7 +31,7 @@ class FollowNegatives:
     def __init__(self, mined: MinedNegatives, *, every_steps: int, sinks: Sequence[Sink] = ()) -> None:
         self._mined, self._every_steps, self._sinks = mined, every_steps, sinks
         # Read once a generation: what happens to its folder afterwards is no matter of the run's.
-        self._manifest = functools.cache(functools.partial(negatives.read_manifest, mined.negatives_dir))
+        self._manifest = functools.cache(functools.partial(generations.read_manifest, mined.negatives_dir))
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
         if step % self._every_steps:

@@ -183,16 +183,6 @@ def test_batches_the_hosts_cannot_share_are_refused(stores, pairs):
         batches.pair_batches(*stores, pairs, batch_size=0)
 
 
-def test_planning_500k_pairs_with_repeats_is_not_quadratic():
-    rng = np.random.default_rng(0)
-    hubs = np.stack([rng.zipf(1.3, 500_000) % 100_000, rng.integers(0, 300_000, 500_000)], axis=1)
-    began = time.process_time()
-    plan = batches._EpochPlan(hubs.astype(np.int32), 256, 0, True).epoch(0)
-    assert time.process_time() - began < 30  # a linear plan takes one or two, a quadratic one hours
-    for column in hubs[plan[::50]].transpose(2, 0, 1):  # [queries or documents, batch, row]
-        assert all(len(np.unique(batch)) == 256 for batch in column)
-
-
 def test_pairs_of_qrels_are_rows_in_the_order_of_the_judgements(stores):
     qrels = {"q5": {"d3": 1, "d2": 0, "d9": 2}, "q0": {"d3": 1}}
     assert batches.qrel_pairs(qrels, *stores).tolist() == [[5, 3], [5, 9], [0, 3]]

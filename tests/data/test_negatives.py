@@ -1,14 +1,14 @@
-"""Generations of mined negatives: whole or not there, refused where they do not fit, and the same again after a kill."""
+"""A run's mined negatives: refused where they do not fit, and the same again after a kill."""
 
-import errno
 import json
 import os
 
 import numpy as np
 import pytest
 
-from de_jax.data import batches, corpus, files, negatives
-from de_jax.data.negatives import Mined, MinedNegatives, Switch, TrainingTexts
+from de_jax.data import batches, corpus, files, generations, negatives
+from de_jax.data.generations import Mined
+from de_jax.data.negatives import MinedNegatives, Switch, TrainingTexts
 from de_jax.types import InputError
 
 TEXTS = {"queries": "hash of queries", "docs": "hash of docs"}
@@ -40,52 +40,13 @@ def followed(folder, stores, known=(), **options):
     return run
 
 
-def test_what_is_written_is_read_part_by_part(tmp_path):
-    written = negatives.write_generation(tmp_path, 3, mined(), {"step": 7}, lines_per_part=3)
-    assert sorted(path.name for path in written.folder.iterdir()) == ["manifest.json", "part-00000.jsonl", "part-00001.jsonl"]
-    opened = negatives.open_generation(tmp_path, 3)
-    assert opened.manifest["step"] == 7
-    assert opened.manifest["num_pairs"] == 4
-    assert list(negatives.read_mined(opened)) == mined()
-    assert negatives.numbers(tmp_path) == [3]
-
-
-def test_a_generation_is_not_there_until_it_is_whole(tmp_path):
-    def failing():
-        yield from mined()
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OSError, match="No space"):
-        negatives.write_generation(tmp_path, 1, failing(), {}, lines_per_part=1)
-    assert negatives.numbers(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_two_miners_in_one_folder_and_nothing_mined_are_refused(tmp_path):
-    negatives.write_generation(tmp_path, 1, mined(), {})
-    with pytest.raises(InputError, match="000001 is there already; one miner"):
-        negatives.write_generation(tmp_path, 1, mined(), {})
-    with pytest.raises(InputError, match="there are no pairs to write"):
-        negatives.write_generation(tmp_path, 2, [], {})
-    assert negatives.numbers(tmp_path) == [1]
-
-
-def test_a_half_copied_generation_is_passed_over_with_a_warning(tmp_path):
-    for number in (1, 2):
-        negatives.write_generation(tmp_path, number, mined(), {})
-    part = tmp_path / "000002" / "part-00000.jsonl"
-    part.write_bytes(part.read_bytes()[:-20])
-    with pytest.raises(InputError, match=r"part-00000.jsonl is missing, half-copied or damaged"):
-        negatives.open_generation(tmp_path, 2)
-
-
 def test_a_run_passes_over_what_is_half_copied_or_does_not_fit_and_says_so_once(tmp_path, stores):
-    negatives.write_generation(tmp_path / "negatives", 1, mined(), {})
+    generations.write_generation(tmp_path / "negatives", 1, mined(), {})
     run = followed(tmp_path, stores)
     assert run.newer() is None
-    negatives.write_generation(tmp_path / "negatives", 2, mined(shift=2), {})
-    negatives.write_generation(tmp_path / "negatives", 3, [Mined("q0", "d0", ["d99"], [])], {})
-    negatives.write_generation(tmp_path / "negatives", 4, mined(), {})
+    generations.write_generation(tmp_path / "negatives", 2, mined(shift=2), {})
+    generations.write_generation(tmp_path / "negatives", 3, [Mined("q0", "d0", ["d99"], [])], {})
+    generations.write_generation(tmp_path / "negatives", 4, mined(), {})
     part = tmp_path / "negatives" / "000004" / "part-00000.jsonl"
     part.write_bytes(part.read_bytes()[:-20])
     with pytest.warns(UserWarning, match=r"generation \d of the negatives is passed over: .*(part-00000|d99)") as warned:
@@ -95,9 +56,9 @@ def test_a_run_passes_over_what_is_half_copied_or_does_not_fit_and_says_so_once(
 
 
 def test_a_generation_that_was_still_being_copied_is_taken_once_it_is_whole(tmp_path, stores):
-    negatives.write_generation(tmp_path / "negatives", 1, mined(), {})
+    generations.write_generation(tmp_path / "negatives", 1, mined(), {})
     run = followed(tmp_path, stores)
-    part = negatives.write_generation(tmp_path / "negatives", 2, mined(shift=2), {}).folder / "part-00000.jsonl"
+    part = generations.write_generation(tmp_path / "negatives", 2, mined(shift=2), {}).folder / "part-00000.jsonl"
     whole = part.read_bytes()
     part.write_bytes(whole[:-20])
     with pytest.warns(UserWarning, match="generation 2 of the negatives is passed over"):
@@ -107,14 +68,14 @@ def test_a_generation_that_was_still_being_copied_is_taken_once_it_is_whole(tmp_
 
 
 def test_rows_stand_with_their_pairs_and_fillers_after_short_lists(tmp_path, stores):
-    generation = negatives.write_generation(tmp_path, 1, mined()[::-1], {})
+    generation = generations.write_generation(tmp_path, 1, mined()[::-1], {})
     rows = negatives.rows_of_pairs(generation, texts_of(stores))
     np.testing.assert_array_equal(rows["neg_docs"], [[1, 2, 3], [2, 3, -1], [3, 4, 5], [4, 5, -1]])
     np.testing.assert_array_equal(rows["neg_queries"], [[1], [2], [3], [3]])
 
 
 def test_pairs_that_were_not_mined_get_fillers_and_other_pairs_are_left_out(tmp_path, stores):
-    generation = negatives.write_generation(tmp_path, 1, mined(pairs=np.array([[1, 1], [7, 7]])), {})
+    generation = generations.write_generation(tmp_path, 1, mined(pairs=np.array([[1, 1], [7, 7]])), {})
     rows = negatives.rows_of_pairs(generation, texts_of(stores))
     np.testing.assert_array_equal(rows["neg_docs"][:, 0], [-1, 2, -1, -1])
 
@@ -127,31 +88,23 @@ def test_pairs_that_were_not_mined_get_fillers_and_other_pairs_are_left_out(tmp_
     ],
 )
 def test_a_generation_of_other_data_is_refused(tmp_path, stores, line, sentence):
-    generation = negatives.write_generation(tmp_path, 1, [line], {})
+    generation = generations.write_generation(tmp_path, 1, [line], {})
     with pytest.raises(InputError, match=sentence):
         negatives.rows_of_pairs(generation, texts_of(stores))
 
 
 def test_a_corpus_that_changed_is_refused_with_the_reason(tmp_path, stores):
-    generation = negatives.write_generation(tmp_path, 1, mined(), {**TEXTS, "docs": "of another corpus"})
+    generation = generations.write_generation(tmp_path, 1, mined(), {**TEXTS, "docs": "of another corpus"})
     with pytest.raises(InputError, match="000001 was mined from other docs than are trained on; mine again"):
         negatives.rows_of_pairs(generation, texts_of(stores, TEXTS))
 
 
-def test_a_broken_line_is_named(tmp_path):
-    generation = negatives.write_generation(tmp_path, 1, mined(), {})
-    part = generation.folder / "part-00000.jsonl"
-    part.write_text(part.read_text().replace('"q1"', '"q1'))
-    with pytest.raises(InputError, match=r"part-00000.jsonl, line \d: expected an object with query_id, doc_id"):
-        list(negatives.read_mined(generation))
-
-
 def test_a_run_begins_with_the_newest_generation_and_keeps_it_when_it_continues(tmp_path, stores):
     for number in (1, 2):
-        negatives.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
     first = followed(tmp_path, stores)
     assert first.switches == [Switch(0, 2)]
-    negatives.write_generation(tmp_path / "negatives", 3, mined(shift=3), {})
+    generations.write_generation(tmp_path / "negatives", 3, mined(shift=3), {})
     again = followed(tmp_path, stores)
     assert again.switches == [Switch(0, 2)]
     np.testing.assert_array_equal(again.at(50)["neg_docs"].rows, first.at(0)["neg_docs"].rows)
@@ -159,7 +112,7 @@ def test_a_run_begins_with_the_newest_generation_and_keeps_it_when_it_continues(
 
 def test_a_switch_is_on_the_disk_before_it_takes_effect_and_is_replayed(tmp_path, stores):
     for number in (1, 2):
-        negatives.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
     (tmp_path / "run").mkdir()
     files.append_text(tmp_path / "run" / "switches.jsonl", json.dumps({"step": 0, "generation": 1}) + "\n")
     run = followed(tmp_path, stores)
@@ -176,7 +129,7 @@ def test_a_switch_is_on_the_disk_before_it_takes_effect_and_is_replayed(tmp_path
 
 
 def test_the_other_processes_read_what_the_first_wrote(tmp_path, stores):
-    negatives.write_generation(tmp_path / "negatives", 1, mined(), {})
+    generations.write_generation(tmp_path / "negatives", 1, mined(), {})
     followed(tmp_path, stores)
     assert followed(tmp_path, stores, is_first=False).switches == [Switch(0, 1)]
 
@@ -188,7 +141,7 @@ def test_no_generation_at_all_is_refused_before_anything_is_written(tmp_path, st
 
 
 def test_a_damaged_file_of_switches_is_named(tmp_path, stores):
-    negatives.write_generation(tmp_path / "negatives", 1, mined(), {})
+    generations.write_generation(tmp_path / "negatives", 1, mined(), {})
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "switches.jsonl").write_text('{"step": 0, "generation": 1}\n{"step": 0, "generation": 2}\n')
     with pytest.raises(InputError, match=r"switches.jsonl, line 2: expected a step beyond the last one"):
@@ -197,7 +150,7 @@ def test_a_damaged_file_of_switches_is_named(tmp_path, stores):
 
 def test_a_lost_file_of_switches_is_written_again_by_the_checkpoint_and_another_runs_is_refused(tmp_path, stores):
     for number in (1, 2):
-        negatives.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
     known = [Switch(0, 1), Switch(3, 2)]
     assert followed(tmp_path, stores, known).switches == known
     path = tmp_path / "run" / "switches.jsonl"
@@ -209,12 +162,12 @@ def test_a_lost_file_of_switches_is_written_again_by_the_checkpoint_and_another_
 
 def test_times_of_files_decide_nothing(tmp_path, stores):
     for number in (1, 2, 3):
-        folder = negatives.write_generation(tmp_path / "negatives", number, mined(shift=number), {}).folder
+        folder = generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {}).folder
         for path in (folder, *folder.iterdir()):
             os.utime(path, (10**9 - number, 10**9 - number))  # the miner's clock runs backwards, years behind
     run = followed(tmp_path, stores)
     assert run.switches == [Switch(0, 3)]
-    negatives.write_generation(tmp_path / "negatives", 4, mined(), {})
+    generations.write_generation(tmp_path / "negatives", 4, mined(), {})
     assert run.newer() == 4
 
 
@@ -223,5 +176,5 @@ def test_an_empty_file_of_switches_is_that_of_a_run_which_has_not_begun(tmp_path
     (tmp_path / "run" / "switches.jsonl").touch()  # killed between its making and its first line
     with pytest.raises(InputError, match="holds no generation of negatives"):
         followed(tmp_path, stores)
-    negatives.write_generation(tmp_path / "negatives", 1, mined(), {})
+    generations.write_generation(tmp_path / "negatives", 1, mined(), {})
     assert followed(tmp_path, stores).switches == [Switch(0, 1)]

@@ -9,7 +9,7 @@ import pytest
 from toy_run import arguments
 
 from de_jax import mine, train
-from de_jax.data import files, negatives
+from de_jax.data import files, generations, negatives
 from de_jax.data.negatives import Switch
 from de_jax.recipe import read_recipe
 from de_jax.retrieval import mining_run
@@ -52,7 +52,7 @@ def colocated(dataset_dir, tmp_path_factory):
 
 def steps_and_generations(run_dir):
     folder = run_dir / "negatives"
-    return {number: negatives.read_manifest(folder, number)["checkpoint_step"] for number in negatives.numbers(folder)}
+    return {number: generations.read_manifest(folder, number)["checkpoint_step"] for number in generations.numbers(folder)}
 
 
 def assert_equal_params(run_dir, other_dir):
@@ -157,7 +157,7 @@ def test_a_full_disk_costs_the_miner_one_generation(dataset_dir, tmp_path, coloc
     run_dir = tmp_path / "run"
     shutil.copytree(colocated, run_dir)
     recipe = recipe_of(settings(dataset_dir, run_dir, BESIDE, train__num_steps=100))
-    write = negatives.write_generation
+    write = generations.write_generation
 
     def full_at_first(*args, **options):
         monkeypatch.setattr(negatives, "write_generation", write)

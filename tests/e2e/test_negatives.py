@@ -9,8 +9,9 @@ import pytest
 from toy_run import arguments
 
 from de_jax import train
-from de_jax.data import files, negatives
-from de_jax.data.negatives import Mined, Switch
+from de_jax.data import files, generations, negatives
+from de_jax.data.generations import Mined
+from de_jax.data.negatives import Switch
 from de_jax.data.training_set import text_hashes
 from de_jax.tools import evaluate_beir
 from de_jax.training import run_log
@@ -23,7 +24,7 @@ def mine(dataset_dir, folder, number, shift):
     mined = [
         Mined(f"q{i}", f"d{i}", [f"d{(i + shift + n) % 96}" for n in range(1, 5)], [f"q{(i + shift) % 96}"]) for i in range(80)
     ]
-    negatives.write_generation(folder / "negatives", number, mined, {**text_hashes(dataset_dir), "checkpoint_step": 2 * number})
+    generations.write_generation(folder / "negatives", number, mined, {**text_hashes(dataset_dir), "checkpoint_step": 2 * number})
 
 
 def settings(dataset_dir, run_dir, loss="dance", **changes):
@@ -84,7 +85,7 @@ def test_passages_are_trained_mined_scored_and_evaluated_by_the_best_one(dataset
     steps |= {"train__miner": "@Miner()", "train__mine_every_steps": 3, "Miner__last_rank": 20}
     train.main(settings(dataset_dir, run_dir, loss="ance", **changes, **steps))
     capsys.readouterr()
-    assert negatives.numbers(run_dir / "negatives") == [1, 2]
+    assert generations.numbers(run_dir / "negatives") == [1, 2]
     scores = {}
     for flags in ([], ["--max_passages=1"]):
         evaluate_beir.main([f"--run_dir={run_dir}", f"--dataset_dir={dataset_dir}", "--split=dev", "--no_bm25", *flags])

@@ -13,9 +13,10 @@ import pytest
 from matplotlib.image import imread
 from tiny_run import WORDS
 
-from de_jax.data import corpus, negatives
+from de_jax.data import corpus, generations
 from de_jax.data.batches import qrel_pairs
-from de_jax.data.negatives import Mined, TrainingTexts
+from de_jax.data.generations import Mined
+from de_jax.data.negatives import TrainingTexts
 from de_jax.data.passages import PassageStore
 from de_jax.data.text import load_tokenizer, train_sentencepiece
 from de_jax.evaluation import efficiency, negative_analysis, negative_report
@@ -71,7 +72,7 @@ def generation(folder, number=1, short=(), **facts):
         for doc, grade in docs.items()
         if grade
     ]
-    return negatives.write_generation(folder, number, mined, facts)
+    return generations.write_generation(folder, number, mined, facts)
 
 
 def norm_of(gradient, pattern):

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from de_jax.data import corpus, negatives, text
-from de_jax.data.negatives import Mined, TrainingTexts
+from de_jax.data import corpus, generations, text
+from de_jax.data.generations import Mined
+from de_jax.data.negatives import TrainingTexts
 from de_jax.data.passages import PassageStore
 from de_jax.retrieval.miner import Embedded, Miner, mine
 from de_jax.types import InputError
@@ -110,8 +111,8 @@ def test_statistics_are_shares_of_what_was_mined(texts, embedded, tmp_path):
     miner = Miner(num_neg_docs=2, last_rank=4)
     lines, facts = mine(embedded, texts, miner)
     before = [Mined(line.query_id, line.doc_id, [line.neg_doc_ids[0], "d29"], []) for line in lines]
-    previous = negatives.write_generation(tmp_path / "negatives", 1, before, {})
-    negatives.write_generation(tmp_path / "bm25", 1, [line._replace(neg_doc_ids=["d29"]) for line in before], {})
+    previous = generations.write_generation(tmp_path / "negatives", 1, before, {})
+    generations.write_generation(tmp_path / "bm25", 1, [line._replace(neg_doc_ids=["d29"]) for line in before], {})
     qrels = tmp_path / "fuller.tsv"
     relevant, irrelevant = lines[0].neg_doc_ids
     qrels.write_text(f"q0\t{relevant}\t1\nq0\t{irrelevant}\t0\nq2\td0\t1\n")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tiny_run
 
-from de_jax.data import beir, negatives
-from de_jax.data.negatives import Mined
+from de_jax.data import beir, generations
+from de_jax.data.generations import Mined
 from de_jax.data.training_set import open_stores, text_hashes
 from de_jax.retrieval import encode
 from de_jax.tools import analyse_negatives
@@ -41,7 +41,7 @@ def mined_dirs(tmp_path_factory, trained, dataset_dir):
     folder = tmp_path_factory.mktemp("negatives")
     facts = {**text_hashes(dataset_dir), "seconds": {"encode": 2.0, "index": 0.1, "search": 0.1, "choose": 0.1}}
     for name, lines in found.items():
-        negatives.write_generation(folder / name, 1, lines, facts)
+        generations.write_generation(folder / name, 1, lines, facts)
     return folder
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny_run
 
-from de_jax.data import beir, files, negatives
+from de_jax.data import beir, files, generations
 from de_jax.data.passages import PassageStore
 from de_jax.data.training_set import open_stores, text_hashes
 from de_jax.retrieval import encode
@@ -25,8 +25,8 @@ def dataset_dir(tmp_path_factory):
 
 
 def read(folder):
-    generation = negatives.open_generation(folder, max(negatives.numbers(folder)))
-    return generation, {(line.query_id, line.doc_id): line for line in negatives.read_mined(generation)}
+    generation = generations.open_generation(folder, max(generations.numbers(folder)))
+    return generation, {(line.query_id, line.doc_id): line for line in generations.read_mined(generation)}
 
 
 def test_a_runs_negatives_are_its_nearest_documents_without_any_positive_of_the_query(printed, trained, dataset_dir, tmp_path):
