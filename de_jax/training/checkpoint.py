@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from orbax.checkpoint.options import MultiprocessingOptions
 
 from de_jax.data import files
 from de_jax.training import distributed, paths
@@ -49,6 +50,8 @@ class Checkpoints:
             create=keep is not None,
             read_only=keep is None,
             enable_async_checkpointing=True,
+            # Else threads of two folders, such as a run's last and its best, wait at one barrier for those of the other process.
+            multiprocessing_options=MultiprocessingOptions(barrier_sync_key_prefix=self.folder.name),
         )
         items = ("params", "training", "beside")  # Orbax would read one called "metrics" of every step, damaged or not
         self._manager = ocp.CheckpointManager(self.folder, options=options, item_names=items)
