@@ -89,7 +89,8 @@ def _by_checkpoint(
         for place, kind in enumerate(kinds):
             values = [value_of(checkpoint.kinds[kind].numbers) for checkpoint in checkpoints]
             if len(steps) > 1:
-                axis.plot(steps, values, color=_colour(place), lw=1.8, marker="o", ms=4, label=kind, clip_on=False)
+                gaps = (0, (6, 1.2 * place)) if place else "-"  # so that a line drawn upon an equal one leaves it seen
+                axis.plot(steps, values, color=_colour(place), lw=1.8, ls=gaps, label=kind, clip_on=False)
             else:
                 axis.bar(place, values[0], 0.62, color=_colour(place))
                 axis.annotate(f"{values[0]:.3g}", (place, values[0]), (0, 3), textcoords="offset points", ha="center", fontsize=9)
