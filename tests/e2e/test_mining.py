@@ -160,11 +160,11 @@ def test_a_full_disk_costs_the_miner_one_generation(dataset_dir, tmp_path, coloc
     write = generations.write_generation
 
     def full_at_first(*args, **options):
-        monkeypatch.setattr(negatives, "write_generation", write)
+        monkeypatch.setattr(generations, "write_generation", write)
         shutil.copytree(run_dir / "checkpoints" / "24", run_dir / "checkpoints" / "28")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(negatives, "write_generation", full_at_first)
+    monkeypatch.setattr(generations, "write_generation", full_at_first)
     with pytest.warns(UserWarning, match="nothing was mined by step 24: No space left on device; the next one is tried"):
         generation = next(mine.mine(recipe, run_dir, poll_seconds=0.01))
     assert (generation.number, generation.manifest["checkpoint_step"]) == (4, 28)
