@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data import generations
+from de_jax.data.generations import Generation, read_mined
 from de_jax.training.run import read_settings
 from de_jax.training.run_log import METRICS_FILE, read_metrics
 
@@ -31,7 +31,7 @@ class Costs(NamedTuple):
     generations: dict[str, dict[str, float]]  # by the name of their kind, under the names of ROWS
 
 
-def of_run(run_dir: Path, generations: Mapping[str, generations.Generation], *, num_docs: int) -> Costs:
+def of_run(run_dir: Path, generations: Mapping[str, Generation], *, num_docs: int) -> Costs:
     """The costs of a run's steps and of generations of negatives, for batches of the run's size.
 
     Args:
@@ -47,7 +47,7 @@ def of_run(run_dir: Path, generations: Mapping[str, generations.Generation], *, 
     )
 
 
-def of_generation(generation: generations.Generation, *, num_docs: int, batch_size: float | None) -> dict[str, float]:
+def of_generation(generation: Generation, *, num_docs: int, batch_size: float | None) -> dict[str, float]:
     """What a generation cost; what its manifest does not say is left out.
 
     Args:
@@ -56,7 +56,7 @@ def of_generation(generation: generations.Generation, *, num_docs: int, batch_si
         batch_size: of the training that uses it.
     """
     seconds = generation.manifest.get("seconds", {})
-    pairs = [(mined.query_id, mined.doc_id) for mined in generations.read_mined(generation)]
+    pairs = [(mined.query_id, mined.doc_id) for mined in read_mined(generation)]
     num_queries = len({query_id for query_id, _ in pairs})
     costs: dict[str, float] = {"refresh_seconds": sum(seconds.values())}
     if encode := seconds.get("encode"):
