@@ -86,6 +86,7 @@ def test_peers_are_compared_in_one_run():
         assert report["per_second"][work].keys() == {"ours", "peer"}
 
 
+@pytest.mark.slow
 def test_a_benchmark_without_its_peer_says_why():
     report = run("step_time", "--batch_size", "2", "--query_length", "8", "--doc_length", "8", "--no_peer")
     assert report["peer"] is None

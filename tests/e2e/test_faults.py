@@ -59,7 +59,7 @@ def at_step(monkeypatch, step, do):
     monkeypatch.setattr(run_log, "progress_sink", sink)
 
 
-@pytest.mark.parametrize("num_bytes", [0, 9000])
+@pytest.mark.parametrize("num_bytes", [0, pytest.param(9000, marks=pytest.mark.slow)])
 def test_full_disk_while_a_checkpoint_is_written(capsys, monkeypatch, small_disk, dataset_dir, finished_run, num_bytes):
     run_dir = small_disk.folder / "run"
 

@@ -378,7 +378,11 @@ def test_an_index_is_built_once_a_folder_and_factory(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("factory", ["PQ8", "OPQ8,PQ8", "IVF4,PQ8", "PCA16,Flat", "SQfp16", "OPQ8_16,IVF4,PQ8x4fs"])
+COMPRESSED = ["IVF4,PQ8", "PCA16,Flat", "SQfp16"]
+LONG_TRAINED = ["PQ8", "OPQ8,PQ8", "OPQ8_16,IVF4,PQ8x4fs"]
+
+
+@pytest.mark.parametrize("factory", [*COMPRESSED, *(pytest.param(factory, marks=pytest.mark.slow) for factory in LONG_TRAINED)])
 def test_compressed_indexes_find_the_nearest_among_their_first(factory, tmp_path):
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((40, 32))

@@ -50,6 +50,7 @@ def test_mined_negatives_and_passages_are_planned_with_the_batch(capsys):
     assert packed < 0.8 * with_negatives
 
 
+@pytest.mark.slow
 def test_plan_for_a_tpu_says_whether_it_fits(capsys):
     pytest.importorskip("libtpu")
     plan_run.main([*RECIPE, *SMALL, "--batch_size=32", "--query_length=8", "--doc_length=16", "--topology=v6e:2x2"])
