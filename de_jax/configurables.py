@@ -45,18 +45,22 @@ RECIPES_DIR = str(importlib.resources.files("de_jax.gin_configs"))
 
 
 def register(*more: tuple[str, Any]) -> None:
-    """Makes everything above known to gin under its own name, and `more` under the names given; once."""
+    """Makes everything above known to gin under its own name, and `more` under the names given.
+
+    What is given again under a name replaces what had it, so that a notebook's cell can be mended and run again.
+    """
     own = [(configurable.__name__, configurable) for configurable in (*MODELS, *LOSSES, *OPTIMIZERS, *DATA, *MINERS, *MESH, *HOOKS)]
     for name, configurable in (*own, *more):
-        if name not in _registered:
-            gin.external_configurable(configurable, name=name, module="de_jax")
-            _registered.add(name)
+        if _registered.get(name) is not configurable:
+            with gin.unlock_config(), gin.config.interactive_mode():
+                gin.external_configurable(configurable, name=name, module="de_jax")
+            _registered[name] = configurable
     # First, not last as gin's own function would have it: gin takes "models/x.gin" for a file of a Python package `models`.
     if RECIPES_DIR not in gin.config._LOCATION_PREFIXES:
         gin.config._LOCATION_PREFIXES.insert(0, RECIPES_DIR)
 
 
-_registered: set[str] = set()
+_registered: dict[str, Any] = {}
 _typed: set[str] = set()
 """Names of the settings that did not come from a file."""
 

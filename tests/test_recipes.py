@@ -170,3 +170,19 @@ def test_unknown_recipe_names_those_there_are():
 
 def test_value_that_is_no_literal_is_a_string():
     assert read_recipe(["recipes/sde.gin"], ["train.init_from=runs/other"]).init_from == "runs/other"
+
+
+def test_a_loss_of_a_notebook_is_selected_by_name_and_can_be_written_again():
+    read_recipe(["recipes/sde.gin"])  # a recipe was read before
+
+    def losses():
+        def own(e, *, margin=0.5):
+            return e, margin
+
+        return own
+
+    for own in (losses(), losses()):
+        configurables.register(("own", own))
+        recipe = read_recipe(["recipes/sde.gin"], ["train.loss=@own", "own.margin=2.0"])
+        assert recipe.loss("embeddings") == ("embeddings", 2.0)
+        assert recipe.loss.__wrapped__ is own
