@@ -165,13 +165,13 @@ def mine(
         is_duplicate=near_duplicates_in(texts.doc_store, miner.max_resemblance),
         teacher=lambda anchor, doc: teacher.get((query_rows[anchor], doc)),
     )
+    clock.lap("choose")
     facts = {"neg_docs": mined.facts()}
     queries = [np.zeros(0, np.int32)] * len(positives)
     if miner.num_neg_queries:
-        dual = _mine_queries(embedded, texts, miner, anchors, positive_scores, teacher)
+        dual = _mine_queries(embedded, texts, miner, anchors, positive_scores, teacher, clock)
         queries = [embedded.query_rows[chosen] for chosen in dual.chosen]
         facts["neg_queries"] = dual.facts()
-    clock.lap("choose")
     statistics = mining_statistics.compared(mined.chosen, texts, previous=previous, ranking=ranking, anchors=anchors)
     statistics |= mining_statistics.judged(mined.chosen, texts, miner.judgements) if miner.judgements else {}
     if miner.bm25_negatives_dir:
@@ -254,6 +254,7 @@ def _mine_queries(
     anchors: Int[np.ndarray, " P"],
     positive_scores: Float[np.ndarray, " P"],
     teacher: dict[tuple[int, int], float],
+    clock: _Clock,
 ) -> Mining:
     """The dual task: queries near each document that has one; `chosen` are places among the embedded queries."""
     if texts.passages is not None:
@@ -264,8 +265,10 @@ def _mine_queries(
     near = near_duplicates_in(texts.query_store, miner.max_resemblance)
     index = ExactIndex(embedded.queries, [texts.query_store.ids[row] for row in query_rows])
     depth = min(miner.last_rank + max(map(len, known)), len(query_rows))
-    return choose(
-        index.search(np.ascontiguousarray(embedded.docs[docs]), depth),
+    ranking = index.search(np.ascontiguousarray(embedded.docs[docs]), depth)
+    clock.lap("search")
+    mined = choose(
+        ranking,
         doc_of_pair,
         anchors,
         positive_scores,
@@ -276,6 +279,8 @@ def _mine_queries(
         is_duplicate=near and (lambda own, other: near(query_rows[own], query_rows[other])),
         teacher=lambda doc, query: teacher.get((query_rows[query], doc_rows[doc])),
     )
+    clock.lap("choose")
+    return mined
 
 
 def _known(anchors: Int[np.ndarray, " P"], positives: Int[np.ndarray, " P"], num_anchors: int) -> list[set[int]]:
@@ -287,7 +292,7 @@ def _known(anchors: Int[np.ndarray, " P"], positives: Int[np.ndarray, " P"], num
 
 
 class _Clock:
-    """Seconds of the stages of a mining, after those `before`."""
+    """Seconds of the stages of a mining, after those `before`; a stage that comes twice counts both."""
 
     def __init__(self, before: dict[str, float] | None = None) -> None:
         self.seconds = dict(before or {})
@@ -295,4 +300,4 @@ class _Clock:
 
     def lap(self, stage: str) -> None:
         now = time.perf_counter()
-        self.seconds[stage], self._last = round(now - self._last, 3), now
+        self.seconds[stage], self._last = round(self.seconds.get(stage, 0.0) + now - self._last, 3), now
