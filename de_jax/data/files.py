@@ -157,10 +157,7 @@ def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[
         open_folder: raises InputError where the folder is not whole.
         build: makes the folder, by `atomic_dir`.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # The system frees the lock when its holder dies.
-    with open(folder.with_name(f".{folder.name}.lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with in_turn(folder):
         if folder.is_dir():
             with contextlib.suppress(InputError):
                 return open_folder(folder)
@@ -168,6 +165,16 @@ def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[
         for abandoned in folder.parent.glob(f".{folder.name}.*.tmp"):
             shutil.rmtree(abandoned)
         return build(folder)
+
+
+@contextlib.contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Holds a folder for one process at a time; others wait. The system frees the lock, a file beside it, when its holder dies."""
+    lock = folder.with_name(f".{folder.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with naming(lock), open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager

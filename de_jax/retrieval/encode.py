@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from de_jax.data import files
 from de_jax.retrieval import reuse
 from de_jax.retrieval.embedding_files import EmbeddingWriter
 from de_jax.retrieval.micro_batches import MicroBatch, Store, plan
@@ -117,27 +118,28 @@ def encode_to_dir(
         "length_multiple": length_multiple,
         "texts_per_shard": texts_per_shard,
     }
-    writer = EmbeddingWriter(Path(out_dir), source, batching)
-    if writer.is_complete():
-        return
-    if progress and writer.num_done:
-        progress(writer.num_done)
-    for start in range(writer.num_done, store.num_texts, texts_per_shard):
-        rows = np.arange(start, min(start + texts_per_shard, store.num_texts))
-        there = known[0].find(known[1][rows]) if known else np.full(len(rows), -1)
-        is_new, options = there < 0, _encode_options(batching)
-        if is_new.any():
-            encoded = encode(encode_fn, store, max_length=max_length, rows=rows[is_new], progress=progress, **options)
-        elif known:
-            encoded = known[0].embeddings[:0]
-        block = np.empty((len(rows), encoded.shape[1]), np.float32)
-        block[is_new] = encoded
-        if known:
-            block[~is_new] = known[0].embeddings[there[~is_new]]
-            if progress:
-                progress(int(np.count_nonzero(~is_new)))
-        writer.append(block)
-    writer.finish(store.ids)
+    with files.in_turn(Path(out_dir)):
+        writer = EmbeddingWriter(Path(out_dir), source, batching)
+        if writer.is_complete():
+            return
+        if progress and writer.num_done:
+            progress(writer.num_done)
+        for start in range(writer.num_done, store.num_texts, texts_per_shard):
+            rows = np.arange(start, min(start + texts_per_shard, store.num_texts))
+            there = known[0].find(known[1][rows]) if known else np.full(len(rows), -1)
+            is_new, options = there < 0, _encode_options(batching)
+            if is_new.any():
+                encoded = encode(encode_fn, store, max_length=max_length, rows=rows[is_new], progress=progress, **options)
+            elif known:
+                encoded = known[0].embeddings[:0]
+            block = np.empty((len(rows), encoded.shape[1]), np.float32)
+            block[is_new] = encoded
+            if known:
+                block[~is_new] = known[0].embeddings[there[~is_new]]
+                if progress:
+                    progress(int(np.count_nonzero(~is_new)))
+            writer.append(block)
+        writer.finish(store.ids)
 
 
 def queries(run: Run, store: Store, **options: Any) -> Float[np.ndarray, "r D"]:

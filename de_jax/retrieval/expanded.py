@@ -101,18 +101,19 @@ def typical_to_dir(
         "num_texts": docs.num_texts,
         "means_of_views": "of length 1" if normalize else "as they are",
     }
-    writer = EmbeddingWriter(Path(out_dir), source, {**options, "texts_per_shard": texts_per_shard})
-    if writer.is_complete():
-        return
-    firsts = np.searchsorted(views.doc_rows, np.arange(docs.num_texts + 1))
-    docs_per_shard = max(1, texts_per_shard // int(np.diff(firsts).max()))
-    if progress:
-        progress(int(firsts[writer.num_done]))
-    for start in range(writer.num_done, docs.num_texts, docs_per_shard):
-        rows = np.arange(firsts[start], firsts[min(start + docs_per_shard, docs.num_texts)])
-        embeddings = encode.docs(run, views, rows=rows, progress=progress, **options)
-        writer.append(typical(embeddings, views.doc_rows[rows] - start, normalize=normalize))
-    writer.finish(docs.ids)
+    with files.in_turn(Path(out_dir)):
+        writer = EmbeddingWriter(Path(out_dir), source, {**options, "texts_per_shard": texts_per_shard})
+        if writer.is_complete():
+            return
+        firsts = np.searchsorted(views.doc_rows, np.arange(docs.num_texts + 1))
+        docs_per_shard = max(1, texts_per_shard // int(np.diff(firsts).max()))
+        if progress:
+            progress(int(firsts[writer.num_done]))
+        for start in range(writer.num_done, docs.num_texts, docs_per_shard):
+            rows = np.arange(firsts[start], firsts[min(start + docs_per_shard, docs.num_texts)])
+            embeddings = encode.docs(run, views, rows=rows, progress=progress, **options)
+            writer.append(typical(embeddings, views.doc_rows[rows] - start, normalize=normalize))
+        writer.finish(docs.ids)
 
 
 def typical(embeddings: Any, doc_rows: Int[np.ndarray, " m"], *, normalize: bool) -> Float[np.ndarray, "n D"]:

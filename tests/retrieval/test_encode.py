@@ -1,4 +1,7 @@
 import json
+import threading
+import time
+from concurrent import futures
 from pathlib import Path
 
 import jax
@@ -196,6 +199,25 @@ def test_a_complete_folder_is_left_alone(tmp_path):
     tower = CountingTower()
     to_dir(tower, make_store(), tmp_path / "out", tokens_per_batch=512)
     assert tower.shapes == []
+
+
+def test_of_two_that_write_one_folder_the_second_waits_and_finds_it_complete(tmp_path):
+    store, towers, has_begun = make_store(), (CountingTower(), CountingTower()), threading.Event()
+
+    def first(*batch):
+        has_begun.set()
+        time.sleep(0.02)
+        return towers[0](*batch)
+
+    def second():
+        has_begun.wait()
+        to_dir(towers[1], store, tmp_path / "out")
+
+    with futures.ThreadPoolExecutor() as pool:
+        for done in [pool.submit(to_dir, first, store, tmp_path / "out"), pool.submit(second)]:
+            done.result(timeout=60)
+    assert towers[1].shapes == []
+    np.testing.assert_allclose(open_embeddings(tmp_path / "out")[1], expected(store, 32), rtol=1e-6)
 
 
 @pytest.mark.parametrize("fail_at", [12, None])
