@@ -49,12 +49,13 @@ def register(*more: tuple[str, Any]) -> None:
 
     What is given again under a name replaces what had it, so that a notebook's cell can be mended and run again.
     """
-    own = [(configurable.__name__, configurable) for configurable in (*MODELS, *LOSSES, *OPTIMIZERS, *DATA, *MINERS, *MESH, *HOOKS)]
-    for name, configurable in (*own, *more):
-        if _registered.get(name) is not configurable:
-            with gin.unlock_config(), gin.config.interactive_mode():
-                gin.external_configurable(configurable, name=name, module="de_jax")
-            _registered[name] = configurable
+    own = {configurable.__name__: configurable for configurable in (*MODELS, *LOSSES, *OPTIMIZERS, *DATA, *MINERS, *MESH, *HOOKS)}
+    for name, configurable in {**own, **_registered, **dict(more)}.items():
+        if _registered.get(name) is configurable:
+            continue
+        with gin.unlock_config(), gin.config.interactive_mode():
+            gin.external_configurable(configurable, name=name, module="de_jax")
+        _registered[name] = configurable
     # First, not last as gin's own function would have it: gin takes "models/x.gin" for a file of a Python package `models`.
     if RECIPES_DIR not in gin.config._LOCATION_PREFIXES:
         gin.config._LOCATION_PREFIXES.insert(0, RECIPES_DIR)

@@ -172,7 +172,7 @@ def in_turn(folder: Path) -> Iterator[None]:
     """Holds a folder for one process at a time; others wait. The system frees the lock, a file beside it, when its holder dies."""
     lock = folder.with_name(f".{folder.name}.lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with naming(lock), open(lock, "w") as file:
+    with open(lock, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
