@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
@@ -169,12 +170,33 @@ def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[
 
 @contextlib.contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
-    """Holds a folder for one process at a time; others wait. The system frees the lock, a file beside it, when its holder dies."""
-    lock = folder.with_name(f".{folder.name}.lock")
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with open(lock, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    """Holds a folder for one process at a time; others say that they wait. The system frees the lock when its holder dies.
+
+    The lock is a file beside the folder, and gone once nobody holds it.
+    """
+    path = folder.with_name(f".{folder.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with open(path, "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                warnings.warn(f"another process is writing {folder}; this one waits for it.", stacklevel=3)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_same(file, path):  # the holder for whom this one waited has removed it
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _is_same(file: TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
