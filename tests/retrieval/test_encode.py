@@ -213,9 +213,13 @@ def test_of_two_that_write_one_folder_the_second_waits_and_finds_it_complete(tmp
         has_begun.wait()
         to_dir(towers[1], store, tmp_path / "out")
 
-    with futures.ThreadPoolExecutor() as pool, pytest.warns(match=r"another process is writing .*/out; this one waits for it\."):
-        for done in [pool.submit(to_dir, first, store, tmp_path / "out"), pool.submit(second)]:
-            done.result(timeout=60)
+    def both():
+        with futures.ThreadPoolExecutor() as pool:
+            for done in [pool.submit(to_dir, first, store, tmp_path / "out"), pool.submit(second)]:
+                done.result(timeout=60)
+
+    with pytest.warns(match=r"another process is writing .*/out; this one waits for it\."):
+        both()
     assert towers[1].shapes == []
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # no lock
     np.testing.assert_allclose(open_embeddings(tmp_path / "out")[1], expected(store, 32), rtol=1e-6)
