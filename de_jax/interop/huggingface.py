@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
 from de_jax.data.files import read_json
 from de_jax.data.text import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, load_tokenizer
 from de_jax.interop.pretrained import Origin, Pretrained, assemble
@@ -69,7 +67,7 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
 def pretrained(source: str, encoder: EncoderFolder, tower: TowerConfig, ignored: Sequence[str], only_sizes: bool) -> Pretrained:
     """One tower for queries and documents, with the parameters that `encoder` has for it."""
     model = DualEncoder(query=tower, doc=tower)
-    params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
+    params = model.shapes()
     if not only_sizes:
         origins = {f"shared/{path}": origin for path, origin in encoder.origins.items()}
         params = assemble(source, encoder.stored, origins, params, ignored=[*ignored, *encoder.heads])

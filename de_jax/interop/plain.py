@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-
 from de_jax.data import files
 from de_jax.data.text import load_tokenizer
 from de_jax.interop.pretrained import Origin, Pretrained, assemble, disassemble
@@ -57,7 +55,7 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
     folder = Path(folder)
     description = files.read_json(folder / DESCRIPTION_FILE)
     model = DualEncoder.from_json(description["model"])
-    params: Params = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
+    params = model.shapes()
     if not only_sizes:
         params = assemble(str(folder), stored_arrays(folder), _origins(params), params, ignored=ignored)
     tokenizers = {tower: load_tokenizer(folder / name) for tower, name in description["tokenizers"].items()}

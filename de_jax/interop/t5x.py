@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from de_jax.data import files
@@ -75,7 +74,7 @@ def read(folder: str | Path, *, ignored: Sequence[str] = ()) -> Pretrained:
         raise InputError(f"{folder} announces arrays far beyond the {num_bytes:,} bytes that it holds; it is damaged.")
     leaves = dict(_in_our_layout(folder, leaves))
     model = _model_of(folder, {name: leaf.shape for name, leaf in leaves.items()})
-    like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
+    like = model.shapes()
     reads = {name: leaf.read for name, leaf in leaves.items()}
     params = assemble(str(folder), reads, _origins(like), like, ignored=ignored)
     return Pretrained(model, params, None, None, MAX_LENGTH, MAX_LENGTH)

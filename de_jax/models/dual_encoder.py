@@ -54,15 +54,12 @@ class DualEncoder:
 
     def init(self, rng: Array) -> Params:
         """Fresh parameters, float32. A shared part is made once."""
-        towers = {
-            "query": _init(self.query, jax.random.fold_in(rng, 0)),
-            "doc": _init(self.doc, jax.random.fold_in(rng, 1)),
-        }
-        shared = {part: towers["query"][part] for part in PARTS if part in self.shared and part in towers["query"]}
-        if self.initial_temperature is not None:
-            shared["temperature"] = {"log_scale": jnp.asarray(-math.log(self.initial_temperature), jnp.float32)}
-        params = {name: {part: tree for part, tree in parts.items() if part not in self.shared} for name, parts in towers.items()}
-        return {name: parts for name, parts in {**params, "shared": shared}.items() if parts}
+        query, doc = (_init(tower, jax.random.fold_in(rng, i)) for i, tower in enumerate((self.query, self.doc)))
+        return self._put_together(query, doc)
+
+    def shapes(self) -> Params:
+        """What `init` gives, as shapes; of equal towers one is traced, once in a process."""
+        return jax.eval_shape(self._put_together, _shapes(self.query), _shapes(self.doc))
 
     def encode_query(self, params: Params, tokens: Int[Array, "b L"], rng: Array | None = None) -> Float[Array, "b D"]:
         """Query embeddings. Dropout is on exactly when `rng` is given."""
@@ -201,9 +198,17 @@ class DualEncoder:
             return None
         return jnp.exp(jnp.minimum(params["shared"]["temperature"]["log_scale"], -math.log(MIN_TEMPERATURE)))
 
+    def _put_together(self, query: dict[str, Any], doc: dict[str, Any]) -> Params:
+        """The parameters, from those that each tower has alone."""
+        shared = {part: query[part] for part in PARTS if part in self.shared and part in query}
+        if self.initial_temperature is not None:
+            shared["temperature"] = {"log_scale": jnp.asarray(-math.log(self.initial_temperature), jnp.float32)}
+        towers = {"query": query, "doc": doc}
+        params = {name: {part: tree for part, tree in parts.items() if part not in self.shared} for name, parts in towers.items()}
+        return {name: parts for name, parts in {**params, "shared": shared}.items() if parts}
+
     def _check_shared_shapes(self) -> None:
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        query, doc = (jax.eval_shape(lambda k, tower=tower: _init(tower, k), key) for tower in (self.query, self.doc))
+        query, doc = _shapes(self.query), _shapes(self.doc)
         for part in self.shared:
             shapes = [{jax.tree_util.keystr(p): x.shape for p, x in _leaves(tower.get(part, {}))} for tower in (query, doc)]
             for path in sorted({*shapes[0], *shapes[1]}):
@@ -216,6 +221,12 @@ class DualEncoder:
 
 def _init(tower: TowerConfig, rng: Array) -> dict[str, Any]:
     return Tower(tower).init(rng, jnp.ones((1, 2), jnp.int32))["params"]
+
+
+@functools.lru_cache(maxsize=64)
+def _shapes(tower: TowerConfig) -> dict[str, Any]:
+    """Of `_init`'s parameters; not to be changed."""
+    return jax.eval_shape(functools.partial(_init, tower), jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def _encode_texts(encode: Any, params: Params, texts: Array | Packed | None, rng: Array | None) -> Array | None:

@@ -117,7 +117,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
     on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     params = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device),
-        jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))),
+        model.shapes(),
     )
     if not only_sizes:
         params = restore_params(folder, found, params)

@@ -44,6 +44,14 @@ def test_shared_parts_exist_once_and_the_others_twice(name):
     assert tuple(params.get("doc", {})) == own
 
 
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("temperature", [None, 0.1])
+def test_shapes_are_those_of_fresh_parameters(name, temperature):
+    towers = (tower(), tower(num_layers=1)) if name == "ade_spl" else (tower(), tower())
+    model = DualEncoder(*towers, SHARED[name], temperature)
+    assert model.shapes() == jax.eval_shape(model.init, jax.random.key(0))
+
+
 def test_sde_embeds_a_text_equally_on_both_sides_and_ade_does_not():
     tokens = batch().query
     for shared, equal in ((PARTS, True), ((), False)):
