@@ -5,8 +5,9 @@ python -m benchmarks.collapse --model=all-MiniLM-L6-v2/ --dataset_dir=../shared/
 
 "at once" is a plain `de-jax train` with recipes/daft_one_stage.gin, "aligned" recipes/daft_stage1.gin for half of the updates and
 daft_stage2.gin for the rest, all commands printed to stderr. One JSON line a run: its last loss beside that of chance, log(1 +
-number of negatives), the spread of both towers' embeddings, and what the collapse alarm says of it. The picture has the loss by
-update. What is finished is not done again. No split but the training pairs is looked at.
+number of negatives), the spread of both towers' embeddings, and what the collapse alarm says of it. collapse.png has the loss by
+update, towers.png queries by both towers before training and after it at the highest rate. What is finished is not done again. No
+split but the training pairs is looked at.
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ from typing import Any
 
 from benchmarks import commands
 from de_jax import command
-from de_jax.evaluation import plots
+from de_jax.data import beir
+from de_jax.evaluation import daft_plots, dev_scores, plots
+from de_jax.recipe import read_recipe
+from de_jax.train import first_params
 from de_jax.training import run_log
 from de_jax.training.collapse import CollapseAlarm, diagnoses
-from de_jax.training.run import CHECKPOINTS_DIR, complete_steps
+from de_jax.training.run import CHECKPOINTS_DIR, complete_steps, load_run
 
 LOSS, CHANCE = "loss_query_to_doc", "loss_of_chance"
 SPREAD = [f"{tower}_{what}" for tower in ("query", "doc") for what in ("variance", "mean_cosine", "effective_rank")]
 WAYS = {"at once": ["daft_one_stage"], "aligned": ["daft_stage1", "daft_stage2"]}
 LAST_LINES = 3
 """Of the log: their means are what a run came to."""
+MAX_DRAWN = 300
 
 Curves = dict[tuple[int, str, float], list[dict[str, Any]]]
 
@@ -49,6 +54,9 @@ def main(argv: list[str] | None = None) -> None:
         print(json.dumps({"query_layers": layers, "learning_rate": rate, "trained": way, **found}), flush=True)
         curves[layers, way, rate] = lines
     _draw(curves, args.out_dir / "collapse.png", Path(args.dataset_dir).name)
+    rate = max(args.learning_rates)
+    panels = {f"{layers}-layer queries": _both_towers(layers, rate, args) for layers in args.query_layers}
+    daft_plots.towers(panels, args.out_dir / "towers.png", title=f"The same queries by both towers, learning rate {rate:g}")
 
 
 def _trained(layers: int, rate: float, way: str, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -56,7 +64,7 @@ def _trained(layers: int, rate: float, way: str, args: argparse.Namespace) -> li
     model, lines, recipes = args.model, [], WAYS[way]
     num_steps = args.num_steps // len(recipes)
     for stage, recipe in enumerate(recipes):
-        run_dir = args.out_dir / f"{recipe}-{layers}-{rate:g}"
+        run_dir = _run_dir(recipe, layers, rate, args)
         if num_steps not in complete_steps(run_dir / CHECKPOINTS_DIR):
             own = {"MODEL": model, "QUERY_LAYERS": tuple(range(layers))} if stage == 0 else {"MODEL": model}
             own |= {} if recipe == "daft_stage1" else {"beir_pairs.dev_split": None}
@@ -65,6 +73,11 @@ def _trained(layers: int, rate: float, way: str, args: argparse.Namespace) -> li
         lines += [{**line, "step": line["step"] + stage * num_steps} for line in logged]
         model = run_dir
     return lines
+
+
+def _run_dir(recipe: str, layers: int, rate: float, args: argparse.Namespace) -> Path:
+    folder: Path = args.out_dir / f"{recipe}-{layers}-{rate:g}"
+    return folder
 
 
 def _train(recipe: str, run_dir: Path, own: Mapping[str, Any], rate: float, num_steps: int, args: argparse.Namespace) -> None:
@@ -82,6 +95,15 @@ def _train(recipe: str, run_dir: Path, own: Mapping[str, Any], rate: float, num_
     }
     gin = [f"--gin.{name}={value}" for name, value in settings.items()]
     commands.run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
+
+
+def _both_towers(layers: int, rate: float, args: argparse.Namespace) -> dict[str, daft_plots.BothTowers]:
+    """Some training queries by both towers, before training and after it in either way."""
+    queries = list(beir.read(args.dataset_dir, "train", skip_empty=True).queries.texts)[:MAX_DRAWN]
+    runs = {way: load_run(_run_dir(recipes[-1], layers, rate, args)) for way, recipes in WAYS.items()}
+    start = read_recipe(["recipes/daft_one_stage.gin"], [f"MODEL={args.model}", f"QUERY_LAYERS={tuple(range(layers))}"])
+    before = runs["at once"]._replace(params=first_params(start))
+    return {stage: dev_scores.by_both_towers(run, queries) for stage, run in {"before": before, **runs}.items()}
 
 
 def _draw(curves: Curves, out_png: Path, name: str) -> None:

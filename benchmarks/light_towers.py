@@ -1,0 +1,148 @@
+"""What do light query towers cost and save, with DAFT's alignment and without? Reads the runs of benchmarks.fine_tune.
+
+python -m benchmarks.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --train scifact nfcorpus --zero_shot \\
+    --methods daft_1 one_stage_1 daft_2 one_stage_2 --num_steps=100 --learning_rate=1e-4 --out_dir=runs/light
+python -m benchmarks.light_towers --data_dir=../shared/data/beir --train scifact nfcorpus --query_layers 1 2 --out_dir=runs/light
+
+One JSON line with milliseconds a query of every query tower, measured in turns; then one for each set and split, by `de-jax
+compare_runs`: all beside the model as it came, and DAFT beside the same towers trained at once. tradeoff.png has nDCG@10 on test
+against latency (Leonhardt et al., figure 6), alignment.png the divergence over the first stages (their figure 4).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import commands
+from de_jax import command
+from de_jax.data import beir, files
+from de_jax.evaluation import daft_plots, plots
+from de_jax.training import run_log
+from de_jax.training.alignment import KL
+from de_jax.types import InputError
+
+WAYS = {"daft": "aligned first (DAFT)", "one_stage": "trained at once"}
+BEFORE, MEASURE = "before", "ndcg@10"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    folders = {dataset: {split: _evaluations(dataset, split, args) for split in _splits(dataset, args)} for dataset in args.train}
+    milliseconds = _milliseconds(args)
+    print(json.dumps({"ms_per_query": milliseconds}), flush=True)
+    for dataset, by_split in folders.items():
+        for split, systems in by_split.items():
+            print(json.dumps({"dataset": dataset, "split": split, **_compared(dataset, split, systems, args)}), flush=True)
+    _draw({dataset: by_split["test"] for dataset, by_split in folders.items()}, milliseconds, args.out_dir / "tradeoff.png")
+    curves = {f"{dataset}, {_layers(number)}": _divergence(dataset, number, args) for dataset, number in _pairs(args)}
+    threshold = next(iter(curves.values()))[2]
+    daft_plots.alignment_curves(
+        {name: (steps, values) for name, (steps, values, _) in curves.items()},
+        args.out_dir / "alignment.png",
+        threshold=threshold,
+        title=f"Alignment of the query towers, seed {args.seeds[0]}",
+    )
+
+
+def _pairs(args: argparse.Namespace) -> Iterator[tuple[str, int]]:
+    yield from ((dataset, number) for dataset in args.train for number in args.query_layers)
+
+
+def _splits(dataset: str, args: argparse.Namespace) -> list[str]:
+    return ["test", *(["dev"] if (args.data_dir / dataset / "qrels" / "dev.tsv").exists() else [])]
+
+
+def _evaluations(dataset: str, split: str, args: argparse.Namespace) -> dict[str, list[Path]]:
+    """By system, the folders that `de-jax evaluate_beir` wrote, one a seed."""
+    runs = {BEFORE: [args.out_dir / "base"]}
+    for number in args.query_layers:
+        runs |= {f"{way}_{number}": [args.out_dir / f"{dataset}-{way}_{number}-{seed}" for seed in args.seeds] for way in WAYS}
+    return {system: [_evaluation(run_dir, dataset, split) for run_dir in run_dirs] for system, run_dirs in runs.items()}
+
+
+def _evaluation(run_dir: Path, dataset: str, split: str) -> Path:
+    for result in run_dir.glob(f"evaluations/{dataset}-*/result.json"):
+        if files.read_json(result)["split"] == split:
+            return result.parent
+    raise InputError(f"{run_dir} holds no evaluation on {dataset}'s {split} split; run benchmarks.fine_tune first.")
+
+
+def _compared(dataset: str, split: str, systems: dict[str, list[Path]], args: argparse.Namespace) -> dict[str, Any]:
+    """All beside the first system, and of each depth the two ways beside each other."""
+
+    def compare(names: list[str]) -> Any:
+        qrels = beir.find_qrels(args.data_dir / dataset, split)
+        named = [f"{name}={','.join(map(str, systems[name]))}" for name in names]
+        return commands.run(["tools.compare_runs", f"--qrels={qrels}", "--systems", *named])["systems"]
+
+    each = {str(number): compare([f"{way}_{number}" for way in reversed(WAYS)]) for number in args.query_layers}
+    return {"beside_the_model": compare(list(systems)), "beside_one_stage": each}
+
+
+def _milliseconds(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Median, by system and batch size; a tower's speed does not depend on what it was trained on."""
+    runs = {BEFORE: args.out_dir / "base"}
+    runs |= {f"{number}": args.out_dir / f"{args.train[0]}-daft_{number}-{args.seeds[0]}" for number in args.query_layers}
+    named = [f"{name}={folder}" for name, folder in runs.items()]
+    measure = ["tools.measure_query_latency", f"--dataset_dir={args.data_dir / args.train[0]}", f"--num_calls={args.num_calls}"]
+    found: dict[str, dict[str, float]] = {}
+    for row in commands.run([*measure, "--runs", *named])["latencies"]:
+        found.setdefault(row["name"], {}).update({f"{row['batch_size']}": row["p50"], f"{row['batch_size']}_ratio": row["ratio"]})
+    return found
+
+
+def _divergence(dataset: str, number: int, args: argparse.Namespace) -> tuple[list[float], list[float], float | None]:
+    """Updates, divergences and the threshold of a first stage."""
+    log = args.out_dir / f"{dataset}-daft_{number}-{args.seeds[0]}-stage1" / run_log.METRICS_FILE
+    lines = [line for line in run_log.read_metrics(log) if f"alignment/{KL}" in line]
+    steps, values = ([float(line[name]) for line in lines] for name in ("step", f"alignment/{KL}"))
+    return steps, values, lines[0].get("alignment/threshold")
+
+
+def _draw(folders: dict[str, dict[str, list[Path]]], milliseconds: dict[str, dict[str, float]], out_png: Path) -> None:
+    """A panel for each set: the mean of the seeds, each of them as a dot."""
+    scores = {
+        dataset: {
+            system: [float(files.read_json(folder / "result.json")["dense"][MEASURE]) for folder in of_system]
+            for system, of_system in systems.items()
+        }
+        for dataset, systems in folders.items()
+    }
+    with plots.new_figure(out_png, figsize=(4.0 * len(scores), 3.8)) as figure:
+        axes = figure.subplots(1, len(scores), squeeze=False)[0]
+        for axis, (dataset, by_system) in zip(axes, scores.items(), strict=True):
+            axis.plot(milliseconds[BEFORE]["1"], by_system[BEFORE][0], "s", color=plots.INK, label="the model as it came")
+            for (way, label), colour in zip(WAYS.items(), plots.COLOURS, strict=False):
+                own = {system: values for system, values in by_system.items() if system.startswith(way)}
+                places = [milliseconds[system.rpartition("_")[2]]["1"] for system in own]
+                axis.plot(places, [statistics.fmean(values) for values in own.values()], "o-", color=colour, label=label)
+                for place, values in zip(places, own.values(), strict=True):
+                    axis.plot([place] * len(values), values, ".", color=colour, alpha=0.5)
+            axis.set(title=dataset, xlabel="milliseconds a query, alone", ylabel="nDCG@10 on test")
+            axis.set_xlim(left=0)
+        axes[-1].legend(fontsize=8)
+
+
+def _layers(number: int) -> str:
+    return f"{number} layer{'s' * (number != 1)}"
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data_dir", type=Path, required=True, help="holds the BEIR folders")
+    parser.add_argument("--train", nargs="+", default=["scifact", "nfcorpus", "medquad"], help="sets that runs were trained on")
+    parser.add_argument("--query_layers", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--num_calls", type=int, default=300, help="for each latency (default 300)")
+    parser.add_argument("--out_dir", type=Path, default=Path("runs/fine_tune"), help="of benchmarks.fine_tune; gets the pictures")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
