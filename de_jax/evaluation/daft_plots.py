@@ -106,6 +106,6 @@ def towers(panels: Mapping[str, Mapping[str, BothTowers]], out_png: str | Path, 
                 places, share = place_by_pca(np.concatenate([by_query, by_doc]))
                 axis.scatter(*places[len(by_query) :].T, s=26, color=DOC_COLOUR, alpha=0.45, linewidths=0, label="document tower")
                 axis.scatter(*places[: len(by_query)].T, s=9, color=QUERY_COLOUR, alpha=0.8, linewidths=0, label="query tower")
-                axis.set_title(f"{pair}, {stage}: {share:.0%} of the variance", fontsize=9)
+                axis.set_title(f"{pair}, {stage}\n{share:.0%} of the variance", fontsize=9)
                 axis.set_aspect("equal", adjustable="datalim")
         axes[0][0].legend(loc="best", fontsize=8)
