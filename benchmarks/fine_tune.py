@@ -28,11 +28,15 @@ Stage = tuple[str, dict[str, Any]]
 """A recipe, and what is set beside what all have."""
 
 
+WITHOUT_PATIENCE = {"Alignment.every_steps": 10, "Alignment.patience": None}
+"""A first stage then has the updates that the method's rival has, unless its towers are aligned before."""
+
+
 def _light(layers: int) -> dict[str, list[Stage]]:
     """DAFT's two stages with a query tower of the model's first layers, and the same tower trained without the first stage."""
     tower, last = {"QUERY_LAYERS": tuple(range(layers))}, {"beir_pairs.dev_split": None}
     return {
-        f"daft_{layers}": [("daft_stage1", {**tower, "Alignment.every_steps": 10}), ("daft_stage2", last)],
+        f"daft_{layers}": [("daft_stage1", {**tower, **WITHOUT_PATIENCE}), ("daft_stage2", last)],
         f"one_stage_{layers}": [("daft_one_stage", {**tower, **last})],
     }
 

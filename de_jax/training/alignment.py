@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,8 +36,8 @@ class Alignment:
     Attributes:
         measure: "kl_divergence" of the towers' embeddings of the same queries; or a score on the dev set, the slow alternative of
             section 4.2.1, "ndcg@10" for example.
-        delta: the divergence below which the towers are aligned; None for the paper's 250, scaled to the dimensions. A score has
-            none: it is waited for until it rises no more.
+        delta: the divergence below which the towers are aligned; None for the paper's 250, scaled to the dimensions, where the
+            towers begin above it, and for none where they do not. A score has none: it is waited for until it rises no more.
         patience: measurements in a row without a better one after which the stage is over; None for no end.
         every_steps: updates between two measurements; an epoch in the paper.
     """
@@ -78,10 +79,8 @@ class StopWhenAligned:
         on_seconds: Callable[[float], None] = lambda seconds: None,
         before: Callable[[], object] = lambda: None,
     ) -> None:
-        self._alignment, self._value_of = alignment, value_of
-        self._delta = None
-        if alignment.measure == KL:
-            self._delta = threshold(dim) if alignment.delta is None else alignment.delta
+        self._alignment, self._value_of, self._dim = alignment, value_of, dim
+        self._begin: float | None = begun.get("begin") if begun else None
         self._values: list[float] = list(begun["values"]) if begun else []
         self._stop: Stop | None = Stop(begun["stop"]) if begun and begun["stop"] else None
         self._sinks, self._on_seconds, self._before = sinks, on_seconds, before
@@ -93,12 +92,15 @@ class StopWhenAligned:
         return self._stop
 
     def measure(self, step: int, params: Params) -> None:
-        """Measures now; before the first update it tells where the towers begin, and ends nothing."""
+        """Measures now. Before the first update it tells where the towers begin, which may undo the threshold, and ends nothing."""
         start = time.monotonic()
         value = self._value_of(params)
+        if not step:
+            self._begin = value
+            self._warn_of_no_threshold()
         scalars = {f"alignment/{self._alignment.measure}": value}
-        if self._delta is not None:
-            scalars["alignment/threshold"] = self._delta
+        if (delta := self._delta()) is not None:
+            scalars["alignment/threshold"] = delta
         for sink in self._sinks:
             sink(step, scalars)
         if step:
@@ -114,12 +116,28 @@ class StopWhenAligned:
 
     def progress(self) -> dict[str, Any]:
         """What a run that goes on from here needs to know; JSON."""
-        return {"values": self._values, "stop": self.reason()}
+        return {"begin": self._begin, "values": self._values, "stop": self.reason()}
+
+    def _delta(self) -> float | None:
+        """The threshold in force."""
+        if self._alignment.measure != KL or self._alignment.delta is not None:
+            return self._alignment.delta
+        usual = threshold(self._dim)
+        return None if self._begin is not None and self._begin < usual else usual
+
+    def _warn_of_no_threshold(self) -> None:
+        if self._alignment.measure == KL and self._delta() is None:
+            warnings.warn(
+                f"the towers begin at a divergence of {self._begin:.4g}, below the usual threshold of {threshold(self._dim):.4g}, "
+                "which says nothing of these queries then; the stage ends by Alignment.patience or train.num_steps. "
+                "Alignment.delta gives another threshold.",
+                stacklevel=3,
+            )
 
     def _reason(self, step: int) -> str | None:
         measure, patience = self._alignment.measure, self._alignment.patience
-        if self._delta is not None and self._values[-1] < self._delta:
-            return f"aligned: {measure} {self._values[-1]:.4g} is below {self._delta:.4g} at step {step}"
+        if (delta := self._delta()) is not None and self._values[-1] < delta:
+            return f"aligned: {measure} {self._values[-1]:.4g} is below {delta:.4g} at step {step}"
         worse = [-value if measure == KL else value for value in self._values]
         since_best = len(worse) - 1 - worse.index(max(worse))
         if patience is not None and since_best >= patience:

@@ -95,6 +95,28 @@ def test_a_stage_ends_below_the_threshold_or_when_patience_is_over():
     assert stops(Alignment(every_steps=2, patience=None, delta=-9.0), [5, 6, 7, 8, -8])[0] is None
 
 
+def begun_at(value, alignment):
+    """The progress of a run whose towers begin so far apart."""
+    hook = StopWhenAligned(alignment, lambda params: value, dim=512)
+    hook.measure(0, {})
+    return hook.progress()
+
+
+def test_where_towers_begin_below_the_usual_threshold_it_ends_nothing():
+    aligned = Alignment(every_steps=2, patience=2)
+    with pytest.warns(match="begin at a divergence of 157, below the usual threshold of 250, .* Alignment.delta gives another"):
+        begun = begun_at(157.0, aligned)
+    number, _, progress, lines = stops(aligned, [160, 150], begun=begun)
+    assert number is None
+    assert lines[0] == (2, {"alignment/kl_divergence": 160})
+    assert stops(aligned, [140, 145, 141, 1], begun=progress)[:2] == (
+        3, "kl_divergence has not become better in 2 measurements, up to step 6"
+    )  # fmt: skip
+    asked_for = Alignment(every_steps=2, delta=250.0)
+    assert stops(asked_for, [160], begun=begun_at(157.0, asked_for))[0] == 1
+    assert stops(aligned, [249], begun=begun_at(400.0, aligned))[0] == 1
+
+
 def test_a_score_has_patience_but_no_threshold():
     number, reason, *_ = stops(Alignment("ndcg@10", every_steps=2, patience=2), [0.1, 0.3, 0.2, 0.3, 0.9])
     assert (number, reason) == (4, "ndcg@10 has not become better in 2 measurements, up to step 8")
