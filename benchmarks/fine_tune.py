@@ -120,6 +120,7 @@ def _train(model: Path, run_dir: Path, dataset: str, method: str, seed: int, arg
             "train.save_every_steps": num_steps,
             "linear.warmup_steps": num_steps // 10,
             **own,
+            **dict(setting.split("=", 1) for setting in args.settings),
         }
         if method in BM25:
             settings["beir_pairs.negatives_dir"] = _bm25_negatives(dataset, args)
@@ -187,6 +188,9 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--max_query_length", type=int, default=64, help="tokens (default 64)")
     parser.add_argument("--max_doc_length", type=int, default=128, help="tokens, in training and in tests (default 128)")
+    parser.add_argument(
+        "--settings", nargs="+", default=[], metavar="NAME=VALUE", help="of all recipes, such as beir_pairs.mask_positives=True"
+    )
     parser.add_argument("--out_dir", type=Path, default=Path("runs/fine_tune"), help="gets a run folder each")
     return parser.parse_args(argv)
 
