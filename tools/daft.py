@@ -6,13 +6,16 @@ For each number of layers: the first stage aligns a query tower of so many of th
 frozen; the second one trains both (Leonhardt et al.). What comes out is a run for search, export and evaluation:
 
 <out_dir>/model                    the model as it came
-          2_layers/aligned         the first stage       2_layers/tuned   the second: the pair of towers
+          2_layers/aligned         the first stage
+          2_layers/tuned           the second: the pair of towers
           report.json              scores, latencies, what collapsed
           tradeoff.png             quality against the time a query takes
-          alignment.png            divergence over the first stage       towers.png   both towers' embeddings of the same queries
+          alignment.png            divergence over the first stage
+          towers.png               the same queries by both towers, before, between and after the stages
 
-A setting of both recipes is written --gin.NAME=VALUE, of recipes/daft_stage1.gin alone --gin1.NAME=VALUE, of the second --gin2. The
-same command continues one that was stopped.
+A setting of both recipes is written --gin.NAME=VALUE, of recipes/daft_stage1.gin alone --gin1.NAME=VALUE, of the second --gin2.
+--num_align_steps=0 trains both towers at once, by recipes/daft_one_stage.gin, in 2_layers/at_once. The same command continues one
+that was stopped.
 """
 
 from __future__ import annotations
@@ -21,11 +24,11 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from de_jax import command
 from de_jax.data import beir, files
-from de_jax.evaluation import daft_report, dev_scores, latency
+from de_jax.evaluation import daft_plots, daft_report, dev_scores, latency
 from de_jax.evaluation.task import Policy, beir_tasks, evaluate
 from de_jax.interop import checkpoints
 from de_jax.interop.pretrained import Pretrained
@@ -36,7 +39,12 @@ from de_jax.training.run import BEST_DIR, Run, complete_steps, load_run, write_r
 from de_jax.types import InputError
 
 MAX_DRAWN = 300
-STAGES = ("gin", "gin1", "gin2")
+RECIPES = {"aligned": "daft_stage1", "tuned": "daft_stage2", "at_once": "daft_one_stage"}
+STAGES = (("at_once",), ("aligned", "tuned"))
+"""Without alignment, and with it."""
+Settings = dict[str, list[str]]
+"""Gin's NAME=VALUE, by the prefix that they were given with."""
+PREFIXES = ("gin", "gin1", "gin2")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -48,17 +56,11 @@ def main(argv: list[str] | None = None) -> None:
     if not model.exists():
         _import(args, model)
     chosen = {number: _layers(load_run(model, only_sizes=True), number, args.which) for number in args.query_layers}
-    runs, panels = {daft_report.MODEL: load_run(model)}, {}
+    pairs = {}
     for number, layers in chosen.items():
         name = daft_report.name_of(number)
-        aligned, tuned = (args.out_dir / name / stage for stage in ("aligned", "tuned"))
-        first_stage = read_recipe(["recipes/daft_stage1.gin"], _bindings(args, model, settings, 1, layers))
-        _train(first_stage, aligned)
-        before = load_run(aligned)._replace(params=first_params(first_stage))
-        _train(read_recipe(["recipes/daft_stage2.gin"], _bindings(args, aligned, settings, 2)), tuned)
-        runs[name] = load_run(tuned, "best" if complete_steps(tuned / BEST_DIR) else None)
-        stages = {"before": before, "aligned": load_run(aligned), "trained": runs[name]}
-        panels[name] = {stage: dev_scores.by_both_towers(run, queries[:MAX_DRAWN]) for stage, run in stages.items()}
+        pairs[name] = _pair(args, settings, layers, args.out_dir / name, queries[:MAX_DRAWN])
+    runs = {daft_report.MODEL: load_run(model), **{name: pair.run for name, pair in pairs.items()}}
     policy = Policy(bm25=False, skip_empty=args.skip_empty)
     scores = {name: evaluate(task, policy, run)["dense"] for name, run in runs.items()}
     latencies = latency.measure(runs, queries, num_calls=args.num_calls)
@@ -72,15 +74,37 @@ def main(argv: list[str] | None = None) -> None:
                 "step": run.step,
                 "scores": scores[name],
                 "latency": [row._asdict() for row in latencies if row.name == name],
-                **(daft_report.stages(run.run_dir.parent) if name in panels else {}),
+                **(daft_report.stages(pairs[name].folders) if name in pairs else {}),
             }
             for name, run in runs.items()
         },
     }
-    daft_report.draw(args.out_dir, report, panels)
+    daft_report.draw(args.out_dir, report, {name: pair.panels for name, pair in pairs.items()})
     files.write_json(args.out_dir / "report.json", report)
     print(daft_report.table(report), file=sys.stderr)
     print(json.dumps(report))
+
+
+class _Pair(NamedTuple):
+    """What came out of training a pair of towers."""
+
+    run: Run
+    folders: list[Path]  # of its stages
+    panels: dict[str, daft_plots.BothTowers]  # some queries by both towers, before, between and after the stages
+
+
+def _pair(args: argparse.Namespace, settings: Settings, layers: tuple[int, ...], folder: Path, queries: list[str]) -> _Pair:
+    """Trains the stages, each from the one before it, the first from the model as it came."""
+    source, runs = args.out_dir / daft_report.MODEL, {}
+    for stage in STAGES[bool(args.num_align_steps)]:
+        recipe = read_recipe([f"recipes/{RECIPES[stage]}.gin"], _bindings(args, source, settings, stage, layers))
+        source = folder / stage
+        _train(recipe, source)
+        if not runs:
+            runs["before"] = load_run(source)._replace(params=first_params(recipe))
+        runs[stage] = load_run(source, "best" if complete_steps(source / BEST_DIR) else None)
+    panels = {stage.replace("_", " "): dev_scores.by_both_towers(run, queries) for stage, run in runs.items()}
+    return _Pair(runs[stage], [folder / stage for stage in runs if stage in RECIPES], panels)
 
 
 def _train(recipe: Recipe, run_dir: Path) -> None:
@@ -113,10 +137,9 @@ def _layers(run: Run, number: int, which: str) -> tuple[int, ...]:
     return tuple(range(number)) if which == "first" else tuple(place * depth // number for place in range(number))
 
 
-def _bindings(
-    args: argparse.Namespace, model: Path, settings: dict[str, list[str]], stage: int, layers: tuple[int, ...] | None = None
-) -> list[str]:
-    num_steps = (args.num_align_steps, args.num_steps)[stage - 1]
+def _bindings(args: argparse.Namespace, model: Path, settings: Settings, stage: str, layers: tuple[int, ...]) -> list[str]:
+    aligns = stage == "aligned"
+    num_steps = args.num_align_steps if aligns else args.num_steps
     own: dict[str, Any] = {
         "MODEL": model,
         "train.num_steps": num_steps,
@@ -131,15 +154,17 @@ def _bindings(
         "train.seed": args.seed,
         "beir_pairs.seed": args.seed,
     }
-    if stage == 1:
-        own |= {"QUERY_LAYERS": layers, "Alignment.every_steps": max(num_steps // 20, 1)}
+    if stage != "tuned":  # an aligned run's towers are as deep as they are
+        own["QUERY_LAYERS"] = layers
+    if aligns:
+        own["Alignment.every_steps"] = max(num_steps // 20, 1)
     else:
         has_dev = (Path(args.dataset_dir) / "qrels" / "dev.tsv").exists()
         own |= {"train.evaluate_every_steps": max(num_steps // 5, 1), "beir_pairs.dev_split": "dev" if has_dev else None}
-    return [f"{name}={value}" for name, value in own.items()] + settings["gin"] + settings[f"gin{stage}"]
+    return [f"{name}={value}" for name, value in own.items()] + settings["gin"] + settings["gin1" if aligns else "gin2"]
 
 
-def _parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, list[str]]]:
+def _parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Settings]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a folder of sentence-transformers or Hugging Face, a run, or a hub name")
     parser.add_argument("--query_layers", nargs="+", type=int, required=True, help="of the query tower; a pair each")
@@ -147,8 +172,8 @@ def _parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, l
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder; its dev split, if any, chooses checkpoints")
     parser.add_argument("--test_split", default="test", help="that scores are of (default test)")
     parser.add_argument("--out_dir", type=Path, default=Path("runs/daft"), help="gets everything (default runs/daft)")
-    parser.add_argument("--num_align_steps", type=int, default=500, help="updates of the first stage, at most (default 500)")
-    parser.add_argument("--num_steps", type=int, default=500, help="updates of the second stage (default 500)")
+    parser.add_argument("--num_align_steps", type=int, default=500, help="updates of the first stage, at most; 0 leaves it out")
+    parser.add_argument("--num_steps", type=int, default=500, help="of the second stage (default 500)")
     parser.add_argument("--learning_rate", type=float, default=5e-5, help="at its peak (default 5e-5)")
     parser.add_argument("--batch_size", type=int, default=48, help="pairs (default 48, as in the paper)")
     parser.add_argument("--max_query_length", type=int, default=64, help="tokens (default 64)")
@@ -158,12 +183,14 @@ def _parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, l
     parser.add_argument("--skip_empty", action="store_true", help="pass over empty texts instead of refusing them, in the test")
     parser.add_argument("--seed", type=int, default=0)
     args, rest = parser.parse_known_args(argv)
-    settings: dict[str, list[str]] = {stage: [] for stage in STAGES}
+    settings: Settings = {prefix: [] for prefix in PREFIXES}
     for argument in rest:
-        stage, _, setting = argument.removeprefix("--").partition(".")
-        if stage not in settings or not argument.startswith("--"):
+        prefix, _, setting = argument.removeprefix("--").partition(".")
+        if prefix not in settings or not argument.startswith("--"):
             parser.error(f"unknown argument {argument}; settings are written --gin.name=value, --gin1. or --gin2.")
-        settings[stage].append(setting)
+        settings[prefix].append(setting)
+    if settings["gin1"] and not args.num_align_steps:
+        parser.error("--gin1 is of the first stage, which --num_align_steps=0 leaves out; write --gin or --gin2.")
     return args, settings
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from de_jax.training.run_log import METRICS_FILE, read_metrics
 
 MEASURE = "ndcg@10"
 MODEL = "model"
-GROUPS = ("DAFT", "as it came")
+GROUPS = ("light query tower", "as it came")
 
 
 def name_of(num_layers: int) -> str:
@@ -22,14 +22,14 @@ def name_of(num_layers: int) -> str:
     return f"{num_layers}_layer" if num_layers == 1 else f"{num_layers}_layers"
 
 
-def stages(folder: Path) -> dict[str, Any]:
-    """How a pair's two stages went, by their logs: what had collapsed in their last lines, and the divergence by update."""
+def stages(folders: Sequence[Path]) -> dict[str, Any]:
+    """How a pair's stages went, by the logs of their runs: what had collapsed in their last lines, and the divergence by update."""
     found: dict[str, Any] = {"collapsed": []}
-    for stage in ("aligned", "tuned"):
-        spreads = [line for line in read_metrics(folder / stage / METRICS_FILE) if "query_variance" in line]
+    for folder in folders:
+        spreads = [line for line in read_metrics(folder / METRICS_FILE) if "query_variance" in line]
         last = {name: float(value) for name, value in spreads[-1].items()}
-        found["collapsed"] += [f"{stage}: {sentence}" for sentence in diagnoses(CollapseAlarm(), last).values()]
-    measured = [line for line in read_metrics(folder / "aligned" / METRICS_FILE) if f"alignment/{KL}" in line]
+        found["collapsed"] += [f"{folder.name}: {sentence}" for sentence in diagnoses(CollapseAlarm(), last).values()]
+    measured = [line for line in read_metrics(folders[0] / METRICS_FILE) if f"alignment/{KL}" in line]
     found["divergence"] = {str(line["step"]): line[f"alignment/{KL}"] for line in measured}
     found["threshold"] = measured[0].get("alignment/threshold") if measured else None
     return found
