@@ -45,6 +45,11 @@ STAGES = (("at_once",), ("aligned", "tuned"))
 Settings = dict[str, list[str]]
 """Gin's NAME=VALUE, by the prefix that they were given with."""
 PREFIXES = ("gin", "gin1", "gin2")
+OWN_PROJECTION = {
+    **dict.fromkeys((f"pretrained_tower.projection_{what}" for what in ("dim", "bias", "init")), None),
+    "train.init_new": (),
+}
+"""Of a model that was trained with a projection, which it keeps; the paper's models have none at first."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -155,7 +160,7 @@ def _bindings(args: argparse.Namespace, model: Path, settings: Settings, stage: 
         "beir_pairs.seed": args.seed,
     }
     if stage != "tuned":  # an aligned run's towers are as deep as they are
-        own["QUERY_LAYERS"] = layers
+        own |= {"QUERY_LAYERS": layers, **(OWN_PROJECTION if load_run(model, only_sizes=True).model.doc.projection_dim else {})}
     if aligns:
         own["Alignment.every_steps"] = max(num_steps // 20, 1)
     else:

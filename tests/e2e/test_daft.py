@@ -80,13 +80,14 @@ def test_one_command_gives_pairs_of_towers_pictures_and_the_same_again(folders, 
 
 @pytest.mark.slow
 def test_without_alignment_the_same_command_trains_both_towers_at_once(folders, tmp_path, capsys):
-    command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
+    command = [f"--model={folders / 't5'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
     command += ["--query_layers", "1", "--num_align_steps=0", "--num_steps=3"]
     daft.main(command)
     light = json.loads(capsys.readouterr().out)["systems"]["1_layer"]
     assert (light["run_dir"], light["divergence"]) == (str(tmp_path / "1_layer" / "at_once"), {})
     run = load_run(light["run_dir"])
     assert (run.model.query.encoder.num_layers, run.model.doc.encoder.num_layers) == (1, 2)
+    assert run.model.doc.projection_dim == 24  # its own is kept
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["towers.png", "tradeoff.png"]
     with pytest.raises(SystemExit):
         daft.main([*command, "--gin1.Alignment.patience=2"])
