@@ -1,11 +1,12 @@
 """What do light query towers cost and save, with DAFT's alignment and without? Reads the runs of benchmarks.fine_tune.
 
 python -m benchmarks.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --train scifact nfcorpus --zero_shot \\
-    --methods daft_1 one_stage_1 daft_2 one_stage_2 --num_steps=100 --learning_rate=1e-4 --out_dir=runs/light
+    --methods in_batch_softmax daft_1 one_stage_1 daft_2 one_stage_2 --num_steps=100 --learning_rate=1e-4 --out_dir=runs/light
 python -m benchmarks.light_towers --data_dir=../shared/data/beir --train scifact nfcorpus --query_layers 1 2 --out_dir=runs/light
 
 One JSON line with milliseconds a query of every query tower, measured in turns; then one for each set and split, by `de-jax
-compare_runs`: all beside the model as it came, and DAFT beside the same towers trained at once. tradeoff.png has nDCG@10 on test
+compare_runs`: all beside the model as it came, DAFT beside the same towers trained at once, and those beside the whole model trained
+alike. tradeoff.png has nDCG@10 on test
 against latency (Leonhardt et al., figure 6), alignment.png the divergence over the first stages (their figure 4).
 """
 
@@ -27,7 +28,7 @@ from de_jax.training.alignment import KL
 from de_jax.types import InputError
 
 WAYS = {"daft": "aligned first (DAFT)", "one_stage": "trained at once"}
-BEFORE, MEASURE = "before", "ndcg@10"
+BEFORE, WHOLE, MEASURE = "before", "in_batch_softmax", "ndcg@10"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -60,9 +61,9 @@ def _splits(dataset: str, args: argparse.Namespace) -> list[str]:
 
 def _evaluations(dataset: str, split: str, args: argparse.Namespace) -> dict[str, list[Path]]:
     """By system, the folders that `de-jax evaluate_beir` wrote, one a seed."""
-    runs = {BEFORE: [args.out_dir / "base"]}
-    for number in args.query_layers:
-        runs |= {f"{way}_{number}": [args.out_dir / f"{dataset}-{way}_{number}-{seed}" for seed in args.seeds] for way in WAYS}
+    methods = [WHOLE, *(f"{way}_{number}" for number in args.query_layers for way in WAYS)]
+    runs = {method: [args.out_dir / f"{dataset}-{method}-{seed}" for seed in args.seeds] for method in methods}
+    runs = {BEFORE: [args.out_dir / "base"], **runs}
     return {system: [_evaluation(run_dir, dataset, split) for run_dir in run_dirs] for system, run_dirs in runs.items()}
 
 
@@ -82,7 +83,8 @@ def _compared(dataset: str, split: str, systems: dict[str, list[Path]], args: ar
         return commands.run(["tools.compare_runs", f"--qrels={qrels}", "--systems", *named])["systems"]
 
     each = {str(number): compare([f"{way}_{number}" for way in reversed(WAYS)]) for number in args.query_layers}
-    return {"beside_the_model": compare(list(systems)), "beside_one_stage": each}
+    whole = compare([WHOLE, *(system for system in systems if system not in (BEFORE, WHOLE))])
+    return {"beside_the_model": compare(list(systems)), "beside_the_whole_model_trained_alike": whole, "beside_one_stage": each}
 
 
 def _milliseconds(args: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -117,7 +119,9 @@ def _draw(folders: dict[str, dict[str, list[Path]]], milliseconds: dict[str, dic
     with plots.new_figure(out_png, figsize=(4.0 * len(scores), 3.8)) as figure:
         axes = figure.subplots(1, len(scores), squeeze=False)[0]
         for axis, (dataset, by_system) in zip(axes, scores.items(), strict=True):
-            axis.plot(milliseconds[BEFORE]["1"], by_system[BEFORE][0], "s", color=plots.INK, label="the model as it came")
+            slow = milliseconds[BEFORE]["1"]
+            axis.plot(slow, by_system[BEFORE][0], "s", color=plots.INK, label="the model as it came")
+            axis.plot(slow, statistics.fmean(by_system[WHOLE]), "D", color=plots.INK, label="the model, trained alike")
             for (way, label), colour in zip(WAYS.items(), plots.COLOURS, strict=False):
                 own = {system: values for system, values in by_system.items() if system.startswith(way)}
                 places = [milliseconds[system.rpartition("_")[2]]["1"] for system in own]
