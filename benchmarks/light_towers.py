@@ -5,9 +5,9 @@ python -m benchmarks.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/da
 python -m benchmarks.light_towers --data_dir=../shared/data/beir --train scifact nfcorpus --query_layers 1 2 --out_dir=runs/light
 
 One JSON line with milliseconds a query of every query tower, measured in turns; then one for each set and split, by `de-jax
-compare_runs`: all beside the model as it came, DAFT beside the same towers trained at once, and those beside the whole model trained
-alike. tradeoff.png has nDCG@10 on test
-against latency (Leonhardt et al., figure 6), alignment.png the divergence over the first stages (their figure 4).
+compare_runs`: all beside the model as it came, all beside the whole model trained alike, and DAFT beside the same towers trained at
+once. tradeoff.png has nDCG@10 on test against latency (Leonhardt et al., figure 6), alignment.png the divergence over the first
+stages (their figure 4).
 """
 
 from __future__ import annotations
