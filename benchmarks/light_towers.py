@@ -116,7 +116,7 @@ def _draw(folders: dict[str, dict[str, list[Path]]], milliseconds: dict[str, dic
         }
         for dataset, systems in folders.items()
     }
-    with plots.new_figure(out_png, figsize=(4.0 * len(scores), 3.8)) as figure:
+    with plots.new_figure(out_png, figsize=(4.0 * len(scores), 4.2)) as figure:
         axes = figure.subplots(1, len(scores), squeeze=False)[0]
         for axis, (dataset, by_system) in zip(axes, scores.items(), strict=True):
             slow = milliseconds[BEFORE]["1"]
@@ -130,7 +130,7 @@ def _draw(folders: dict[str, dict[str, list[Path]]], milliseconds: dict[str, dic
                     axis.plot([place] * len(values), values, ".", color=colour, alpha=0.5)
             axis.set(title=dataset, xlabel="milliseconds a query, alone", ylabel="nDCG@10 on test")
             axis.set_xlim(left=0)
-        axes[-1].legend(fontsize=8)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
 
 
 def _layers(number: int) -> str:
