@@ -13,16 +13,16 @@ stages (their figure 4).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks import commands
 from de_jax import command
 from de_jax.data import beir, files
-from de_jax.evaluation import daft_plots, plots
+from de_jax.evaluation import daft_plots, daft_report, plots
 from de_jax.training import run_log
 from de_jax.training.alignment import KL
 from de_jax.types import InputError
@@ -41,18 +41,16 @@ def main(argv: list[str] | None = None) -> None:
         for split, systems in by_split.items():
             print(json.dumps({"dataset": dataset, "split": split, **_compared(dataset, split, systems, args)}), flush=True)
     _draw({dataset: by_split["test"] for dataset, by_split in folders.items()}, milliseconds, args.out_dir / "tradeoff.png")
-    curves = {f"{dataset}, {_layers(number)}": _divergence(dataset, number, args) for dataset, number in _pairs(args)}
-    threshold = next(iter(curves.values()))[2]
+    curves = {
+        f"{dataset}, {daft_report.name_of(number).replace('_', ' ')}": _divergence(dataset, number, args)
+        for dataset, number in itertools.product(args.train, args.query_layers)
+    }
     daft_plots.alignment_curves(
         {name: (steps, values) for name, (steps, values, _) in curves.items()},
         args.out_dir / "alignment.png",
-        threshold=threshold,
+        threshold=next((threshold for *_, threshold in curves.values() if threshold is not None), None),
         title=f"Alignment of the query towers, seed {args.seeds[0]}",
     )
-
-
-def _pairs(args: argparse.Namespace) -> Iterator[tuple[str, int]]:
-    yield from ((dataset, number) for dataset in args.train for number in args.query_layers)
 
 
 def _splits(dataset: str, args: argparse.Namespace) -> list[str]:
@@ -75,7 +73,7 @@ def _evaluation(run_dir: Path, dataset: str, split: str) -> Path:
 
 
 def _compared(dataset: str, split: str, systems: dict[str, list[Path]], args: argparse.Namespace) -> dict[str, Any]:
-    """All beside the first system, and of each depth the two ways beside each other."""
+    """All beside the model as it came, all beside the whole model trained alike, and of each depth DAFT beside one stage."""
 
     def compare(names: list[str]) -> Any:
         qrels = beir.find_qrels(args.data_dir / dataset, split)
@@ -88,7 +86,7 @@ def _compared(dataset: str, split: str, systems: dict[str, list[Path]], args: ar
 
 
 def _milliseconds(args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Median, by system and batch size; a tower's speed does not depend on what it was trained on."""
+    """Medians and ratios to the model's, by depth and batch size; a tower's speed does not depend on what it was trained on."""
     runs = {BEFORE: args.out_dir / "base"}
     runs |= {f"{number}": args.out_dir / f"{args.train[0]}-daft_{number}-{args.seeds[0]}" for number in args.query_layers}
     named = [f"{name}={folder}" for name, folder in runs.items()]
@@ -100,7 +98,7 @@ def _milliseconds(args: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def _divergence(dataset: str, number: int, args: argparse.Namespace) -> tuple[list[float], list[float], float | None]:
-    """Updates, divergences and the threshold of a first stage."""
+    """Updates, divergences and the threshold of a first stage; where its towers began below the usual one, there is none."""
     log = args.out_dir / f"{dataset}-daft_{number}-{args.seeds[0]}-stage1" / run_log.METRICS_FILE
     lines = [line for line in run_log.read_metrics(log) if f"alignment/{KL}" in line]
     steps, values = ([float(line[name]) for line in lines] for name in ("step", f"alignment/{KL}"))
@@ -131,10 +129,6 @@ def _draw(folders: dict[str, dict[str, list[Path]]], milliseconds: dict[str, dic
             axis.set(title=dataset, xlabel="milliseconds a query, alone", ylabel="nDCG@10 on test")
             axis.set_xlim(left=0)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
-
-
-def _layers(number: int) -> str:
-    return f"{number} layer{'s' * (number != 1)}"
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
