@@ -73,7 +73,7 @@ def mine(recipe: Recipe, run_dir: Path, *, once: bool = False, poll_seconds: flo
                 assert generation is not None  # this is the only process
                 yield generation
             except InputError:
-                if step in complete_steps(run_dir / CHECKPOINTS_DIR):
+                if once or step == max(complete_steps(run_dir / CHECKPOINTS_DIR), default=step):  # the newest is not removed
                     raise
                 warnings.warn(f"the checkpoint of step {step} was removed while it was read; a newer one is taken.", stacklevel=2)
             except OSError as error:

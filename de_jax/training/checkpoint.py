@@ -49,6 +49,8 @@ class Checkpoints:
             max_to_keep=keep,
             create=keep is not None,
             read_only=keep is None,
+            # Else a reader asks when each was written, and fails over one that the writer removes at that moment.
+            lightweight_initialize=keep is None,
             enable_async_checkpointing=True,
             # Else threads of two folders, such as a run's last and its best, wait at one barrier for those of the other process.
             multiprocessing_options=MultiprocessingOptions(barrier_sync_key_prefix=self.folder.name),

@@ -134,7 +134,8 @@ def test_a_run_repeats_another_ones_switches_bit_equal(dataset_dir, tmp_path, co
     assert_equal_params(run_dir, colocated)
 
 
-def test_a_checkpoint_that_disappears_under_the_miner_is_passed_over(dataset_dir, tmp_path, colocated, monkeypatch):
+@pytest.mark.parametrize("removed", [".", "params"], ids=["wholly", "by half"])
+def test_a_checkpoint_that_disappears_under_the_miner_is_passed_over(dataset_dir, tmp_path, colocated, monkeypatch, removed):
     run_dir = tmp_path / "run"
     shutil.copytree(colocated, run_dir)
     shutil.rmtree(run_dir / "best")  # it may hold the same step
@@ -143,7 +144,7 @@ def test_a_checkpoint_that_disappears_under_the_miner_is_passed_over(dataset_dir
 
     def removed_meanwhile(folder, step):
         if step == 24:
-            shutil.rmtree(run_dir / "checkpoints" / "24")
+            shutil.rmtree(run_dir / "checkpoints" / "24" / removed)
             shutil.copytree(run_dir / "checkpoints" / "20", run_dir / "checkpoints" / "28")
         return load(folder, step)
 

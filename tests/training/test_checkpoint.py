@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -108,6 +109,27 @@ def test_a_reader_changes_nothing_and_the_writer_removes_what_was_left_unfinishe
     assert sorted(path.name for path in folder.iterdir()) == names
     Checkpoints(folder, keep=2).close()
     assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
+
+
+def test_a_reader_does_not_mind_what_the_writer_removes_meanwhile(intact, tmp_path):
+    folder = shutil.copytree(intact, tmp_path / "checkpoints")
+    is_over = threading.Event()
+
+    def come_and_go():
+        while not is_over.is_set():
+            (folder / "3").mkdir()
+            (folder / "3").rmdir()
+
+    writer = threading.Thread(target=come_and_go)
+    writer.start()
+    try:
+        for _ in range(100):
+            with contextlib.closing(Checkpoints(folder)) as checkpoints:
+                assert set(checkpoints.steps()) >= {1, 2}
+    finally:
+        is_over.set()
+        writer.join()
+    assert refusal(folder, 2) is None
 
 
 def test_old_checkpoints_that_a_kill_left_are_removed_on_demand_only(intact, tmp_path):
