@@ -151,15 +151,19 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
 def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[Path], T]) -> T:
     """Opens a folder of the cache, which is built first if it is absent or damaged.
 
-    Of several processes that ask at once, one builds and the others wait.
+    Of several processes that ask at once, one builds and the others wait. What is whole is opened without a lock, so that a cache
+    may lie where nothing can be written.
 
     Args:
         folder: its name says all that decides its content, so what stands there damaged can be replaced.
         open_folder: raises InputError where the folder is not whole.
         build: makes the folder, by `atomic_dir`.
     """
+    if folder.is_dir():
+        with contextlib.suppress(InputError):
+            return open_folder(folder)
     with in_turn(folder):
-        if folder.is_dir():
+        if folder.is_dir():  # another process has built it meanwhile
             with contextlib.suppress(InputError):
                 return open_folder(folder)
         # Whoever left these was killed: only the holder of the lock builds this folder, and that is us.
