@@ -57,6 +57,7 @@ def _train(base: Path, run_dir: Path, strategy: str, seed: int, args: argparse.N
         "train.log_every_steps": 10,
         "train.save_every_steps": args.num_steps,
         "linear.warmup_steps": args.num_steps // 10,
+        **dict(setting.split("=", 1) for setting in args.settings),
     }
     if strategy != VANILLA:
         settings |= {
@@ -89,6 +90,9 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max_query_length", type=int, default=32, help="tokens")
     parser.add_argument("--max_doc_length", type=int, default=64, help="tokens, the generated query's among them")
     parser.add_argument("--max_generated_length", type=int, default=20, help="tokens of a generated query")
+    parser.add_argument(
+        "--settings", nargs="+", default=[], metavar="NAME=VALUE", help="of all recipes, such as beir_pairs.mask_positives=True"
+    )
     parser.add_argument("--out_dir", type=Path, default=Path("runs/curriculum"), help="gets a run folder each, and the pictures")
     return parser.parse_args(argv)
 
