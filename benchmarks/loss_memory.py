@@ -14,16 +14,15 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from tqdm import tqdm
 
 from benchmarks import measure
+from de_jax.data.progress import progress_bar
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
 from de_jax.losses.pair import pair
 from de_jax.training.chunked import ChunkedModel
@@ -47,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     mesh = jax.make_mesh((args.num_devices,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[: args.num_devices])
     by_rows = NamedSharding(mesh, PartitionSpec("data"))
     measured = []
-    for batch_size in tqdm(args.batch_sizes, file=sys.stderr):
+    for batch_size in progress_bar(args.batch_sizes):
         for block_size in (None, *args.block_sizes):
             loss = functools.partial(LOSSES[args.loss], block_size=block_size)
             about = {"batch_size": batch_size, "block_size": block_size}

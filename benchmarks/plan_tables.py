@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
+from de_jax.data.progress import progress_bar
 
 XXL = "models/t5_1_1_xxl.gin"
 BLOCK = 2048
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> None:
     found = {}
     if path.exists():
         found = {record["case"]: record for record in map(json.loads, path.read_text().splitlines())}
-    for case in tqdm([*LOSSES, *BASE_STEPS, *XXL_STEPS], file=sys.stderr):
+    for case in progress_bar([*LOSSES, *BASE_STEPS, *XXL_STEPS]):
         if str(case) not in found:
             plan = loss_plan(case) if isinstance(case, Loss) else step_plan(case)
             found[str(case)] = {"case": str(case), **plan}

@@ -30,16 +30,13 @@ class Rule(NamedTuple):
         return self._replace(lazy=self.lazy + lazy)
 
 
-DATA = Rule(("types",), ("numpy", "jaxtyping"), ("tqdm",))
-TRAINING = Rule(("types", "losses", "models", "data"), ("jax", "numpy", "jaxtyping", "optax", "orbax"), ("tqdm", "tensorboardX"))
-ABOVE_TRAINING = Rule(
-    ("types", "losses", "models", "data", "training"), ("jax", "numpy", "jaxtyping"), ("tqdm", "scipy", "safetensors")
-)
-SCORING = ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "retrieval"), packages=(*ABOVE_TRAINING.packages, "tqdm"))
+DATA = Rule(("types",), ("numpy", "jaxtyping"))
+TRAINING = Rule(("types", "losses", "models", "data"), ("jax", "numpy", "jaxtyping", "optax", "orbax"), ("tensorboardX",))
+ABOVE_TRAINING = Rule(("types", "losses", "models", "data", "training"), ("jax", "numpy", "jaxtyping"), ("scipy", "safetensors"))
+SCORING = ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "retrieval"))
 PROCESS = Rule(
     ("types", "command", "configurables", "losses", "models", "data", "training", "retrieval", "evaluation", "interop"),
     ("gin", "jax", "numpy", "jaxtyping"),
-    ("tqdm",),
 )
 RULES = {
     "de_jax": Rule(),
@@ -49,6 +46,7 @@ RULES = {
     "de_jax.losses": Rule(("types",), ("jax", "jaxtyping")),
     "de_jax.models": Rule(("types",), ("jax", "numpy", "jaxtyping", "flax")),
     "de_jax.data": DATA,
+    "de_jax.data.progress": DATA.allowing("tqdm"),
     "de_jax.data.relevance": DATA.allowing("nltk", "rapidfuzz"),
     "de_jax.data.text": DATA.allowing("sentencepiece", "tokenizers"),
     "de_jax.data.seqio_batches": DATA.allowing("tensorflow", "seqio"),
@@ -189,7 +187,7 @@ def test_tools_import_the_package_and_not_each_other():
         ("de_jax.data.batches", "def f():\n    import jax", "line 2: must not import jax"),
         ("de_jax.data.text", "import sentencepiece", "must not import sentencepiece at module level"),
         ("de_jax.data.corpus", "def f():\n    import sentencepiece", "must not import sentencepiece"),
-        ("de_jax.data.beir", "class A:\n    import tqdm", "must not import tqdm at module level"),
+        ("de_jax.data.progress", "class A:\n    import tqdm", "must not import tqdm at module level"),
         ("de_jax.models.t5", "import optax", "must not import optax"),
         ("de_jax.training.fit", "import flax.linen as nn", "must not import flax.linen"),
         ("de_jax.training.fit", "import gin", "must not import gin"),

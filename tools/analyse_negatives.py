@@ -16,13 +16,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from de_jax import command
 from de_jax.data import beir
 from de_jax.data.batches import qrel_pairs
 from de_jax.data.files import atomic_dir
 from de_jax.data.negatives import TrainingTexts
+from de_jax.data.progress import progress_bar
 from de_jax.data.training_set import open_stores, text_hashes
 from de_jax.evaluation import efficiency, negative_analysis, negative_report
 from de_jax.evaluation.arguments import named
@@ -48,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     sample = negative_analysis.sample(texts, generations, seed=args.seed, **counts)
     steps = sorted({first.step, *(other.step for other in others)})
     options: dict[str, Any] = {"temperature": temperature, "groups": groups, "depth": args.depth}
-    with tqdm(total=len(steps) * (1 + len(sample.kinds)), desc="analyse", delay=0.5) as bar:
+    with progress_bar(total=len(steps) * (1 + len(sample.kinds)), desc="analyse", delay=0.5) as bar:
         runs = (load_run(args.run_dir, step) for step in steps)
         checkpoints = list(negative_analysis.analyse(runs, sample, progress=bar.update, **options))
     about = {"run": str(args.run_dir), "dataset": name, "split": args.split, "seed": args.seed, "temperature": temperature}

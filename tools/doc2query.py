@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from tqdm import tqdm
 
 from de_jax import command
 from de_jax.data import beir, files
 from de_jax.data.corpus import cached_token_store
 from de_jax.data.doc_query_pairs import doc_query_pairs
 from de_jax.data.expansion_files import write_released
+from de_jax.data.progress import progress_bar
 from de_jax.data.text import load_tokenizer
 from de_jax.interop import generators
 from de_jax.models.decoding import Decoding
@@ -91,7 +91,7 @@ def generate(args: argparse.Namespace) -> dict[str, Any]:
     cache = args.cache_dir or files.cache_dir() / "token_stores"
     store = cached_token_store(corpus, run.tokenizer, cache, skip_empty=args.skip_empty)
     start, done = time.monotonic(), []
-    with tqdm(total=store.num_texts, unit="doc", desc="generate") as bar:
+    with progress_bar(total=store.num_texts, unit="doc", desc="generate") as bar:
 
         def progress(num_docs: int) -> None:
             done.append(num_docs)

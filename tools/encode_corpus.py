@@ -17,11 +17,10 @@ import argparse
 import json
 from pathlib import Path
 
-from tqdm import tqdm
-
 from de_jax import command
 from de_jax.data import beir, files
 from de_jax.data.corpus import cached_token_store
+from de_jax.data.progress import progress_bar
 from de_jax.evaluation import arguments
 from de_jax.retrieval import encode, expanded
 from de_jax.retrieval.embedding_files import open_embeddings
@@ -43,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
     options = {name: getattr(args, name) for name in ("tokens_per_batch", "length_multiple", "texts_per_shard")}
     expansion = arguments.expansion(args)
     texts = expanded.texts(run, docs, expansion) if expansion else passages_of(run, docs) or docs
-    with tqdm(total=texts.num_texts, desc="encode", unit=" texts", delay=0.5) as bar:
+    with progress_bar(total=texts.num_texts, desc="encode", unit=" texts", delay=0.5) as bar:
         options["progress"] = bar.update
         if expansion and expansion.is_typical:
             expanded.typical_to_dir(run, docs, texts, args.out_dir, normalize=expansion.normalizes(run), **options)

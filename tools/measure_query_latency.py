@@ -14,10 +14,9 @@ import json
 import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
 from de_jax import command
 from de_jax.data import beir, files
+from de_jax.data.progress import progress_bar
 from de_jax.evaluation import latency, tables
 from de_jax.evaluation.arguments import named
 from de_jax.training.run import load_run
@@ -28,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
     args = _parse_args(argv)
     queries = _queries(args)
     runs = {name: load_run(folder, args.step) for name, folder in named("--runs", args.runs).items()}
-    with tqdm(total=len(runs) * len(args.batch_sizes) * args.num_calls, desc="measure", unit=" calls", delay=0.5) as bar:
+    with progress_bar(total=len(runs) * len(args.batch_sizes) * args.num_calls, desc="measure", unit=" calls", delay=0.5) as bar:
         found = latency.measure(runs, queries, batch_sizes=args.batch_sizes, num_calls=args.num_calls, progress=bar.update)
     print(tables.text_table(list(latency.Latency._fields), [[str(value) for value in row] for row in found]), file=sys.stderr)
     report = {"device": latency.device(), "num_calls": args.num_calls, "latencies": [row._asdict() for row in found]}

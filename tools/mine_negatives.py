@@ -17,13 +17,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from de_jax import command
 from de_jax.data import beir, generations
 from de_jax.data.batches import qrel_pairs
 from de_jax.data.generations import Mined
 from de_jax.data.negatives import TrainingTexts
+from de_jax.data.progress import progress_bar
 from de_jax.data.training_set import open_stores, text_hashes
 from de_jax.retrieval import faiss_index, maxp
 from de_jax.retrieval.miner import Miner, embed, mine, mine_bm25
@@ -53,7 +52,7 @@ def _mined_by_run(args: argparse.Namespace, miner: Miner) -> tuple[list[Mined], 
     stores = open_stores(args.dataset_dir, run.query_tokenizer, run.doc_tokenizer)
     name, passages = Path(args.dataset_dir).resolve().name, maxp.passages_of(run, stores[1])
     texts = TrainingTexts(name, *stores, qrel_pairs(qrels, *stores), {}, passages)
-    with tqdm(total=(passages or stores[1]).num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
+    with progress_bar(total=(passages or stores[1]).num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
         embedded = embed(run, texts, keep_as=texts.name, progress=bar.update)
     lines, facts = mine(embedded, texts, miner)
     return lines, {**facts, "checkpoint_step": run.step}

@@ -16,11 +16,10 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tqdm import tqdm
-
 from de_jax import command
 from de_jax.data import beir, files
 from de_jax.data.corpus import cached_token_store
+from de_jax.data.progress import progress_bar
 from de_jax.retrieval import encode, faiss_index
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.maxp import of_docs, passages_of
@@ -54,7 +53,7 @@ def _open(
     else:
         docs = cached_token_store(corpus, run.doc_tokenizer, files.cache_dir() / "token_stores")
         store = passages_of(run, docs) or docs
-        with tqdm(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
+        with progress_bar(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
             folder = encode.cached_docs(run, store, Path(args.dataset_dir).resolve().name, progress=bar.update)
     row_ids, embeddings, manifest = open_embeddings(folder)
     if args.embeddings_dir and manifest["model"] != encode.model_hash(run, "doc"):

@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from de_jax.data import beir, files
+from de_jax.data.progress import progress_bar
 from de_jax.data.store_writer import ARRAYS, FORMAT, writing
 from de_jax.data.text import PAD_ID, Tokenizer
 from de_jax.types import PADDING_ID, InputError
@@ -157,15 +158,13 @@ def build_token_store(
     Raises:
         InputError: no texts, duplicate ids, or a text of which the tokenizer leaves nothing.
     """
-    from tqdm import tqdm
-
     store_dir = Path(store_dir)
     if store_dir.exists() and not any((store_dir / name).exists() for name in ("manifest.json", *ARRAYS)):
         raise InputError(f"{store_dir} exists and is no token store, so it will not be replaced; choose another folder.")
     with (
         files.atomic_dir(store_dir) as temporary,
         writing(temporary, tokenizer) as writer,
-        tqdm(desc=f"tokenize {store_dir.name}", unit=" texts", disable=not progress) as bar,
+        progress_bar(desc=f"tokenize {store_dir.name}", unit=" texts", disable=not progress) as bar,
     ):
         for chunk in _chunks(texts):
             writer.append([text_id for text_id, _ in chunk], tokenizer.encode([text for _, text in chunk]))

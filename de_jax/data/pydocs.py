@@ -28,6 +28,7 @@ from typing import Any
 
 from de_jax.data import beir, docstrings, files, near_duplicates
 from de_jax.data.docstrings import Docstring
+from de_jax.data.progress import progress_bar
 from de_jax.types import InputError
 
 FORMAT = "de_jax pydocs 1"
@@ -178,8 +179,6 @@ def _sources() -> list[tuple[str, Path]]:
 
 
 def _parse(sources: list[tuple[str, Path]], num_processes: int | None, progress: bool) -> Iterator[Docstring]:
-    from tqdm import tqdm
-
     num_processes = num_processes or min(os.cpu_count() or 1, 8)
     modules, paths = zip(*sources, strict=True)
     with contextlib.ExitStack() as stack:
@@ -192,5 +191,5 @@ def _parse(sources: list[tuple[str, Path]], num_processes: int | None, progress:
             pool = concurrent.futures.ProcessPoolExecutor(num_processes, mp_context=context, initializer=gc.disable)
             stack.enter_context(pool)
             results = pool.map(docstrings.read_file, paths, modules, chunksize=32)
-        for docs in tqdm(results, total=len(sources), desc="read docstrings", unit=" files", disable=not progress):
+        for docs in progress_bar(results, total=len(sources), desc="read docstrings", unit=" files", disable=not progress):
             yield from docs

@@ -27,6 +27,7 @@ import numpy as np
 from de_jax.data import files, pair_store, pair_writer
 from de_jax.data.pair_store import PairStore
 from de_jax.data.pair_writer import SIDES, Columns, PairSource, TextSource
+from de_jax.data.progress import progress_bar
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.data.training_set import TrainingSet
 from de_jax.types import InputError
@@ -297,12 +298,11 @@ def _chunks(task: Any, split: str, use_cached: bool, features: Sequence[str]) ->
 
     def chunks() -> Iterator[Columns]:
         import tensorflow as tf
-        from tqdm import tqdm
 
         try:
             dataset = task.get_dataset(sequence_length=None, split=split, use_cached=use_cached, shuffle=False, num_epochs=1)
             dataset = dataset.map(lambda example: {name: example[name] for name in features}).ragged_batch(_CHUNK_EXAMPLES)
-            for batch in tqdm(dataset, desc=f"read {task.name}", unit=f" x {_CHUNK_EXAMPLES} examples", delay=1):
+            for batch in progress_bar(dataset, desc=f"read {task.name}", unit=f" x {_CHUNK_EXAMPLES} examples", delay=1):
                 yield {name: _column(column, task, name) for name, column in batch.items()}
         except tf.errors.OpError as error:
             # What a generator raises comes through TensorFlow as text.

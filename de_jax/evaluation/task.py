@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from de_jax.data import beir, expansion_files, files
 from de_jax.data.beir import Qrels
 from de_jax.data.corpus import TokenStore, cached_token_store
+from de_jax.data.progress import progress_bar
 from de_jax.evaluation import answers as answers_
 from de_jax.evaluation import fusion, metrics
 from de_jax.evaluation.metrics import Results
@@ -147,7 +147,7 @@ def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
     expanded = expanded_.texts(run, doc_store, policy.expansion) if policy.expansion else None
     passages = expanded or passages_of(run, doc_store, policy.passage_length, policy.passage_stride)
     store = passages or doc_store
-    with tqdm(total=store.num_texts, desc=f"encode {task.name}", unit=" docs", delay=0.5) as bar:
+    with progress_bar(total=store.num_texts, desc=f"encode {task.name}", unit=" docs", delay=0.5) as bar:
         name = task.corpus.parent.name  # several tasks share a corpus
         folder = encode.cached_docs(run, store, name, max_length=policy.passage_length, progress=bar.update)
     row_ids, docs, _ = open_embeddings(folder)

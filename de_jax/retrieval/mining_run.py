@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from de_jax.data import files, generations
 from de_jax.data.generations import Generation
 from de_jax.data.negatives import MinedNegatives
+from de_jax.data.progress import progress_bar
 from de_jax.retrieval.miner import Miner, Score, embed, mine
 from de_jax.training import distributed
 from de_jax.training.fit import Stop
@@ -33,11 +34,9 @@ def mine_generation(run: Run, mined: MinedNegatives, miner: Miner, *, keep: bool
     Raises:
         InputError: the texts are not those that earlier generations were mined from, and what `mine` raises.
     """
-    from tqdm import tqdm
-
     texts = mined.texts
     store = texts.passages or texts.doc_store
-    with tqdm(total=store.num_texts, desc=f"encode, step {run.step}", unit=" docs", delay=0.5, leave=False) as bar:
+    with progress_bar(total=store.num_texts, desc=f"encode, step {run.step}", unit=" docs", delay=0.5, leave=False) as bar:
         embedded = embed(run, texts, keep_as=KEPT_AS if keep else None, progress=bar.update)
     if not distributed.is_first():
         return None

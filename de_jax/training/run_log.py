@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from de_jax.data.files import append_text, atomic_file, naming
+from de_jax.data.progress import progress_bar
 from de_jax.training.faults import NonFiniteError
 from de_jax.training.fit import Stop
 from de_jax.training.optimizer import Schedule
@@ -194,9 +195,7 @@ def tensorboard_sink(run_dir: str | Path, start_step: int) -> Sink:
 
 def progress_sink(num_steps: int, start_step: int) -> Sink:
     """A bar on stderr with loss, pairs per second and the time left."""
-    from tqdm import tqdm
-
-    bar = tqdm(total=num_steps, initial=start_step, unit="step", desc="train", dynamic_ncols=True)
+    bar = progress_bar(total=num_steps, initial=start_step, unit="step", desc="train", dynamic_ncols=True)
     shown: dict[str, str] = {}
 
     def write(step: int, scalars: dict[str, float]) -> None:
@@ -204,7 +203,6 @@ def progress_sink(num_steps: int, start_step: int) -> Sink:
         shown.update({short[name]: f"{value:.4g}" for name, value in scalars.items() if name in short})
         bar.set_postfix(shown, refresh=False)
         bar.update(step - bar.n)
-        bar.refresh()
         if step == num_steps and "loss" in scalars:
             bar.close()
 
