@@ -13,7 +13,6 @@ stages (their figure 4).
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 from pathlib import Path
@@ -41,16 +40,15 @@ def main(argv: list[str] | None = None) -> None:
         for split, systems in by_split.items():
             print(json.dumps({"dataset": dataset, "split": split, **_compared(dataset, split, systems, args)}), flush=True)
     _draw({dataset: by_split["test"] for dataset, by_split in folders.items()}, milliseconds, args.out_dir / "tradeoff.png")
-    curves = {
-        f"{dataset}, {daft_report.name_of(number).replace('_', ' ')}": _divergence(dataset, number, args)
-        for dataset, number in itertools.product(args.train, args.query_layers)
+    found = {dataset: {number: _divergence(dataset, number, args) for number in args.query_layers} for dataset in args.train}
+    thresholds = [threshold for of_set in found.values() for *_, threshold in of_set.values() if threshold is not None]
+    panels = {
+        f"{dataset}, seed {args.seeds[0]}": {
+            daft_report.name_of(number).replace("_", " "): (steps, values) for number, (steps, values, _) in of_set.items()
+        }
+        for dataset, of_set in found.items()
     }
-    daft_plots.alignment_curves(
-        {name: (steps, values) for name, (steps, values, _) in curves.items()},
-        args.out_dir / "alignment.png",
-        threshold=next((threshold for *_, threshold in curves.values() if threshold is not None), None),
-        title=f"Alignment of the query towers, seed {args.seeds[0]}",
-    )
+    daft_plots.alignment_curves(panels, args.out_dir / "alignment.png", threshold=next(iter(thresholds), None))
 
 
 def _splits(dataset: str, args: argparse.Namespace) -> list[str]:

@@ -14,6 +14,8 @@ from de_jax.types import InputError
 
 BothTowers = tuple[Float[np.ndarray, "n D"], Float[np.ndarray, "n D"]]
 """The same texts by the query tower and by the document tower."""
+Curve = tuple[Sequence[float], Sequence[float]]
+"""Updates, and the divergence at each."""
 
 
 class Point(NamedTuple):
@@ -58,28 +60,25 @@ def tradeoff(points: Sequence[Point], out_png: str | Path, *, title: str, measur
             axis.legend(loc="lower right", fontsize=9)
 
 
-def alignment_curves(
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], out_png: str | Path, *, threshold: float | None, title: str
-) -> None:
+def alignment_curves(panels: Mapping[str, Mapping[str, Curve]], out_png: str | Path, *, threshold: float | None) -> None:
     """Draws the divergence of the towers over the updates of the first stage, and its threshold (Leonhardt et al., figure 4).
 
     Args:
-        curves: (updates, divergences) by the run's name.
+        panels: by the panel's title, curves by the run's name.
         out_png: appears by rename.
         threshold: below which the towers are aligned.
-        title: above the picture.
     """
-    with new_figure(out_png, figsize=(7.2, 4.2)) as figure:
-        axis = figure.subplots()
-        for index, (name, (steps, values)) in enumerate(curves.items()):
-            axis.plot(steps, values, "o-", color=COLOURS[index % len(COLOURS)], lw=1.6, ms=4, label=name)
-        if threshold is not None:
-            axis.axhline(threshold, color=INK, lw=1, linestyle="--")
-            axis.annotate(f"threshold {threshold:.4g}", (0, threshold), xytext=(2, 4), textcoords="offset points", fontsize=9)
-        axis.set_title(title)
-        axis.set_xlabel("update of the first stage")
-        axis.set_ylabel("KL divergence of the towers (nats)")
-        axis.legend(loc="best", fontsize=9)
+    with new_figure(out_png, figsize=(max(7.2, 3.8 * len(panels)), 4.2)) as figure:
+        axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+        for axis, (title, curves) in zip(axes, panels.items(), strict=True):
+            for index, (name, (steps, values)) in enumerate(curves.items()):
+                axis.plot(steps, values, "o-", color=COLOURS[index % len(COLOURS)], lw=1.6, ms=4, label=name)
+            if threshold is not None:
+                axis.axhline(threshold, color=INK, lw=1, linestyle="--", label=f"threshold {threshold:.4g}")
+            axis.set_title(title)
+            axis.set_xlabel("update of the first stage")
+            axis.legend(loc="best", fontsize=9)
+        axes[0].set_ylabel("KL divergence of the towers (nats)")
 
 
 def towers(panels: Mapping[str, Mapping[str, BothTowers]], out_png: str | Path, *, title: str) -> None:

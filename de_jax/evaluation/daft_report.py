@@ -58,7 +58,7 @@ def draw(out_dir: Path, report: Mapping[str, Any], panels: Mapping[str, Mapping[
             for name, system in measured.items()
         }
         threshold = next(iter(measured.values()))["threshold"]
-        daft_plots.alignment_curves(curves, out_dir / "alignment.png", threshold=threshold, title="Alignment of the query towers")
+        daft_plots.alignment_curves({"Alignment of the query towers": curves}, out_dir / "alignment.png", threshold=threshold)
     named = {_words(name): stages for name, stages in panels.items()}
     daft_plots.towers(named, out_dir / "towers.png", title="The same queries by both towers")
 
