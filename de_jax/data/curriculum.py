@@ -154,25 +154,46 @@ def ranked_pairs(
     Raises:
         InputError: an unknown measure, or what reading the files raises.
     """
-    if measure not in MEASURES:
-        raise InputError(f"the measure is {measure!r}; it is one of {', '.join(MEASURES)}, or give a file of scores.")
     queries_file, qrels_file = beir.find_file(dataset_dir, "queries"), beir.find_qrels(dataset_dir, split)
-    expansion = Path(expansion)
-    hashes = [files.sha256_of(queries_file), files.sha256_of(qrels_file), fingerprint(expansion)]
-    made_from = {"files": hashes, "measure": measure}
-    if score_file:
-        made_from["measure"] = files.sha256_of(score_file)
 
-    def build() -> RankedQueries:
+    def read() -> tuple[list[tuple[str, str]], list[str]]:
         golds, qrels = dict(beir.iter_queries(queries_file, skip_empty=True)), beir.read_qrels(qrels_file)
         pairs = [(query_id, doc_id) for query_id, judged in qrels.items() for doc_id, score in judged.items() if score > 0]
-        generated = {doc.doc_id: doc.queries for doc in read_expansion(expansion)}
-        relevance = ScoreFile(score_file, pairs) if score_file else MEASURES[measure]
         if unknown := next((query_id for query_id, _ in pairs if query_id not in golds), None):
             raise InputError(
                 f"{qrels_file} judges the query {unknown}, which {queries_file} has not; give files that fit together."
             )
-        return rank_queries([golds[query_id] for query_id, _ in pairs], lambda pair: generated.get(pairs[pair][1], []), relevance)
+        return pairs, [golds[query_id] for query_id, _ in pairs]
+
+    hashes = [files.sha256_of(queries_file), files.sha256_of(qrels_file)]
+    return ranked_texts(read, hashes, expansion, measure=measure, score_file=score_file)
+
+
+def ranked_texts(
+    read: Callable[[], tuple[Sequence[tuple[str, str]], Sequence[str]]],
+    hashes: Sequence[str],
+    expansion: str | Path,
+    *,
+    measure: str = "rouge_l",
+    score_file: str | Path = "",
+) -> RankedQueries:
+    """The ranking of pairs from anywhere, as `ranked_pairs` does it for those of a BEIR folder.
+
+    Args:
+        read: gives the ids (query, document) of the pairs, and each pair's query.
+        hashes: change whenever that does.
+        expansion, measure, score_file: of `ranked_pairs`.
+    """
+    if measure not in MEASURES:
+        raise InputError(f"the measure is {measure!r}; it is one of {', '.join(MEASURES)}, or give a file of scores.")
+    expansion = Path(expansion)
+    made_from = {"files": [*hashes, fingerprint(expansion)], "measure": files.sha256_of(score_file) if score_file else measure}
+
+    def build() -> RankedQueries:
+        pairs, golds = read()
+        generated = {doc.doc_id: doc.queries for doc in read_expansion(expansion)}
+        relevance = ScoreFile(score_file, pairs) if score_file else MEASURES[measure]
+        return rank_queries(golds, lambda pair: generated.get(pairs[pair][1], []), relevance)
 
     return cached_ranking(expansion if expansion.is_dir() else expansion.parent, made_from, build)
 

@@ -16,7 +16,7 @@ from de_jax.data.expansion import GeneratedQueries, tokenized_queries, with_one_
 from de_jax.data.expansion_files import queries_by_row
 from de_jax.data.relevance import Measure
 from de_jax.data.text import Tokenizer
-from de_jax.types import PADDING_ID
+from de_jax.types import PADDING_ID, InputError
 
 _KEPT = 1 << 17
 """Orders of hard negatives' queries that are remembered."""
@@ -110,6 +110,7 @@ def open_expansion(
     tokenizer: Tokenizer,
     max_query_length: int,
     cache_dir: Path,
+    is_part: bool = False,
 ) -> CurriculumTexts:
     """The documents of a corpus with the queries of an expansion, which are tokenized on first use.
 
@@ -117,15 +118,26 @@ def open_expansion(
         expansion: see `expansion_files.queries_by_row`.
         tokenizer: of the document tower.
         cache_dir: holds their tokens.
+        is_part: `docs` may be a part of the expansion's corpus.
         docs, pairs, golds, ranked, curriculum, measure, max_query_length: of `CurriculumTexts`.
 
     Raises:
         InputError: an expansion of another corpus, or one that is damaged or without queries.
     """
-    queries = queries_by_row(expansion, docs.ids)
+    queries = queries_by_row(expansion, docs.ids, is_part=is_part)
     as_tokens = with_golds(queries, golds, pairs) if curriculum.strategy == "gold" else queries
     generated = tokenized_queries(as_tokens, tokenizer, cache_dir)
     return CurriculumTexts(docs, pairs, generated, queries, golds, ranked, curriculum, measure, max_query_length=max_query_length)
+
+
+def check(curriculum: Curriculum, expansion: str, *, relevance_file: str, has_negatives: bool) -> None:
+    """Raises `InputError` where settings of a source of pairs do not go together."""
+    if not expansion:
+        raise InputError("the curriculum has no queries to choose from; set `expansion` beside it to what de-jax doc2query writes.")
+    if curriculum.strategy == "gold" and has_negatives:
+        raise InputError("Curriculum.strategy is 'gold', which has no query for hard negatives; train without them.")
+    if relevance_file and has_negatives:
+        raise InputError("a relevance_file has no scores for hard negatives; use relevance = 'rouge_l'.")
 
 
 def with_golds(queries: Sequence[Sequence[str]], golds: Sequence[str], pairs: Int[np.ndarray, "P 2"]) -> list[list[str]]:

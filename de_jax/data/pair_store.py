@@ -10,6 +10,7 @@ manifest.json                      tasks with rates and counts, and what the fol
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data import batches as batches_
-from de_jax.data import beir, files
+from de_jax.data import beir, curriculum_texts, files
 from de_jax.data.corpus import TokenStore, open_token_store
+from de_jax.data.curriculum import Curriculum, ranked_texts
 from de_jax.data.mixing import mixed_epochs
 from de_jax.data.negatives import TrainingTexts, follow
+from de_jax.data.relevance import MEASURES
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.data.training_set import TrainingSet, dev_set
 from de_jax.types import InputError
@@ -66,6 +69,12 @@ def stored_pairs(
     pack: bool = True,
     length_multiple: int = 32,
     negatives_dir: str = "",
+    expansion: str = "",
+    curriculum: Curriculum | None = None,
+    relevance: str = "rouge_l",
+    relevance_file: str = "",
+    max_generated_length: int = 32,
+    cache_dir: str = "",
     run_dir: str = "",
     row_multiple: int = 1,
     host_index: int = 0,
@@ -77,6 +86,9 @@ def stored_pairs(
         pairs_dir: the folder.
         num_neg_docs, num_neg_queries: mined negatives in each row of a batch, drawn anew in every epoch, where there are any.
         negatives_dir: generations of negatives to take them from in the place of the folder's own.
+        expansion, curriculum: as for `beir_pairs`; queries of documents that are not in the folder are passed over, and a
+            pair's own query is what its tokens spell.
+        cache_dir: where the tokens of generated queries are kept; by default under `files.cache_dir()`.
 
     The other arguments are those of `training_set.beir_pairs`. Where the folder holds several tasks, an epoch holds them by rate.
 
@@ -91,6 +103,25 @@ def stored_pairs(
     if negatives_dir:
         drawn = {"neg_docs": num_neg_docs, "neg_queries": num_neg_queries}
         mined = follow(negatives_dir, run_dir, texts, num_drawn=drawn, is_first=host_index == 0)
+    negatives = mined.at if mined else _always(store, num_neg_docs, num_neg_queries)
+    doc_texts = None
+    if curriculum:
+        has_negatives = mined is not None or "neg_docs" in negatives(0)
+        curriculum_texts.check(curriculum, expansion, relevance_file=relevance_file, has_negatives=has_negatives)
+        golds = _query_texts(store)
+        ranked = ranked_texts(
+            lambda: (_ids_of_pairs(store), golds),
+            [files.sha256_of(Path(pairs_dir) / "pairs.npy"), store.query_store.content_hash, store.doc_store.content_hash],
+            expansion,
+            measure=relevance,
+            score_file=relevance_file,
+        )
+        expanded = curriculum_texts.open_expansion(
+            expansion, store.doc_store, store.pairs, golds, ranked, curriculum, MEASURES[relevance],
+            tokenizer=store.doc_tokenizer, max_query_length=max_generated_length, is_part=True,
+            cache_dir=Path(cache_dir) if cache_dir else files.cache_dir() / "token_stores",
+        )  # fmt: skip
+        doc_texts = batches_.DocTexts(expanded.store, expanded.rows_of)
     sizes, rates = [part.num_pairs for part in store.parts], [part.rate for part in store.parts]
     batches = batches_.pair_batches(
         store.query_store,
@@ -104,7 +135,8 @@ def stored_pairs(
         pack=pack,
         length_multiple=length_multiple,
         row_multiple=row_multiple,
-        negatives=mined.at if mined else _always(store, num_neg_docs, num_neg_queries),
+        negatives=negatives,
+        doc_texts=doc_texts,
         epoch_order=mixed_epochs(sizes, rates, seed) if len(store.parts) > 1 else None,
         host_index=host_index,
         num_hosts=num_hosts,
@@ -199,6 +231,17 @@ def _always(store: PairStore, num_neg_docs: int, num_neg_queries: int) -> batche
     mined = {"neg_docs": (store.neg_docs, num_neg_docs), "neg_queries": (store.neg_queries, num_neg_queries)}
     negatives = {name: batches_.Negatives(rows, drawn) for name, (rows, drawn) in mined.items() if rows is not None and drawn}
     return lambda step: negatives
+
+
+def _query_texts(store: PairStore) -> list[str]:
+    """Each pair's query."""
+    tokens, offsets = store.query_store.tokens, store.query_store.offsets
+    texts = store.query_tokenizer.decode([tokens[start:end] for start, end in itertools.pairwise(offsets.tolist())])
+    return [texts[row] for row in store.pairs[:, 0].tolist()]
+
+
+def _ids_of_pairs(store: PairStore) -> list[tuple[str, str]]:
+    return [(store.query_store.ids[query], store.doc_store.ids[doc]) for query, doc in store.pairs.tolist()]
 
 
 def _open_arrays(folder: Path, manifest: dict[str, Any], num_queries: int, num_docs: int) -> dict[str, np.ndarray]:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data import files, pair_store, pair_writer
+from de_jax.data.curriculum import Curriculum
 from de_jax.data.pair_store import PairStore
 from de_jax.data.pair_writer import SIDES, Columns, PairSource, TextSource
 from de_jax.data.progress import progress_bar
@@ -71,6 +72,11 @@ def seqio_pairs(
     pack: bool = True,
     length_multiple: int = 32,
     negatives_dir: str = "",
+    expansion: str = "",
+    curriculum: Curriculum | None = None,
+    relevance: str = "rouge_l",
+    relevance_file: str = "",
+    max_generated_length: int = 32,
     cache_dir: str = "",
     run_dir: str = "",
     row_multiple: int = 1,
@@ -114,6 +120,12 @@ def seqio_pairs(
         pack=pack,
         length_multiple=length_multiple,
         negatives_dir=negatives_dir,
+        expansion=expansion,
+        curriculum=curriculum,
+        relevance=relevance,
+        relevance_file=relevance_file,
+        max_generated_length=max_generated_length,
+        cache_dir=cache_dir,
         run_dir=run_dir,
         row_multiple=row_multiple,
         host_index=host_index,

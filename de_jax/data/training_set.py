@@ -11,11 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from de_jax.data import batches as batches_
-from de_jax.data import beir, files
+from de_jax.data import beir, curriculum_texts, files
 from de_jax.data.batches import DocTexts
 from de_jax.data.corpus import TokenStore, cached_token_store
 from de_jax.data.curriculum import Curriculum, ranked_pairs
-from de_jax.data.curriculum_texts import open_expansion
 from de_jax.data.negatives import MinedNegatives, TrainingTexts, follow
 from de_jax.data.passages import PassageStore
 from de_jax.data.relevance import MEASURES
@@ -138,11 +137,13 @@ def beir_pairs(
     passages = _passages(stores[1], tokenizers["doc"], max_doc_length, max_passages)
     doc_texts = DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
     if curriculum:
-        _check_expansion(expansion, curriculum, relevance_file, max_passages, negatives_dir)
+        if max_passages > 1:
+            raise InputError("a curriculum expands documents of one passage; set beir_pairs.max_passages to 1.")
+        curriculum_texts.check(curriculum, expansion, relevance_file=relevance_file, has_negatives=bool(negatives_dir))
         ranked = ranked_pairs(dataset_dir, split, expansion, measure=relevance, score_file=relevance_file)
         texts_of_queries = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries")))
         golds = [texts_of_queries[stores[0].ids[int(row)]] for row in pairs[:, 0]]
-        expanded = open_expansion(
+        expanded = curriculum_texts.open_expansion(
             expansion, stores[1], pairs, golds, ranked, curriculum, MEASURES[relevance],
             tokenizer=tokenizers["doc"], max_query_length=max_generated_length, cache_dir=_store_dir(cache_dir),
         )  # fmt: skip
@@ -188,21 +189,6 @@ def beir_pairs(
         max_passages=max_passages,
         for_both=_for_both(dataset_dir, dev_split or split, tokenizers["doc"], stores[0], num_for_both, cache_dir),
     )
-
-
-def _check_expansion(expansion: str, curriculum: Curriculum, relevance_file: str, max_passages: int, negatives_dir: str) -> None:
-    if not expansion:
-        raise InputError(
-            "beir_pairs.curriculum has no queries to choose from; de-jax doc2query writes them for beir_pairs.expansion."
-        )
-    if max_passages > 1:
-        raise InputError("a curriculum expands documents of one passage; set beir_pairs.max_passages to 1.")
-    if curriculum.strategy == "gold" and negatives_dir:
-        raise InputError(
-            "Curriculum.strategy is 'gold', which has no query for hard negatives; leave beir_pairs.negatives_dir out."
-        )
-    if relevance_file and negatives_dir:
-        raise InputError("beir_pairs.relevance_file has no scores for hard negatives; use beir_pairs.relevance = 'rouge_l'.")
 
 
 def _for_both(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from de_jax.data import beir, pair_store, seqio_batches, text, training_set
+from de_jax.data.curriculum import Curriculum
 from de_jax.types import PADDING_ID, InputError, Packed
 
 seqio = pytest.importorskip("seqio")
@@ -78,6 +79,29 @@ def test_a_task_and_the_token_stores_give_identical_batches_on_every_host_from_e
         ours = beir_task(dataset_dir, spiece, **settings)
         assert_same(take(ours, 0, 20), take(theirs, 0, 20))
         assert_same(take(ours, 13, 5), take(theirs, 0, 18)[13:])
+
+
+@pytest.mark.parametrize("strategy", ["curriculum", "gold"])
+def test_a_curriculum_expands_documents_of_a_task_as_those_of_the_token_stores(dataset_dir, spiece, tmp_path, strategy):
+    lines = [{"_id": f"d{i}", "queries": [f"{WORDS[i % 7]} {WORDS[j]}" for j in range(4)]} for i in range(60)]
+    write_jsonl(tmp_path / "expansion.jsonl", lines)
+    curriculum = Curriculum(strategy, num_steps=20)
+    settings = {"expansion": str(tmp_path / "expansion.jsonl"), "curriculum": curriculum, "max_generated_length": 8}
+    theirs = training_set.beir_pairs(dataset_dir=str(dataset_dir), tokenizer=str(spiece), **BATCHING | settings)
+    ours = beir_task(dataset_dir, spiece, **settings)
+    assert_same(take(ours, 0, 20), take(theirs, 0, 20))
+    assert_same(take(ours, 13, 5), take(theirs, 13, 5))
+    without = take(beir_task(dataset_dir, spiece), 0, 1)
+    with pytest.raises(AssertionError):
+        assert_same(take(ours, 0, 1), without)
+
+
+def test_what_no_task_can_be_expanded_with_is_refused(dataset_dir, spiece, tmp_path):
+    write_jsonl(tmp_path / "expansion.jsonl", [{"_id": "x1", "queries": ["of another corpus"]}])
+    with pytest.raises(InputError, match="no query for any document here; it is of another corpus"):
+        beir_task(dataset_dir, spiece, curriculum=Curriculum(), expansion=str(tmp_path / "expansion.jsonl"))
+    with pytest.raises(InputError, match="set `expansion` beside it"):
+        beir_task(dataset_dir, spiece, curriculum=Curriculum())
 
 
 def test_a_dev_split_scores_as_the_token_stores_do(dataset_dir, spiece):
