@@ -1,0 +1,56 @@
+"""A smaller BEIR folder of a larger one, for experiments that encode a corpus many times; prints one JSON object.
+
+python -m benchmarks.sample_corpus --dataset_dir=data/beir/medquad --num_docs=4000 --out_dir=data/medquad_4000
+
+Keeps every document that a dev or test split judges, and a fixed random sample of the others; of judgements and queries what is
+left of them. Fewer documents make a search easier: scores stand beside each other, not beside those of the whole set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+
+from de_jax import command
+from de_jax.data import beir
+from de_jax.types import InputError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    if args.out_dir.exists():
+        raise InputError(f"{args.out_dir} exists already; name a new folder.")
+    splits = {path.stem: beir.read_qrels(path) for path in sorted((args.dataset_dir / "qrels").glob("*.tsv"))}
+    docs = dict(beir.iter_docs(beir.find_file(args.dataset_dir, "corpus"), skip_empty=True))
+    judged = {doc_id for name, qrels in splits.items() if name != "train" for own in qrels.values() for doc_id in own}
+    first_others = sorted(docs, key=lambda doc_id: (doc_id not in judged, hashlib.sha256(doc_id.encode()).digest()))
+    kept = set(first_others[: max(args.num_docs, len(judged & docs.keys()))])
+    left = {
+        name: {query: those for query, own in qrels.items() if (those := {doc: own[doc] for doc in own if doc in kept})}
+        for name, qrels in splits.items()
+    }
+    asked = {query for qrels in left.values() for query in qrels}
+    queries = beir.iter_queries(beir.find_file(args.dataset_dir, "queries"), skip_empty=True)
+    beir.write(
+        args.out_dir,
+        [(doc_id, "", text) for doc_id, text in docs.items() if doc_id in kept],
+        [(query_id, text) for query_id, text in queries if query_id in asked],
+        left,
+    )
+    pairs = {name: sum(map(len, qrels.values())) for name, qrels in left.items()}
+    print(json.dumps({"out_dir": str(args.out_dir), "num_docs": len(kept), "num_queries": len(asked), "judgements": pairs}))
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset_dir", type=Path, required=True, help="a BEIR folder")
+    parser.add_argument("--num_docs", type=int, default=4000, help="at the least those that dev and test splits judge")
+    parser.add_argument("--out_dir", type=Path, required=True, help="gets a BEIR folder; new")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
