@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from de_jax import command
-from de_jax.data import beir, files
+from de_jax.data import beir
 from de_jax.data.corpus import cached_token_store
 from de_jax.data.progress import progress_bar
 from de_jax.data.relevance import rouge_l, stems
+from de_jax.data.training_set import store_dir
 from de_jax.interop import generators
 from de_jax.models.decoding import Decoding
-from de_jax.retrieval.generate import QueryWriter
+from de_jax.retrieval.generate import QueryWriter, within_vocabulary
 from de_jax.training.generator_run import GeneratorRun
 from de_jax.types import InputError
 
@@ -47,13 +48,11 @@ def measured(run: GeneratorRun, dataset_dir: Path, args: argparse.Namespace) -> 
     wanted = {doc_id for _, doc_id in pairs}
     docs = {doc_id: text for doc_id, text in beir.iter_docs(corpus, skip_empty=True) if doc_id in wanted}
     golds = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=True))
-    store = cached_token_store(corpus, run.tokenizer, files.cache_dir() / "token_stores", skip_empty=True)
+    store = cached_token_store(corpus, run.tokenizer, store_dir(""), skip_empty=True)
     rows = store.rows_of([doc_id for _, doc_id in pairs])
     written: dict[str, list[list[str]]] = {}
     for method, number in (("greedy", 1), ("sample", args.num_queries)):
-        decoding = Decoding(
-            method, number, max_length=run.max_query_length, num_tokens=min(run.tokenizer.vocab_size, run.model.t5.vocab_size)
-        )
+        decoding = within_vocabulary(Decoding(method, number, max_length=run.max_query_length), run)
         with progress_bar(total=len(rows), desc=f"{method} {dataset_dir.name}", unit=" docs", delay=0.5) as bar:
             written[method] = QueryWriter(run, decoding, seed=args.seed, docs_per_batch=16)(store, rows, bar.update)
     greedy, drawn = [own[0] for own in written["greedy"]], written["sample"]

@@ -27,6 +27,7 @@ from de_jax.data.doc_query_pairs import doc_query_pairs
 from de_jax.data.expansion_files import write_released
 from de_jax.data.progress import progress_bar
 from de_jax.data.text import load_tokenizer
+from de_jax.data.training_set import store_dir
 from de_jax.interop import generators
 from de_jax.models.decoding import Decoding
 from de_jax.models.generator import Generator
@@ -88,8 +89,7 @@ def generate(args: argparse.Namespace) -> dict[str, Any]:
     run = run._replace(max_doc_length=args.max_doc_length or run.max_doc_length)
     if args.dtype:
         run = run._replace(model=dataclasses.replace(run.model, t5=dataclasses.replace(run.model.t5, dtype=args.dtype)))
-    cache = args.cache_dir or files.cache_dir() / "token_stores"
-    store = cached_token_store(corpus, run.tokenizer, cache, skip_empty=args.skip_empty)
+    store = cached_token_store(corpus, run.tokenizer, store_dir(args.cache_dir), skip_empty=args.skip_empty)
     start, done = time.monotonic(), []
     with progress_bar(total=store.num_texts, unit="doc", desc="generate") as bar:
 

@@ -13,7 +13,7 @@ from de_jax.data.batches import pair_batches, qrel_pairs
 from de_jax.data.corpus import TokenStore, open_token_store
 from de_jax.data.store_writer import writing
 from de_jax.data.text import Tokenizer
-from de_jax.data.training_set import open_stores
+from de_jax.data.training_set import open_stores, store_dir
 from de_jax.types import Batches, InputError
 
 _CHUNK_TEXTS = 8192
@@ -53,8 +53,7 @@ def doc_query_pairs(
         qrels = beir.read_qrels(beir.find_qrels(folder, split))
         stores.append(open_stores(folder, tokenizer, tokenizer, cache_dir))
         pairs.append(qrel_pairs(qrels, *stores[-1]))
-    cache = Path(cache_dir) if cache_dir else files.cache_dir() / "token_stores"
-    query_store, doc_store = (joined(own, tokenizer, cache) for own in zip(*stores, strict=True))
+    query_store, doc_store = (joined(own, tokenizer, store_dir(cache_dir)) for own in zip(*stores, strict=True))
     firsts = np.cumsum([(0, 0), *((queries.num_texts, docs.num_texts) for queries, docs in stores)], axis=0)
     all_pairs = np.concatenate([own + first for own, first in zip(pairs, firsts, strict=False)]).astype(np.int32)
     batches = pair_batches(

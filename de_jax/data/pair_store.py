@@ -25,7 +25,7 @@ from de_jax.data.mixing import mixed_epochs
 from de_jax.data.negatives import TrainingTexts, follow
 from de_jax.data.relevance import MEASURES
 from de_jax.data.text import Tokenizer, load_tokenizer
-from de_jax.data.training_set import TrainingSet, dev_set
+from de_jax.data.training_set import TrainingSet, dev_set, store_dir
 from de_jax.types import InputError
 
 FORMAT = "de_jax pair store 1"
@@ -119,7 +119,7 @@ def stored_pairs(
         expanded = curriculum_texts.open_expansion(
             expansion, store.doc_store, store.pairs, golds, ranked, curriculum, MEASURES[relevance],
             tokenizer=store.doc_tokenizer, max_query_length=max_generated_length, is_part=True,
-            cache_dir=Path(cache_dir) if cache_dir else files.cache_dir() / "token_stores",
+            cache_dir=store_dir(cache_dir),
         )  # fmt: skip
         doc_texts = batches_.DocTexts(expanded.store, expanded.rows_of)
     sizes, rates = [part.num_pairs for part in store.parts], [part.rate for part in store.parts]

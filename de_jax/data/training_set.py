@@ -145,7 +145,7 @@ def beir_pairs(
         golds = [texts_of_queries[stores[0].ids[int(row)]] for row in pairs[:, 0]]
         expanded = curriculum_texts.open_expansion(
             expansion, stores[1], pairs, golds, ranked, curriculum, MEASURES[relevance],
-            tokenizer=tokenizers["doc"], max_query_length=max_generated_length, cache_dir=_store_dir(cache_dir),
+            tokenizer=tokenizers["doc"], max_query_length=max_generated_length, cache_dir=store_dir(cache_dir),
         )  # fmt: skip
         doc_texts = DocTexts(expanded.store, expanded.rows_of)
     hashes = text_hashes(dataset_dir) if negatives_dir else {}
@@ -242,10 +242,11 @@ def open_stores(
 def _store(
     dataset_dir: str | Path, name: str, kind: str, tokenizer: Tokenizer, cache_dir: str | Path, *, skip_empty: bool = False
 ) -> TokenStore:
-    return cached_token_store(beir.find_file(dataset_dir, name), tokenizer, _store_dir(cache_dir), kind=kind, skip_empty=skip_empty)
+    return cached_token_store(beir.find_file(dataset_dir, name), tokenizer, store_dir(cache_dir), kind=kind, skip_empty=skip_empty)
 
 
-def _store_dir(cache_dir: str | Path) -> Path:
+def store_dir(cache_dir: str | Path) -> Path:
+    """Where token stores are kept: `cache_dir`, or where none is named a folder under `files.cache_dir()`."""
     return Path(cache_dir) if cache_dir else files.cache_dir() / "token_stores"
 
 

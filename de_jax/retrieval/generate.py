@@ -56,7 +56,7 @@ def generate_to_dir(
     """
     if store.tokenizer_fingerprint != run.tokenizer.fingerprint:
         raise InputError("the documents were tokenized with another vocabulary than the generator's; tokenize them with its own.")
-    decoding = dataclasses.replace(decoding, num_tokens=min(run.tokenizer.vocab_size, run.model.t5.vocab_size))
+    decoding = within_vocabulary(decoding, run)
     decoding.check()
     plan = {
         **(about or {}),
@@ -133,6 +133,11 @@ class QueryWriter:
         rows = [row[(row != PAD_ID) & (row != END_ID)] for row in tokens.reshape(-1, tokens.shape[-1])]
         texts = [" ".join(text.split()) for text in self._run.tokenizer.decode(rows)]
         return [texts[start : start + tokens.shape[1]] for start in range(0, len(texts), tokens.shape[1])]
+
+
+def within_vocabulary(decoding: Decoding, run: GeneratorRun) -> Decoding:
+    """The same, for tokens that both the generator and its tokenizer have."""
+    return dataclasses.replace(decoding, num_tokens=min(run.tokenizer.vocab_size, run.model.t5.vocab_size))
 
 
 def seed_of(doc_id: str) -> int:

@@ -1,0 +1,26 @@
+"""A smaller BEIR folder: what dev and test judge stays, and nothing refers to a text that is gone."""
+
+import json
+
+import pytest
+
+from benchmarks import sample_corpus
+from de_jax.data import beir
+from de_jax.types import InputError
+
+
+def test_judged_documents_stay_and_what_is_left_fits_together(tmp_path, capsys):
+    queries = [(f"q{i}", f"query {i}") for i in range(20)]
+    qrels = {"train": {f"q{i}": {f"d{i}": 1} for i in range(15)}, "test": {f"q{i}": {f"d{i}": 1} for i in range(15, 20)}}
+    beir.write(tmp_path / "whole", [(f"d{i}", "", f"text {i}") for i in range(50)], queries, qrels)
+    arguments = [f"--dataset_dir={tmp_path / 'whole'}", "--num_docs=20", f"--out_dir={tmp_path / 'part'}"]
+    sample_corpus.main(arguments)
+    docs = dict(beir.iter_docs(beir.find_file(tmp_path / "part", "corpus")))
+    left = {split: beir.read_qrels(beir.find_qrels(tmp_path / "part", split)) for split in qrels}
+    assert len(docs) == json.loads(capsys.readouterr().out)["num_docs"] == 20
+    assert left["test"] == qrels["test"]
+    assert left["train"] == {query: own for query, own in qrels["train"].items() if own.keys() <= docs.keys()}
+    asked = {query for own in left.values() for query in own}
+    assert dict(beir.iter_queries(beir.find_file(tmp_path / "part", "queries"))).keys() == asked
+    with pytest.raises(InputError, match="exists already"):
+        sample_corpus.main(arguments)
