@@ -4,6 +4,8 @@ python -m benchmarks.sample_corpus --dataset_dir=data/beir/medquad --num_docs=40
 
 Keeps every document that a dev or test split judges, and a fixed random sample of the others; of judgements and queries what is
 left of them. Fewer documents make a search easier: scores stand beside each other, not beside those of the whole set.
+``--rest_dir`` gets the documents that were not kept, likewise: pairs for a model that shall not have seen the sample, such as a
+generator of queries.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from de_jax import command
 from de_jax.data import beir
@@ -21,27 +24,38 @@ from de_jax.types import InputError
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
-    if args.out_dir.exists():
-        raise InputError(f"{args.out_dir} exists already; name a new folder.")
+    for folder in filter(None, [args.out_dir, args.rest_dir]):
+        if folder.exists():
+            raise InputError(f"{folder} exists already; name a new folder.")
     splits = {path.stem: beir.read_qrels(path) for path in sorted((args.dataset_dir / "qrels").glob("*.tsv"))}
     docs = dict(beir.iter_docs(beir.find_file(args.dataset_dir, "corpus"), skip_empty=True))
     judged = {doc_id for name, qrels in splits.items() if name != "train" for own in qrels.values() for doc_id in own}
     first_others = sorted(docs, key=lambda doc_id: (doc_id not in judged, hashlib.sha256(doc_id.encode()).digest()))
     kept = set(first_others[: max(args.num_docs, len(judged & docs.keys()))])
+    queries = dict(beir.iter_queries(beir.find_file(args.dataset_dir, "queries"), skip_empty=True))
+    report = _write_part(args.out_dir, {doc_id: text for doc_id, text in docs.items() if doc_id in kept}, queries, splits)
+    if args.rest_dir is not None:
+        rest = {doc_id: text for doc_id, text in docs.items() if doc_id not in kept}
+        report["rest"] = _write_part(args.rest_dir, rest, queries, splits)
+    print(json.dumps(report))
+
+
+def _write_part(out_dir: Path, docs: dict[str, str], queries: dict[str, str], splits: dict[str, beir.Qrels]) -> dict[str, Any]:
+    """Writes a BEIR folder of ``docs``, with what of the splits (those that keep anything) and queries refers to them."""
     left = {
-        name: {query: those for query, own in qrels.items() if (those := {doc: own[doc] for doc in own if doc in kept})}
+        name: {query: those for query, own in qrels.items() if (those := {doc: own[doc] for doc in own if doc in docs})}
         for name, qrels in splits.items()
     }
+    left = {name: qrels for name, qrels in left.items() if qrels}
     asked = {query for qrels in left.values() for query in qrels}
-    queries = beir.iter_queries(beir.find_file(args.dataset_dir, "queries"), skip_empty=True)
     beir.write(
-        args.out_dir,
-        [(doc_id, "", text) for doc_id, text in docs.items() if doc_id in kept],
-        [(query_id, text) for query_id, text in queries if query_id in asked],
+        out_dir,
+        [(doc_id, "", text) for doc_id, text in docs.items()],
+        [(query_id, text) for query_id, text in queries.items() if query_id in asked],
         left,
     )
     pairs = {name: sum(map(len, qrels.values())) for name, qrels in left.items()}
-    print(json.dumps({"out_dir": str(args.out_dir), "num_docs": len(kept), "num_queries": len(asked), "judgements": pairs}))
+    return {"out_dir": str(out_dir), "num_docs": len(docs), "num_queries": len(asked), "judgements": pairs}
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -49,6 +63,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dataset_dir", type=Path, required=True, help="a BEIR folder")
     parser.add_argument("--num_docs", type=int, default=4000, help="at the least those that dev and test splits judge")
     parser.add_argument("--out_dir", type=Path, required=True, help="gets a BEIR folder; new")
+    parser.add_argument("--rest_dir", type=Path, help="gets a BEIR folder of the documents that were not kept; new")
     return parser.parse_args(argv)
 
 

@@ -24,3 +24,19 @@ def test_judged_documents_stay_and_what_is_left_fits_together(tmp_path, capsys):
     assert dict(beir.iter_queries(beir.find_file(tmp_path / "part", "queries"))).keys() == asked
     with pytest.raises(InputError, match="exists already"):
         sample_corpus.main(arguments)
+
+
+def test_the_rest_is_what_was_not_kept(tmp_path, capsys):
+    queries = [(f"q{i}", f"query {i}") for i in range(20)]
+    qrels = {"train": {f"q{i}": {f"d{i}": 1} for i in range(15)}, "test": {f"q{i}": {f"d{i}": 1} for i in range(15, 20)}}
+    beir.write(tmp_path / "whole", [(f"d{i}", "", f"text {i}") for i in range(50)], queries, qrels)
+    part, rest = tmp_path / "part", tmp_path / "rest"
+    sample_corpus.main([f"--dataset_dir={tmp_path / 'whole'}", "--num_docs=20", f"--out_dir={part}", f"--rest_dir={rest}"])
+    kept, left = (dict(beir.iter_docs(beir.find_file(folder, "corpus"))) for folder in (part, rest))
+    assert not kept.keys() & left.keys()
+    assert kept | left == {f"d{i}": f"text {i}" for i in range(50)}
+    assert [path.name for path in (rest / "qrels").iterdir()] == ["train.tsv"]
+    trained = [beir.read_qrels(beir.find_qrels(folder, "train")) for folder in (part, rest)]
+    assert not trained[0].keys() & trained[1].keys()
+    assert trained[0] | trained[1] == qrels["train"]
+    assert json.loads(capsys.readouterr().out)["rest"]["num_docs"] == 30
