@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     base = args.out_dir / "base"
     if not (base / "run.json").exists():
         lengths = [f"--max_query_length={args.max_query_length}", f"--max_doc_length={args.max_doc_length}"]
-        commands.run(["tools.import_model", f"--from={args.model}", f"--run_dir={base}", "--dtype=bfloat16", *lengths])
+        commands.run(["tools.import_model", f"--from={args.model}", f"--run_dir={base}", f"--dtype={args.dtype}", *lengths])
     runs: dict[str, list[str]] = {}
     for seed, strategy in itertools.product(args.seeds, [VANILLA, *args.strategies]):
         run_dir = args.out_dir / f"{strategy}-{seed}"
@@ -86,6 +86,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--num_steps", type=int, default=120)
     parser.add_argument("--k", type=int, default=3, help="of top_k and bottom_k: as many as a group of ten queries has")
     parser.add_argument("--learning_rate", type=float, default=2e-5)
+    parser.add_argument("--dtype", default="bfloat16", help="of activations; float32 is faster on a CPU that has no bfloat16")
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--max_query_length", type=int, default=32, help="tokens")
     parser.add_argument("--max_doc_length", type=int, default=64, help="tokens, the generated query's among them")

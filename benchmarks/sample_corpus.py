@@ -2,7 +2,7 @@
 
 python -m benchmarks.sample_corpus --dataset_dir=data/beir/medquad --num_docs=4000 --out_dir=data/medquad_4000
 
-Keeps every document that a dev or test split judges, and a fixed random sample of the others; of judgements and queries what is
+Keeps every document that a split beside train judges, and a fixed random sample of the others; of judgements and queries what is
 left of them. Fewer documents make a search easier: scores stand beside each other, not beside those of the whole set.
 ``--rest_dir`` gets the documents that were not kept, likewise: pairs for a model that shall not have seen the sample, such as a
 generator of queries.
@@ -27,7 +27,8 @@ def main(argv: list[str] | None = None) -> None:
     for folder in filter(None, [args.out_dir, args.rest_dir]):
         if folder.exists():
             raise InputError(f"{folder} exists already; name a new folder.")
-    splits = {path.stem: beir.read_qrels(path) for path in sorted((args.dataset_dir / "qrels").glob("*.tsv"))}
+    names = args.splits or sorted(path.stem for path in (args.dataset_dir / "qrels").glob("*.tsv"))
+    splits = {name: beir.read_qrels(beir.find_qrels(args.dataset_dir, name)) for name in names}
     docs = dict(beir.iter_docs(beir.find_file(args.dataset_dir, "corpus"), skip_empty=True))
     judged = {doc_id for name, qrels in splits.items() if name != "train" for own in qrels.values() for doc_id in own}
     first_others = sorted(docs, key=lambda doc_id: (doc_id not in judged, hashlib.sha256(doc_id.encode()).digest()))
@@ -61,7 +62,8 @@ def _write_part(out_dir: Path, docs: dict[str, str], queries: dict[str, str], sp
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset_dir", type=Path, required=True, help="a BEIR folder")
-    parser.add_argument("--num_docs", type=int, default=4000, help="at the least those that dev and test splits judge")
+    parser.add_argument("--num_docs", type=int, default=4000, help="at the least those that splits beside train judge")
+    parser.add_argument("--splits", nargs="+", help="of the judgements; default all")
     parser.add_argument("--out_dir", type=Path, required=True, help="gets a BEIR folder; new")
     parser.add_argument("--rest_dir", type=Path, help="gets a BEIR folder of the documents that were not kept; new")
     return parser.parse_args(argv)

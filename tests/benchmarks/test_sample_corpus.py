@@ -40,3 +40,15 @@ def test_the_rest_is_what_was_not_kept(tmp_path, capsys):
     assert not trained[0].keys() & trained[1].keys()
     assert trained[0] | trained[1] == qrels["train"]
     assert json.loads(capsys.readouterr().out)["rest"]["num_docs"] == 30
+
+
+def test_only_the_splits_that_were_named(tmp_path, capsys):
+    queries = [(f"q{i}", f"query {i}") for i in range(6)]
+    qrels = {"train": {"q0": {"d0": 1}}, "dev": {"q1": {"d1": 1}, "q2": {"d2": 1}}, "test": {"q3": {"d3": 1}}}
+    beir.write(tmp_path / "whole", [(f"d{i}", "", f"text {i}") for i in range(6)], queries, qrels)
+    arguments = [f"--dataset_dir={tmp_path / 'whole'}", "--num_docs=1", "--splits", "train", "test"]
+    sample_corpus.main([*arguments, f"--out_dir={tmp_path / 'part'}"])
+    assert json.loads(capsys.readouterr().out)["judgements"] == {"test": 1}
+    assert list(dict(beir.iter_docs(beir.find_file(tmp_path / "part", "corpus")))) == ["d3"]
+    with pytest.raises(InputError, match="dev2"):
+        sample_corpus.main([*arguments, "dev2", f"--out_dir={tmp_path / 'other'}"])
