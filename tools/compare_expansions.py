@@ -5,9 +5,9 @@ python -m tools.compare_expansions --runs vanilla=runs/vanilla curriculum=runs/c
 
 For every run the documents as they are (0 queries), and with their first so many queries in each of --forms: a vector for each
 query (views: corpus expansion), the mean of these (typical), one text (document). BM25 with and without the same queries. The
-pictures are figures 5 and 7 of He et al. (2023) for these runs: forms.png of the last run, strategies.png of all. A table goes to
-stderr. Several seeds of a run are written with commas between them and averaged. Scores and embeddings stay in the runs' folders:
-the same command goes on where it was stopped.
+pictures are figures 5 and 7 of He et al. (2023) for these runs: forms.png of the last run, strategies.png of all, both with the
+first run's score for documents as they are as the line to beat. A table goes to stderr. Several seeds of a run are written with
+commas between them and averaged. Scores and embeddings stay in the runs' folders: the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -50,9 +50,12 @@ def main(argv: list[str] | None = None) -> None:
     last = list(runs)[-1]
     args.out_dir.mkdir(parents=True, exist_ok=True)
     title = f"{task.name}: documents with generated queries"
-    of_last = [line for line in lines if line.system in (last, BM25)]
-    expansion_plots.by_number(of_last, args.out_dir / "forms.png", title=f"{title}, {last}", measure=args.measure)
-    expansion_plots.by_number(lines, args.out_dir / "strategies.png", title=title, measure=args.measure)
+    first = next(line for line in lines if line.system == next(iter(runs)))
+    drawn = {"measure": args.measure, "to_beat": (f"{first.system}, documents as they are", first.scores[0])}
+    of_last = {line.form if line.system == last else BM25: line for line in lines if line.system in (last, BM25)}
+    expansion_plots.by_number({last: of_last}, args.out_dir / "forms.png", title=title, **drawn)
+    by_form = {form: {line.system: line for line in lines if line.form == form or line.system == BM25} for form in args.forms}
+    expansion_plots.by_number(by_form, args.out_dir / "strategies.png", title=title, **drawn)
     files.write_json(args.out_dir / "comparison.json", report)
     numbers = [0, *sorted(args.num_generated)]
     rows = [[line.system, line.form, *(_cell(line, number) for number in numbers)] for line in lines]

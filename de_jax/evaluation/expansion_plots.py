@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from de_jax.evaluation.plots import COLOURS, new_figure
+from de_jax.evaluation.plots import COLOURS, INK, new_figure
 from de_jax.types import InputError
 
-STYLES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "v", "D", "P", "X", "<")
 
 
 class Line(NamedTuple):
@@ -21,35 +21,45 @@ class Line(NamedTuple):
     spread: Mapping[int, float]  # of its seeds
 
 
-def by_number(lines: Sequence[Line], out_png: str | Path, *, title: str, measure: str) -> None:
-    """Draws a line for each system and form: a colour for each system, a stroke for each form, seeds as a band.
+def by_number(
+    panels: Mapping[str, Mapping[str, Line]], out_png: str | Path, *, title: str, measure: str, to_beat: tuple[str, float]
+) -> None:
+    """Draws lines by the number of queries, seeds as a band; a label has the same colour and marker in every panel.
 
     Args:
-        lines: what is drawn.
+        panels: by the panel's title, lines by their label.
         out_png: appears by rename.
-        title: above the picture.
+        title: above all panels.
         measure: of the scores.
+        to_beat: a score that every panel has as a dashed line across, and its name.
 
     Raises:
         InputError: there is no line.
     """
-    if not lines:
+    if not panels or not all(panels.values()):
         raise InputError("there is nothing to draw; give at least one run.")
-    systems, forms = (list(dict.fromkeys(values)) for values in zip(*((line.system, line.form) for line in lines), strict=True))
-    with new_figure(out_png, figsize=(7.6, 4.8)) as figure:
-        axis = figure.subplots()
-        for line in lines:
-            numbers = sorted(line.scores)
-            values = [line.scores[number] for number in numbers]
-            colour = COLOURS[systems.index(line.system) % len(COLOURS)]
-            stroke = STYLES[forms.index(line.form) % len(STYLES)]
-            axis.plot(numbers, values, stroke, color=colour, marker="o", ms=3.5, lw=1.6, label=f"{line.system}, {line.form}")
-            widths = [line.spread.get(number, 0.0) for number in numbers]
-            if any(widths):
-                low, high = ([v + sign * w for v, w in zip(values, widths, strict=True)] for sign in (-1, 1))
-                axis.fill_between(numbers, low, high, color=colour, alpha=0.12, linewidth=0)
-        axis.set_xticks(sorted({number for line in lines for number in line.scores}))
-        axis.set_title(title)
-        axis.set_xlabel("generated queries of a document; 0: the document as it is")
-        axis.set_ylabel(measure)
-        axis.legend(loc="best", fontsize=8, ncols=2)
+    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
+    with new_figure(out_png, figsize=(5.2 * len(panels) + 2.2, 4.8)) as figure:
+        axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+        for axis, (panel, lines) in zip(axes, panels.items(), strict=True):
+            for label, line in lines.items():
+                index = labels.index(label)
+                _draw(axis, line, label, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
+            name, score = to_beat
+            axis.axhline(score, color=INK, lw=1, linestyle="--", label=name)
+            axis.set_xticks(sorted({number for line in lines.values() for number in line.scores}))
+            axis.set_title(panel)
+            axis.set_xlabel("generated queries of a document; 0: the document as it is")
+        axes[0].set_ylabel(measure)
+        axes[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=9)
+        figure.suptitle(title)
+
+
+def _draw(axis: Any, line: Line, label: str, colour: str, marker: str) -> None:
+    numbers = sorted(line.scores)
+    values = [line.scores[number] for number in numbers]
+    axis.plot(numbers, values, color=colour, marker=marker, ms=4, lw=1.6, label=label)
+    widths = [line.spread.get(number, 0.0) for number in numbers]
+    if any(widths):
+        low, high = ([v + sign * w for v, w in zip(values, widths, strict=True)] for sign in (-1, 1))
+        axis.fill_between(numbers, low, high, color=colour, alpha=0.1, linewidth=0)
