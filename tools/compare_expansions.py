@@ -6,8 +6,9 @@ python -m tools.compare_expansions --runs vanilla=runs/vanilla curriculum=runs/c
 For every run the documents as they are (0 queries), and with their first so many queries in each of --forms: a vector for each
 query (views: corpus expansion), the mean of these (typical), one text (document). BM25 with and without the same queries. The
 pictures are figures 5 and 7 of He et al. (2023) for these runs: forms.png of the last run, strategies.png of all, both with the
-first run's score for documents as they are as the line to beat. A table goes to stderr. Several seeds of a run are written with
-commas between them and averaged. Scores and embeddings stay in the runs' folders: the same command goes on where it was stopped.
+first run's score for documents as they are as the line to beat. A table goes to stderr, with a star where a cell differs from that
+line by more than chance. Several seeds of a run are written with commas between them and averaged. Scores and embeddings stay in
+the runs' folders: the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -16,19 +17,24 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from de_jax import command
 from de_jax.data import files
-from de_jax.evaluation import expansion_plots, metrics, tables
+from de_jax.evaluation import expansion_plots, metrics, significance, tables
 from de_jax.evaluation.arguments import named
 from de_jax.evaluation.expansion_plots import Line
-from de_jax.evaluation.task import Policy, Task, beir_tasks, evaluate
+from de_jax.evaluation.task import Policy, Report, Task, beir_tasks, evaluate, kept_ranking
 from de_jax.retrieval.expanded import Expansion
 from de_jax.training.run import load_run
 
 BM25 = "bm25"
+LEVEL = 0.05
+
+Cell = tuple[str, int]
+"""A form and how many queries; without queries there is no form, and it is empty."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -43,48 +49,65 @@ def main(argv: list[str] | None = None) -> None:
     }
     for expansion in expansions.values():
         expansion.check()
-    runs = named("--runs", args.runs)
-    lines = [line for name, seeds in runs.items() for line in _of_runs(name, seeds.split(","), task, expansions, args)]
+    runs = {name: folders.split(",") for name, folders in named("--runs", args.runs).items()}
+    reports = {name: [_reports(folder, task, expansions, args) for folder in folders] for name, folders in runs.items()}
+    first, last = next(iter(runs)), list(runs)[-1]
+    p_values = _p_values(reports, first, task, args.measure)
+    numbers = [0, *sorted(args.num_generated)]
+    lines = [_line(name, form, numbers, seeds, measure) for name, seeds in reports.items() for form in args.forms]
+    to_beat = lines[0].scores[0]
     lines += _of_bm25(task, expansions, args)
-    report = {"dataset": task.name, "split": args.split, "measure": measure, "lines": [line._asdict() for line in lines]}
-    last = list(runs)[-1]
+
     args.out_dir.mkdir(parents=True, exist_ok=True)
     title = f"{task.name}: documents with generated queries"
-    first = next(line for line in lines if line.system == next(iter(runs)))
-    drawn = {"measure": args.measure, "to_beat": (f"{first.system}, documents as they are", first.scores[0])}
+    drawn = {"measure": args.measure, "to_beat": (f"{first}, documents as they are", to_beat)}
     of_last = {line.form if line.system == last else BM25: line for line in lines if line.system in (last, BM25)}
     expansion_plots.by_number({last: of_last}, args.out_dir / "forms.png", title=title, **drawn)
     by_form = {form: {line.system: line for line in lines if line.form == form or line.system == BM25} for form in args.forms}
     expansion_plots.by_number(by_form, args.out_dir / "strategies.png", title=title, **drawn)
+
+    found = []
+    for line in lines:
+        cells = {number: (line.system, (line.form if number else "", number)) for number in numbers}
+        found.append(line._asdict() | {"p": {number: p_values[cell] for number, cell in cells.items() if cell in p_values}})
+    report = {"dataset": task.name, "split": args.split, "measure": measure, "to_beat": first, "lines": found}
     files.write_json(args.out_dir / "comparison.json", report)
-    numbers = [0, *sorted(args.num_generated)]
-    rows = [[line.system, line.form, *(_cell(line, number) for number in numbers)] for line in lines]
+    rows = [[line["system"], line["form"], *(_text(line, number) for number in numbers)] for line in found]
     print(tables.text_table(["run", "form", *map(str, numbers)], rows), file=sys.stderr)
+    print(
+        f"* p < {LEVEL} beside {first}'s documents as they are, by permutation with Holm's correction for all cells",
+        file=sys.stderr,
+    )
     print(json.dumps(report))
 
 
-def _of_runs(
-    name: str, folders: Sequence[str], task: Task, expansions: dict[tuple[str, int], Expansion], args: argparse.Namespace
-) -> list[Line]:
-    """A line for each form: the mean over the seeds, by the number of queries."""
-    seeds = [_scores(folder, task, expansions, args) for folder in folders]
-    found = []
-    for form in args.forms:
-        numbers = [0, *sorted(args.num_generated)]
-        scores = {number: [seed[form if number else "", number] for seed in seeds] for number in numbers}
-        means = {number: round(statistics.fmean(values), 5) for number, values in scores.items()}
-        spread = {number: round(statistics.stdev(values), 5) if len(values) > 1 else 0.0 for number, values in scores.items()}
-        found.append(Line(name, form, means, spread))
-    return found
-
-
-def _scores(
-    folder: str, task: Task, expansions: dict[tuple[str, int], Expansion], args: argparse.Namespace
-) -> dict[tuple[str, int], float]:
+def _reports(folder: str, task: Task, expansions: Mapping[Cell, Expansion], args: argparse.Namespace) -> dict[Cell, Report]:
     run, policy = load_run(folder, args.step), _policy(args, bm25=False)
-    plain = evaluate(task, policy, run)["dense"]
-    expanded = {key: evaluate(task, policy._replace(expansion=one), run)["dense"] for key, one in expansions.items()}
-    return {key: next(iter(scores.values())) for key, scores in {("", 0): plain, **expanded}.items()}
+    plain = evaluate(task, policy, run)
+    return {("", 0): plain} | {cell: evaluate(task, policy._replace(expansion=one), run) for cell, one in expansions.items()}
+
+
+def _p_values(
+    reports: Mapping[str, Sequence[Mapping[Cell, Report]]], baseline: str, task: Task, measure: str
+) -> dict[tuple[str, Cell], float]:
+    """Of each run and cell beside the baseline's documents as they are, with Holm's correction for all of them."""
+    scores: dict[tuple[str, Cell], Mapping[str, float]] = {}
+    for name, seeds in reports.items():
+        for cell in seeds[0]:
+            rankings = [kept_ranking(seed[cell]["evaluation_dir"]) for seed in seeds]
+            own = [metrics.scores_by_query(ranking, task.qrels, measure) for ranking in rankings]
+            scores[name, cell] = significance.mean_over_seeds(own)
+    to_beat = scores.pop((baseline, ("", 0)))
+    compared = significance.compare_all({f"{index}": one for index, one in enumerate(scores.values())}, to_beat)
+    return {key: compared[f"{index}"].holm_permutation for index, key in enumerate(scores)}
+
+
+def _line(name: str, form: str, numbers: Sequence[int], seeds: Sequence[Mapping[Cell, Report]], measure: str) -> Line:
+    """The mean over the seeds, by the number of queries."""
+    scores = {number: [seed[form if number else "", number]["dense"][measure] for seed in seeds] for number in numbers}
+    means = {number: round(statistics.fmean(values), 5) for number, values in scores.items()}
+    spread = {number: round(statistics.stdev(values), 5) if len(values) > 1 else 0.0 for number, values in scores.items()}
+    return Line(name, form, means, spread)
 
 
 def _of_bm25(task: Task, expansions: dict[tuple[str, int], Expansion], args: argparse.Namespace) -> list[Line]:
@@ -100,9 +123,10 @@ def _policy(args: argparse.Namespace, *, bm25: bool) -> Policy:
     return Policy(measures=[args.measure], bm25=bm25, skip_empty=args.skip_empty)
 
 
-def _cell(line: Line, number: int) -> str:
-    spread = line.spread.get(number)
-    return f"{line.scores[number]:.4f}" + (f" ± {spread:.4f}" if spread else "")
+def _text(line: Mapping[str, Any], number: int) -> str:
+    spread = line["spread"].get(number)
+    star = "*" if line["p"].get(number, 1.0) < LEVEL else ""
+    return f"{line['scores'][number]:.4f}{star}" + (f" ± {spread:.4f}" if spread else "")
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

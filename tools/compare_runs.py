@@ -24,9 +24,8 @@ from de_jax import command
 from de_jax.data import beir
 from de_jax.evaluation import fusion, metrics, plots, significance, tables
 from de_jax.evaluation.metrics import Results
+from de_jax.evaluation.task import kept_ranking
 from de_jax.types import InputError
-
-KEPT_RUN = "dense.trec"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -35,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
     qrels = beir.read_qrels(args.qrels)
     runs = {name: [_read(Path(path)) for path in paths] for name, paths in _systems(args.systems).items()}
     (measure,) = metrics.names_of([args.measure])
-    seeds = {name: [_scores(run, qrels, args.measure) for run in found] for name, found in runs.items()}
+    seeds = {name: [metrics.scores_by_query(run, qrels, args.measure) for run in found] for name, found in runs.items()}
     scores = {name: significance.mean_over_seeds(found) for name, found in seeds.items()}
     baseline, *others = scores
     compared = significance.compare_all(
@@ -68,12 +67,7 @@ def _systems(arguments: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _read(path: Path) -> Results:
-    return metrics.read_trec_run(path / KEPT_RUN if path.is_dir() else path)
-
-
-def _scores(run: Results, qrels: beir.Qrels, measure: str) -> dict[str, float]:
-    scored = metrics.score_results(run, qrels, measures=[measure])
-    return {query_id: value for query_id, values in scored.items() for value in values.values()}
+    return kept_ranking(path) if path.is_dir() else metrics.read_trec_run(path)
 
 
 def _table(measure: str, systems: dict[str, dict[str, Any]]) -> str:

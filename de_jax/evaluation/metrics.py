@@ -110,6 +110,12 @@ def score_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = M
     return values
 
 
+def scores_by_query(results: Results, qrels: Qrels, measure: str) -> dict[str, float]:
+    """One measure of each query of `qrels`; see `score_results`."""
+    scored = score_results(results, qrels, measures=[measure])
+    return {query_id: value for query_id, values in scored.items() for value in values.values()}
+
+
 def with_min_relevance(measures: Sequence[str], min_relevance: int) -> list[str]:
     """The measures with documents of at least this grade as the relevant ones; those that take grades as they are stay.
 

@@ -125,6 +125,11 @@ def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:
     return {**report, **scores, "evaluation_dir": str(folder)}
 
 
+def kept_ranking(evaluation_dir: str | Path) -> Results:
+    """What a model ranked, of the folder that `evaluate` kept."""
+    return metrics.read_trec_run(Path(evaluation_dir) / f"{SYSTEMS[0]}.trec")
+
+
 def averaged(name: str, reports: Sequence[Report]) -> Report:
     """The mean of several reports as one, each counting once."""
     systems = [system for system in SYSTEMS if all(system in report for report in reports)]

@@ -33,6 +33,10 @@ def test_each_cell_is_what_the_evaluation_command_says(folder, capsys, monkeypat
         ("bm25", "document"),
     ]
     assert report["lines"][0]["scores"] == report["lines"][2]["scores"]
+    assert report["lines"][0]["p"].keys() == {"1", "2"}, "the line to beat is beside itself"
+    assert report["lines"][2]["p"]["0"] == 1.0, "the same run again"
+    assert report["lines"][2]["p"].items() >= report["lines"][0]["p"].items()
+    assert not report["lines"][4]["p"]
     for line in (report["lines"][1], report["lines"][4]):
         for number, score in line["scores"].items():
             options = [*expanded, f"--num_generated={number}", "--expand_as=typical"] if int(number) else shared
