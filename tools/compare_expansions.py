@@ -7,8 +7,8 @@ For every run the documents as they are (0 queries), and with their first so man
 query (views: corpus expansion), the mean of these (typical), one text (document). BM25 with and without the same queries. The
 pictures are figures 5 and 7 of He et al. (2023) for these runs: forms.png of the last run, strategies.png of all, both with the
 first run's score for documents as they are as the line to beat. A table goes to stderr, with a star where a cell differs from that
-line by more than chance. Several seeds of a run are written with commas between them and averaged. Scores and embeddings stay in
-the runs' folders: the same command goes on where it was stopped.
+line by more than chance, and what each form costs. Several seeds of a run are written with commas between them and averaged. Scores
+and embeddings stay in the runs' folders: the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -70,9 +70,12 @@ def main(argv: list[str] | None = None) -> None:
     for line in lines:
         cells = {number: (line.system, (line.form if number else "", number)) for number in numbers}
         found.append(line._asdict() | {"p": {number: p_values[cell] for number, cell in cells.items() if cell in p_values}})
-    report = {"dataset": task.name, "split": args.split, "measure": measure, "to_beat": first, "lines": found}
+    costs = {form: {number: _cost(reports, (form, number)) for number in numbers if number} for form in args.forms}
+    report = {"dataset": task.name, "split": args.split, "measure": measure, "to_beat": first, "lines": found, "costs": costs}
     files.write_json(args.out_dir / "comparison.json", report)
     rows = [[line["system"], line["form"], *(_text(line, number) for number in numbers)] for line in found]
+    for name in ("num_vectors", "bytes", "search_ms_per_query"):
+        rows += [[name, form, "", *(f"{cost[name]:,.6g}" for cost in by_number.values())] for form, by_number in costs.items()]
     print(tables.text_table(["run", "form", *map(str, numbers)], rows), file=sys.stderr)
     print(
         f"* p < {LEVEL} beside {first}'s documents as they are, by permutation with Holm's correction for all cells",
@@ -108,6 +111,12 @@ def _line(name: str, form: str, numbers: Sequence[int], seeds: Sequence[Mapping[
     means = {number: round(statistics.fmean(values), 5) for number, values in scores.items()}
     spread = {number: round(statistics.stdev(values), 5) if len(values) > 1 else 0.0 for number, values in scores.items()}
     return Line(name, form, means, spread)
+
+
+def _cost(reports: Mapping[str, Sequence[Mapping[Cell, Report]]], cell: Cell) -> dict[str, int | float]:
+    """The median over all runs, which differ in the time they took alone."""
+    costs = [seed[cell]["cost"] for seeds in reports.values() for seed in seeds]
+    return {name: statistics.median(cost[name] for cost in costs) for name in costs[0]}
 
 
 def _of_bm25(task: Task, expansions: dict[tuple[str, int], Expansion], args: argparse.Namespace) -> list[Line]:
