@@ -38,9 +38,11 @@ def main(argv: list[str] | None = None) -> None:
             _train(base, run_dir, strategy, seed, args)
         runs.setdefault(strategy, []).append(str(run_dir))
     compared = ["tools.compare_expansions", "--runs", *(f"{name}={','.join(folders)}" for name, folders in runs.items())]
-    compared += [f"--dataset_dir={args.dataset_dir}", f"--expansion={args.expansion}", f"--out_dir={args.out_dir}", "--skip_empty"]
+    compared += [f"--dataset_dir={args.dataset_dir}", f"--expansion={args.expansion}", "--skip_empty"]
     compared += [f"--max_generated_length={args.max_generated_length}", "--forms", *args.forms]
-    print(json.dumps(commands.run([*compared, "--num_generated", *map(str, args.num_generated)])))
+    compared += ["--num_generated", *map(str, args.num_generated)]
+    of_splits = {split: commands.run([*compared, f"--split={split}", f"--out_dir={args.out_dir / split}"]) for split in args.splits}
+    print(json.dumps(of_splits))
 
 
 def _train(base: Path, run_dir: Path, strategy: str, seed: int, args: argparse.Namespace) -> None:
@@ -83,6 +85,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--num_generated", nargs="+", type=int, default=[1, 2, 3, 5, 10], help="queries a document is searched with"
     )
     parser.add_argument("--forms", nargs="+", default=["views", "typical"], help="see --expand_as of the evaluation commands")
+    parser.add_argument("--splits", nargs="+", default=["test"], help="scored, each with its table and its pictures")
     parser.add_argument("--num_steps", type=int, default=120)
     parser.add_argument("--k", type=int, default=3, help="of top_k and bottom_k: as many as a group of ten queries has")
     parser.add_argument("--learning_rate", type=float, default=2e-5)

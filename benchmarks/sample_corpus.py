@@ -5,7 +5,8 @@ python -m benchmarks.sample_corpus --dataset_dir=data/beir/medquad --num_docs=40
 Keeps every document that a split beside train judges, and a fixed random sample of the others; of judgements and queries what is
 left of them. Fewer documents make a search easier: scores stand beside each other, not beside those of the whole set.
 ``--rest_dir`` gets the documents that were not kept, likewise: pairs for a model that shall not have seen the sample, such as a
-generator of queries.
+generator of queries. ``--hold_out`` moves training queries of the sample to a split of their own, ``held_out``: they ask about what the
+train split asks about, where those of a data set's own test split may not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,10 @@ def main(argv: list[str] | None = None) -> None:
     splits = {name: beir.read_qrels(beir.find_qrels(args.dataset_dir, name)) for name in names}
     docs = dict(beir.iter_docs(beir.find_file(args.dataset_dir, "corpus"), skip_empty=True))
     judged = {doc_id for name, qrels in splits.items() if name != "train" for own in qrels.values() for doc_id in own}
-    first_others = sorted(docs, key=lambda doc_id: (doc_id not in judged, hashlib.sha256(doc_id.encode()).digest()))
+    first_others = sorted(docs, key=lambda doc_id: (doc_id not in judged, _order(doc_id)))
     kept = set(first_others[: max(args.num_docs, len(judged & docs.keys()))])
+    held_out = sorted(_judging(splits.get("train", {}), kept), key=_order)[: args.hold_out]
+    splits["held_out"] = {query_id: splits["train"].pop(query_id) for query_id in held_out}
     queries = dict(beir.iter_queries(beir.find_file(args.dataset_dir, "queries"), skip_empty=True))
     report = _write_part(args.out_dir, {doc_id: text for doc_id, text in docs.items() if doc_id in kept}, queries, splits)
     if args.rest_dir is not None:
@@ -43,11 +47,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _write_part(out_dir: Path, docs: dict[str, str], queries: dict[str, str], splits: dict[str, beir.Qrels]) -> dict[str, Any]:
     """Writes a BEIR folder of ``docs``, with what of the splits (those that keep anything) and queries refers to them."""
-    left = {
-        name: {query: those for query, own in qrels.items() if (those := {doc: own[doc] for doc in own if doc in docs})}
-        for name, qrels in splits.items()
-    }
-    left = {name: qrels for name, qrels in left.items() if qrels}
+    left = {name: those for name, qrels in splits.items() if (those := _judging(qrels, docs.keys()))}
     asked = {query for qrels in left.values() for query in qrels}
     beir.write(
         out_dir,
@@ -59,11 +59,22 @@ def _write_part(out_dir: Path, docs: dict[str, str], queries: dict[str, str], sp
     return {"out_dir": str(out_dir), "num_docs": len(docs), "num_queries": len(asked), "judgements": pairs}
 
 
+def _judging(qrels: beir.Qrels, docs: Set[str]) -> beir.Qrels:
+    """The judgements of these documents."""
+    return {query: those for query, own in qrels.items() if (those := {doc: own[doc] for doc in own if doc in docs})}
+
+
+def _order(text_id: str) -> bytes:
+    """Random and always the same."""
+    return hashlib.sha256(text_id.encode()).digest()
+
+
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset_dir", type=Path, required=True, help="a BEIR folder")
     parser.add_argument("--num_docs", type=int, default=4000, help="at the least those that splits beside train judge")
     parser.add_argument("--splits", nargs="+", help="of the judgements; default all")
+    parser.add_argument("--hold_out", type=int, default=0, help="training queries of the sample that become the split held_out")
     parser.add_argument("--out_dir", type=Path, required=True, help="gets a BEIR folder; new")
     parser.add_argument("--rest_dir", type=Path, help="gets a BEIR folder of the documents that were not kept; new")
     return parser.parse_args(argv)

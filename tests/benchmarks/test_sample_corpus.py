@@ -52,3 +52,16 @@ def test_only_the_splits_that_were_named(tmp_path, capsys):
     assert list(dict(beir.iter_docs(beir.find_file(tmp_path / "part", "corpus")))) == ["d3"]
     with pytest.raises(InputError, match="dev2"):
         sample_corpus.main([*arguments, "dev2", f"--out_dir={tmp_path / 'other'}"])
+
+
+def test_queries_that_are_held_out_are_trained_with_no_more(tmp_path, capsys):
+    qrels = {"train": {f"q{i}": {f"d{i}": 1} for i in range(10)}, "test": {"q10": {"d10": 1}}}
+    queries = [(f"q{i}", f"query {i}") for i in range(11)]
+    beir.write(tmp_path / "whole", [(f"d{i}", "", f"text {i}") for i in range(11)], queries, qrels)
+    arguments = [f"--dataset_dir={tmp_path / 'whole'}", "--num_docs=8", "--hold_out=3", f"--rest_dir={tmp_path / 'rest'}"]
+    sample_corpus.main([*arguments, f"--out_dir={tmp_path / 'part'}"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["judgements"] == {"held_out": 3, "test": 1, "train": 4}
+    assert report["rest"]["judgements"] == {"train": 3}, "only queries about what was kept are held out"
+    trained, held_out = (beir.read_qrels(beir.find_qrels(tmp_path / "part", split)) for split in ("train", "held_out"))
+    assert not trained.keys() & held_out.keys()
