@@ -5,8 +5,8 @@ python -m benchmarks.sample_corpus --dataset_dir=data/beir/medquad --num_docs=40
 Keeps every document that a split beside train judges, and a fixed random sample of the others; of judgements and queries what is
 left of them. Fewer documents make a search easier: scores stand beside each other, not beside those of the whole set.
 ``--rest_dir`` gets the documents that were not kept, likewise: pairs for a model that shall not have seen the sample, such as a
-generator of queries. ``--hold_out`` moves training queries of the sample to a split of their own, ``held_out``: they ask about what the
-train split asks about, where those of a data set's own test split may not.
+generator of queries. ``--hold_out`` moves training queries of the sample to a split of their own, ``held_out``: they ask about
+what the train split asks about, where those of a data set's own test split may not.
 """
 
 from __future__ import annotations
