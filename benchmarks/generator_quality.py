@@ -5,7 +5,7 @@ python -m benchmarks.generator_quality --model=runs/doc2query --dataset_dirs dat
 ROUGE-L (F, in the mean) to the document's own query: of the likeliest query ("greedy"), of those that are drawn and of the best one
 among them, beside the document's first words ("lead") and the likeliest query for another document ("other"), which is what a query
 gets that has the form of the set and nothing of the document. `words_in_document` says which share of a query's words the document
-has. A document of the test split counts where no other split has it; the sample is fixed. Examples come last.
+has. A document of the split counts where no other split has it; the sample is fixed. Examples come last.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
 def measured(run: GeneratorRun, dataset_dir: Path, args: argparse.Namespace) -> dict[str, Any]:
     """What is printed of a data set."""
     corpus = beir.find_file(dataset_dir, "corpus")
-    pairs = _held_out(dataset_dir, args.num_docs)
+    pairs = _held_out(dataset_dir, args.split, args.num_docs)
     wanted = {doc_id for _, doc_id in pairs}
     docs = {doc_id: text for doc_id, text in beir.iter_docs(corpus, skip_empty=True) if doc_id in wanted}
     golds = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=True))
@@ -73,6 +73,7 @@ def measured(run: GeneratorRun, dataset_dir: Path, args: argparse.Namespace) -> 
     return {
         "benchmark": "generator_quality",
         "dataset": dataset_dir.name,
+        "split": args.split,
         "step": run.step,
         "num_docs": len(pairs),
         "num_drawn": args.num_queries,
@@ -83,16 +84,16 @@ def measured(run: GeneratorRun, dataset_dir: Path, args: argparse.Namespace) -> 
     }
 
 
-def _held_out(dataset_dir: Path, number: int) -> list[tuple[str, str]]:
-    """A fixed random sample of (query, document), a pair of the test split for each document that no other split has."""
+def _held_out(dataset_dir: Path, split: str, number: int) -> list[tuple[str, str]]:
+    """A fixed random sample of (query, document), a pair of the split for each document that no other split has."""
     splits = {path.stem: beir.read_qrels(path) for path in sorted((dataset_dir / "qrels").glob("*.tsv"))}
-    if "test" not in splits:
-        raise InputError(f"{dataset_dir} has no qrels/test.tsv, so no document of it is known to be held out.")
-    seen = {doc_id for name, qrels in splits.items() if name != "test" for judged in qrels.values() for doc_id in judged}
-    pairs = [(query, doc) for query, judged in splits["test"].items() for doc, score in judged.items() if score > 0]
+    if split not in splits:
+        raise InputError(f"{dataset_dir} has no qrels/{split}.tsv, so no document of it is known to be held out.")
+    seen = {doc_id for name, qrels in splits.items() if name != split for judged in qrels.values() for doc_id in judged}
+    pairs = [(query, doc) for query, judged in splits[split].items() for doc, score in judged.items() if score > 0]
     by_doc = {doc: (query, doc) for query, doc in reversed(pairs) if doc not in seen}
     if len(by_doc) < 2:
-        raise InputError(f"{dataset_dir} has no two documents in its test split that the other splits have not.")
+        raise InputError(f"{dataset_dir} has no two documents in its {split} split that the other splits have not.")
     return sorted(by_doc.values(), key=lambda pair: hashlib.sha256(pair[1].encode()).digest())[:number]
 
 
@@ -105,7 +106,8 @@ def _share(query: str, doc: str) -> float:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="as for de-jax doc2query generate")
-    parser.add_argument("--dataset_dirs", nargs="+", required=True, help="BEIR folders with a test split")
+    parser.add_argument("--dataset_dirs", nargs="+", required=True, help="BEIR folders")
+    parser.add_argument("--split", default="test", help="whose pairs the model was not trained with")
     parser.add_argument("--num_docs", type=int, default=500, help="of each folder")
     parser.add_argument("--num_queries", type=int, default=10, help="drawn for each document")
     parser.add_argument("--num_examples", type=int, default=5)
