@@ -66,10 +66,7 @@ def main(argv: list[str] | None = None) -> None:
     by_form = {form: {line.system: line for line in lines if line.form == form or line.system == BM25} for form in args.forms}
     expansion_plots.by_number(by_form, args.out_dir / "strategies.png", title=title, **drawn)
 
-    found = []
-    for line in lines:
-        cells = {number: (line.system, (line.form if number else "", number)) for number in numbers}
-        found.append(line._asdict() | {"p": {number: p_values[cell] for number, cell in cells.items() if cell in p_values}})
+    found = [_with_evidence(line, numbers, reports.get(line.system, []), p_values) for line in lines]
     costs = {form: {number: _cost(reports, (form, number)) for number in numbers if number} for form in args.forms}
     report = {"dataset": task.name, "split": args.split, "measure": measure, "to_beat": first, "lines": found, "costs": costs}
     files.write_json(args.out_dir / "comparison.json", report)
@@ -111,6 +108,16 @@ def _line(name: str, form: str, numbers: Sequence[int], seeds: Sequence[Mapping[
     means = {number: round(statistics.fmean(values), 5) for number, values in scores.items()}
     spread = {number: round(statistics.stdev(values), 5) if len(values) > 1 else 0.0 for number, values in scores.items()}
     return Line(name, form, means, spread)
+
+
+def _with_evidence(
+    line: Line, numbers: Sequence[int], seeds: Sequence[Mapping[Cell, Report]], p_values: Mapping[tuple[str, Cell], float]
+) -> dict[str, Any]:
+    """A line of the report: its p-values, and the folders of its rankings, which `compare_runs` takes."""
+    cells: dict[int, Cell] = {number: (line.form if number else "", number) for number in numbers}
+    p = {number: p_values[line.system, cell] for number, cell in cells.items() if (line.system, cell) in p_values}
+    kept = {number: [seed[cell]["evaluation_dir"] for seed in seeds] for number, cell in cells.items()}
+    return line._asdict() | {"p": p, "evaluations": kept}
 
 
 def _cost(reports: Mapping[str, Sequence[Mapping[Cell, Report]]], cell: Cell) -> dict[str, int | float]:

@@ -37,6 +37,7 @@ def test_each_cell_is_what_the_evaluation_command_says(folder, capsys, monkeypat
     assert report["lines"][2]["p"]["0"] == 1.0, "the same run again"
     assert report["lines"][2]["p"].items() >= report["lines"][0]["p"].items()
     assert not report["lines"][4]["p"]
+    assert len(report["lines"][2]["evaluations"]["2"]) == 2, "a folder for each seed"
     vectors = {form: [cost["num_vectors"] for cost in costs.values()] for form, costs in report["costs"].items()}
     assert vectors["views"][1] > vectors["views"][0] == vectors["typical"][0] == vectors["typical"][1]
     for line in (report["lines"][1], report["lines"][4]):
