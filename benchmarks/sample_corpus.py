@@ -22,6 +22,8 @@ from de_jax import command
 from de_jax.data import beir
 from de_jax.types import InputError
 
+HELD_OUT = "held_out"
+
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
@@ -35,8 +37,11 @@ def main(argv: list[str] | None = None) -> None:
     judged = {doc_id for name, qrels in splits.items() if name != "train" for own in qrels.values() for doc_id in own}
     first_others = sorted(docs, key=lambda doc_id: (doc_id not in judged, _order(doc_id)))
     kept = set(first_others[: max(args.num_docs, len(judged & docs.keys()))])
-    held_out = sorted(_judging(splits.get("train", {}), kept), key=_order)[: args.hold_out]
-    splits["held_out"] = {query_id: splits["train"].pop(query_id) for query_id in held_out}
+    if args.hold_out:
+        if "train" not in splits or HELD_OUT in splits:
+            raise InputError(f"--hold_out makes a split {HELD_OUT} of train; read a train split, and none of that name (--splits).")
+        held_out = sorted(_judging(splits["train"], kept), key=_order)[: args.hold_out]
+        splits[HELD_OUT] = {query_id: splits["train"].pop(query_id) for query_id in held_out}
     queries = dict(beir.iter_queries(beir.find_file(args.dataset_dir, "queries"), skip_empty=True))
     report = _write_part(args.out_dir, {doc_id: text for doc_id, text in docs.items() if doc_id in kept}, queries, splits)
     if args.rest_dir is not None:

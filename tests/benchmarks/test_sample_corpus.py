@@ -65,3 +65,8 @@ def test_queries_that_are_held_out_are_trained_with_no_more(tmp_path, capsys):
     assert report["rest"]["judgements"] == {"train": 3}, "only queries about what was kept are held out"
     trained, held_out = (beir.read_qrels(beir.find_qrels(tmp_path / "part", split)) for split in ("train", "held_out"))
     assert not trained.keys() & held_out.keys()
+    again = [f"--dataset_dir={tmp_path / 'part'}", "--num_docs=8", f"--out_dir={tmp_path / 'again'}"]
+    sample_corpus.main(again)
+    assert json.loads(capsys.readouterr().out)["judgements"]["held_out"] == 3, "a sample of the sample keeps the split"
+    with pytest.raises(InputError, match="makes a split held_out of train"):
+        sample_corpus.main([*again[:-1], "--hold_out=1", f"--out_dir={tmp_path / 'other'}"])
