@@ -1,5 +1,6 @@
 """Eight simulated devices for every test, and shapes checked as they are annotated; a disk to fill up."""
 
+import gc
 import os
 import resource
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 
 import jax
 import pytest
+import timing
 from jaxtyping import install_import_hook
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -15,24 +17,38 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 install_import_hook("de_jax", "beartype.beartype").__enter__()
 
 QUICK_TO_COMPILE = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
-"""What XLA's command line has and JAX's settings have not; read when the first program is compiled."""
+"""XLA flags without a setting in JAX; read when the first program is compiled."""
 
 
 def pytest_configure(config):
-    """Fast tests compile much and compute little: without XLA's optimizations they take two thirds of the processor's time."""
-    if config.getoption("markexpr") == "not slow":
-        jax.config.update("jax_disable_most_optimizations", True)
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_TO_COMPILE}"
+    """Tests compile much and compute little, so they and the processes they start compile without XLA's optimizations."""
+    config.pluginmanager.register(timing)
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_TO_COMPILE}"
+    share_settings({"jax_disable_most_optimizations": True})
+
+
+def share_settings(settings):
+    """Sets JAX here and, through the environment, in the processes that tests start."""
+    for name, value in settings.items():
+        jax.config.update(name, value)
+        os.environ[name.upper()] = str(value)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory):
-    """What tests compile alike is compiled once, in whichever worker they run; as commands do it (`command.keep_compiled`)."""
+    """Each program is compiled once, whichever worker or process it runs in; as commands do it (`command.keep_compiled`)."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # that of the session
-    jax.config.update("jax_compilation_cache_dir", str(folder / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        folder = folder.parent  # the session's
+    share_settings({"jax_compilation_cache_dir": str(folder / "xla"), "jax_persistent_cache_min_compile_time_secs": 0.0})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory():
+    """Drops the compiled programs of a module at its end: a worker would hold all of them, several GB."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 class SmallDisk:

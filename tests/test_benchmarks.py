@@ -28,7 +28,6 @@ def run(benchmark: str, *arguments: str, small: tuple[str, ...] = SMALL) -> dict
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
 def test_encode_throughput_stands_beside_a_peer_that_gives_the_same_embeddings():
     report = run(
         "encode_throughput", "--num_passages", "9", "--num_queries", "20", "--dtype", "float32", "--peer_dtypes", "float32"
@@ -43,7 +42,6 @@ def test_encode_throughput_stands_beside_a_peer_that_gives_the_same_embeddings()
         assert 0 < found["mfu_useful"] < 10
 
 
-@pytest.mark.slow
 def test_the_parts_of_an_encoder_are_timed_beside_the_whole():
     report = run("encoder_parts", "--rows", "2", "--length", "8", "--calls", "1")
     assert {"attention", "mlp in", "whole"} < report["milliseconds"].keys()
@@ -51,7 +49,6 @@ def test_the_parts_of_an_encoder_are_timed_beside_the_whole():
     assert report["qkv_in_one"].keys() == {"median", "min", "max"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["in_batch_softmax", "samtone"])
 def test_step_time_stands_beside_a_peer_that_has_the_same_loss(loss):
     report = run(
@@ -66,7 +63,6 @@ def test_step_time_stands_beside_a_peer_that_has_the_same_loss(loss):
     assert report["last_loss"]["ours"] == pytest.approx(report["last_loss"]["peer"], rel=1e-3)
 
 
-@pytest.mark.slow
 def test_input_throughput_compares_sources_that_give_the_same_batches():
     pytest.importorskip("seqio")
     sizes = ("--batch_size", "4", "--num_pairs", "200", "--num_batches", "1", "--num_input_batches", "2")
@@ -77,7 +73,6 @@ def test_input_throughput_compares_sources_that_give_the_same_batches():
     assert report["tokens_per_batch"] > 4 * 50
 
 
-@pytest.mark.slow
 def test_peers_are_compared_in_one_run():
     report = run("compare_peers", "--batch_size", "4", "--num_passages", "9", "--num_queries", "20", "--no_compiled")
     assert report.keys() >= ENVIRONMENT
@@ -86,7 +81,6 @@ def test_peers_are_compared_in_one_run():
         assert report["per_second"][work].keys() == {"ours", "peer"}
 
 
-@pytest.mark.slow
 def test_a_benchmark_without_its_peer_says_why():
     report = run("step_time", "--batch_size", "2", "--query_length", "8", "--doc_length", "8", "--no_peer")
     assert report["peer"] is None
@@ -113,14 +107,12 @@ def test_runs_alternate_and_ratios_are_taken_within_a_repeat():
     assert ratios == {"median": 2.0, "min": 1.0, "max": 3.0}
 
 
-@pytest.mark.slow
 def test_the_memory_of_an_evaluation_is_measured():
     report = run("evaluation_memory", "--num_docs", "300", "--num_queries", "20", "--doc_words", "20", small=())
     assert report.keys() >= ENVIRONMENT | {"peak_mib", "seconds"}
     assert 50 < report["peak_mib"] < 4096
 
 
-@pytest.mark.slow
 def test_generation_stands_beside_transformers_with_the_same_texts():
     sizes = ("--num_docs", "3", "--docs_per_batch", "2", "--num_queries", "2", "--max_length", "3", "--num_compared", "2")
     report = run("generate_throughput", *sizes, "--repeats", "1", small=())
@@ -129,7 +121,6 @@ def test_generation_stands_beside_transformers_with_the_same_texts():
     assert report["share_of_equal_greedy_texts"] == 1
 
 
-@pytest.mark.slow
 def test_relevance_stands_beside_rouge_score_with_the_same_numbers(tmp_path):
     beir.write(tmp_path, [("d", "", "text")], [(f"q{i}", f"some words of number {i}") for i in range(9)], {})
     report = run(
@@ -140,7 +131,6 @@ def test_relevance_stands_beside_rouge_score_with_the_same_numbers(tmp_path):
     assert report["speedup"]["median"] > 0
 
 
-@pytest.mark.slow
 def test_a_negative_cache_takes_the_memory_that_was_predicted():
     sizes = ("--batch_size", "4", "--query_length", "8", "--doc_length", "16", "--embedding_dim", "8", "--capacity", "1024")
     small = ("--model", "tiny", "--repeats", "1", "--num_steps", "1", "--num_negatives", "2", "--gin", "T5Config.vocab_size=64")

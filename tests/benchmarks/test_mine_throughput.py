@@ -16,7 +16,6 @@ def lines(*flags):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
 def test_rates_of_encoding_and_search_give_the_seconds_of_a_refresh():
     sizes = ["--num_docs", 400, "--num_queries", 16, "--dim", 32, "--repeats", 1, "--num_texts", 9, "--num_train_queries", 1000]
     encode, search = lines(*sizes, "--model", "tiny", "--indexes", "flat")
@@ -28,7 +27,6 @@ def test_rates_of_encoding_and_search_give_the_seconds_of_a_refresh():
     assert search["refresh_seconds"].keys() == {"exact", "flat"}
 
 
-@pytest.mark.slow
 def test_a_recipe_is_trained_alone_and_beside_a_miner(tmp_path):
     data = toy_run.write_dataset(tmp_path / "toy")
     settings = {

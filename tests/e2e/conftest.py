@@ -1,6 +1,8 @@
 """One small data set, and one undisturbed run on it, for all tests of whole commands."""
 
+import json
 import os
+import random
 
 import pytest
 import toy_run
@@ -16,6 +18,21 @@ def dataset_dir(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+SOAK = json.loads(os.environ.get("DE_JAX_SOAK", "{}"))
+"""What `tests/soak.sh` was asked for."""
+
+
+@pytest.fixture(scope="session")
+def num_kills():
+    return SOAK.get("kills", 50)
+
+
+@pytest.fixture
+def rng(request):
+    """The random choices of one test; the same `--seed` repeats them."""
+    return random.Random(f"{SOAK.get('seed', 0)} {request.node.name}")
 
 
 @pytest.fixture(scope="session")

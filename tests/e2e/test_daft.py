@@ -1,7 +1,6 @@
 """DAFT as a user runs it: two stages by one command, towers that end aligned, and runs that go on where they were killed."""
 
 import json
-import shutil
 
 import jax
 import numpy as np
@@ -51,7 +50,6 @@ def stage1(folders, run_dir, **changes):
     train.main(["--gin_file=recipes/daft_stage1.gin", *arguments, f"--run_dir={run_dir}"])
 
 
-@pytest.mark.slow
 def test_one_command_gives_pairs_of_towers_pictures_and_the_same_again(folders, tmp_path, capsys):
     command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
     command += ["--query_layers", "1", "0", "--num_align_steps=4", "--num_steps=3", "--gin1.Alignment.delta=-1e9"]
@@ -78,7 +76,6 @@ def test_one_command_gives_pairs_of_towers_pictures_and_the_same_again(folders, 
         daft.main([argument if argument != "1" else "3" for argument in command])
 
 
-@pytest.mark.slow
 def test_without_alignment_the_same_command_trains_both_towers_at_once(folders, tmp_path, capsys):
     command = [f"--model={folders / 't5'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
     command += ["--query_layers", "1", "--num_align_steps=0", "--num_steps=3"]
@@ -103,7 +100,6 @@ def test_a_stage_that_was_told_to_stop_is_not_taken_for_a_whole_one(folders, tmp
     assert (exit_.value.code, done) == (75, ["aligned"])
 
 
-@pytest.mark.slow
 def test_an_aligned_run_ends_saves_and_stays_ended(folders, tmp_path, capsys):
     stage1(folders, tmp_path, Alignment__delta=1e9)
     summary = json.loads(capsys.readouterr().out)
@@ -117,32 +113,12 @@ def test_an_aligned_run_ends_saves_and_stays_ended(folders, tmp_path, capsys):
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl") if "alignment/kl_divergence" in line] == [0, 2]
 
 
-@pytest.mark.slow
 def test_towers_of_two_models_are_aligned_each_with_its_own_tokenizer(folders, tmp_path, capsys):
     stage1(folders, tmp_path, QUERY_MODEL=folders / "t5", Alignment__delta=1e9)
     assert json.loads(capsys.readouterr().out)["stopped"].startswith("aligned: kl_divergence")
     run = load_run(tmp_path)
     assert run.query_tokenizer.fingerprint != run.doc_tokenizer.fingerprint
     assert (type(run.model.query.encoder).__name__, type(run.model.doc.encoder).__name__) == ("T5Config", "BertConfig")
-
-
-@pytest.mark.slow
-def test_patience_counts_across_a_kill_and_parameters_end_bit_equal(folders, tmp_path, capsys):
-    """A whole run, and copies of it that lost their newest checkpoints as if they had been killed before them."""
-    stage1(folders, tmp_path / "whole", Alignment__delta=-1e9, Alignment__patience=2, train__learning_rate=1e-9)
-    whole = json.loads(capsys.readouterr().out)
-    assert "has not become better in 2 measurements" in whole["stopped"]
-    steps = complete_steps(tmp_path / "whole" / "checkpoints")
-    for kept in steps[:-1]:
-        copy = tmp_path / f"killed_{kept}"
-        shutil.copytree(tmp_path / "whole", copy)
-        for step in steps:
-            if step > kept:
-                shutil.rmtree(copy / "checkpoints" / str(step))
-        stage1(folders, copy, Alignment__delta=-1e9, Alignment__patience=2, train__learning_rate=1e-9)
-        again = json.loads(capsys.readouterr().out)
-        assert (again["step"], again["stopped"]) == (whole["step"], whole["stopped"])
-        jax.tree.map(np.testing.assert_array_equal, load_run(copy).params, load_run(tmp_path / "whole").params)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +134,6 @@ def test_what_cannot_be_aligned_is_refused(folders, tmp_path, changes, sentence)
         stage1(folders, tmp_path, **changes)
 
 
-@pytest.mark.slow
 def test_latencies_stand_beside_each_other(folders, tmp_path, capsys):
     stage1(folders, tmp_path / "run", train__num_steps=1)
     (tmp_path / "queries.txt").write_text("hello world\n\na dense retrieval\n")

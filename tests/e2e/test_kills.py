@@ -1,11 +1,10 @@
-"""Training and encoding, killed with SIGKILL at random moments, fifty times each: the result is that of an undisturbed run.
+"""Training, mining and encoding, killed with SIGKILL at random moments: the result is that of an undisturbed run.
 
 Each attempt is a process of its own, started as the command is and killed as a whole; only Python's imports are shared, by a fork.
 """
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -20,15 +19,15 @@ from de_jax.training import run_log
 from de_jax.training.run import load_run
 
 KILLING = Path(__file__).resolve().parents[1] / "killing.py"
-NUM_KILLS = int(os.environ.get("DE_JAX_KILLS", 50))
-NUM_RUNS = 5 * NUM_KILLS  # on a fast machine more runs come to their end before the kill than are killed
+RUNS_PER_KILL = 5
+"""On a fast machine more runs come to their end before the kill than are killed."""
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(36000)]
 
 
-def killed(module, argv, watch):
+def killed(module, argv, watch, num_kills, rng):
     """Runs the first list undisturbed and the others until they were killed often enough; how many came to their end."""
-    seed = int(os.environ.get("DE_JAX_KILL_SEED", random.randrange(10**6)))
-    print(f"DE_JAX_KILL_SEED={seed} repeats the moments of these kills")
-    job = {"module": module, "argv": argv, "watch": list(map(str, watch)), "kills": NUM_KILLS, "seed": seed}
+    job = {"module": module, "argv": argv, "watch": list(map(str, watch)), "kills": num_kills, "seed": rng.randrange(10**6)}
     done = subprocess.run(
         [sys.executable, str(KILLING), json.dumps(job)],
         env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"},
@@ -39,7 +38,7 @@ def killed(module, argv, watch):
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
     print(found)
-    assert len(found["kills"]) == NUM_KILLS
+    assert len(found["kills"]) == num_kills
     return found["finished"]
 
 
@@ -62,10 +61,8 @@ def names(run_dir):
     return {name for name in found if not name.startswith("tensorboard/")}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path):
-    run_dirs = [tmp_path / str(number) for number in range(NUM_RUNS)]
+def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path, num_kills, rng):
+    run_dirs = [tmp_path / str(number) for number in range(RUNS_PER_KILL * num_kills + 2)]
     changes = {
         "train__num_steps": 160,
         "train__save_every_steps": 4,
@@ -73,7 +70,9 @@ def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path):
         "train__evaluate_every_steps": 10,
     }
     argv = [arguments(dataset_dir, run_dir, **changes) for run_dir in run_dirs]
-    finished = killed("de_jax.train", argv, [run_dir / "checkpoints" / "*.orbax-checkpoint-tmp" for run_dir in run_dirs])
+    finished = killed(
+        "de_jax.train", argv, [run_dir / "checkpoints" / "*.orbax-checkpoint-tmp" for run_dir in run_dirs], num_kills, rng
+    )
     whole, *others = run_dirs[:finished]
     assert others
     assert [line["step"] for line in curve(whole) if "loss" in line] == [*range(3, 160, 3), 160]
@@ -86,18 +85,16 @@ def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path):
         assert names(run_dir) == names(whole)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_encoding_killed_again_and_again_ends_byte_equal(finished_run, tmp_path):
-    rng = np.random.default_rng(0)
+def test_encoding_killed_again_and_again_ends_byte_equal(finished_run, tmp_path, num_kills, rng):
+    draw = np.random.default_rng(0)
     words = ["apple", "river", "engine", "violin", "castle", "pepper", "comet", "ladder"]
     corpus = tmp_path / "corpus.jsonl"
-    texts = [" ".join(rng.choice(words, rng.integers(1, 12))) for _ in range(50000)]
+    texts = [" ".join(draw.choice(words, draw.integers(1, 12))) for _ in range(50000)]
     corpus.write_text("".join(json.dumps({"_id": f"d{number}", "text": text}) + "\n" for number, text in enumerate(texts)))
-    out_dirs = [tmp_path / str(number) for number in range(NUM_RUNS)]
+    out_dirs = [tmp_path / str(number) for number in range(RUNS_PER_KILL * num_kills + 2)]
     argv = [[f"--run_dir={finished_run}", f"--corpus={corpus}", f"--out_dir={out_dir}"] for out_dir in out_dirs]
     argv = [[*list_, "--texts_per_shard=500"] for list_ in argv]
-    finished = killed("de_jax.tools.encode_corpus", argv, [out_dir / "progress.json" for out_dir in out_dirs])
+    finished = killed("de_jax.tools.encode_corpus", argv, [out_dir / "progress.json" for out_dir in out_dirs], num_kills, rng)
     whole, *others = [{path.name: path.read_bytes() for path in out_dir.iterdir()} for out_dir in out_dirs[:finished]]
     assert others
     assert sorted(whole) == ["embeddings.npy", "ids.json", "manifest.json"]
@@ -106,10 +103,8 @@ def test_encoding_killed_again_and_again_ends_byte_equal(finished_run, tmp_path)
     assert load_run(finished_run).step == 30
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_run_that_mines_itself_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path):
-    run_dirs = [tmp_path / str(number) for number in range(NUM_RUNS)]
+def test_a_run_that_mines_itself_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path, num_kills, rng):
+    run_dirs = [tmp_path / str(number) for number in range(RUNS_PER_KILL * num_kills + 2)]
     changes = {
         "train__loss": "@ance",
         "train__miner": "@Miner()",
@@ -125,7 +120,7 @@ def test_a_run_that_mines_itself_killed_again_and_again_ends_bit_equal(dataset_d
     }
     argv = [arguments(dataset_dir, run_dir, recipe="recipes/sde.gin", **changes) for run_dir in run_dirs]
     argv = [[one for one in list_ if not one.startswith("--gin.samtone")] for list_ in argv]
-    finished = killed("de_jax.train", argv, [run_dir / "negatives" / "*" for run_dir in run_dirs])
+    finished = killed("de_jax.train", argv, [run_dir / "negatives" / "*" for run_dir in run_dirs], num_kills, rng)
     whole, *others = run_dirs[:finished]
     assert others
     switches = (whole / "switches.jsonl").read_text()

@@ -67,7 +67,7 @@ def test_a_colocated_run_mines_first_and_then_at_its_own_period(colocated):
     assert {"negatives/staleness", "negatives/overlap_previous", "negatives/previous_in_top_100"} <= lines[-1].keys()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("stop_before", ["mine", "write", "record"])
 def test_a_colocated_run_that_dies_while_it_mines_or_switches_ends_bit_equal(
     dataset_dir, colocated, tmp_path, monkeypatch, stop_before
@@ -121,17 +121,6 @@ def test_a_miner_beside_a_run_mines_its_newest_checkpoint_and_says_what_it_mined
     assert negatives.read_switches(run_dir / "switches.jsonl") == [Switch(0, 1), Switch(17, 2)]
     mine.main(settings(dataset_dir, run_dir, BESIDE, train__num_steps=24))  # complete: nothing is left to mine for
     assert capsys.readouterr().out.count("checkpoint_step") == 0
-
-
-@pytest.mark.slow
-def test_a_run_repeats_another_ones_switches_bit_equal(dataset_dir, tmp_path, colocated):
-    run_dir = tmp_path / "run"
-    for name in ("negatives", "switches.jsonl"):
-        copy = shutil.copytree if (colocated / name).is_dir() else shutil.copy
-        run_dir.mkdir(exist_ok=True)
-        copy(colocated / name, run_dir / name)
-    train.main(settings(dataset_dir, run_dir, {**BESIDE, "train__follow_every_steps": 100}))
-    assert_equal_params(run_dir, colocated)
 
 
 @pytest.mark.parametrize("removed", [".", "params"], ids=["wholly", "by half"])

@@ -1,7 +1,6 @@
 """Trainer and miner as the processes that they are, killed at random: the run is the one that its switches describe."""
 
 import json
-import random
 import shutil
 import signal
 import subprocess
@@ -34,6 +33,8 @@ MINED = {
     "ance__temperature": 0.05,
 }
 NUM_SWITCHES = 4
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(36000)]
 
 
 def settings(dataset_dir, run_dir, **changes):
@@ -78,15 +79,11 @@ def repeat(dataset_dir, run_dir, again_dir, step, **changes):
     assert again.wait() == 0, again.communicate()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_trainer_and_miner_killed_at_random_give_the_run_that_its_switches_describe(dataset_dir, tmp_path):
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
-    rng, run_dir = random.Random(seed), tmp_path / "run"
+def test_trainer_and_miner_killed_at_random_give_the_run_that_its_switches_describe(dataset_dir, tmp_path, num_kills, rng):
+    run_dir = tmp_path / "run"
     argv = settings(dataset_dir, run_dir)
     both = {"de_jax.train": start("de_jax.train", argv), "de_jax.mine": miner(argv)}
-    for number in range(6):
+    for number in range(num_kills):
         victim = ("de_jax.mine", "de_jax.train")[number % 2]
         before = num_switches(run_dir)
         wait_until(lambda before=before: num_switches(run_dir) > before, *both.values())
@@ -108,8 +105,6 @@ def test_trainer_and_miner_killed_at_random_give_the_run_that_its_switches_descr
     jax.tree.map(np.testing.assert_array_equal, load_run(run_dir).params, load_run(tmp_path / "again").params)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_two_processes_that_train_switch_at_the_same_update_to_what_a_third_mines(dataset_dir, tmp_path):
     run_dir = tmp_path / "two"
     argv = settings(dataset_dir, run_dir, T5Config__dropout_rate=0.0)  # each process packs its own rows

@@ -34,7 +34,6 @@ def logged(run_dir):
     return [line for line in lines if "loss" in line]
 
 
-@pytest.mark.slow
 def test_a_run_with_a_cache_learns_and_continues_exactly(dataset_dir, tmp_path):
     argv = with_cache(dataset_dir, tmp_path, train__save_every_steps=15)
     train.main(argv)

@@ -77,7 +77,6 @@ def test_summary_is_one_line_of_json(dataset_dir, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["step"] == 2
 
 
-@pytest.mark.slow
 def test_passages_are_trained_mined_scored_and_evaluated_by_the_best_one(dataset_dir, tmp_path, capsys):
     run_dir = tmp_path / "run"
     changes = {"beir_pairs__max_passages": 3, "beir_pairs__max_doc_length": 12, "beir_pairs__num_neg_queries": 0}

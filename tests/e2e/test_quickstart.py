@@ -2,14 +2,11 @@
 
 import json
 
-import pytest
-
 from de_jax.tools import quickstart
 
 MEASURES = {"ndcg@10", "mrr@10", "recall@100"}
 
 
-@pytest.mark.slow
 def test_quickstart_writes_its_report_and_pictures_and_runs_again_at_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path / "cache"))
     run_dir = tmp_path / "quickstart"

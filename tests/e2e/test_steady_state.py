@@ -84,7 +84,6 @@ def test_nothing_is_compiled_and_nothing_waited_for_between_logs(steps, dataset_
     assert all(0 < line["grad_norm/middle"] < line["grad_norm"] for line in lines)
 
 
-@pytest.mark.slow
 def test_second_process_compiles_nothing(dataset_dir, tmp_path):
     program = (
         "import json, sys, jax\nfrom de_jax import command, train\nfound = {'hits': 0, 'misses': 0}\n"
@@ -113,7 +112,6 @@ def test_second_process_compiles_nothing(dataset_dir, tmp_path):
     assert run("fourth") == {"hits": 0, "misses": second["hits"]}
 
 
-@pytest.mark.slow
 def test_some_steps_are_traced_for_a_profile(dataset_dir, tmp_path):
     settings = {"train__num_steps": 6, "train__profile_steps": "(3, 2)"}
     train.main(arguments(dataset_dir, tmp_path / "run", **settings))

@@ -62,25 +62,15 @@ def wait_for(path, process):
         time.sleep(0.01)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("checkpoints_before_kill", [1, 3])
-def test_run_killed_with_sigkill_and_continued_ends_bit_equal(finished_run, dataset_dir, tmp_path, checkpoints_before_kill):
-    run_dir = tmp_path / "killed"
-    process = start(dataset_dir, run_dir)
-    wait_for(run_dir / "checkpoints" / str(5 * checkpoints_before_kill), process)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    train.main(arguments(dataset_dir, run_dir))
-    jax.tree.map(np.testing.assert_array_equal, parameters(run_dir), parameters(finished_run))
-    kept = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in kept if "loss" in line] == list(range(5, 31, 5))
-
-
-@pytest.mark.slow
-def test_sigterm_saves_and_exits_with_a_code_of_its_own(finished_run, dataset_dir, tmp_path):
-    run_dir = tmp_path / "terminated"
+def test_run_that_is_killed_and_then_terminated_saves_and_ends_bit_equal(finished_run, dataset_dir, tmp_path):
+    """SIGTERM saves and exits with a code of its own. `test_kills` draws the moments at random."""
+    run_dir = tmp_path / "run"
     process = start(dataset_dir, run_dir)
     wait_for(run_dir / "checkpoints" / "5", process)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    process = start(dataset_dir, run_dir)
+    wait_for(run_dir / "checkpoints" / "15", process)
     process.terminate()
     out, _ = process.communicate()
     assert process.returncode == command.EXIT_STOPPED
@@ -89,9 +79,10 @@ def test_sigterm_saves_and_exits_with_a_code_of_its_own(finished_run, dataset_di
     assert load_run(run_dir).step == summary["step"] < 30
     train.main(arguments(dataset_dir, run_dir))
     jax.tree.map(np.testing.assert_array_equal, parameters(run_dir), parameters(finished_run))
+    kept = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in kept if "loss" in line] == list(range(5, 31, 5))
 
 
-@pytest.mark.slow
 def test_second_stage_starts_from_the_first(finished_run, dataset_dir, tmp_path):
     run_dir = tmp_path / "stage2"
     recipe = "recipes/sde.gin"

@@ -382,7 +382,7 @@ COMPRESSED = ["IVF4,PQ8", "PCA16,Flat", "SQfp16"]
 LONG_TRAINED = ["PQ8", "OPQ8,PQ8", "OPQ8_16,IVF4,PQ8x4fs"]
 
 
-@pytest.mark.parametrize("factory", [*COMPRESSED, *(pytest.param(factory, marks=pytest.mark.slow) for factory in LONG_TRAINED)])
+@pytest.mark.parametrize("factory", [*COMPRESSED, *(pytest.param(factory, marks=pytest.mark.soak) for factory in LONG_TRAINED)])
 def test_compressed_indexes_find_the_nearest_among_their_first(factory, tmp_path):
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((40, 32))

@@ -118,10 +118,7 @@ def test_what_is_no_expansion_is_refused(folder, capsys, options, sentence):
         report(folder, capsys, *options)
 
 
-OTHER_FORMS = [pytest.param(form, marks=pytest.mark.slow) for form in ("typical_as_is", "document")]
-
-
-@pytest.mark.parametrize("form", ["views", "typical", *OTHER_FORMS])
+@pytest.mark.parametrize("form", ["views", "typical", "typical_as_is", "document"])
 def test_a_written_index_of_expanded_documents_searches_as_they_are_scored(folder, capsys, tmp_path, monkeypatch, form):
     options = [f"--run_dir={folder / 'run'}", f"--dataset_dir={folder / 'data'}"]
     expansion = [f"--expansion={folder / 'expansion.jsonl'}", f"--expand_as={form}"]

@@ -24,7 +24,6 @@ def test_plan_of_simulated_devices_is_one_json_object(capsys):
     assert report["executed_flops"] > report["useful_flops"] > 0  # chunks are computed twice
 
 
-@pytest.mark.slow
 def test_packed_texts_are_fewer_rows(capsys):
     shape = ["--batch_size=32", "--query_length=8", "--doc_length=16", "--topology=cpu:2"]
     plan_run.main([*RECIPE, *SMALL, *shape])
@@ -34,7 +33,6 @@ def test_packed_texts_are_fewer_rows(capsys):
     assert packed["memory_gib"]["temporaries"] <= padded["memory_gib"]["temporaries"]
 
 
-@pytest.mark.slow
 def test_mined_negatives_and_passages_are_planned_with_the_batch(capsys):
     shape = ["--gin_file=recipes/sde.gin", *RECIPE[1:], *SMALL, "--batch_size=16", "--query_length=8", "--doc_length=16"]
     mined = ["--gin.train.loss=@ance", "--gin.beir_pairs.negatives_dir=some", "--gin.beir_pairs.num_neg_docs=3"]
@@ -50,7 +48,6 @@ def test_mined_negatives_and_passages_are_planned_with_the_batch(capsys):
     assert packed < 0.8 * with_negatives
 
 
-@pytest.mark.slow
 def test_plan_for_a_tpu_says_whether_it_fits(capsys):
     pytest.importorskip("libtpu")
     plan_run.main([*RECIPE, *SMALL, "--batch_size=32", "--query_length=8", "--doc_length=16", "--topology=v6e:2x2"])
@@ -76,7 +73,6 @@ def test_plan_that_cannot_be_meant_is_refused(arguments, message):
         plan_run.main([*RECIPE, *SMALL, *arguments])
 
 
-@pytest.mark.slow
 def test_a_negative_cache_lies_in_equal_shares_on_the_devices(capsys):
     shape = ["--batch_size=16", "--query_length=8", "--gin.beir_pairs.max_doc_length=16", "--gin.TowerConfig.projection_dim=8"]
     cache = [

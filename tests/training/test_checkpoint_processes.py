@@ -5,8 +5,6 @@ import socket
 import subprocess
 import sys
 
-import pytest
-
 ROUNDS = 12
 PROGRAM = f"""
 import random, sys, time
@@ -32,7 +30,6 @@ best.close()
 """
 
 
-@pytest.mark.slow
 def test_saving_to_two_folders_at_once_ends(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))

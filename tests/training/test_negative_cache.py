@@ -301,7 +301,6 @@ def run(mesh_sizes, first, last, state=None, **options):
     return state, metrics
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mesh_sizes", [(8,), (2, 2, 2)], ids=str)
 def test_eight_devices_draw_and_keep_what_one_does(mesh_sizes):
     one, metrics_of_one = run((1,), 0, 8)
@@ -334,7 +333,6 @@ def test_a_run_resumed_from_its_checkpoint_ends_bit_equal(tmp_path):
     checkpoints.close()
 
 
-@pytest.mark.slow
 def test_chunks_draw_and_keep_what_the_whole_batch_does():
     encoder = T5Config(
         vocab_size=61, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, dtype="float32", dropout_rate=0.0
@@ -346,7 +344,6 @@ def test_chunks_draw_and_keep_what_the_whole_batch_does():
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_the_full_softmax_over_what_was_drawn_is_any_loss_over_mined_negatives():
     state, metrics = run((1,), 0, 6, loss=ance)
     assert all(np.isfinite(value) for found in metrics for value in found.values())
@@ -354,7 +351,6 @@ def test_the_full_softmax_over_what_was_drawn_is_any_loss_over_mined_negatives()
     assert metrics[-1]["loss"] > 0
 
 
-@pytest.mark.slow
 def test_no_device_gathers_the_cache():
     """A step moves what is drawn and entered; with the slots grow only the ids, which duplicates are found by."""
     mesh, shardings, _ = step_on((8,))

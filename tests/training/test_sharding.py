@@ -95,7 +95,7 @@ def test_any_mesh_trains_as_one_device_does(sizes, options):
     assert_trains_as_one_device_does(sizes, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(("sizes", "options"), list(CASES.values()), ids=list(CASES))
 def test_every_mesh_trains_as_one_device_does(sizes, options):
     assert_trains_as_one_device_does(sizes, **options)
