@@ -20,6 +20,8 @@ from de_jax.types import InputError
 ROOT = Path(__file__).parent.parent / "gin_configs"
 RECIPES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("recipes/*.gin"))
 MODELS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("models/*.gin"))
+SMALL = ["models/t5_1_1_tiny.gin"], ["T5Config.num_layers=1"]
+"""Model files and settings by which a recipe is traced in a second."""
 DATA = re.compile(r"(beir|seqio|stored)_pairs\.\w+(, )?")
 
 FROM_A_MODEL = {path for path in RECIPES if "--gin.MODEL=" in (ROOT / path).read_text()}
@@ -45,8 +47,8 @@ def pretrained(tmp_path_factory):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipe_builds_and_nothing_in_it_is_unread(recipe, request):
-    needed = [f"MODEL={request.getfixturevalue('pretrained')}"] if recipe in FROM_A_MODEL else []
-    built = read_recipe([recipe, "models/t5_1_1_tiny.gin"], needed)
+    settings = [f"MODEL={request.getfixturevalue('pretrained')}"] if recipe in FROM_A_MODEL else SMALL[1]
+    built = read_recipe([recipe, *SMALL[0]], settings)
     built.check()
     assert tuple(built.model.shared) == SHARED.get(Path(recipe).stem, ("projection",))
     # What configures the data is read when the data is opened, which this test does not do.
@@ -114,7 +116,9 @@ def test_stages_mine_what_their_losses_need(pretrained):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_model_file_gives_the_published_size(model):
-    shapes = jax.eval_shape(read_recipe(["recipes/sde.gin", model]).model.init, jax.random.key(0))
+    encoder = "BertConfig" if "BertConfig" in (ROOT / model).read_text() else "T5Config"
+    built = read_recipe(["recipes/sde.gin", model], [f"{encoder}.scan_layers=True"])  # one layer is traced, all are counted
+    shapes = jax.eval_shape(built.model.init, jax.random.key(0))
     count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(shapes["shared"]["encoder"]))
     assert count == pytest.approx(ENCODER_PARAMETERS.get(Path(model).stem, count), rel=0.01)
     if Path(model).stem not in ENCODER_PARAMETERS:
@@ -142,7 +146,7 @@ def test_model_file_gives_the_published_size(model):
 )
 def test_setting_that_cannot_be_meant_is_refused(setting, message):
     def build():
-        read_recipe(["recipes/samtone_query.gin"], [setting]).check()
+        read_recipe(["recipes/samtone_query.gin", *SMALL[0]], [*SMALL[1], setting]).check()
         configurables.check_all_used()
 
     with pytest.raises(InputError, match=message):
