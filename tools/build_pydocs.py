@@ -1,6 +1,6 @@
 """Builds the embedded retrieval data set from the docstrings on this machine; prints one JSON object to stdout.
 
-python -m tools.build_pydocs --out_dir=data/pydocs
+de-jax build_pydocs --out_dir=data/pydocs
 
 A query is the first sentence of a docstring, its document the signature and the rest, out of the standard library and the
 packages that de_jax stands on. The folder is in the BEIR layout, with the splits train, dev and test. Nothing is downloaded
