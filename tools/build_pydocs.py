@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out_dir", required=True, help="where the data set goes")
-    parser.add_argument("--max_docs", type=int, help="keep at most so many documents, always the same ones")
+    parser.add_argument("--max_docs", type=int, help="at most so many documents, always the same ones; fewer files are read")
     parser.add_argument("--num_processes", type=int, help="processes that read sources; by default one per processor")
     return parser.parse_args(argv)
 
