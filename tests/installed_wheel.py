@@ -1,7 +1,7 @@
 """Runs the installed wheel as a user does, in the folder where it is started: every verb's help, quickstart, search, every export.
 
-Started by tests/wheel.sh with the Python of an environment that holds the wheel alone. Prints a line with its seconds for each step;
-the first step that fails ends it with a traceback and a non-zero exit.
+Started by tests/wheel.sh with the Python of an environment that holds the wheel alone. Prints a line with its seconds for each
+step; the first step that fails ends it with a traceback and a non-zero exit.
 """
 
 import contextlib
