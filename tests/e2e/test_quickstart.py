@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from de_jax.tools import quickstart
 from de_jax.types import InputError
 
