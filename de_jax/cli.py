@@ -41,12 +41,17 @@ def main() -> None:
     """Runs the verb named by the first argument with the rest of the command line."""
     verb = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if verb not in VERBS:
-        print("usage: de-jax <verb> [--help] ...\n", file=sys.stderr)
-        for name, (_, summary) in VERBS.items():
-            print(f"  {name:<23}{summary}", file=sys.stderr)
-        if verb not in ("--help", "-h"):
-            print(f"\n'{verb}' is not a verb of de-jax.", file=sys.stderr)
-        sys.exit(0 if verb in ("--help", "-h") else 2)
+        is_asked = verb in ("--help", "-h")
+        print(_usage() if is_asked else f"{_usage()}\n\n'{verb}' is not a verb of de-jax.", file=None if is_asked else sys.stderr)
+        sys.exit(0 if is_asked else command.EXIT_INPUT)
     module = importlib.import_module(VERBS[verb][0])
     sys.argv = [f"de-jax {verb}", *sys.argv[2:]]
     command.run(module.main)
+
+
+def _usage() -> str:
+    return "\n".join(["usage: de-jax <verb> [--help] ...\n", *(f"  {name:<23}{summary}" for name, (_, summary) in VERBS.items())])
+
+
+if __name__ == "__main__":
+    main()

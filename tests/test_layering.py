@@ -43,6 +43,7 @@ RULES = {
     "de_jax.types": Rule(),
     "de_jax.command": Rule(("types", "data")),
     "de_jax.cli": Rule(("types", "command")),
+    "de_jax.__main__": Rule(("cli",)),
     "de_jax.losses": Rule(("types",), ("jax", "jaxtyping")),
     "de_jax.models": Rule(("types",), ("jax", "numpy", "jaxtyping", "flax")),
     "de_jax.data": DATA,

@@ -1,6 +1,6 @@
 """Shows what a run's embeddings look like on a BEIR data set: pictures, analysis.json and report.html; prints the JSON object.
 
-python -m tools.analyse_embeddings --run_dir=runs/sde --dataset_dir=data/beir/scifact
+de-jax analyse_embeddings --run_dir=runs/sde --dataset_dir=data/beir/scifact
 
 Documents are embedded once and kept in the run's folder; --max_docs embeds a sample instead, with all judged documents in it, in
 which every score is higher than in the whole.

@@ -1,6 +1,6 @@
 """Shows what kinds of negatives teach a run, at one or more of its checkpoints, and what mining them costs; prints one JSON object.
 
-python -m tools.analyse_negatives --run_dir=runs/ance --dataset_dir=data/beir/scifact \\
+de-jax analyse_negatives --run_dir=runs/ance --dataset_dir=data/beir/scifact \\
     --negatives bm25=runs/bm25/negatives/000001 ance=runs/ance/negatives --steps 0 500 1000
 
 For the same training pairs, each kind's loss, gradient norms before clipping, score margins, ranks and overlap with the model's top

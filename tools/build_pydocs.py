@@ -1,6 +1,6 @@
 """Builds the embedded retrieval data set from the docstrings on this machine; prints one JSON object to stdout.
 
-python -m tools.build_pydocs --out_dir=data/pydocs
+de-jax build_pydocs --out_dir=data/pydocs
 
 A query is the first sentence of a docstring, its document the signature and the rest, out of the standard library and the
 packages that de_jax stands on. The folder is in the BEIR layout, with the splits train, dev and test. Nothing is downloaded
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out_dir", required=True, help="where the data set goes")
-    parser.add_argument("--max_docs", type=int, help="keep at most so many documents, always the same ones")
+    parser.add_argument("--max_docs", type=int, help="at most so many documents, always the same ones; fewer files are read")
     parser.add_argument("--num_processes", type=int, help="processes that read sources; by default one per processor")
     return parser.parse_args(argv)
 

@@ -1,6 +1,6 @@
 """Scores runs on documents with generated queries: every form, every number of queries, beside BM25; prints one JSON object.
 
-python -m tools.compare_expansions --runs vanilla=runs/vanilla curriculum=runs/curriculum random=runs/random \\
+de-jax compare_expansions --runs vanilla=runs/vanilla curriculum=runs/curriculum random=runs/random \\
     --dataset_dir=data/beir/medquad --expansion=queries/medquad --num_generated 1 2 3 5 10
 
 For every run the documents as they are (0 queries), and with their first so many queries in each of --forms: a vector for each

@@ -1,7 +1,7 @@
 """Says whether systems differ by more than chance: TREC run files beside a baseline's, query by query.
 
-python -m tools.compare_runs --qrels=data/beir/scifact/qrels/test.tsv --systems bm25=bm25.trec minilm=minilm.trec
-python -m tools.compare_runs --qrels=test.tsv --out_png=gains.png \\
+de-jax compare_runs --qrels=data/beir/scifact/qrels/test.tsv --systems bm25=bm25.trec minilm=minilm.trec
+de-jax compare_runs --qrels=test.tsv --out_png=gains.png \\
     --systems minilm=runs/minilm/evaluations/scifact-0a tuned=seed0.trec,seed1.trec,seed2.trec
 
 The first system is the baseline of the others. A system is a run file or a folder that an evaluate command kept, or several of

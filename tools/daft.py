@@ -1,6 +1,6 @@
 """Gives a retrieval model light query towers by DAFT, and shows what their speed costs; prints one JSON object, a table to stderr.
 
-python -m tools.daft --model=all-MiniLM-L6-v2/ --query_layers 1 2 3 --dataset_dir=data/beir/nfcorpus --out_dir=runs/daft
+de-jax daft --model=all-MiniLM-L6-v2/ --query_layers 1 2 3 --dataset_dir=data/beir/nfcorpus --out_dir=runs/daft
 
 For each number of layers: the first stage aligns a query tower of so many of the model's layers with the document tower, which is
 frozen; the second one trains both (Leonhardt et al.). What comes out is a run for search, export and evaluation:

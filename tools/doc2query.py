@@ -1,8 +1,8 @@
 """Trains a generator of queries, and writes queries for the documents of a corpus; prints one JSON object.
 
-python -m tools.doc2query train --dataset_dirs data/beir/medquad --init_from=google-t5/t5-small --run_dir=runs/doc2query
-python -m tools.doc2query generate --model=runs/doc2query --dataset_dir=data/beir/scifact --out_dir=queries/scifact --num_queries=20
-python -m tools.doc2query import --predictions predicted_queries_*.txt* --dataset_dir=data/msmarco --out_dir=queries/msmarco
+de-jax doc2query train --dataset_dirs data/beir/medquad --init_from=google-t5/t5-small --run_dir=runs/doc2query
+de-jax doc2query generate --model=runs/doc2query --dataset_dir=data/beir/scifact --out_dir=queries/scifact --num_queries=20
+de-jax doc2query import --predictions predicted_queries_*.txt* --dataset_dir=data/msmarco --out_dir=queries/msmarco
 
 The same command continues what was stopped. --init_from and --model take a run of `train`, a folder of Hugging Face's T5 or a name
 of its hub; without --init_from the model begins anew, with the sizes of --size and the vocabulary of --tokenizer.

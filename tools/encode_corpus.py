@@ -1,14 +1,14 @@
 """Writes the document embeddings of a corpus by a trained run; a run that was stopped continues with the same command.
 
-python -m tools.encode_corpus --run_dir=runs/sde --dataset_dir=data/beir/scifact --out_dir=embeddings/scifact
+de-jax encode_corpus --run_dir=runs/sde --dataset_dir=data/beir/scifact --out_dir=embeddings/scifact
 
 The folder gets embeddings.npy (float32 [documents, D]), ids.json and, when all is complete, manifest.json. By a run with several
 passages a document (MaxP) it has a row for each passage, under the document's id. With --expansion it has a row for each view of a
 document, likewise, or with --expand_as=typical or document a row for each document:
 
-python -m tools.encode_corpus --run_dir=runs/curriculum --dataset_dir=data/beir/medquad --out_dir=embeddings/medquad \\
+de-jax encode_corpus --run_dir=runs/curriculum --dataset_dir=data/beir/medquad --out_dir=embeddings/medquad \\
     --expansion=queries/medquad --expand_as=typical
-python -m tools.search --run_dir=runs/curriculum --dataset_dir=data/beir/medquad --embeddings_dir=embeddings/medquad
+de-jax search --run_dir=runs/curriculum --dataset_dir=data/beir/medquad --embeddings_dir=embeddings/medquad
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Scores a run on BEIR data sets, with BM25 and their fusion beside it; prints one JSON object to stdout, a table to stderr.
 
-python -m tools.evaluate_beir --run_dir=runs/sde --dataset_dir=data/beir/scifact
-python -m tools.evaluate_beir --run_dir=runs/sde --dataset_dirs data/beir/*
-python -m tools.evaluate_beir --dataset_dirs data/beir/scifact data/beir/nfcorpus        # BM25 alone
+de-jax evaluate_beir --run_dir=runs/sde --dataset_dir=data/beir/scifact
+de-jax evaluate_beir --run_dir=runs/sde --dataset_dirs data/beir/*
+de-jax evaluate_beir --dataset_dirs data/beir/scifact data/beir/nfcorpus        # BM25 alone
 
 Measures are means over the judged queries of the split. A document whose id is the query's is left out, as BEIR does for
 ArguAna and Quora, unless --keep_identical_ids is given. A folder of data sets, such as CQADupStack's, counts once, as their

@@ -1,7 +1,7 @@
 """Scores a run on MS MARCO's passages or documents; prints one JSON object to stdout, a table to stderr.
 
-python -m tools.evaluate_msmarco --run_dir=runs/sde --dataset_dir=data/msmarco --split=dev.small
-python -m tools.evaluate_msmarco --run_dir=runs/sde --dataset_dir=data/msmarco --kind=documents --split=dev \\
+de-jax evaluate_msmarco --run_dir=runs/sde --dataset_dir=data/msmarco --split=dev.small
+de-jax evaluate_msmarco --run_dir=runs/sde --dataset_dir=data/msmarco --kind=documents --split=dev \\
     --passage_length=512                                                       # MaxP; without it, the first tokens: FirstP
 
 Passages: MRR@10, Recall@50 and Recall@1000. Documents: MRR@100 and nDCG@10. Every mean is divided by the number of judged

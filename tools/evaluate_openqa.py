@@ -1,6 +1,6 @@
 """Scores a run by the answers in the passages it finds; prints one JSON object to stdout, a table to stderr.
 
-python -m tools.evaluate_openqa --run_dir=runs/sde --dataset_dir=data/beir/nq-open-oracle
+de-jax evaluate_openqa --run_dir=runs/sde --dataset_dir=data/beir/nq-open-oracle
 
 Top-20 and Top-100 coverage, as success@20 and success@100: the share of questions of which one of the answers stands in one of the
 first so many passages, word by word, as DPR compares them. No judgements are used; answers are looked for in texts, not in titles.

@@ -1,7 +1,7 @@
 """Scores a trained run on the dev split of a seqio task that was exported; prints one JSON object to stdout.
 
-python -m tools.export_batches --task=nq --module=my_tasks --dev_split=dev --out_dir=data/nq_pairs
-python -m tools.evaluate_pairs --run_dir=runs/sde --pairs_dir=data/nq_pairs
+de-jax export_batches --task=nq --module=my_tasks --dev_split=dev --out_dir=data/nq_pairs
+de-jax evaluate_pairs --run_dir=runs/sde --pairs_dir=data/nq_pairs
 
 The corpus is every document of the folder, unless --max_docs makes it smaller. The folder must hold the run's vocabulary.
 """

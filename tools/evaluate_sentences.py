@@ -1,6 +1,6 @@
 """Scores a run on retrieval of answer sentences, as MultiReQA does; prints one JSON object to stdout, a table to stderr.
 
-python -m tools.evaluate_sentences --run_dir=runs/sde --dataset_dir=data/beir/xquad-en-sentence
+de-jax evaluate_sentences --run_dir=runs/sde --dataset_dir=data/beir/xquad-en-sentence
 
 P@1, and MRR without a cut-off over all sentences of the corpus, where the best correct one counts. The rankings that are kept are
 cut at --depth; MRR, which looks deeper, is given for the run and for BM25.

@@ -1,8 +1,8 @@
 """Scores a run, or a TREC run file, on any topics and judgements; prints one JSON object to stdout, a table to stderr.
 
-python -m tools.evaluate_trec --run_dir=runs/sde --corpus=collection.tsv --topics=topics.dl19-passage.txt \\
+de-jax evaluate_trec --run_dir=runs/sde --corpus=collection.tsv --topics=topics.dl19-passage.txt \\
     --qrels=qrels.dl19-passage.txt --measures nDCG@10 RR@10 R@1000 --min_relevance 2
-python -m tools.evaluate_trec --run_file=bm25.trec --qrels=qrels.dl19-passage.txt --min_relevance 2
+de-jax evaluate_trec --run_file=bm25.trec --qrels=qrels.dl19-passage.txt --min_relevance 2
 
 The corpus is jsonl (BEIR's), or tsv with 2 columns (id, text) or 4 (MS MARCO's documents); topics are jsonl or tsv. Judgements are
 TREC's or BEIR's. With --min_relevance 2, as for TREC DL, MRR, recall and their kin take grade 1 as not relevant; nDCG takes grades

@@ -1,6 +1,6 @@
 """Writes a seqio task or mixture as tokens, for training where TensorFlow is not installed; prints one JSON object to stdout.
 
-python -m tools.export_batches --task=scifact --module=de_jax.tasks.beir --module_arg dataset_dir=data/beir/scifact \\
+de-jax export_batches --task=scifact --module=de_jax.tasks.beir --module_arg dataset_dir=data/beir/scifact \\
     --module_arg tokenizer=data/t5/spiece.model --dev_split=test --out_dir=data/scifact_pairs
 
 A recipe trains from the folder with `train.data = @stored_pairs` and `stored_pairs.pairs_dir = "data/scifact_pairs"`. What is there

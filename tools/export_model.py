@@ -1,6 +1,6 @@
 """Writes a run as other programs load it; prints one JSON object.
 
-python -m tools.export_model --run_dir=runs/sde --format=sentence_transformers --out_dir=sde_for_sentence_transformers
+de-jax export_model --run_dir=runs/sde --format=sentence_transformers --out_dir=sde_for_sentence_transformers
 
 sentence_transformers  SentenceTransformer(out_dir); towers that differ as query/ and document/, and a Router over both
 safetensors            every parameter by its path in one file, with model.json

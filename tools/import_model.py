@@ -1,7 +1,7 @@
 """Writes a model from elsewhere as a run, which every command takes by --run_dir and training by --gin.train.init_from.
 
-python -m tools.import_model --from=all-MiniLM-L6-v2/ --run_dir=runs/minilm
-python -m tools.import_model --from=intfloat/e5-base-v2 --query_prompt="query: " --doc_prompt="passage: " --run_dir=runs/e5
+de-jax import_model --from=all-MiniLM-L6-v2/ --run_dir=runs/minilm
+de-jax import_model --from=intfloat/e5-base-v2 --query_prompt="query: " --doc_prompt="passage: " --run_dir=runs/e5
 
 --from takes a folder of sentence-transformers, Hugging Face (T5, mT5, umT5, BERT, RoBERTa) or T5X, another run, or a name of the
 Hugging Face hub. Nothing is unpickled; an array that is missing or has no place is refused.

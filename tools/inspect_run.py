@@ -1,6 +1,6 @@
 """Shows what a run is and how it went: settings, curves as a picture, parameters with what is shared and how they lie.
 
-python -m tools.inspect_run --run_dir=runs/sde
+de-jax inspect_run --run_dir=runs/sde
 
 Writes curves.png and parameters.txt to --out_dir (default <run_dir>/report) and prints one JSON object.
 """

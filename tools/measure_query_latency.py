@@ -1,7 +1,7 @@
 """Measures how long a query waits for its embedding, by one or more runs in turn; prints one JSON object, a table to stderr.
 
-python -m tools.measure_query_latency --runs full=runs/model light=runs/daft/2_layers --dataset_dir=data/beir/scifact
-JAX_PLATFORMS=cpu python -m tools.measure_query_latency --runs full=runs/model light=runs/daft/2_layers --queries=queries.txt
+de-jax measure_query_latency --runs full=runs/model light=runs/daft/2_layers --dataset_dir=data/beir/scifact
+JAX_PLATFORMS=cpu de-jax measure_query_latency --runs full=runs/model light=runs/daft/2_layers --queries=queries.txt
 
 Milliseconds a query, at batches of 1 and 32, at the 50th, 95th and 99th percentile of the calls, without and with the tokenizer, on
 the device that JAX finds first. The ratio is the first run's time over that of the run, call by call: the runs take turns.

@@ -1,7 +1,7 @@
 """Mines hard negatives for the training pairs of a BEIR folder, by a run or by BM25; prints one JSON object.
 
-python -m tools.mine_negatives --dataset_dir=data/beir/scifact --bm25 --negatives_dir=runs/bm25/negatives
-python -m tools.mine_negatives --dataset_dir=data/beir/scifact --run_dir=runs/warm_up --num_neg_queries=20
+de-jax mine_negatives --dataset_dir=data/beir/scifact --bm25 --negatives_dir=runs/bm25/negatives
+de-jax mine_negatives --dataset_dir=data/beir/scifact --run_dir=runs/warm_up --num_neg_queries=20
 
 Each call adds a generation to --negatives_dir. A training run takes the newest one there when it begins, and with
 train.follow_every_steps also those that come later:

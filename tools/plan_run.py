@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     given = {name: getattr(args, name) for name in (*SHAPE, "query_rows", "doc_rows")}
     if bad := [f"--{name} is {value}" for name, value in given.items() if value is not None and value < 1]:
         raise InputError(f"{bad[0]}; it must be at least 1.")
+    plan.compiler_options(args.effort)  # an impossible one is refused before the recipe is read
     shape = given | {name: given[name] or configurables.setting(recipe.data, setting) for name, setting in SHAPE.items()}
     print(json.dumps(plan_run(recipe, topology, effort=args.effort, **shape, **recipe.texts_of_a_pair())))
 

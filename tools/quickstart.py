@@ -31,18 +31,22 @@ from de_jax.retrieval.searcher import Searcher
 from de_jax.train import train
 from de_jax.training.run import Run, load_run
 from de_jax.training.run_log import METRICS_FILE, read_metrics
+from de_jax.types import InputError
 
 DEPTH = 101  # one more than Recall@100 needs, since a document with the query's id is left out
+VOCAB_SIZE = 8000  # few texts fill a smaller one
 EXAMPLES = ("compute the eigenvalues of a symmetric matrix", "open a file that is compressed", "draw a histogram")
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
+    if args.max_docs is not None and args.max_docs < 1:
+        raise InputError(f"--max_docs is {args.max_docs}; it is at least 1.")
     start = time.monotonic()
     run_dir = args.run_dir
     dataset_dir = args.dataset_dir or run_dir / "pydocs"
-    pydocs.build(dataset_dir)
+    pydocs.build(dataset_dir, max_docs=args.max_docs)
     recipe = read_recipe([args.gin_file], _bindings(args, dataset_dir, _vocabulary(dataset_dir, run_dir / "vocabulary")))
     summary = train(recipe, run_dir)
     run = load_run(run_dir, "best")
@@ -100,8 +104,9 @@ def _vocabulary(dataset_dir: Path, folder: Path) -> Path:
         _say("training the vocabulary")
         train_set = beir.read(dataset_dir, "train")
         relevant = {doc_id for docs in train_set.qrels.values() for doc_id in docs}
-        docs = (doc for doc_id, doc in zip(*train_set.docs, strict=True) if doc_id in relevant)
-        text.train_sentencepiece([*train_set.queries.texts, *docs], folder / "spiece.model", vocab_size=8000)
+        docs = [doc for doc_id, doc in zip(*train_set.docs, strict=True) if doc_id in relevant]
+        texts = [*train_set.queries.texts, *docs]
+        text.train_sentencepiece(texts, folder / "spiece.model", vocab_size=min(VOCAB_SIZE, 2 * len(texts)))
     return folder
 
 
@@ -123,6 +128,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run_dir", type=Path, default=Path("runs/quickstart"), help="gets everything (default runs/quickstart)")
     parser.add_argument("--dataset_dir", type=Path, help="where the data set is or will be (default <run_dir>/pydocs)")
+    parser.add_argument("--max_docs", type=int, help="at most so many documents, for a quick look (default: all, about 17,000)")
     parser.add_argument("--num_steps", type=int, help="updates (default the recipe's)")
     parser.add_argument("--gin_file", default="recipes/quickstart.gin", help="the recipe (default recipes/quickstart.gin)")
     return parser.parse_args(argv)

@@ -1,7 +1,7 @@
 """Searches a corpus with a trained run: one query to a JSON object, or a prompt to try many.
 
-python -m tools.search --run_dir=runs/sde --dataset_dir=data/beir/scifact --query "does vitamin D prevent colds?"
-python -m tools.search --run_dir=runs/sde --dataset_dir=data/beir/scifact
+de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact --query "does vitamin D prevent colds?"
+de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact
 
 The corpus is encoded the first time and kept under <run_dir>/embeddings/, a FAISS index beside it, so that the next search
 starts at once.

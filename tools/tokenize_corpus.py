@@ -2,11 +2,11 @@
 
 With a vocabulary that is there:
 
-    python -m tools.tokenize_corpus --dataset_dir=data/beir/scifact --tokenizer=vocabularies/t5
+    de-jax tokenize_corpus --dataset_dir=data/beir/scifact --tokenizer=vocabularies/t5
 
 With one trained on the documents first (sentencepiece, unigram), kept in the folder --tokenizer:
 
-    python -m tools.tokenize_corpus --dataset_dir=data/pydocs --tokenizer=data/pydocs_vocabulary --train_vocab_size=8000
+    de-jax tokenize_corpus --dataset_dir=data/pydocs --tokenizer=data/pydocs_vocabulary --train_vocab_size=8000
 
 The stores go where training looks for them, under names made from their content; what is there already is not made again.
 """

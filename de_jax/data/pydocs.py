@@ -63,7 +63,7 @@ def build(
 
     Args:
         out_dir: gets corpus.jsonl.gz, queries.jsonl, qrels/{train,dev,test}.tsv and versions.json.
-        max_docs: at most so many documents, chosen by a hash of their ids.
+        max_docs: at most so many documents: those of the first modules by a hash of their names, the others are not read.
         num_processes: that parse at once; by default one per processor.
         progress: show a bar on stderr.
 
@@ -77,7 +77,7 @@ def build(
         return versions
     if not versions and any((out_dir / name).exists() for name in _DATA_FILES):
         raise InputError(f"{out_dir} holds another data set, which will not be replaced; choose another folder.")
-    docs = select(_parse(_sources(), num_processes, progress), max_docs)
+    docs = _read(_sources(), max_docs, num_processes, progress)
     if not docs:
         raise InputError("no docstring was found: the sources of the standard library and of the packages are not installed.")
     # Without counts and hashes it says only that the folder is ours: a build that was stopped is begun again.
@@ -93,7 +93,23 @@ def build(
     return complete
 
 
-def select(found: Iterable[Docstring], max_docs: int | None = None) -> list[Docstring]:
+def _read(sources: list[tuple[str, Path]], max_docs: int | None, num_processes: int | None, progress: bool) -> list[Docstring]:
+    """The documents of the set; where few are wanted, modules are read in portions until there are enough."""
+    if max_docs is None:
+        return select(_parse(sources, num_processes, progress))
+    sources = sorted(sources, key=lambda source: _fraction(source[0]))
+    found: list[Docstring] = []
+    docs: list[Docstring] = []
+    portion = max_docs // 4 + 1  # a module has three documents on average
+    for start in range(0, len(sources), portion):
+        found += _parse(sources[start : start + portion], num_processes, progress)
+        docs = select(found)
+        if len(docs) >= max_docs:
+            break
+    return sorted(sorted(docs, key=lambda doc: _fraction(doc.doc_id.partition(":")[0]))[:max_docs])
+
+
+def select(found: Iterable[Docstring]) -> list[Docstring]:
     """The docstrings of the set in ascending order of id: ids and first sentences unique, near-duplicates dropped."""
     unique: list[Docstring] = []
     seen: set[str] = set()
@@ -103,8 +119,7 @@ def select(found: Iterable[Docstring], max_docs: int | None = None) -> list[Docs
             unique.append(doc)
             seen |= keys
     hashed = (near_duplicates.shingles(f"{doc.summary} {doc.rest}") for doc in unique)
-    docs = [unique[position] for position in near_duplicates.keep(hashed, max_resemblance=MAX_RESEMBLANCE)]
-    return docs if max_docs is None else sorted(sorted(docs, key=lambda doc: _fraction(doc.doc_id))[:max_docs])
+    return [unique[position] for position in near_duplicates.keep(hashed, max_resemblance=MAX_RESEMBLANCE)]
 
 
 def split_of(doc_id: str) -> str:

@@ -38,7 +38,7 @@ def group_norms(params: Params, groups: Mapping[str, str] | str | None) -> Calla
     def norms(gradients: Params) -> Metrics:
         leaves = [(paths.path_of(key_path), leaf) for key_path, leaf in jax.tree_util.tree_leaves_with_path(gradients)]
         return {
-            name: optax.global_norm([leaf for path, leaf in leaves if paths.matches([pattern], path)])
+            name: optax.tree.norm([leaf for path, leaf in leaves if paths.matches([pattern], path)])
             for name, pattern in patterns.items()
         }
 

@@ -40,6 +40,8 @@ LIBTPU_ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else one process a machine, as suits real chips
 }
+EFFORT_LEVELS = (9, 19, 29, 39)
+"""O0 to O3 as XLA numbers them (`jax.CompilerEffortLevel`)."""
 EXAMPLES = "v5e:2x2, v5e:8x8, v6e:16x16, v5p:4x4x4, cpu:8"
 
 
@@ -148,20 +150,33 @@ def _int32(*sizes: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, np.int32)
 
 
+def compiler_options(effort: float) -> dict[str, int] | None:
+    """XLA's options for an effort in [-1, 1]: its level O0 at -1, its default (O2) at 0, O3 at 1, and the nearest one between.
+
+    JAX 0.12 has only levels. JAX 0.10 also takes an effort, and compiles the same program at -1 as at O0.
+
+    Raises:
+        InputError: another number.
+    """
+    if not -1 <= effort <= 1:
+        raise InputError(f"--effort is {effort}; give a number from -1 to 1.")
+    return {"optimization_level": EFFORT_LEVELS[round(1.5 * (effort + 1))]} if effort else None
+
+
 def compile_for(mesh: Mesh, function: Any, *args: Any, effort: float = 0.0) -> Plan:
-    """Compiles a function, a training step for one, and reads what the compiler says of it.
+    """Compiles a function, such as a training step, and reads the compiler's figures for it.
 
     Args:
         mesh: of devices as `open_topology` gives them.
         function: under `jax.jit`.
         args: shapes, which lie on the mesh as `function` says or as their own shardings do.
-        effort: in [-1, 1]: what the compiler spends on a fast program; at -1 it is done several times sooner.
+        effort: see `compiler_options`; at -1 the compiler is done several times sooner.
     """
     start = time.perf_counter()
     with layers.compiling_for(mesh.devices.flat[0].platform):
         lowered = function.lower(*args)
     try:
-        compiled = lowered.compile(compiler_options={"exec_time_optimization_effort": effort} if effort else None)
+        compiled = lowered.compile(compiler_options=compiler_options(effort))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -215,7 +230,7 @@ def _of_tpu(name: str) -> list[Any]:
     try:
         import libtpu  # noqa: F401
     except ImportError:
-        raise InputError("libtpu is not installed, without which nothing compiles for a TPU; pip install -e '.[plan]'.") from None
+        raise InputError("libtpu is not installed, without which nothing compiles for a TPU; pip install 'de_jax[plan]'.") from None
     from jax.experimental import topologies
 
     for variable, value in LIBTPU_ENVIRONMENT.items():

@@ -116,7 +116,7 @@ def _update(
     updates, opt_state = tx.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     norms = {f"grad_norm/{name}": norm for name, norm in group_norms(gradients).items()}
-    metrics = {"loss": value, "grad_norm": optax.global_norm(gradients), **norms, **parts}
+    metrics = {"loss": value, "grad_norm": optax.tree.norm(gradients), **norms, **parts}
     return state._replace(step=state.step + 1, params=params, opt_state=opt_state), metrics, found
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from de_jax.data import beir, pydocs
+from de_jax.data import beir, docstrings, pydocs
 from de_jax.data.docstrings import Docstring
 from de_jax.types import InputError
 
@@ -88,14 +88,23 @@ def test_any_number_of_processes_gives_the_same_bytes(tmp_path, sources):
     assert all_bytes(tmp_path / "one") == all_bytes(tmp_path / "two")
 
 
-def test_fewer_documents_are_a_fixed_part_of_all(tmp_path, sources):
+def test_fewer_documents_are_a_fixed_part_of_all_and_most_files_are_not_read(tmp_path, sources, monkeypatch):
+    read = []
+    read_file = docstrings.read_file
+    monkeypatch.setattr(docstrings, "read_file", lambda path, module: read.append(module) or read_file(path, module))
     build(tmp_path / "all")
-    build(tmp_path / "some", max_docs=100)
-    build(tmp_path / "fewer", max_docs=50)
+    assert len(read) == 41
+    build(tmp_path / "some", max_docs=30)
+    assert len(read) < 41 + 20
+    build(tmp_path / "fewer", max_docs=15)
     ids = {name: beir.read(tmp_path / name, "train").docs.ids for name in ("all", "some", "fewer")}
-    assert [len(ids["some"]), len(ids["fewer"])] == [100, 50]
+    assert [len(ids["some"]), len(ids["fewer"])] == [30, 15]
     assert set(ids["fewer"]) < set(ids["some"]) < set(ids["all"])
     assert ids["some"] == sorted(ids["some"])
+
+
+def test_more_documents_than_there_are_is_all_of_them(tmp_path, sources):
+    assert build(tmp_path / "set", max_docs=10**6)["counts"]["docs"] == 40 * len(NOUNS)
 
 
 def test_a_complete_set_is_not_built_again(tmp_path, sources, monkeypatch):

@@ -1,4 +1,4 @@
-"""The notebooks run from their first cell to their last, with few updates."""
+"""The notebooks run from their first cell to their last, with few documents and updates."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def test_every_cell_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path / "cache"))
     notebook = nbformat.read(path, as_version=4)
     (parameters,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    parameters.source += "\nSTEPS = 40"
+    parameters.source += "\nSTEPS, MORE = 40, ['--max_docs=1000']"
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     pictures = [output for cell in notebook.cells for output in cell.get("outputs", []) if "image/png" in output.get("data", {})]
     assert len(pictures) == 3

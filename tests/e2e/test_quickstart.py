@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
+
 from de_jax.tools import quickstart
+from de_jax.types import InputError
 
 MEASURES = {"ndcg@10", "mrr@10", "recall@100"}
 
@@ -10,15 +13,22 @@ MEASURES = {"ndcg@10", "mrr@10", "recall@100"}
 def test_quickstart_writes_its_report_and_pictures_and_runs_again_at_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path / "cache"))
     run_dir = tmp_path / "quickstart"
-    quickstart.main([f"--run_dir={run_dir}", "--num_steps=40"])
+    options = [f"--run_dir={run_dir}", "--max_docs=1000", "--num_steps=40"]
+    quickstart.main(options)
     printed = capsys.readouterr()
     report = json.loads((run_dir / "report.json").read_text())
     assert json.loads(printed.out) == report
     assert all(set(report[name]) == MEASURES for name in ("bm25", "untrained", "trained"))
     assert report["trained"]["recall@100"] > 2 * report["untrained"]["recall@100"]
+    assert report["num_docs"] == 1000
     assert {"steps", "seconds", "pairs_per_s"} <= set(report)
     for picture in ("curves.png", "embeddings.png"):
         assert (run_dir / picture).read_bytes().startswith(b"\x89PNG")
     assert f"de-jax search --run_dir={run_dir}" in printed.err
-    quickstart.main([f"--run_dir={run_dir}", "--num_steps=40"])
+    quickstart.main(options)
     assert json.loads(capsys.readouterr().out)["trained"] == report["trained"]
+
+
+def test_an_impossible_number_of_documents_is_refused(tmp_path):
+    with pytest.raises(InputError, match="--max_docs is 0; it is at least 1"):
+        quickstart.main([f"--run_dir={tmp_path / 'run'}", "--max_docs=0"])

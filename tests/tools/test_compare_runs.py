@@ -95,9 +95,3 @@ def test_bad_input_is_refused(files):
     assert "measure 'nope' is unknown" in fault(base, f"x={files / 'good.trec'}", more=["--measure=nope"])
     assert "k is 0" in fault(base, f"x={files / 'good.trec'}", more=["--k=0"])
     assert "1 query tells nothing" in fault(base, f"x={files / 'good.trec'}", qrels=file("one.tsv", "q0\trelevant\t1\n"))
-
-
-def test_help_shows_an_example(capsys):
-    with pytest.raises(SystemExit):
-        compare_runs.main(["--help"])
-    assert "python -m tools.compare_runs --qrels=" in capsys.readouterr().out

@@ -293,12 +293,6 @@ def test_bad_data_is_refused_with_its_file(tmp_path, dataset_dir):
         evaluate_beir.main(["--dataset_dirs", str(dataset_dir), str(tmp_path / "absent")])
 
 
-def test_help_shows_an_example(capsys):
-    with pytest.raises(SystemExit):
-        evaluate_beir.main(["--help"])
-    assert "python -m tools.evaluate_beir --run_dir=" in capsys.readouterr().out
-
-
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the real data sets are not here")
 def test_bm25_has_its_known_values_on_real_data(capsys):
     names = ("scifact", "nfcorpus", "cranfield")

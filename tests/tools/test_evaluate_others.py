@@ -131,13 +131,6 @@ def test_answers_count_where_they_stand_in_the_text_of_a_passage(trained, questi
     assert first["bm25"] == {"success@1": 0.5}
 
 
-@pytest.mark.parametrize("tool", ALL)
-def test_help_shows_an_example(tool, capsys):
-    with pytest.raises(SystemExit):
-        tool.main(["--help"])
-    assert f"python -m tools.{tool.__name__.rsplit('.', 1)[-1]} --run_dir=" in capsys.readouterr().out
-
-
 def test_bad_trec_files_are_refused(tmp_path, trec):
     def fault(**changes):
         with pytest.raises(InputError) as error:

@@ -106,13 +106,6 @@ def test_bad_input_is_refused_before_a_model_loads(dataset_dir, monkeypatch, too
         tool.main(["--run_dir", "absent", *flags])
 
 
-@pytest.mark.parametrize("tool", [encode_corpus, search])
-def test_help_shows_an_example(tool, capsys):
-    with pytest.raises(SystemExit):
-        tool.main(["--help"])
-    assert f"python -m tools.{tool.__name__.rsplit('.', 1)[-1]} --run_dir=" in capsys.readouterr().out
-
-
 def export(folder, tokenizer, *, with_dev=True):
     """The data set as a folder of pairs, its test split as the dev split."""
 

@@ -80,7 +80,7 @@ def test_clipping_limits_the_global_norm():
     sgd = lambda schedule, params: optax.sgd(1.0)  # noqa: E731
     tx = optimizer.make_optimizer(sgd, constant, PARAMS, clip_norm=0.5)
     updates, _ = tx.update(ones, tx.init(PARAMS), PARAMS)
-    np.testing.assert_allclose(float(optax.global_norm(updates)), 0.5, rtol=1e-5)
+    np.testing.assert_allclose(float(optax.tree.norm(updates)), 0.5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -72,6 +72,16 @@ def forward_flops(encoder):
     return plan.forward_flops(encoder, np.repeat([SHAPE["query_length"], SHAPE["doc_length"]], SHAPE["batch_size"]))
 
 
+def test_an_effort_is_a_level_of_the_compiler_that_every_supported_jax_has():
+    levels = {effort: plan.compiler_options(effort) for effort in (-1.0, -0.5, 0.0, 0.2, 1.0)}
+    assert levels == {-1.0: level("O0"), -0.5: level("O1"), 0.0: None, 0.2: level("O2"), 1.0: level("O3")}
+
+
+def level(name):
+    levels = jax.CompilerEffortLevel if hasattr(jax, "CompilerEffortLevel") else jax._src.config.EffortLevel
+    return {"optimization_level": levels[name].value}
+
+
 def test_useful_flops_are_those_of_the_table_in_the_speed_notes():
     base = T5Config()  # 12 layers of 768, 172 MFLOP a token at length 64 and 179 at 256
     assert plan.forward_flops(base, np.array([64])) / 64 == pytest.approx(172e6, rel=0.01)
@@ -111,7 +121,7 @@ def test_topology_that_cannot_be_meant_is_refused(topology, message):
 
 def test_tpu_without_libtpu_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
-    with pytest.raises(InputError, match=r"libtpu is not installed.*pip install -e '\.\[plan\]'"):
+    with pytest.raises(InputError, match=r"libtpu is not installed.*pip install 'de_jax\[plan\]'"):
         plan.open_topology("v5e:2x2")
 
 
