@@ -20,6 +20,7 @@ TINY = ("vocab_size=64", "model_dim=128", "num_layers=1", "num_heads=2", "head_d
 SHAPE = {"batch_size": 16, "query_length": 8, "doc_length": 16}
 
 
+@functools.cache
 def step_on(topology_name, *settings):
     """(step, state, mesh, encoder) of a tiny recipe, as training has them."""
     recipe = read_recipe(["recipes/sde.gin"], [*(f"T5Config.{setting}" for setting in TINY), *settings])

@@ -90,7 +90,7 @@ CASES = {str(sizes): (sizes, {}) for sizes in MESHES}
 CASES |= {f"{sizes} {name}": (sizes, options) for sizes in ((1, 8, 1), (2, 2, 2)) for name, options in VARIANTS.items()}
 
 
-@pytest.mark.parametrize(("sizes", "options"), [((1, 8, 1), {}), ((2, 2, 2), {"num_chunks": 2, "loss": STREAMING})])
+@pytest.mark.parametrize(("sizes", "options"), [((1, 8, 1), {}), ((2, 2, 2), {})])
 def test_any_mesh_trains_as_one_device_does(sizes, options):
     assert_trains_as_one_device_does(sizes, **options)
 
