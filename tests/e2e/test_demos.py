@@ -7,6 +7,7 @@ import pytest
 DEMOS = Path(__file__).parents[2] / "demos"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("path", sorted(DEMOS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_every_cell_runs(path, tmp_path, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")

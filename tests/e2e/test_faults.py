@@ -59,7 +59,7 @@ def at_step(monkeypatch, step, do):
     monkeypatch.setattr(run_log, "progress_sink", sink)
 
 
-@pytest.mark.parametrize("num_bytes", [0, 9000])
+@pytest.mark.parametrize("num_bytes", [0, pytest.param(9000, marks=pytest.mark.soak)])
 def test_full_disk_while_a_checkpoint_is_written(capsys, monkeypatch, small_disk, dataset_dir, finished_run, num_bytes):
     run_dir = small_disk.folder / "run"
 
@@ -176,6 +176,7 @@ def test_out_of_memory_is_a_sentence_with_the_settings_to_change(capsys, monkeyp
     assert "the mesh is data=8" in message
 
 
+@pytest.mark.soak
 def test_memory_that_really_runs_out_is_told_so(dataset_dir, tmp_path):
     """One layer's activations would take 445 GiB; the process gets 6 GiB of addresses."""
     wide = {"T5Config__mlp_dim": 1 << 18, "beir_pairs__max_doc_length": 4000, "beir_pairs__length_multiple": 4000}

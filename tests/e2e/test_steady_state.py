@@ -84,35 +84,50 @@ def test_nothing_is_compiled_and_nothing_waited_for_between_logs(steps, dataset_
     assert all(0 < line["grad_norm/middle"] < line["grad_norm"] for line in lines)
 
 
-def test_second_process_compiles_nothing(dataset_dir, tmp_path):
-    program = (
-        "import json, sys, jax\nfrom de_jax import command, train\nfound = {'hits': 0, 'misses': 0}\n"
-        "def listen(event, **about):\n"
-        "    for name in found:\n"
-        "        found[name] += event == f'/jax/compilation_cache/cache_{name}'\n"
-        "jax.monitoring.register_event_listener(listen)\ncommand.run(train.main)\nprint(json.dumps(found))"
-    )
+COUNT = """
+import json, jax, jax.numpy as jnp
+from de_jax import command, train
+found = {"hits": 0, "misses": 0}
+def listen(event, **about):
+    for name in found:
+        found[name] += event == f"/jax/compilation_cache/cache_{name}"
+jax.monitoring.register_event_listener(listen)
+"""
+SMALL_COMMAND = "command.run(lambda: [jnp.arange(n) for n in range(3, 6)])"
 
-    def run(name, **environment):
+
+@pytest.fixture
+def compiled_by(tmp_path):
+    """Runs a program in a process with a compile cache of the test's own; how many programs it found there and how many not."""
+
+    def run(program, *argv, **environment):
+        own = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
         done = subprocess.run(
-            [sys.executable, "-c", program, *arguments(dataset_dir, tmp_path / name, train__num_steps=10)],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "DE_JAX_CACHE": str(tmp_path / "cache"), **environment},
+            [sys.executable, "-c", f"{COUNT}{program}\nprint(json.dumps(found))", *argv],
+            env={**own, "JAX_PLATFORMS": "cpu", "DE_JAX_CACHE": str(tmp_path / "cache"), **environment},
             capture_output=True,
             text=True,
             check=True,
         )
         return json.loads(done.stdout.splitlines()[-1])
 
-    first, second = run("first"), run("second")
-    assert first["misses"] > 10
+    return run
+
+
+def test_commands_keep_compiled_programs_unless_told_not_to_and_replace_damaged_ones(compiled_by, tmp_path):
+    first, second = compiled_by(SMALL_COMMAND), compiled_by(SMALL_COMMAND)
+    assert first["misses"] >= 3
     assert second == {"hits": first["hits"] + first["misses"], "misses": 0}
-    assert run("third", JAX_ENABLE_COMPILATION_CACHE="0") == {"hits": 0, "misses": 0}
+    assert compiled_by(SMALL_COMMAND, JAX_ENABLE_COMPILATION_CACHE="0") == {"hits": 0, "misses": 0}
     for entry in (tmp_path / "cache" / "xla").rglob("*-cache"):
         entry.write_bytes(entry.read_bytes()[: entry.stat().st_size // 2])
-    assert run("fourth") == {"hits": 0, "misses": second["hits"]}
+    assert compiled_by(SMALL_COMMAND) == {"hits": 0, "misses": second["hits"]}
 
 
-def test_some_steps_are_traced_for_a_profile(dataset_dir, tmp_path):
-    settings = {"train__num_steps": 6, "train__profile_steps": "(3, 2)"}
-    train.main(arguments(dataset_dir, tmp_path / "run", **settings))
-    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
+@pytest.mark.soak
+def test_second_process_of_a_run_compiles_nothing(dataset_dir, tmp_path, compiled_by):
+    first, second = (
+        compiled_by("command.run(train.main)", *arguments(dataset_dir, tmp_path / name, train__num_steps=10)) for name in "ab"
+    )
+    assert first["misses"] > 10
+    assert second == {"hits": first["hits"] + first["misses"], "misses": 0}

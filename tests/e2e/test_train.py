@@ -83,14 +83,20 @@ def test_run_that_is_killed_and_then_terminated_saves_and_ends_bit_equal(finishe
     assert [line["step"] for line in kept if "loss" in line] == list(range(5, 31, 5))
 
 
-def test_second_stage_starts_from_the_first(finished_run, dataset_dir, tmp_path):
+def test_second_stage_starts_from_the_first_and_traces_the_steps_it_was_asked_to(finished_run, dataset_dir, tmp_path):
     run_dir = tmp_path / "stage2"
     recipe = "recipes/sde.gin"
-    changes = {"train__init_from": finished_run, "train__num_steps": 1, "train__learning_rate": 1e-9}
+    changes = {
+        "train__init_from": finished_run,
+        "train__num_steps": 3,
+        "train__learning_rate": 1e-9,
+        "train__profile_steps": "(2, 2)",
+    }
     settings = [a for a in arguments(dataset_dir, run_dir, recipe, **changes) if "samtone" not in a]
     train.main([*settings, '--gin.DualEncoder.shared=("projection",)'])
     for a, b in zip(jax.tree.leaves(parameters(run_dir)), jax.tree.leaves(parameters(finished_run)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
+    assert list((run_dir / "profile").rglob("*.xplane.pb"))
 
 
 def refused(capsys, argv):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -83,13 +82,6 @@ def test_a_stopped_training_continues_to_the_same_bits(dataset_dir, run_dir, tmp
               for folder in (run_dir, tmp_path / "run")]  # fmt: skip
     assert losses[0] == losses[1]
     assert losses[0][-1][1] < losses[0][0][1]
-
-
-def test_a_training_that_was_killed_continues_from_its_last_checkpoint_to_the_same_bits(dataset_dir, run_dir, tmp_path):
-    shutil.copytree(run_dir, tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "6")
-    train(dataset_dir, tmp_path / "run")
-    jax.tree.map(np.testing.assert_array_equal, params_of(tmp_path / "run"), params_of(run_dir))
 
 
 def test_a_run_starts_from_another_and_refuses_to_continue_as_another(dataset_dir, run_dir, tmp_path):

@@ -1,7 +1,9 @@
 """Documents with generated queries, as every evaluation command ranks them: against embeddings taken one by one."""
 
+import functools
 import json
 
+import jax
 import numpy as np
 import pytest
 import tiny_run
@@ -39,18 +41,20 @@ def report(folder, capsys, *options):
     return json.loads(capsys.readouterr().out)
 
 
+@functools.cache
 def by_hand(folder, num_generated, form):
     """The score of every document for every query, from texts that are put together token by token."""
     run = load_run(folder / "run")
-    tokenizer = run.doc_tokenizer
+    tokenizer, encode_doc = run.doc_tokenizer, jax.jit(run.model.encode_doc)
 
     def embedding(doc, queries):
         (doc, *queries) = [tokenizer.encode([text])[0].tolist() for text in (doc, *queries)]
         queries = [query[:6] for query in queries]
         end = list(tokenizer.suffix_ids)
         tail = [token for query in queries for token in (*end, *query)] + end
-        tokens = np.array([doc[: run.max_doc_length - len(tail)] + tail], np.int32)
-        return np.asarray(run.model.encode_doc(run.params, tokens))[0]
+        tokens = doc[: run.max_doc_length - len(tail)] + tail
+        padded = np.array([tokens + [0] * (run.max_doc_length - len(tokens))], np.int32)
+        return np.asarray(encode_doc(run.params, padded))[0]
 
     vectors = []
     for doc_id, title, text in tiny_run.DOCS:

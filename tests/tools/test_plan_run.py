@@ -37,15 +37,14 @@ def test_mined_negatives_and_passages_are_planned_with_the_batch(capsys):
     shape = ["--gin_file=recipes/sde.gin", *RECIPE[1:], *SMALL, "--batch_size=16", "--query_length=8", "--doc_length=16"]
     mined = ["--gin.train.loss=@ance", "--gin.beir_pairs.negatives_dir=some", "--gin.beir_pairs.num_neg_docs=3"]
     flops = []
-    for more in ([], mined, [*mined, "--gin.beir_pairs.max_passages=2"], [*mined, "--query_rows=16", "--doc_rows=8"]):
+    for more in ([], mined, [*mined, "--gin.beir_pairs.max_passages=2"]):
         plan_run.main([*shape, "--topology=cpu:2", *more])
         report = json.loads(capsys.readouterr().out)
         flops.append(report["executed_flops"])
         assert report["executed_flops"] > 0.5 * report["useful_flops"]
-    plain, with_negatives, with_passages, packed = flops
+    plain, with_negatives, with_passages = flops
     assert 2 < with_negatives / plain < 4  # a query, a document and three more
     assert 1.5 < with_passages / with_negatives < 2
-    assert packed < 0.8 * with_negatives
 
 
 def test_plan_for_a_tpu_says_whether_it_fits(capsys):
