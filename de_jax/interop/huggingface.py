@@ -27,6 +27,8 @@ CONFIG_FILE = "config.json"
 DEFAULT_LENGTH = 512
 """Tokens, where the folder does not say what its texts were cut to and the encoder takes any length."""
 ROBERTA_TYPES = ("roberta", "xlm-roberta", "camembert")
+ROBERTA_PAD_ID = 1
+"""Where config.json does not say."""
 T5_TYPES = ("t5", "mt5", "umt5")
 MODEL_TYPES = (*T5_TYPES, "bert", *ROBERTA_TYPES)
 ACTIVATIONS = {"relu": "relu", "gated-gelu": "gated_gelu"}
@@ -86,7 +88,10 @@ def open_encoder(folder: Path) -> EncoderFolder:
         raise InputError(
             f"{folder}: the vocabulary has {tokenizer.vocab_size} entries, but {CONFIG_FILE} says vocab_size {config.vocab_size}."
         )
-    pad_id = tokenizer.pad_id if tokenizer else int(values.get("pad_token_id") or 0)
+    pad_id = _pad_id(folder / CONFIG_FILE, values)
+    if tokenizer:
+        _check_padding(folder / CONFIG_FILE, values, pad_id, tokenizer)
+        pad_id = tokenizer.pad_id
     stored = {_canonical(name): read for name, read in stored_arrays(folder).items()}
     if "shared.weight" in stored:
         stored.pop("encoder.embed_tokens.weight", None)  # the same table once more
@@ -104,7 +109,7 @@ def encoder_origins(config: EncoderConfig, pad_id: int = 0) -> dict[str, Origin]
         config: `T5Config` or `BertConfig`.
         pad_id: the vocabulary's own padding, whose row and row 0 change places.
     """
-    return _bert_origins(config, pad_id) if isinstance(config, BertConfig) else _t5_origins(config)  # type: ignore[arg-type]
+    return _bert_origins(config, pad_id) if isinstance(config, BertConfig) else _t5_origins(config, pad_id)  # type: ignore[arg-type]
 
 
 def _encoder_config(file: Path, values: dict[str, Any]) -> T5Config | BertConfig:
@@ -148,7 +153,7 @@ def _bert_config(file: Path, values: dict[str, Any], model_type: str) -> BertCon
         num_heads=_size(file, values, "num_attention_heads"),
         mlp_dim=_size(file, values, "intermediate_size"),
         max_positions=_size(file, values, "max_position_embeddings"),
-        position_offset=2 if model_type in ROBERTA_TYPES else 0,
+        position_offset=_pad_id(file, values) + 1 if model_type in ROBERTA_TYPES else 0,
         num_token_types=_size(file, values, "type_vocab_size", 2),
         norm_epsilon=epsilon,
         dropout_rate=_share(file, values, "hidden_dropout_prob"),
@@ -156,10 +161,30 @@ def _bert_config(file: Path, values: dict[str, Any], model_type: str) -> BertCon
     )
 
 
-def _t5_origins(config: T5Config) -> dict[str, Origin]:
+def _pad_id(file: Path, values: dict[str, Any]) -> int:
+    """The id of padding. RoBERTa counts positions from the one after it, so there it must be right."""
+    if values.get("model_type") not in ROBERTA_TYPES:
+        pad_id = values.get("pad_token_id")
+        return pad_id if isinstance(pad_id, int) else 0
+    pad_id = values.get("pad_token_id", ROBERTA_PAD_ID)
+    rows = min(_size(file, values, "vocab_size"), _size(file, values, "max_position_embeddings") - 1)
+    if not isinstance(pad_id, int) or isinstance(pad_id, bool) or not 0 <= pad_id < rows:
+        raise InputError(f"{file}: pad_token_id is {pad_id!r}; it must be a row of both tables that leaves positions for texts.")
+    return pad_id
+
+
+def _check_padding(file: Path, values: dict[str, Any], pad_id: int, tokenizer: Tokenizer) -> None:
+    if values["model_type"] in ROBERTA_TYPES and tokenizer.pad_id != pad_id < tokenizer.vocab_size:
+        raise InputError(
+            f"{file}: pad_token_id is {pad_id}, but the vocabulary pads with {tokenizer.pad_id}; RoBERTa gives the token {pad_id} no "
+            "position, so write the vocabulary's id there."
+        )
+
+
+def _t5_origins(config: T5Config, pad_id: int) -> dict[str, Origin]:
     branches = ("wi_0", "wi_1", "wo") if config.activation == "gated_gelu" else ("wi", "wo")
     origins = {
-        "embedder/embedding": Origin("shared.weight"),
+        "embedder/embedding": Origin("shared.weight", swapped_row=pad_id),
         "encoder/encoder_norm/scale": Origin("encoder.final_layer_norm.weight"),
     }
     for index in range(config.num_layers if config.bias_per_layer else 1):
