@@ -7,7 +7,6 @@ tokenizer.json / spiece.model   the vocabulary
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,11 +14,12 @@ from typing import Any, NamedTuple
 
 from de_jax.data.files import read_json
 from de_jax.data.text import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, load_tokenizer
+from de_jax.interop import config_keys, tokenizer_settings
 from de_jax.interop.pretrained import Origin, Pretrained, assemble
 from de_jax.interop.safetensors_files import stored_arrays
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.models.t5 import NORM_EPSILON, T5Config
+from de_jax.models.t5 import T5Config
 from de_jax.models.tower import EncoderConfig, TowerConfig
 from de_jax.types import Array, InputError
 
@@ -32,6 +32,11 @@ ROBERTA_PAD_ID = 1
 T5_TYPES = ("t5", "mt5", "umt5")
 MODEL_TYPES = (*T5_TYPES, "bert", *ROBERTA_TYPES)
 ACTIVATIONS = {"relu": "relu", "gated-gelu": "gated_gelu"}
+DENSE_ACTIVATIONS = {"relu": "relu", "gated-gelu": "gelu_new"}
+"""What transformers makes of them, and writes down too."""
+POOLING = {"mean": "mean", "cls": "first"}
+"""A tower's poolings by the names that the field gives them."""
+ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 HEADS = (r"(decoder|lm_head|pooler|cls)\..*", r"embeddings\.(position|token_type)_ids")
 """What published encoders carry beside the encoder."""
 
@@ -51,11 +56,14 @@ class EncoderFolder(NamedTuple):
         return [head for head in HEADS if any(re.fullmatch(head, name) for name in self.stored)]
 
 
-def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:
-    """The encoder of a folder as a symmetric dual encoder: mean pooling, no projection, embeddings of length 1.
+def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False, pooling: str | None = None) -> Pretrained:
+    """The encoder of a folder as a symmetric dual encoder without a projection, with embeddings of length 1.
+
+    Such a folder tells of an encoder alone; `notes` say what was assumed.
 
     Args:
         folder: as `save_pretrained` writes it.
+        pooling: a name out of `POOLING`; None for "mean".
         ignored: regular expressions of arrays that are left out, beside decoders and heads.
         only_sizes: `params` are shapes, and no weights are read.
 
@@ -63,7 +71,23 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         InputError: an unknown architecture, files that are missing or damaged, or arrays that are.
     """
     encoder = open_encoder(Path(folder))
-    return pretrained(str(folder), encoder, TowerConfig(encoder.config, projection_dim=None), ignored, only_sizes)
+    tower = TowerConfig(encoder.config, pooling=checked_pooling(pooling or "mean"), projection_dim=None)  # type: ignore[arg-type]
+    found = pretrained(str(folder), encoder, tower, ignored, only_sizes)
+    assumed = f"no projection, embeddings of length 1 and texts of at most {encoder.max_length} tokens"
+    if pooling is None:
+        assumed = f"mean pooling (pooling=cls takes the first token), {assumed}"
+    return found._replace(notes=(f"{folder} holds an encoder alone, so these are assumed: {assumed}",))
+
+
+def checked_pooling(name: str) -> str:
+    """What a tower calls a pooling of `POOLING`.
+
+    Raises:
+        InputError: a pooling that there is none of.
+    """
+    if name not in POOLING:
+        raise InputError(f"pooling is {name!r}; a tower has {' or '.join(POOLING)}.")
+    return POOLING[name]
 
 
 def pretrained(source: str, encoder: EncoderFolder, tower: TowerConfig, ignored: Sequence[str], only_sizes: bool) -> Pretrained:
@@ -82,6 +106,10 @@ def open_encoder(folder: Path) -> EncoderFolder:
     if not isinstance(values, dict):
         raise InputError(f"{folder / CONFIG_FILE} is no JSON object; copy it again.")
     config = _encoder_config(folder / CONFIG_FILE, values)
+    if adapter := next((name for name in ADAPTERS if (folder / name).exists()), None):
+        raise InputError(
+            f"{folder / adapter} changes the weights beside it; merge it first, with peft's merge_and_unload and save_pretrained."
+        )
     has_tokenizer = any((folder / name).is_file() for name in (SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE))
     tokenizer = load_tokenizer(folder) if has_tokenizer else None
     if tokenizer and tokenizer.vocab_size > config.vocab_size:
@@ -99,7 +127,9 @@ def open_encoder(folder: Path) -> EncoderFolder:
         stored["shared.weight"] = stored.pop("encoder.embed_tokens.weight")
     if config.num_layers > len(stored):  # before a name is made up for each
         raise InputError(f"{folder / CONFIG_FILE} tells of {config.num_layers} layers, but there are only {len(stored)} arrays.")
-    return EncoderFolder(config, tokenizer, _max_length(folder, config), stored, encoder_origins(config, pad_id))
+    longest = config.max_length or DEFAULT_LENGTH
+    max_length = min(tokenizer_settings.read(folder).max_length or longest, longest)
+    return EncoderFolder(config, tokenizer, max_length, stored, encoder_origins(config, pad_id))
 
 
 def encoder_origins(config: EncoderConfig, pad_id: int = 0) -> dict[str, Origin]:
@@ -116,13 +146,18 @@ def _encoder_config(file: Path, values: dict[str, Any]) -> T5Config | BertConfig
     model_type = values.get("model_type")
     if model_type not in MODEL_TYPES:
         raise InputError(f"{file}: model_type {model_type!r} has no tower here; there are {', '.join(MODEL_TYPES)}.")
-    return _t5_config(file, values, model_type) if model_type in T5_TYPES else _bert_config(file, values, model_type)
+    is_t5 = model_type in T5_TYPES
+    config = _t5_config(file, values, model_type) if is_t5 else _bert_config(file, values, model_type)
+    config_keys.account(file, values, config_keys.T5 if is_t5 else config_keys.BERT)
+    return config
 
 
 def _t5_config(file: Path, values: dict[str, Any], model_type: str) -> T5Config:
-    activation = values.get("feed_forward_proj", "relu")
+    activation = values.get("feed_forward_proj", "relu" if model_type == "t5" else "gated-gelu")
     _require(file, "feed_forward_proj", activation, *ACTIVATIONS)
-    _require(file, "layer_norm_epsilon", values.get("layer_norm_epsilon", NORM_EPSILON), NORM_EPSILON)
+    _require(file, "dense_act_fn", values.get("dense_act_fn", DENSE_ACTIVATIONS[activation]), DENSE_ACTIVATIONS[activation])
+    is_gated = activation == "gated-gelu"
+    _require(file, "is_gated_act", values.get("is_gated_act", is_gated), is_gated)
     return T5Config(
         vocab_size=_size(file, values, "vocab_size"),
         model_dim=_size(file, values, "d_model"),
@@ -140,9 +175,6 @@ def _t5_config(file: Path, values: dict[str, Any], model_type: str) -> T5Config:
 
 
 def _bert_config(file: Path, values: dict[str, Any], model_type: str) -> BertConfig:
-    _require(file, "hidden_act", values.get("hidden_act", "gelu"), "gelu")
-    _require(file, "position_embedding_type", values.get("position_embedding_type", "absolute"), "absolute")
-    _require(file, "is_decoder", values.get("is_decoder", False), False)
     epsilon = values.get("layer_norm_eps", 1e-12)
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
         raise InputError(f"{file}: layer_norm_eps is {epsilon!r}; it must be a small positive number.")
@@ -176,8 +208,8 @@ def _pad_id(file: Path, values: dict[str, Any]) -> int:
 def _check_padding(file: Path, values: dict[str, Any], pad_id: int, tokenizer: Tokenizer) -> None:
     if values["model_type"] in ROBERTA_TYPES and tokenizer.pad_id != pad_id < tokenizer.vocab_size:
         raise InputError(
-            f"{file}: pad_token_id is {pad_id}, but the vocabulary pads with {tokenizer.pad_id}; RoBERTa gives the token {pad_id} no "
-            "position, so write the vocabulary's id there."
+            f"{file}: pad_token_id is {pad_id}, but the vocabulary pads with {tokenizer.pad_id}; RoBERTa gives the token {pad_id} "
+            "no position, so write the vocabulary's id there."
         )
 
 
@@ -234,15 +266,6 @@ def _canonical(name: str) -> str:
     if re.match(r"(block|final_layer_norm|embed_tokens)\.", name):
         name = f"encoder.{name}"
     return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
-
-
-def _max_length(folder: Path, config: T5Config | BertConfig) -> int:
-    file = folder / "tokenizer_config.json"
-    values = read_json(file) if file.is_file() else {}
-    told = values.get("model_max_length") if isinstance(values, dict) else None
-    longest = config.max_length or DEFAULT_LENGTH
-    # transformers writes 10^30 where nobody knows.
-    return int(min(told, longest)) if isinstance(told, int | float) and math.isfinite(told) and told > 0 else longest
 
 
 def _require(file: Path, name: str, value: Any, *allowed: Any) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from de_jax.data.files import write_json
 from de_jax.data.text import prompt_of, with_prompt
-from de_jax.interop import tokenizer_files
+from de_jax.interop import tokenizer_files, tokenizer_settings
 from de_jax.interop.huggingface import CONFIG_FILE, encoder_origins
 from de_jax.interop.pretrained import Origin, disassemble
 from de_jax.interop.safetensors_files import FILE, save
@@ -79,6 +79,8 @@ def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], de
     save(folder / FILE, arrays)
     write_json(folder / CONFIG_FILE, values)
     tokenizer_files.write(folder, tokenizer, max_length)
+    for prompt in prompts.values():
+        tokenizer_settings.check_prompt(run.run_dir, folder, prompt)
     write_json(folder / LENGTH_FILE, {"max_seq_length": max_length})
     modules = [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}Transformer"}]
     for kind, values, arrays in _heads(config, params):

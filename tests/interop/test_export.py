@@ -247,6 +247,12 @@ def test_a_run_of_several_passages_a_document_says_that_its_reader_must_cut_them
     assert note.startswith("documents were trained as up to 3 passages of 40 tokens")
 
 
+def test_a_prompt_that_its_reader_takes_apart_is_refused(tmp_path, vocabularies):
+    run = make_run(tmp_path, vocabularies, "bert", prompts=("[SEP] query: ", ""))
+    with pytest.raises(InputError, match=r"the prompt '\[SEP\] query: ' holds the special token '\[SEP\]'"):
+        export(run, tmp_path / "out", "sentence_transformers")
+
+
 def test_an_export_that_fails_leaves_nothing(tmp_path, vocabularies):
     with pytest.raises(InputError, match="T5 towers"):
         export(make_run(tmp_path, vocabularies, "bert"), tmp_path / "out", "t5x")
