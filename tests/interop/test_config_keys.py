@@ -98,27 +98,30 @@ def renamed(old, new):
     return lambda folder: (folder / old).rename(folder / new)
 
 
+def all_of(*changes):
+    return lambda folder: [change(folder) for change in changes]
+
+
 ALIKE = {
-    "nothing": lambda folder: None,
     "transformers 4": lambda folder: set_in(
         CONFIG, **{n: v for n, v in OF_TRANSFORMERS_4.items() if n not in json.loads((folder / CONFIG).read_text())}
     )(folder),
+    "settings that change nothing": all_of(
+        set_in(LENGTHS, transformer_task="feature-extraction", modality_config=TEXT, module_output_name="token_embeddings"),
+        set_in(LENGTHS, model_args={"add_pooling_layer": False}),
+        set_in(TOKENIZER, pad_to_multiple_of=8, max_length=4, stride=2, model_max_length=512),
+        set_in_modules(0, kwargs=["task"]),
+        set_in(DENSE, module_input_name="sentence_embedding", use_residual=False),
+        set_in(NORMALIZE, module_input_name="sentence_embedding", module_output_name=None),
+        set_in(MODEL, prompts={"query": None, "document": "a ", "clustering": "[SEP] query"}),
+    ),
     "a list of one pooling": lambda folder: write(folder / POOLING, {"embedding_dimension": 32, "pooling_mode": ["cls"]}),
     "flags beside the pooling": set_in(POOLING, pooling_mode="cls", pooling_mode_mean_tokens=True),
     "older name of the lengths": renamed(LENGTHS, "sentence_roberta_config.json"),
-    "lengths of the towers": set_in(LENGTHS, query_length=6, document_length=9),
-    "all settings of the Transformer": set_in(
-        LENGTHS, transformer_task="feature-extraction", modality_config=TEXT, module_output_name="token_embeddings"
+    "lengths and prompts of the towers": all_of(
+        set_in(LENGTHS, query_length=6, document_length=9),
+        set_in(MODEL, prompts={"query": "query : ", "document": "passage : "}, default_prompt_name="query"),
     ),
-    "arguments of the encoder": set_in(LENGTHS, model_args={"add_pooling_layer": False}),
-    "prompts": set_in(MODEL, prompts={"query": "query : ", "document": "passage : "}, default_prompt_name="query"),
-    "prompts that are null": set_in(MODEL, prompts={"query": None, "document": "a "}),
-    "a prompt for other texts": set_in(MODEL, prompts={"clustering": "[SEP] query"}),
-    "kwargs of a module": set_in_modules(0, kwargs=["task"]),
-    "Normalize with settings": set_in(NORMALIZE, module_input_name="sentence_embedding", module_output_name=None),
-    "Dense with settings": set_in(DENSE, module_input_name="sentence_embedding", use_residual=False),
-    "padding of rows": set_in(TOKENIZER, pad_to_multiple_of=8, max_length=4, stride=2),
-    "a longer tokenizer": set_in(TOKENIZER, model_max_length=512),
 }
 
 
