@@ -20,9 +20,13 @@ SPECIALS = {  # in the order of their ids: padding is 0 in BERT and T5 and 1 in 
 TEMPLATES = {"bert": "[CLS] $A [SEP]", "roberta": "<s> $A </s>", "t5": "$A </s>"}
 
 
-def write_tokenizer(folder, kind):
+def write_tokenizer(folder, kind, pad_id=None):
+    """pad_id: where padding stands in the vocabulary; by default where the kind has it."""
     specials = SPECIALS[kind]
-    vocab = {piece: index for index, piece in enumerate((*specials, *WORDS))}
+    pad = next(piece for piece in specials if "pad" in piece.lower())
+    pieces = [piece for piece in (*specials, *WORDS) if piece != pad]
+    pieces.insert(specials.index(pad) if pad_id is None else pad_id, pad)
+    vocab = {piece: index for index, piece in enumerate(pieces)}
     unknown = next(piece for piece in specials if "unk" in piece.lower())
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token=unknown))
     tokenizer.normalizer = tokenizers.normalizers.Lowercase()
@@ -31,11 +35,10 @@ def write_tokenizer(folder, kind):
     named = [(piece, index) for piece, index in vocab.items() if piece in TEMPLATES[kind].split()]
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single=TEMPLATES[kind], special_tokens=named)
     tokenizer.save(str(folder / "tokenizer.json"))
-    pad = next(piece for piece in specials if "pad" in piece.lower())
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, unk_token=unknown)
 
 
-def torch_model(kind, *, gated=True, whole=False, seed=0):
+def torch_model(kind, *, gated=True, whole=False, seed=0, pad_id=None):
     torch.manual_seed(seed)
     vocab_size = len(SPECIALS["t5" if kind in T5_KINDS else kind]) + len(WORDS) + 3  # tables are often larger than vocabularies
     if kind in T5_KINDS:
@@ -45,13 +48,15 @@ def torch_model(kind, *, gated=True, whole=False, seed=0):
             "umt5": (transformers.UMT5Config, transformers.UMT5EncoderModel, transformers.UMT5ForConditionalGeneration),
             "mt5": (transformers.MT5Config, transformers.MT5EncoderModel, transformers.MT5ForConditionalGeneration),
         }[kind]
+        sizes["pad_token_id"] = pad_id or 0
         config = config_of(**sizes, feed_forward_proj="gated-gelu" if gated else "relu", decoder_start_token_id=0)
         model = (whole_of if whole else model_of)(config)
     elif kind == "bert":
         config = transformers.BertConfig(**SIZES, vocab_size=vocab_size, max_position_embeddings=48)
         model = (transformers.BertForPreTraining if whole else transformers.BertModel)(config)
     else:
-        config = transformers.RobertaConfig(**SIZES, vocab_size=vocab_size, max_position_embeddings=50, pad_token_id=1)
+        config = transformers.RobertaConfig(**SIZES, vocab_size=vocab_size, max_position_embeddings=50)
+        config.pad_token_id = 1 if pad_id is None else pad_id
         model = (transformers.RobertaForMaskedLM if whole else transformers.RobertaModel)(config)
     with torch.no_grad():  # norms of ones and biases of zeros would hide a missing one
         for parameter in model.parameters():
@@ -60,12 +65,12 @@ def torch_model(kind, *, gated=True, whole=False, seed=0):
     return model.eval()
 
 
-def write_encoder(folder, kind, *, max_shard_size="1GB", **options):
+def write_encoder(folder, kind, *, max_shard_size="1GB", pad_id=None, **options):
     """Writes a folder as transformers does; gives a function from texts and a length to hidden vectors and the mask."""
     folder.mkdir(parents=True, exist_ok=True)
-    model = torch_model(kind, **options)
+    model = torch_model(kind, pad_id=pad_id, **options)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
-    tokenizer = write_tokenizer(folder, "t5" if kind in T5_KINDS else kind)
+    tokenizer = write_tokenizer(folder, "t5" if kind in T5_KINDS else kind, pad_id)
     encoder = model.get_encoder() if kind in T5_KINDS else getattr(model, kind, model)
 
     def hidden(texts, max_length):

@@ -1,16 +1,18 @@
 """Writes a model from elsewhere as a run, which every command takes by --run_dir and training by --gin.train.init_from.
 
 de-jax import_model --from=all-MiniLM-L6-v2/ --run_dir=runs/minilm
+de-jax import_model --from=simcse-bert-base/ --pooling=cls --run_dir=runs/simcse
 de-jax import_model --from=intfloat/e5-base-v2 --query_prompt="query: " --doc_prompt="passage: " --run_dir=runs/e5
 
 --from takes a folder of sentence-transformers, Hugging Face (T5, mT5, umT5, BERT, RoBERTa) or T5X, another run, or a name of the
-Hugging Face hub. Nothing is unpickled; an array that is missing or has no place is refused.
+Hugging Face hub. Nothing is unpickled. An array that is missing or has no place is refused, and so is a setting without a place.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 import jax
@@ -18,17 +20,19 @@ import jax
 from de_jax import command
 from de_jax.data.text import Tokenizer, load_tokenizer, with_prompt
 from de_jax.interop import checkpoints
+from de_jax.interop.huggingface import POOLING
 from de_jax.interop.pretrained import Pretrained, paired
+from de_jax.models.tower import TowerConfig
 from de_jax.training.run import write_run
 from de_jax.types import InputError
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command; prints what was written as a JSON object."""
+    """The command; prints what was written as a JSON object, and what was assumed on stderr too."""
     args = _parse_args(argv)
-    pretrained = checkpoints.read(args.source, ignored=args.ignored)
+    pretrained = checkpoints.read(args.source, ignored=args.ignored, pooling=args.pooling)
     if args.doc_source:
-        pretrained = paired(pretrained, checkpoints.read(args.doc_source, ignored=args.ignored))
+        pretrained = paired(pretrained, checkpoints.read(args.doc_source, ignored=args.ignored, pooling=args.pooling))
     described = _described(pretrained, args)
     write_run(args.run_dir, pretrained.params, **described)
     report = {
@@ -36,10 +40,17 @@ def main(argv: list[str] | None = None) -> None:
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(pretrained.params)),
         "embedding_dim": described["model"].query.embedding_dim,
         "shared": described["model"].shared,
+        "pooling": {tower: _pooling_of(getattr(described["model"], tower)) for tower in ("query", "doc")},
         "prompts": {tower: getattr(described[f"{tower}_tokenizer"], "prompt", "") for tower in ("query", "doc")},
         **{name: described[name] for name in ("max_query_length", "max_doc_length")},
     }
-    print(json.dumps(report))
+    for note in pretrained.notes:
+        print(note, file=sys.stderr)
+    print(json.dumps({**report, "notes": pretrained.notes}))
+
+
+def _pooling_of(tower: TowerConfig) -> str:
+    return next(name for name, ours in POOLING.items() if ours == tower.pooling)
 
 
 def _described(pretrained: Pretrained, args: argparse.Namespace) -> dict[str, Any]:
@@ -66,6 +77,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--from", dest="source", required=True, help="a folder, or a name of the Hugging Face hub")
     parser.add_argument("--doc_from", dest="doc_source", help="the document tower's model, where it is another one")
+    parser.add_argument("--pooling", choices=tuple(POOLING), help="of an encoder of Hugging Face, which does not say; default mean")
     parser.add_argument("--run_dir", required=True, help="the new run's folder")
     parser.add_argument("--tokenizer", help="a spiece.model or tokenizer.json, where the model brings none")
     parser.add_argument("--query_prompt", help='before every query, such as "query: "; default the model\'s')

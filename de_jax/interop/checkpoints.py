@@ -22,25 +22,28 @@ HUB_FILES = ("*.safetensors", "*.json", "spiece.model")
 HUB_FILES_LEFT_OUT = ("onnx/*", "openvino/*")
 
 
-def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:
+def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False, pooling: str | None = None) -> Pretrained:
     """The model in a folder, or under a name of the Hugging Face hub such as "google/t5-v1_1-base".
 
     Args:
         source: a folder as above; a name that is no folder is fetched, where there is a network.
         ignored: regular expressions of arrays that may be left over; not for runs, which have none.
         only_sizes: `params` are shapes; weights are read only where nothing else tells the sizes (T5X).
+        pooling: "mean" or "cls", for an encoder of Hugging Face; the other formats say it themselves.
 
     Raises:
         InputError: nothing that is known, or as of the format's own `read`.
     """
     folder = folder_of(source)
+    if _is_bare_encoder(folder):
+        return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling)
+    if pooling is not None:
+        raise InputError(f"{source} says itself how its token vectors are pooled; leave pooling={pooling} out.")
     if is_run(folder):
         run = load_run(folder, only_sizes=only_sizes)
         return Pretrained(run.model, run.params, run.query_tokenizer, run.doc_tokenizer, run.max_query_length, run.max_doc_length)
     if (folder / sentence_transformers.MODULES_FILE).is_file():
         return sentence_transformers.read(folder, ignored=ignored, only_sizes=only_sizes)
-    if (folder / huggingface.CONFIG_FILE).is_file():
-        return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes)
     if (folder / plain.DESCRIPTION_FILE).is_file():
         return plain.read(folder, ignored=ignored, only_sizes=only_sizes)
     if t5x.recognises(folder):
@@ -49,6 +52,11 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         f"{folder} holds no model that is known: neither {DESCRIPTION_FILE} (a run), {sentence_transformers.MODULES_FILE} "
         f"(sentence-transformers), {huggingface.CONFIG_FILE} (Hugging Face), {plain.DESCRIPTION_FILE} nor a checkpoint of T5X."
     )
+
+
+def _is_bare_encoder(folder: Path) -> bool:
+    told_by_others = (DESCRIPTION_FILE, sentence_transformers.MODULES_FILE)
+    return (folder / huggingface.CONFIG_FILE).is_file() and not any((folder / name).is_file() for name in told_by_others)
 
 
 def is_run(folder: Path) -> bool:

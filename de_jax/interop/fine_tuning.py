@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from de_jax.data.text import Tokenizer
-from de_jax.interop import checkpoints
+from de_jax.interop import checkpoints, huggingface
 from de_jax.interop.pretrained import Pretrained
 from de_jax.models.tower import PARTS, TowerConfig
 from de_jax.training import paths, sharding
@@ -35,6 +36,7 @@ def pretrained_tower(
     *,
     source: str = "",
     tower: str = "query",
+    pooling: str | None = None,
     normalize: bool | None = None,
     layers: Sequence[int] | None = None,
     projection_dim: int | None = None,
@@ -50,6 +52,7 @@ def pretrained_tower(
     Args:
         source: a folder, or a name of the Hugging Face hub.
         tower: which of its towers, "query" or "doc".
+        pooling: "mean" or "cls", the first token's vector; None as the model has it, and mean for an encoder of Hugging Face.
         normalize: whether embeddings have length 1; None as the model has it.
         layers: which of the model's layers the tower has, as `train.init_layers` names them too; none, (), leaves the average of
             the tokens' vectors. None for all.
@@ -57,13 +60,18 @@ def pretrained_tower(
             has none; `train.init_new` names it then.
         dtype, dropout_rate, remat, scan_layers: of the encoder, where they should differ from the model's.
     """
-    config: TowerConfig = getattr(_sizes(source).model, _checked(tower))
+    found = _sizes(source)
+    config: TowerConfig = getattr(found.model, _checked(tower))
+    if pooling is None:
+        for note in found.notes:
+            warnings.warn(note, stacklevel=2)
     num_layers = None if layers is None else len(layers)
     encoder = _changed(
         config.encoder, num_layers=num_layers, dtype=dtype, dropout_rate=dropout_rate, remat=remat, scan_layers=scan_layers
     )
     head = {"projection_dim": projection_dim, "projection_bias": projection_bias, "projection_init": projection_init}
-    return _changed(config, encoder=encoder, normalize=normalize, **head)
+    pooled = None if pooling is None else huggingface.checked_pooling(pooling)
+    return _changed(config, encoder=encoder, pooling=pooled, normalize=normalize, **head)
 
 
 def _changed(config: Any, **changes: Any) -> Any:

@@ -7,7 +7,6 @@ tokenizer.json / spiece.model   the vocabulary
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,11 +14,12 @@ from typing import Any, NamedTuple
 
 from de_jax.data.files import read_json
 from de_jax.data.text import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, load_tokenizer
+from de_jax.interop import config_keys, tokenizer_settings
 from de_jax.interop.pretrained import Origin, Pretrained, assemble
 from de_jax.interop.safetensors_files import stored_arrays
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.models.t5 import NORM_EPSILON, T5Config
+from de_jax.models.t5 import T5Config
 from de_jax.models.tower import EncoderConfig, TowerConfig
 from de_jax.types import Array, InputError
 
@@ -27,9 +27,16 @@ CONFIG_FILE = "config.json"
 DEFAULT_LENGTH = 512
 """Tokens, where the folder does not say what its texts were cut to and the encoder takes any length."""
 ROBERTA_TYPES = ("roberta", "xlm-roberta", "camembert")
+ROBERTA_PAD_ID = 1
+"""Where config.json does not say."""
 T5_TYPES = ("t5", "mt5", "umt5")
 MODEL_TYPES = (*T5_TYPES, "bert", *ROBERTA_TYPES)
 ACTIVATIONS = {"relu": "relu", "gated-gelu": "gated_gelu"}
+DENSE_ACTIVATIONS = {"relu": "relu", "gated-gelu": "gelu_new"}
+"""What transformers makes of them, and writes down too."""
+POOLING = {"mean": "mean", "cls": "first"}
+"""A tower's poolings by the names that the field gives them."""
+ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 HEADS = (r"(decoder|lm_head|pooler|cls)\..*", r"embeddings\.(position|token_type)_ids")
 """What published encoders carry beside the encoder."""
 
@@ -49,11 +56,14 @@ class EncoderFolder(NamedTuple):
         return [head for head in HEADS if any(re.fullmatch(head, name) for name in self.stored)]
 
 
-def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:
-    """The encoder of a folder as a symmetric dual encoder: mean pooling, no projection, embeddings of length 1.
+def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False, pooling: str | None = None) -> Pretrained:
+    """The encoder of a folder as a symmetric dual encoder without a projection, with embeddings of length 1.
+
+    Such a folder tells of an encoder alone; `notes` say what was assumed.
 
     Args:
         folder: as `save_pretrained` writes it.
+        pooling: a name out of `POOLING`; None for "mean".
         ignored: regular expressions of arrays that are left out, beside decoders and heads.
         only_sizes: `params` are shapes, and no weights are read.
 
@@ -61,7 +71,23 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         InputError: an unknown architecture, files that are missing or damaged, or arrays that are.
     """
     encoder = open_encoder(Path(folder))
-    return pretrained(str(folder), encoder, TowerConfig(encoder.config, projection_dim=None), ignored, only_sizes)
+    tower = TowerConfig(encoder.config, pooling=checked_pooling(pooling or "mean"), projection_dim=None)  # type: ignore[arg-type]
+    found = pretrained(str(folder), encoder, tower, ignored, only_sizes)
+    assumed = f"no projection, embeddings of length 1 and texts of at most {encoder.max_length} tokens"
+    if pooling is None:
+        assumed = f"mean pooling (pooling=cls takes the first token), {assumed}"
+    return found._replace(notes=(f"{folder} holds an encoder alone, so these are assumed: {assumed}",))
+
+
+def checked_pooling(name: str) -> str:
+    """What a tower calls a pooling of `POOLING`.
+
+    Raises:
+        InputError: a pooling that there is none of.
+    """
+    if name not in POOLING:
+        raise InputError(f"pooling is {name!r}; a tower has {' or '.join(POOLING)}.")
+    return POOLING[name]
 
 
 def pretrained(source: str, encoder: EncoderFolder, tower: TowerConfig, ignored: Sequence[str], only_sizes: bool) -> Pretrained:
@@ -80,13 +106,20 @@ def open_encoder(folder: Path) -> EncoderFolder:
     if not isinstance(values, dict):
         raise InputError(f"{folder / CONFIG_FILE} is no JSON object; copy it again.")
     config = _encoder_config(folder / CONFIG_FILE, values)
+    if adapter := next((name for name in ADAPTERS if (folder / name).exists()), None):
+        raise InputError(
+            f"{folder / adapter} changes the weights beside it; merge it first, with peft's merge_and_unload and save_pretrained."
+        )
     has_tokenizer = any((folder / name).is_file() for name in (SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE))
     tokenizer = load_tokenizer(folder) if has_tokenizer else None
     if tokenizer and tokenizer.vocab_size > config.vocab_size:
         raise InputError(
             f"{folder}: the vocabulary has {tokenizer.vocab_size} entries, but {CONFIG_FILE} says vocab_size {config.vocab_size}."
         )
-    pad_id = tokenizer.pad_id if tokenizer else int(values.get("pad_token_id") or 0)
+    pad_id = _pad_id(folder / CONFIG_FILE, values)
+    if tokenizer:
+        _check_padding(folder / CONFIG_FILE, values, pad_id, tokenizer)
+        pad_id = tokenizer.pad_id
     stored = {_canonical(name): read for name, read in stored_arrays(folder).items()}
     if "shared.weight" in stored:
         stored.pop("encoder.embed_tokens.weight", None)  # the same table once more
@@ -94,7 +127,9 @@ def open_encoder(folder: Path) -> EncoderFolder:
         stored["shared.weight"] = stored.pop("encoder.embed_tokens.weight")
     if config.num_layers > len(stored):  # before a name is made up for each
         raise InputError(f"{folder / CONFIG_FILE} tells of {config.num_layers} layers, but there are only {len(stored)} arrays.")
-    return EncoderFolder(config, tokenizer, _max_length(folder, config), stored, encoder_origins(config, pad_id))
+    longest = config.max_length or DEFAULT_LENGTH
+    max_length = min(tokenizer_settings.read(folder).max_length or longest, longest)
+    return EncoderFolder(config, tokenizer, max_length, stored, encoder_origins(config, pad_id))
 
 
 def encoder_origins(config: EncoderConfig, pad_id: int = 0) -> dict[str, Origin]:
@@ -104,20 +139,25 @@ def encoder_origins(config: EncoderConfig, pad_id: int = 0) -> dict[str, Origin]
         config: `T5Config` or `BertConfig`.
         pad_id: the vocabulary's own padding, whose row and row 0 change places.
     """
-    return _bert_origins(config, pad_id) if isinstance(config, BertConfig) else _t5_origins(config)  # type: ignore[arg-type]
+    return _bert_origins(config, pad_id) if isinstance(config, BertConfig) else _t5_origins(config, pad_id)  # type: ignore[arg-type]
 
 
 def _encoder_config(file: Path, values: dict[str, Any]) -> T5Config | BertConfig:
     model_type = values.get("model_type")
     if model_type not in MODEL_TYPES:
         raise InputError(f"{file}: model_type {model_type!r} has no tower here; there are {', '.join(MODEL_TYPES)}.")
-    return _t5_config(file, values, model_type) if model_type in T5_TYPES else _bert_config(file, values, model_type)
+    is_t5 = model_type in T5_TYPES
+    config = _t5_config(file, values, model_type) if is_t5 else _bert_config(file, values, model_type)
+    config_keys.account(file, values, config_keys.T5 if is_t5 else config_keys.BERT)
+    return config
 
 
 def _t5_config(file: Path, values: dict[str, Any], model_type: str) -> T5Config:
-    activation = values.get("feed_forward_proj", "relu")
+    activation = values.get("feed_forward_proj", "relu" if model_type == "t5" else "gated-gelu")
     _require(file, "feed_forward_proj", activation, *ACTIVATIONS)
-    _require(file, "layer_norm_epsilon", values.get("layer_norm_epsilon", NORM_EPSILON), NORM_EPSILON)
+    _require(file, "dense_act_fn", values.get("dense_act_fn", DENSE_ACTIVATIONS[activation]), DENSE_ACTIVATIONS[activation])
+    is_gated = activation == "gated-gelu"
+    _require(file, "is_gated_act", values.get("is_gated_act", is_gated), is_gated)
     return T5Config(
         vocab_size=_size(file, values, "vocab_size"),
         model_dim=_size(file, values, "d_model"),
@@ -135,9 +175,6 @@ def _t5_config(file: Path, values: dict[str, Any], model_type: str) -> T5Config:
 
 
 def _bert_config(file: Path, values: dict[str, Any], model_type: str) -> BertConfig:
-    _require(file, "hidden_act", values.get("hidden_act", "gelu"), "gelu")
-    _require(file, "position_embedding_type", values.get("position_embedding_type", "absolute"), "absolute")
-    _require(file, "is_decoder", values.get("is_decoder", False), False)
     epsilon = values.get("layer_norm_eps", 1e-12)
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
         raise InputError(f"{file}: layer_norm_eps is {epsilon!r}; it must be a small positive number.")
@@ -148,7 +185,7 @@ def _bert_config(file: Path, values: dict[str, Any], model_type: str) -> BertCon
         num_heads=_size(file, values, "num_attention_heads"),
         mlp_dim=_size(file, values, "intermediate_size"),
         max_positions=_size(file, values, "max_position_embeddings"),
-        position_offset=2 if model_type in ROBERTA_TYPES else 0,
+        position_offset=_pad_id(file, values) + 1 if model_type in ROBERTA_TYPES else 0,
         num_token_types=_size(file, values, "type_vocab_size", 2),
         norm_epsilon=epsilon,
         dropout_rate=_share(file, values, "hidden_dropout_prob"),
@@ -156,10 +193,30 @@ def _bert_config(file: Path, values: dict[str, Any], model_type: str) -> BertCon
     )
 
 
-def _t5_origins(config: T5Config) -> dict[str, Origin]:
+def _pad_id(file: Path, values: dict[str, Any]) -> int:
+    """The id of padding. RoBERTa counts positions from the one after it, so there it must be right."""
+    if values.get("model_type") not in ROBERTA_TYPES:
+        pad_id = values.get("pad_token_id")
+        return pad_id if isinstance(pad_id, int) else 0
+    pad_id = values.get("pad_token_id", ROBERTA_PAD_ID)
+    rows = min(_size(file, values, "vocab_size"), _size(file, values, "max_position_embeddings") - 1)
+    if not isinstance(pad_id, int) or isinstance(pad_id, bool) or not 0 <= pad_id < rows:
+        raise InputError(f"{file}: pad_token_id is {pad_id!r}; it must be a row of both tables that leaves positions for texts.")
+    return pad_id
+
+
+def _check_padding(file: Path, values: dict[str, Any], pad_id: int, tokenizer: Tokenizer) -> None:
+    if values["model_type"] in ROBERTA_TYPES and tokenizer.pad_id != pad_id < tokenizer.vocab_size:
+        raise InputError(
+            f"{file}: pad_token_id is {pad_id}, but the vocabulary pads with {tokenizer.pad_id}; RoBERTa gives the token {pad_id} "
+            "no position, so write the vocabulary's id there."
+        )
+
+
+def _t5_origins(config: T5Config, pad_id: int) -> dict[str, Origin]:
     branches = ("wi_0", "wi_1", "wo") if config.activation == "gated_gelu" else ("wi", "wo")
     origins = {
-        "embedder/embedding": Origin("shared.weight"),
+        "embedder/embedding": Origin("shared.weight", swapped_row=pad_id),
         "encoder/encoder_norm/scale": Origin("encoder.final_layer_norm.weight"),
     }
     for index in range(config.num_layers if config.bias_per_layer else 1):
@@ -209,15 +266,6 @@ def _canonical(name: str) -> str:
     if re.match(r"(block|final_layer_norm|embed_tokens)\.", name):
         name = f"encoder.{name}"
     return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
-
-
-def _max_length(folder: Path, config: T5Config | BertConfig) -> int:
-    file = folder / "tokenizer_config.json"
-    values = read_json(file) if file.is_file() else {}
-    told = values.get("model_max_length") if isinstance(values, dict) else None
-    longest = config.max_length or DEFAULT_LENGTH
-    # transformers writes 10^30 where nobody knows.
-    return int(min(told, longest)) if isinstance(told, int | float) and math.isfinite(told) and told > 0 else longest
 
 
 def _require(file: Path, name: str, value: Any, *allowed: Any) -> None:

@@ -47,6 +47,10 @@ def read(folder: str | Path) -> PretrainedGenerator:
         kind = values.get("model_type") if isinstance(values, dict) else None
         raise InputError(f"{folder / CONFIG_FILE}: model_type {kind!r} is no generator here; there are {', '.join(MODEL_TYPES)}.")
     opened = huggingface.open_encoder(folder)
+    if (pad_id := opened.tokenizer.pad_id if opened.tokenizer else START_ID) != START_ID:
+        raise InputError(
+            f"{folder}: the vocabulary pads with {pad_id}; a generator's padding is {START_ID}, which queries start with."
+        )
     stored = {name: read for name, read in opened.stored.items() if name not in COPIES}
     is_tied = LOGITS not in stored or np.array_equal(stored[LOGITS](), stored[TABLE]())
     if is_tied:

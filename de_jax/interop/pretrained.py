@@ -24,6 +24,7 @@ class Pretrained(NamedTuple):
     doc_tokenizer: Tokenizer | None
     max_query_length: int  # tokens
     max_doc_length: int  # tokens
+    notes: tuple[str, ...] = ()  # what was assumed, in sentences for whoever reads it
 
 
 class Origin(NamedTuple):
@@ -47,6 +48,7 @@ def paired(query: Pretrained, doc: Pretrained) -> Pretrained:
         doc_tokenizer=doc.doc_tokenizer,
         max_query_length=query.max_query_length,
         max_doc_length=doc.max_doc_length,
+        notes=tuple(dict.fromkeys((*query.notes, *doc.notes))),
     )
 
 

@@ -15,22 +15,29 @@ from typing import Any
 
 from de_jax.data.files import read_json
 from de_jax.data.text import PromptedTokenizer, Tokenizer
-from de_jax.interop import huggingface
+from de_jax.interop import config_keys, huggingface, tokenizer_settings
+from de_jax.interop.config_keys import Keys
 from de_jax.interop.pretrained import Origin, Pretrained, paired
 from de_jax.interop.safetensors_files import stored_arrays
 from de_jax.models.tower import TowerConfig
 from de_jax.types import InputError
 
 MODULES_FILE = "modules.json"
+PACKAGE = "sentence_transformers."
 LENGTH_FILE = "sentence_bert_config.json"
+OLD_LENGTH_FILES = tuple(
+    f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""The first of them that there is tells the length where `LENGTH_FILE` does not."""
 PROMPTS_FILE = "config_sentence_transformers.json"
 ROUTER_FILE = "router_config.json"
 ROUTES = {"query": "query", "doc": "document"}
 KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize")
 PROMPT_NAMES = {"query": ("query",), "doc": ("document", "passage", "corpus")}
 """Which prompt a text gets, the first that there is; else the default one."""
-POOLING = {"mean": "mean", "cls": "first"}
+SCORED_BY_PRODUCT = "are scored here by their inner product; pretrained_tower.normalize=True makes it a cosine"
 IDENTITY, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
+IDENTITIES = (IDENTITY, "torch.nn.Identity")
 
 
 def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:
@@ -49,10 +56,28 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
     query, doc = _modules(folder)
     towers = [_read_tower(folder, modules, ignored, only_sizes) for modules in ([query] if query == doc else [query, doc])]
     pretrained = paired(*towers) if len(towers) > 1 else towers[0]
+    values = _object(folder / PROMPTS_FILE, config_keys.MODEL, required=False)
+    prompts = {tower: _prompt(folder / PROMPTS_FILE, values, tower) for tower in PROMPT_NAMES}
+    for tower, modules in (("query", query), ("doc", doc)):
+        tokenizer_settings.check_prompt(folder / PROMPTS_FILE, modules["Transformer"], prompts[tower])
     return pretrained._replace(
-        query_tokenizer=_with_prompt(folder / PROMPTS_FILE, pretrained.query_tokenizer, "query"),
-        doc_tokenizer=_with_prompt(folder / PROMPTS_FILE, pretrained.doc_tokenizer, "doc"),
+        query_tokenizer=_prompted(pretrained.query_tokenizer, prompts["query"]),
+        doc_tokenizer=_prompted(pretrained.doc_tokenizer, prompts["doc"]),
+        notes=_notes(folder, values, pretrained.model.query.normalize, prompts),
     )
+
+
+def _notes(folder: Path, values: dict[str, Any], is_normalized: bool, prompts: dict[str, str]) -> tuple[str, ...]:
+    """Where this library does otherwise than sentence-transformers with the same embedding of the same text."""
+    notes = []
+    if values.get("similarity_fn_name") == "cosine" and not is_normalized:
+        notes.append(f"{folder} scores by cosine, but its embeddings are not of length 1 and {SCORED_BY_PRODUCT}")
+    for tower, prompt in prompts.items():
+        name = PROMPT_NAMES[tower][0]
+        if prompt and name not in values["prompts"]:
+            elsewhere = f"encode_{name} of sentence-transformers 6 gives it none"
+            notes.append(f"{folder} has no prompt {name!r}, so each {name} gets {prompt!r}; {elsewhere}")
+    return tuple(notes)
 
 
 def _read_tower(folder: Path, modules: dict[str, Path], ignored: Sequence[str], only_sizes: bool) -> Pretrained:
@@ -72,19 +97,28 @@ def _read_tower(folder: Path, modules: dict[str, Path], ignored: Sequence[str], 
     encoder = encoder._replace(origins=encoder.origins | _head_origins(modules, settings))
     pooling = _pooling(modules["Pooling"] / "config.json")
     tower = TowerConfig(encoder.config, pooling=pooling, normalize="Normalize" in modules, **settings)  # type: ignore[arg-type]
-    lengths = modules["Transformer"] / LENGTH_FILE
+    if "LayerNorm" in modules:
+        _object(modules["LayerNorm"] / "config.json", config_keys.LAYER_NORM)
+    if "Normalize" in modules:
+        _object(modules["Normalize"] / "config.json", config_keys.NORMALIZE, required=False)
+    file = _length_file(modules["Transformer"])
+    values = _object(file, config_keys.TRANSFORMER, required=False)
+    _check_loading(file, values, encoder)
     return huggingface.pretrained(str(folder), encoder, tower, ignored, only_sizes)._replace(
-        max_query_length=_max_length(lengths, "query_length", encoder),
-        max_doc_length=_max_length(lengths, "document_length", encoder),
+        max_query_length=_max_length(file, values, "query_length", encoder),
+        max_doc_length=_max_length(file, values, "document_length", encoder),
     )
 
 
 def _modules(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
     """The folders of a query's modules and of a document's, by class."""
     file = folder / MODULES_FILE
+    listed = read_json(file)
     try:
-        listed = [(str(module["type"]).rpartition(".")[2], folder / str(module["path"])) for module in read_json(file)]
-    except (TypeError, KeyError):
+        for module in listed:
+            config_keys.account(file, module, config_keys.MODULE)
+        listed = [(_kind(file, module["type"]), folder / str(module["path"])) for module in listed]
+    except (TypeError, KeyError, AttributeError):
         raise InputError(f"{file} is no list of modules with a type and a path; copy it again.") from None
     if [kind for kind, _ in listed[:1]] == ["Router"]:
         router = listed[0][1]
@@ -93,15 +127,29 @@ def _modules(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
     return _in_order(file, listed), _in_order(file, listed)
 
 
+def _kind(file: Path, type_name: Any) -> str:
+    """The class of a module, without where sentence-transformers keeps it."""
+    name = str(type_name)
+    if not name.startswith(PACKAGE):
+        raise InputError(f"{file}: the module {name!r} is code of the model's own, which is never run.")
+    return name.rpartition(".")[2]
+
+
 def _route(router: Path, route: str) -> list[tuple[str, Path]]:
-    values = _object(router / ROUTER_FILE)
+    file = router / ROUTER_FILE
+    values = _object(file, config_keys.ROUTER)
     try:
-        return [(str(values["types"][name]).rpartition(".")[2], router / name) for name in values["structure"][route]]
-    except (TypeError, KeyError):
+        config_keys.account(file, values.get("parameters") or {}, config_keys.ROUTER_PARAMETERS)
+        names, routes = values["structure"][route], set(values["structure"])
+        modules = [(_kind(file, values["types"][name]), router / name) for name in names]
+    except (TypeError, KeyError, AttributeError):
         raise InputError(
-            f"{router / ROUTER_FILE} gives no types and structure of the route {route!r}; a model of two towers has the routes "
+            f"{file} gives no types and structure of the route {route!r}; a model of two towers has the routes "
             f"{' and '.join(map(repr, ROUTES.values()))}."
         ) from None
+    if more := sorted(routes - set(ROUTES.values())):
+        raise InputError(f"{file} has the route {more[0]!r} too; a model of two towers has none but query and document.")
+    return modules
 
 
 def _in_order(file: Path, modules: list[tuple[str, Path]]) -> dict[str, Path]:
@@ -116,29 +164,21 @@ def _in_order(file: Path, modules: list[tuple[str, Path]]) -> dict[str, Path]:
 
 
 def _pooling(file: Path) -> str:
-    values = _object(file)
-    flags = [
-        name.removeprefix("pooling_mode_") for name, value in values.items() if name.startswith("pooling_mode_") and value is True
-    ]
-    modes = (
-        [values["pooling_mode"]]
-        if "pooling_mode" in values
-        else [flag.removesuffix("_tokens").removesuffix("_token") for flag in flags]
-    )
-    if len(modes) != 1 or modes[0] not in POOLING:
-        raise InputError(
-            f"{file} asks for the pooling {' and '.join(map(str, modes)) or 'none'}; a tower has {' or '.join(POOLING)}."
-        )
-    if values.get("include_prompt", True) is not True:
-        raise InputError(f"{file} leaves the prompt out of the pooling; a tower pools all tokens.")
-    return POOLING[modes[0]]
+    values = _object(file, config_keys.POOLING)
+    flags = [name.removeprefix("pooling_mode_") for name, value in values.items() if "_mode_" in name and value is True]
+    modes = values.get("pooling_mode", [flag.removesuffix("_tokens").removesuffix("_token") for flag in flags])
+    modes = modes if isinstance(modes, list) else [modes]
+    if len(modes) != 1 or modes[0] not in list(huggingface.POOLING):
+        asked = " and ".join(map(str, modes)) or "none"
+        raise InputError(f"{file} asks for the pooling {asked}; a tower has {' or '.join(huggingface.POOLING)}.")
+    return huggingface.POOLING[modes[0]]
 
 
 def _dense_settings(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
-    values = _object(file)
+    values = _object(file, config_keys.DENSE)
     activation, dim, bias = values.get("activation_function", TANH), values.get("out_features"), values.get("bias", True)
-    if activation != IDENTITY:
+    if activation not in IDENTITIES:
         raise InputError(f"{file}: the activation {activation} has no place in a tower, whose projection is linear.")
     if not isinstance(dim, int) or dim < 1 or not isinstance(bias, bool):
         raise InputError(
@@ -159,12 +199,22 @@ def _head_origins(modules: dict[str, Path], settings: dict[str, Any]) -> dict[st
     return origins
 
 
-def _max_length(file: Path, own_name: str, encoder: huggingface.EncoderFolder) -> int:
-    values = _object(file) if file.is_file() else {}
+def _length_file(folder: Path) -> Path:
+    return next((folder / name for name in (LENGTH_FILE, *OLD_LENGTH_FILES) if (folder / name).is_file()), folder / LENGTH_FILE)
+
+
+def _check_loading(file: Path, values: dict[str, Any], encoder: huggingface.EncoderFolder) -> None:
+    """Refuses what would load or tokenize the encoder in another way."""
+    for name in ("model_args", "model_kwargs"):
+        if isinstance(arguments := values.get(name), dict):
+            config_keys.account(file, arguments, config_keys.TRANSFORMER_ARGUMENTS)
     if values.get("do_lower_case") and encoder.tokenizer and not _is_uncased(encoder.tokenizer):
         raise InputError(
             f"{file} asks for lower case, which the vocabulary does not bring about; add it to tokenizer.json's normalizer."
         )
+
+
+def _max_length(file: Path, values: dict[str, Any], own_name: str, encoder: huggingface.EncoderFolder) -> int:
     name = own_name if values.get(own_name) is not None else "max_seq_length"
     length, longest = values.get(name), encoder.config.max_length
     if length is None:
@@ -180,22 +230,28 @@ def _is_uncased(tokenizer: Tokenizer) -> bool:
     return upper.tolist() == lower.tolist()
 
 
-def _with_prompt(file: Path, tokenizer: Tokenizer | None, tower: str) -> Tokenizer | None:
-    values = _object(file) if file.is_file() else {}
+def _prompt(file: Path, values: dict[str, Any], tower: str) -> str:
+    """What goes before a tower's texts; mostly nothing."""
     prompts = values.get("prompts") or {}
-    if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
+    if not isinstance(prompts, dict) or not all(isinstance(prompt, str | None) for prompt in prompts.values()):
         raise InputError(f"{file}: prompts is {prompts!r}; it must be an object of texts by name.")
     default = values.get("default_prompt_name")
-    if default is not None and default not in prompts:
+    if default is not None and default not in list(prompts):
         raise InputError(
             f"{file}: default_prompt_name is {default!r}, but the prompts are {', '.join(map(repr, prompts)) or 'none'}."
         )
     name = next((name for name in PROMPT_NAMES[tower] if name in prompts), default)
-    return PromptedTokenizer(tokenizer, prompts[name]) if tokenizer and name is not None and prompts[name] else tokenizer
+    return prompts.get(name) or ""
 
 
-def _object(file: Path) -> dict[str, Any]:
-    values = read_json(file)
+def _prompted(tokenizer: Tokenizer | None, prompt: str) -> Tokenizer | None:
+    return PromptedTokenizer(tokenizer, prompt) if tokenizer and prompt else tokenizer
+
+
+def _object(file: Path, keys: Keys, *, required: bool = True) -> dict[str, Any]:
+    """The settings in a file, all of them accounted for; none where it may be absent."""
+    values = read_json(file) if required or file.is_file() else {}
     if not isinstance(values, dict):
         raise InputError(f"{file} is no JSON object; copy it again.")
+    config_keys.account(file, values, keys)
     return values

@@ -13,7 +13,7 @@ import numpy as np
 
 from de_jax.data.files import write_json
 from de_jax.data.text import prompt_of, with_prompt
-from de_jax.interop import tokenizer_files
+from de_jax.interop import tokenizer_files, tokenizer_settings
 from de_jax.interop.huggingface import CONFIG_FILE, encoder_origins
 from de_jax.interop.pretrained import Origin, disassemble
 from de_jax.interop.safetensors_files import FILE, save
@@ -26,6 +26,7 @@ from de_jax.types import Params
 
 NAMES = {"query": "query", "doc": "document"}
 MODULE = "sentence_transformers.models."  # where every version finds its modules
+POSITIONS = "embeddings.position_embeddings.weight"
 ACTIVATIONS = {"relu": "relu", "gated_gelu": "gated-gelu"}
 
 
@@ -69,10 +70,17 @@ def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], de
     tokenizer = with_prompt({"query": run.query_tokenizer, "doc": run.doc_tokenizer}[tower], "")
     max_length = {"query": run.max_query_length, "doc": run.max_doc_length}[tower]
     encoder = {part: params[part] for part in ("embedder", "encoder")}
-    save(folder / FILE, disassemble(encoder, encoder_origins(config.encoder, tokenizer.pad_id)))
-    is_bert = isinstance(config.encoder, BertConfig)
-    write_json(folder / CONFIG_FILE, _bert_json(config.encoder, tokenizer.pad_id) if is_bert else t5_json(config.encoder))
+    arrays = disassemble(encoder, encoder_origins(config.encoder, tokenizer.pad_id))
+    if isinstance(config.encoder, BertConfig):
+        values, unused = _bert_json(config.encoder, tokenizer.pad_id)
+        arrays[POSITIONS] = arrays[POSITIONS][unused:]
+    else:
+        values = t5_json(config.encoder, tokenizer.pad_id)
+    save(folder / FILE, arrays)
+    write_json(folder / CONFIG_FILE, values)
     tokenizer_files.write(folder, tokenizer, max_length)
+    for prompt in prompts.values():
+        tokenizer_settings.check_prompt(run.run_dir, folder, prompt)
     write_json(folder / LENGTH_FILE, {"max_seq_length": max_length})
     modules = [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}Transformer"}]
     for kind, values, arrays in _heads(config, params):
@@ -113,8 +121,8 @@ def _write_prompts(folder: Path, config: TowerConfig, prompts: dict[str, str], d
     write_json(folder / PROMPTS_FILE, settings)
 
 
-def t5_json(config: Any) -> dict[str, Any]:
-    """What transformers calls the sizes of a T5 encoder."""
+def t5_json(config: Any, pad_id: int = 0) -> dict[str, Any]:
+    """What transformers calls the sizes of a T5 encoder whose vocabulary pads with `pad_id`."""
     model_type = "umt5" if config.bias_per_layer else "t5"
     return {
         "model_type": model_type,
@@ -132,16 +140,21 @@ def t5_json(config: Any) -> dict[str, Any]:
         "layer_norm_epsilon": NORM_EPSILON,
         "is_encoder_decoder": False,
         "use_cache": False,
-        "pad_token_id": 0,
+        "pad_token_id": pad_id,
         "eos_token_id": 1,
         "dtype": "float32",
     }
 
 
-def _bert_json(config: Any, pad_id: int) -> dict[str, Any]:
-    """What transformers calls the sizes of a BERT or RoBERTa encoder."""
-    model_type, name = ("roberta", "Roberta") if config.position_offset else ("bert", "Bert")
-    return {
+def _bert_json(config: BertConfig, pad_id: int) -> tuple[dict[str, Any], int]:
+    """(what transformers calls the sizes of an encoder, rows to leave out at the start of its position table).
+
+    transformers counts RoBERTa's positions from pad_id + 1. Where ours begin elsewhere, the model is a BERT of the rows in use.
+    """
+    is_roberta = config.position_offset == pad_id + 1
+    model_type, name = ("roberta", "Roberta") if is_roberta else ("bert", "Bert")
+    unused = 0 if is_roberta else config.position_offset
+    values = {
         "model_type": model_type,
         "architectures": [f"{name}Model"],
         "vocab_size": config.vocab_size,
@@ -149,7 +162,7 @@ def _bert_json(config: Any, pad_id: int) -> dict[str, Any]:
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
         "intermediate_size": config.mlp_dim,
-        "max_position_embeddings": config.max_positions,
+        "max_position_embeddings": config.max_positions - unused,
         "type_vocab_size": config.num_token_types,
         "hidden_act": "gelu",
         "hidden_dropout_prob": config.dropout_rate,
@@ -158,3 +171,4 @@ def _bert_json(config: Any, pad_id: int) -> dict[str, Any]:
         "pad_token_id": pad_id,
         "dtype": "float32",
     }
+    return values, unused

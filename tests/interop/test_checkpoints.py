@@ -98,6 +98,19 @@ def test_model_without_a_vocabulary_wants_one(tmp_path, capsys):
     assert load_run(tmp_path / "run").doc_tokenizer.vocab_size == 13
 
 
+def test_pooling_of_an_encoder_alone_is_chosen_and_assumptions_are_printed(tmp_path, capsys):
+    write_encoder(tmp_path / "model", "bert")
+    arguments = [f"--from={tmp_path / 'model'}", f"--run_dir={tmp_path / 'run'}", "--pooling=cls"]
+    capsys.readouterr()
+    import_model.main(arguments)
+    printed = capsys.readouterr()
+    report = json.loads(printed.out)
+    assert report["pooling"] == {"query": "cls", "doc": "cls"}
+    assert report["notes"] == [printed.err.strip()]
+    assert "assumed: no projection, embeddings of length 1 and texts of at most 48 tokens" in printed.err
+    assert load_run(tmp_path / "run").model.doc.pooling == "first"
+
+
 def test_folder_of_nothing_known_says_what_is_known(tmp_path):
     with pytest.raises(InputError, match=r"neither run\.json \(a run\), modules\.json .*, config\.json .* nor a checkpoint of T5X"):
         checkpoints.read(tmp_path)

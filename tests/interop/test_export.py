@@ -1,5 +1,6 @@
 """Exported runs: sentence-transformers, where it is installed, gives our embeddings; our imports give our parameters."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -36,16 +37,18 @@ SENTENCEPIECE_SIZE = 70
 
 @pytest.fixture(scope="module")
 def vocabularies(tmp_path_factory):
-    """A sentencepiece model, and tokenizer.json files of BERT and, with padding id 1, of RoBERTa."""
+    """A sentencepiece model, and tokenizer.json files with padding id 0 (BERT), 1 (RoBERTa) and 3 ("late")."""
     folder = tmp_path_factory.mktemp("vocabularies")
     text.train_sentencepiece(TEXTS * 4, folder / "spiece.model", vocab_size=SENTENCEPIECE_SIZE)
-    for name, specials in (("bert", ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]), ("roberta", ["<s>", "<pad>", "</s>", "<unk>"])):
-        known = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token=specials[1 if name == "bert" else 3]))
+    orders = {"bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]"], "roberta": ["<s>", "<pad>", "</s>", "<unk>"]}
+    orders["late"] = ["<s>", "</s>", "<unk>", "<pad>"]
+    for name, specials in orders.items():
+        first, last, unknown = ("[CLS]", "[SEP]", "[UNK]") if name == "bert" else ("<s>", "</s>", "<unk>")
+        known = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token=unknown))
         known.normalizer = tokenizers.normalizers.BertNormalizer()
         known.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
         trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=80, special_tokens=specials, show_progress=False)
         known.train_from_iterator(TEXTS, trainer)
-        first, last = (specials[2], specials[3]) if name == "bert" else (specials[0], specials[2])
         ids = [(token, known.token_to_id(token)) for token in (first, last)]
         known.post_processor = tokenizers.processors.TemplateProcessing(f"{first} $A {last}", special_tokens=ids)
         (folder / name).mkdir()
@@ -54,6 +57,7 @@ def vocabularies(tmp_path_factory):
         "t5": text.load_tokenizer(folder / "spiece.model"),
         "bert": text.load_tokenizer(folder / "bert"),
         "roberta": text.load_tokenizer(folder / "roberta"),
+        "late": text.load_tokenizer(folder / "late"),
     }
 
 
@@ -76,10 +80,12 @@ MODELS = {
 }
 
 
-def make_run(tmp_path, vocabularies, name, *, prompts=("", ""), lengths=(40, 40), temperature=None):
+def make_run(tmp_path, vocabularies, name, *, prompts=("", ""), lengths=(40, 40), temperature=None, tower_changes=None):
     """A run with random parameters; norms and biases are no ones and zeros, which would hide that one is missing."""
     query, doc, shared = MODELS[name]
-    model = DualEncoder(TOWERS[query], TOWERS[doc], shared, initial_temperature=temperature)
+    towers = [dataclasses.replace(TOWERS[tower], encoder=dataclasses.replace(TOWERS[tower].encoder, **(tower_changes or {})))
+              for tower in (query, doc)]  # fmt: skip
+    model = DualEncoder(*towers, shared, initial_temperature=temperature)
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: np.asarray(leaf + rng.normal(0, 0.1, leaf.shape), np.float32), model.init(jax.random.key(0)))
     of_tower = {tower: vocabularies["t5" if "t5" in tower else tower] for tower in TOWERS}
@@ -120,6 +126,37 @@ def test_sentence_transformers_gives_the_same_embeddings(tmp_path, vocabularies,
         for part, expected in (("query", query), ("document", doc)):
             alone = library.SentenceTransformer(str(tmp_path / "out" / part), device="cpu", local_files_only=True)
             close(alone.encode(TEXTS), expected)
+
+
+@pytest.mark.parametrize(
+    ("tower", "vocabulary", "changes"),
+    [
+        ("t5", "roberta", {}),
+        ("roberta", "bert", {}),
+        ("roberta", "late", {}),
+        ("roberta", "late", {"position_offset": 4}),
+    ],
+)
+def test_padding_and_positions_of_any_kind_are_read_alike(tmp_path, vocabularies, tower, vocabulary, changes):
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    run = make_run(tmp_path, vocabularies, tower, tower_changes=changes)
+    run = run._replace(query_tokenizer=vocabularies[vocabulary], doc_tokenizer=vocabularies[vocabulary])
+    export(run, tmp_path / "out", "sentence_transformers")
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(
+        TEXTS, padding=True, truncation=True, max_length=40, return_tensors="pt"
+    )
+    model_class = transformers.T5EncoderModel if tower == "t5" else transformers.AutoModel
+    model = model_class.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        hidden = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).last_hidden_state.numpy()
+    mask = tokens["attention_mask"].numpy()[..., None]
+    pooled = hidden[:, 0] if run.model.doc.pooling == "first" else (hidden * mask).sum(1) / mask.sum(1)
+    no_head = dataclasses.replace(run.model.doc, projection_dim=None, projection_bias=False, projection_norm=False, normalize=False)
+    params = {"shared": {part: run.params["shared"][part] for part in ("embedder", "encoder")}}
+    run = run._replace(model=DualEncoder(no_head, no_head), params=params)
+    close(pooled, embeddings(run, "doc", tmp_path))
 
 
 def test_queries_of_one_model_are_cut_to_their_own_length(tmp_path, vocabularies):
@@ -208,6 +245,12 @@ def test_a_run_of_several_passages_a_document_says_that_its_reader_must_cut_them
     run = make_run(tmp_path, vocabularies, "t5")._replace(max_passages=3)
     (note,) = export(run, tmp_path / "out", "safetensors")
     assert note.startswith("documents were trained as up to 3 passages of 40 tokens")
+
+
+def test_a_prompt_that_its_reader_takes_apart_is_refused(tmp_path, vocabularies):
+    run = make_run(tmp_path, vocabularies, "bert", prompts=("[SEP] query: ", ""))
+    with pytest.raises(InputError, match=r"the prompt '\[SEP\] query: ' holds the special token '\[SEP\]'"):
+        export(run, tmp_path / "out", "sentence_transformers")
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path, vocabularies):

@@ -1,11 +1,12 @@
 """What a recipe starts from: towers, tokenizers and first parameters of a pretrained model, and what is refused."""
 
 import shutil
+import warnings
 
 import jax
 import numpy as np
 import pytest
-from pretrained_folders import WORDS, write_sentence_transformer
+from pretrained_folders import WORDS, write_encoder, write_sentence_transformer
 
 from de_jax import configurables, train
 from de_jax.data import beir
@@ -136,6 +137,19 @@ def test_one_path_fine_tunes_a_model_and_the_result_is_a_model_again(folders, tm
     for path, array in after.items():
         for tower in ("query", "doc"):
             np.testing.assert_array_equal(again[path.replace("shared", tower, 1)], array)
+
+
+def test_pooling_of_a_tower_is_chosen_and_what_is_assumed_is_said(folders, tmp_path):
+    write_encoder(tmp_path / "alone", "bert")
+    alone, model = str(tmp_path / "alone"), str(folders / "bert")
+    with pytest.warns(UserWarning, match="holds an encoder alone, so these are assumed: mean pooling"):
+        assert fine_tuning.pretrained_tower(source=alone).pooling == "mean"
+    with warnings.catch_warnings(action="error"):
+        assert fine_tuning.pretrained_tower(source=alone, pooling="cls").pooling == "first"
+        assert fine_tuning.pretrained_tower(source=model, pooling="cls").pooling == "first"
+        assert fine_tuning.pretrained_tower(source=model).pooling == "mean"
+    with pytest.raises(InputError, match="pooling is 'last'; a tower has mean or cls"):
+        fine_tuning.pretrained_tower(source=alone, pooling="last")
 
 
 def test_recipe_without_a_model_asks_for_one(tmp_path):

@@ -57,6 +57,41 @@ def test_embeddings_equal_transformers(tmp_path, name, whole):
     np.testing.assert_allclose(our_embeddings(pretrained, TEXTS), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize(("kind", "pad_id"), [("roberta", 0), ("roberta", 5), ("roberta", 13), ("t5", 4)])
+def test_padding_elsewhere_in_the_vocabulary_changes_no_embedding(tmp_path, kind, pad_id):
+    hidden = write_encoder(tmp_path / "model", kind, pad_id=pad_id)
+    pretrained = huggingface.read(tmp_path / "model")
+    longest = {"roberta": 50 - pad_id - 1, "t5": 512}[kind]
+    assert pretrained.max_doc_length == longest
+    expected = unit(mean_of(*hidden(TEXTS, longest)))
+    np.testing.assert_allclose(our_embeddings(pretrained, TEXTS), expected, atol=1e-5)
+
+
+def test_absent_padding_id_is_that_of_the_architecture(tmp_path):
+    hidden = write_encoder(tmp_path / "model", "roberta")
+    values = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({k: v for k, v in values.items() if k != "pad_token_id"}))
+    pretrained = huggingface.read(tmp_path / "model")
+    np.testing.assert_allclose(our_embeddings(pretrained, TEXTS), unit(mean_of(*hidden(TEXTS, 48))), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pad_id", "message"),
+    [
+        (3, "pad_token_id is 3, but the vocabulary pads with 1"),
+        (49, "pad_token_id is 49; it must be a row of both tables that leaves positions for texts"),
+        (-1, "pad_token_id is -1; it must be a row"),
+        ("1", "pad_token_id is '1'; it must be a row"),
+        (None, "pad_token_id is None; it must be a row"),
+    ],
+)
+def test_roberta_padding_that_gives_no_positions_is_refused(tmp_path, pad_id, message):
+    write_encoder(tmp_path / "model", "roberta")
+    changed_json(tmp_path / "model" / "config.json", pad_token_id=pad_id)
+    with pytest.raises(InputError, match=message):
+        huggingface.read(tmp_path / "model")
+
+
 def test_sharded_weights_and_sizes_alone_are_read(tmp_path):
     hidden = write_encoder(tmp_path / "model", "t5", max_shard_size="5kB")
     assert len(list((tmp_path / "model").glob("model-*.safetensors"))) > 2

