@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import generations
 from de_jax.data.generations import Generation
 from de_jax.data.training_set import TrainingSet
 from de_jax.evaluation.dev_scores import score_index
@@ -59,8 +58,8 @@ def mine(recipe: Recipe, run_dir: Path, *, once: bool = False, poll_seconds: flo
         raise InputError(f"generations have no folder to go to; set {recipe.data.__name__}.negatives_dir.")
     if not once:
         # The folder is the run's until it has a first generation, which the run mines itself where there is none.
-        begun = functools.partial(generations.numbers, data.mined.negatives_dir)
-        _wait_until(lambda: bool(begun()), f"the run in {run_dir} to begin", poll_seconds)
+        mined = data.mined
+        _wait_until(lambda: mined.newest() is not None, f"the run in {run_dir} to begin", poll_seconds)
     with only_miner(data.mined):
         last = max(mined_steps(data.mined), default=-1)
         steps = iter([_newest_step(run_dir)]) if once else _new_steps(run_dir, last, recipe.num_steps, poll_seconds)

@@ -21,7 +21,6 @@ import jax
 import numpy as np
 
 from de_jax import command, configurables
-from de_jax.data import generations
 from de_jax.data.batches import prefetch
 from de_jax.data.files import atomic_file
 from de_jax.data.negatives import Switch
@@ -218,7 +217,7 @@ def _begin_negatives(recipe: Recipe, run_dir: Path, data: TrainingSet, checkpoin
     if data.mined is None:
         return
     step = int(state.step)
-    if recipe.miner and distributed.agreed(not generations.numbers(data.mined.negatives_dir)):
+    if recipe.miner and distributed.agreed(data.mined.needs_first()):
         is_held = recipe.mine_every_steps or not distributed.is_first()
         with contextlib.nullcontext() if is_held else only_miner(data.mined):
             mine_generation(run_of(recipe, run_dir, data, step, state.params), data.mined, recipe.miner, keep=False)

@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     miner.index_builder()
     lines, facts = mine_bm25(beir.read(args.dataset_dir, args.split), miner) if args.bm25 else _mined_by_run(args, miner)
     facts |= {"mined_by": "bm25" if args.bm25 else str(args.run_dir), "split": args.split}
-    number = max(generations.numbers(negatives_dir), default=0) + 1
+    number = generations.next_number(negatives_dir)
     generation = generations.write_generation(negatives_dir, number, lines, {**text_hashes(args.dataset_dir), **facts})
     print(json.dumps({"generation_dir": str(generation.folder), "num_pairs": len(lines), **facts}))
 

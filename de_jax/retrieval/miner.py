@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.data import beir
-from de_jax.data.generations import Generation, Mined
+from de_jax.data.generations import Mined
 from de_jax.data.negatives import TrainingTexts
 from de_jax.retrieval import encode, faiss_index, mining_statistics
 from de_jax.retrieval.bm25 import BM25Index
@@ -121,7 +121,7 @@ def mine(
     texts: TrainingTexts,
     miner: Miner,
     *,
-    previous: Generation | None = None,
+    previous: Int[np.ndarray, "P m"] | None = None,
     score: Score | None = None,
 ) -> tuple[list[Mined], dict[str, Any]]:
     """The hard negatives of every training pair.
@@ -133,7 +133,7 @@ def mine(
         embedded: see `embed`.
         texts: of the training pairs.
         miner: what is mined.
-        previous: the generation before, for the statistics.
+        previous: the document rows of the generation before, for the statistics.
         score: scores the index of documents, for the statistics.
 
     Returns:

@@ -15,7 +15,7 @@ from de_jax.retrieval.miner import Miner, Score, embed, mine
 from de_jax.training import distributed
 from de_jax.training.fit import Stop
 from de_jax.training.run import Run
-from de_jax.types import InputError, Metrics, Params, TrainState
+from de_jax.types import Metrics, Params, TrainState
 
 KEPT_AS = "mining"
 """The folder of embeddings that a miner keeps its newest in, under <run_dir>/embeddings."""
@@ -40,8 +40,9 @@ def mine_generation(run: Run, mined: MinedNegatives, miner: Miner, *, keep: bool
         embedded = embed(run, texts, keep_as=KEPT_AS if keep else None, progress=bar.update)
     if not distributed.is_first():
         return None
-    lines, facts = mine(embedded, texts, miner, previous=_newest_whole(mined), score=score)
-    number = max(generations.numbers(mined.negatives_dir), default=0) + 1
+    previous = mined.newest()
+    lines, facts = mine(embedded, texts, miner, previous=previous and previous.rows["neg_docs"], score=score)
+    number = generations.next_number(mined.negatives_dir)
     facts = {**texts.hashes, "mined_by": str(run.run_dir), "checkpoint_step": run.step, **facts}
     generation = generations.write_generation(mined.negatives_dir, number, lines, facts)
     if embedded.folder is not None:
@@ -86,7 +87,7 @@ class MineNegatives:
         if step % self._every_steps or step == self._num_steps:
             return None
         self._before()
-        if distributed.agreed(step not in mined_steps(self._mined)):
+        if distributed.agreed(not _is_mined(self._mined, step)):
             start = time.monotonic()
             mine_generation(self._run_of(step, state.params), self._mined, self._miner, keep=False)
             self._on_seconds(time.monotonic() - start)
@@ -107,12 +108,10 @@ def only_miner(mined: MinedNegatives) -> Iterator[None]:
 
 def mined_steps(mined: MinedNegatives) -> set[int]:
     """The checkpoints that there is a generation of."""
-    manifests = (generations.read_manifest(mined.negatives_dir, number) for number in generations.numbers(mined.negatives_dir))
-    return {int(manifest["checkpoint_step"]) for manifest in manifests if "checkpoint_step" in manifest}
+    return {manifest["checkpoint_step"] for manifest in mined.manifests().values() if "checkpoint_step" in manifest}
 
 
-def _newest_whole(mined: MinedNegatives) -> Generation | None:
-    for number in reversed(generations.numbers(mined.negatives_dir)):
-        with contextlib.suppress(InputError):  # one that was damaged says nothing
-            return generations.open_generation(mined.negatives_dir, number)
-    return None
+def _is_mined(mined: MinedNegatives, step: int) -> bool:
+    """Whether there is a whole generation of a checkpoint."""
+    numbers = [number for number, manifest in mined.manifests().items() if manifest.get("checkpoint_step") == step]
+    return any(mined.accepts(number) for number in numbers)

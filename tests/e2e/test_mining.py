@@ -160,6 +160,18 @@ def test_a_full_disk_costs_the_miner_one_generation(dataset_dir, tmp_path, coloc
     assert (generation.number, generation.manifest["checkpoint_step"]) == (4, 28)
 
 
+@pytest.mark.parametrize("text", ["garbage", '{"format": "de_jax negatives 1", "parts": {"a": "b"}, "checkpoint_step": "8"}'])
+def test_a_manifest_of_garbage_costs_the_miner_a_warning(dataset_dir, tmp_path, colocated, text):
+    run_dir = tmp_path / "run"
+    shutil.copytree(colocated, run_dir)
+    (run_dir / "negatives" / "000002" / "manifest.json").write_text(text)
+    (run_dir / "negatives" / "000004").mkdir()
+    recipe = recipe_of(settings(dataset_dir, run_dir, BESIDE, train__num_steps=100))
+    with pytest.warns(UserWarning, match="generation 2 of the negatives is passed over: .*000002/manifest.json"):
+        generation = next(mine.mine(recipe, run_dir, poll_seconds=0.01))
+    assert (generation.number, generation.manifest["checkpoint_step"]) == (5, 24)
+
+
 def test_two_miners_of_one_folder_are_refused(dataset_dir, tmp_path, colocated):
     run_dir = tmp_path / "run"
     shutil.copytree(colocated, run_dir)

@@ -9,6 +9,7 @@ from de_jax.data import corpus, generations, text
 from de_jax.data.generations import Mined
 from de_jax.data.negatives import TrainingTexts
 from de_jax.data.passages import PassageStore
+from de_jax.data.rows_of_pairs import rows_of_pairs
 from de_jax.retrieval import miner
 from de_jax.retrieval.miner import Embedded, Miner, mine
 from de_jax.training.run import Run
@@ -81,7 +82,7 @@ def test_each_checkpoint_draws_other_negatives_and_the_same_checkpoint_the_same(
 def test_what_is_searched_knows_its_checkpoint(texts, monkeypatch):
     for kind in ("docs", "queries"):
         monkeypatch.setattr(miner.encode, kind, lambda *args, **options: np.zeros((1, DIM), np.float32))
-    run = Run(Path(), 7, *[None] * 6)  # type: ignore[arg-type]
+    run = Run(Path(), 7, *[None] * 6)
     assert miner.embed(run, texts, keep_as=None).step == 7
 
 
@@ -130,7 +131,7 @@ def test_statistics_are_shares_of_what_was_mined(texts, embedded, tmp_path):
     miner = Miner(num_neg_docs=2, last_rank=4)
     lines, facts = mine(embedded, texts, miner)
     before = [Mined(line.query_id, line.doc_id, [line.neg_doc_ids[0], "d29"], []) for line in lines]
-    previous = generations.write_generation(tmp_path / "negatives", 1, before, {})
+    previous = rows_of_pairs(generations.write_generation(tmp_path / "negatives", 1, before, {}), texts)["neg_docs"]
     generations.write_generation(tmp_path / "bm25", 1, [line._replace(neg_doc_ids=["d29"]) for line in before], {})
     qrels = tmp_path / "fuller.tsv"
     relevant, irrelevant = lines[0].neg_doc_ids
