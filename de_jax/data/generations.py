@@ -149,7 +149,7 @@ def read_manifest(negatives_dir: str | Path, number: int) -> dict[str, Any]:
     try:
         manifest = files.read_json(path)
     except (InputError, OSError) as error:
-        raise DamagedGeneration(str(error)) from None
+        raise DamagedGeneration(f"{str(error).rstrip('.')}; copy the generation again, or remove it.") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DamagedGeneration(f"{path.parent} is not in the format '{FORMAT}'; mine it again.")
     said = {**_OPTIONAL, **manifest}

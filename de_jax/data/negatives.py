@@ -184,6 +184,11 @@ class MinedNegatives:
         found = {number: self._attempt(number, read) for number in self._numbers()}
         return {number: manifest for number, manifest in found.items() if manifest is not None}
 
+    def next_number(self) -> int:
+        """The number of the next generation, beyond all there are and all that the run has switched to."""
+        known = self.switches or self._read(at_least=0)
+        return max([generations.next_number(self.negatives_dir), *(switch.generation + 1 for switch in known)])
+
     def record(self, switch: Switch) -> None:
         """Adds a switch beyond the last one, on the disk first; of several processes the first one writes it."""
         held = self._accepted(switch.generation)

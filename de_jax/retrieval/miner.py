@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data import beir
+from de_jax.data import beir, generations
 from de_jax.data.generations import Mined
 from de_jax.data.negatives import TrainingTexts
 from de_jax.retrieval import encode, faiss_index, mining_statistics
@@ -77,6 +77,16 @@ class Miner:
     def filters(self) -> Filters:
         """Ranks and scores that may be drawn from."""
         return Filters(self.first_rank, self.last_rank, self.margin, self.max_score_ratio, self.max_teacher_score)
+
+    def check(self) -> None:
+        """Raises InputError for an index or a file that mining would refuse only after everything was encoded."""
+        self.index_builder()
+        if self.bm25_negatives_dir:
+            generations.open_newest(self.bm25_negatives_dir)
+        if self.judgements:
+            beir.read_qrels(self.judgements)
+        if self.teacher_scores:
+            next(beir.lines(Path(self.teacher_scores)), None)
 
     def index_builder(self) -> faiss_index.IndexBuilder:
         """Makes the index of documents; raises InputError for one that cannot be."""

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from de_jax.data import files, generations
 from de_jax.data.generations import Generation
@@ -42,7 +43,7 @@ def mine_generation(run: Run, mined: MinedNegatives, miner: Miner, *, keep: bool
         return None
     previous = mined.newest()
     lines, facts = mine(embedded, texts, miner, previous=previous and previous.rows["neg_docs"], score=score)
-    number = generations.next_number(mined.negatives_dir)
+    number = mined.next_number()
     facts = {**texts.hashes, "mined_by": str(run.run_dir), "checkpoint_step": run.step, **facts}
     generation = generations.write_generation(mined.negatives_dir, number, lines, facts)
     if embedded.folder is not None:
@@ -95,14 +96,14 @@ class MineNegatives:
 
 
 @contextlib.contextmanager
-def only_miner(mined: MinedNegatives) -> Iterator[None]:
+def only_miner(negatives_dir: Path) -> Iterator[None]:
     """Holds the folder of negatives for one miner, and clears away what a killed one left.
 
     Raises:
         InputError: another miner is at work there.
     """
-    with files.only_one(mined.negatives_dir / ".miner.lock", f"mining into {mined.negatives_dir}"):
-        files.remove_leftovers(mined.negatives_dir)
+    with files.only_one(negatives_dir / ".miner.lock", f"mining into {negatives_dir}"):
+        files.remove_leftovers(negatives_dir)
         yield
 
 

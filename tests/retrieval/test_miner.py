@@ -168,3 +168,17 @@ def test_statistics_are_shares_of_what_was_mined(texts, embedded, tmp_path):
 def test_settings_that_cannot_be_are_refused(options, sentence):
     with pytest.raises(InputError, match=sentence):
         Miner(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"bm25_negatives_dir": "absent"}, "absent is no generation of negatives and holds none"),
+        ({"judgements": "absent.tsv"}, r"absent\.tsv does not exist"),
+        ({"teacher_scores": "absent.tsv", "max_teacher_score": 0.5}, r"absent\.tsv does not exist"),
+        ({"index": "IVF,no"}, "IVF,no"),
+    ],
+)
+def test_files_that_are_not_there_are_refused_before_anything_is_encoded(options, sentence):
+    with pytest.raises(InputError, match=sentence):
+        Miner(**options).check()

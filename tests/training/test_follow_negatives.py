@@ -139,3 +139,21 @@ def test_mining_compares_with_the_newest_whole_generation_and_writes_beyond_ever
         generation = mining_run.mine_generation(run, mined, Miner(), keep=False)
     np.testing.assert_array_equal(compared[0], [[10], [11]])
     assert (generation.number, generations.numbers(tmp_path)) == (4, [1, 2, 4])
+
+
+def test_a_miner_whose_earlier_generations_were_removed_goes_on_beyond_the_runs_switches(tmp_path, mined):
+    write(tmp_path, 2)
+    logged(mined, [1])
+    for number in (1, 2):
+        shutil.rmtree(tmp_path / f"{number:06d}")
+    assert mined.next_number() == 3
+    write(tmp_path, mined.next_number())
+    logged(mined, [10])
+    assert mined.switches[-1] == Switch(18, 3)
+
+
+def test_a_generation_by_another_runs_checkpoint_has_no_age_here(tmp_path, mined):
+    write(tmp_path, 2, checkpoint_step=5000)
+    lines = logged(mined, range(1, 12))
+    assert lines[8]["negatives/staleness"] == 8.0
+    assert lines[9] == {"negatives/generation": 2.0}
