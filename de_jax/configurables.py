@@ -103,8 +103,8 @@ def setting(configurable: Any, parameter: str) -> Any:
 def check_all_used(but: Any = None) -> None:
     """Refuses bindings that nothing has read, which is what a misplaced or leftover setting looks like.
 
-    Call it once everything that a recipe configures has been called. A file may hold the sizes of a model, or the settings of a
-    loss, that a later file or setting replaces by another one; what was typed on the command line may not.
+    Call it once everything that a recipe configures has been called. A file may hold the settings of a part that a later file or
+    setting replaces or takes out: a model, a loss, a miner, an alarm. A setting typed on the command line must be read.
 
     Args:
         but: a configurable that was not called.
@@ -114,7 +114,8 @@ def check_all_used(but: Any = None) -> None:
     """
     # gin offers its tables as text only; the private ones are what that text is made of.
     bindings, used = gin.config._CONFIG, gin.config._OPERATIVE_CONFIG
-    replaceable = {f"de_jax.{configurable.__name__}" for configurable in (*MODELS, *LOSSES)} - {key[1] for key in used}
+    parts = (*MODELS, *LOSSES, *MINERS, *HOOKS)
+    replaceable = {f"de_jax.{configurable.__name__}" for configurable in parts} - {key[1] for key in used}
     unused = []
     for (scope, name), values in bindings.items():
         if but is not None and name == f"de_jax.{but.__name__}":

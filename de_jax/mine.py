@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import generations
 from de_jax.data.generations import Generation
 from de_jax.data.training_set import TrainingSet
 from de_jax.evaluation.dev_scores import score_index
@@ -53,16 +52,18 @@ def mine(recipe: Recipe, run_dir: Path, *, once: bool = False, poll_seconds: flo
         raise InputError("the recipe mines nothing; set train.miner = @Miner().")
     if recipe.mine_every_steps is not None and not once:
         raise InputError("the run mines by itself every train.mine_every_steps updates; set that to None to mine beside it.")
-    recipe.miner.index_builder()
+    recipe.miner.check()
     data = recipe.data(host_index=0, num_hosts=1, row_multiple=1, run_dir=str(run_dir))
     if data.mined is None:
         raise InputError(f"generations have no folder to go to; set {recipe.data.__name__}.negatives_dir.")
     if not once:
         # The folder is the run's until it has a first generation, which the run mines itself where there is none.
-        begun = functools.partial(generations.numbers, data.mined.negatives_dir)
-        _wait_until(lambda: bool(begun()), f"the run in {run_dir} to begin", poll_seconds)
-    with only_miner(data.mined):
-        last = max(mined_steps(data.mined), default=-1)
+        mined = data.mined
+        _wait_until(lambda: mined.newest() is not None, f"the run in {run_dir} to begin", poll_seconds)
+    with only_miner(data.mined.negatives_dir):
+        # A generation beyond the newest checkpoint is another run's, a warm-up's for example.
+        newest = max(complete_steps(run_dir / CHECKPOINTS_DIR), default=-1)
+        last = max((step for step in mined_steps(data.mined) if step <= newest), default=-1)
         steps = iter([_newest_step(run_dir)]) if once else _new_steps(run_dir, last, recipe.num_steps, poll_seconds)
         for step in steps:
             try:

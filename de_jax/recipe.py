@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,7 @@ class Recipe:
         collapse_alarm: warns when embeddings collapse, see `losses.spread`; None watches nothing.
         miner: how hard negatives are mined by this run; None trains with those that the folder of negatives holds.
         mine_every_steps: updates between two minings, for which training waits; None leaves all but the first to `de-jax mine`.
+            Without a miner it has no effect, so that `train.miner=None` turns a recipe that mines into a static one.
         follow_every_steps: updates between two looks for newer hard negatives; by default as often as they are mined here, every
             `FOLLOW_EVERY_STEPS` where `de-jax mine` does, and without a miner never.
         negative_cache: hard negatives for every query from the documents of earlier batches; None for none.
@@ -116,7 +118,12 @@ class Recipe:
             if made is not None and not isinstance(made, kind):
                 raise InputError(f"train.{name} is {made!r}; it must be @{kind.__name__}().")
         if miner is None and mine_every_steps is not None:
-            raise InputError("train.mine_every_steps is set, but there is no miner; set train.miner = @Miner().")
+            warnings.warn(
+                f"train.mine_every_steps = {mine_every_steps} has no effect without train.miner = @Miner(); the run trains with "
+                "the negatives that its folder holds.",
+                stacklevel=2,
+            )
+            mine_every_steps = None
         for name, value in {"loss": loss, "data": data, "optimizer": optimizer, "schedule": schedule, "mesh": mesh}.items():
             if not callable(value):
                 raise InputError(f"train.{name} is {value!r}; it must be a reference such as @{value}, without parentheses.")

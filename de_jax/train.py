@@ -21,7 +21,6 @@ import jax
 import numpy as np
 
 from de_jax import command, configurables
-from de_jax.data import generations
 from de_jax.data.batches import prefetch
 from de_jax.data.files import atomic_file
 from de_jax.data.negatives import Switch
@@ -201,7 +200,7 @@ def _check_negatives(recipe: Recipe, data: TrainingSet) -> None:
     if recipe.miner and recipe.miner.num_neg_queries and data.max_passages > 1:
         raise InputError("mined queries are for documents of one passage; set max_passages to 1, or Miner.num_neg_queries to 0.")
     if recipe.miner:
-        recipe.miner.index_builder()
+        recipe.miner.check()
     elif data.mined:
         data.mined.check()
 
@@ -209,7 +208,7 @@ def _check_negatives(recipe: Recipe, data: TrainingSet) -> None:
 def _only_miner(recipe: Recipe, data: TrainingSet) -> contextlib.AbstractContextManager[None]:
     """The lock of the folder of negatives, where this process is the one that mines."""
     if data.mined and recipe.mine_every_steps and distributed.is_first():
-        return only_miner(data.mined)
+        return only_miner(data.mined.negatives_dir)
     return contextlib.nullcontext()
 
 
@@ -218,9 +217,9 @@ def _begin_negatives(recipe: Recipe, run_dir: Path, data: TrainingSet, checkpoin
     if data.mined is None:
         return
     step = int(state.step)
-    if recipe.miner and distributed.agreed(not generations.numbers(data.mined.negatives_dir)):
+    if recipe.miner and distributed.agreed(data.mined.needs_first()):
         is_held = recipe.mine_every_steps or not distributed.is_first()
-        with contextlib.nullcontext() if is_held else only_miner(data.mined):
+        with contextlib.nullcontext() if is_held else only_miner(data.mined.negatives_dir):
             mine_generation(run_of(recipe, run_dir, data, step, state.params), data.mined, recipe.miner, keep=False)
         distributed.agreed(True)  # the first process searches and writes; the others wait for it
     known = checkpoints.beside(step).get("switches", []) if step else []

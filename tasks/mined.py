@@ -1,34 +1,43 @@
-"""Mined negatives over the texts of another task: a folder of jsonl whose lines hold ids alone.
+"""Mined negatives over the texts of another task: a generation, or a folder of jsonl without a manifest.
 
 {"query_id": "q1", "doc_id": "d7", "neg_doc_ids": ["d3", "d9"], "neg_query_ids": []}
+
+Lines hold ids alone, which is enough for `seqio_pairs`. With `num_neg_docs` examples hold the tokens as well, for other trainers
+that read seqio tasks.
 """
 
 from __future__ import annotations
 
-import json
+import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import seqio
 
-from de_jax.data import beir
+from de_jax.data import beir, files, generations
 from de_jax.data.pair_writer import SIDES
-from de_jax.tasks import registering
+from de_jax.data.seqio_batches import TEXTS_SPLIT
+from de_jax.tasks import mined_tokens, registering
 from de_jax.types import InputError
 
+FEATURES = ("query_id", "doc_id", "neg_doc_ids", "neg_query_ids")
 
-def register(name: str, *, negatives_dir: str, texts: str) -> None:
+
+def register(name: str, *, negatives_dir: str, texts: str, num_neg_docs: int = 0, num_neg_queries: int = 0) -> None:
     """Registers `<name>` with the one split `train`.
 
     Args:
         name: of the task.
-        negatives_dir: its files .jsonl, plain or .gz, are read in the order of their names.
+        negatives_dir: a generation, or a folder of generations, whose newest whole one is taken; or a folder of files .jsonl and
+            .jsonl.gz without a manifest, which are read in the order of their names.
         texts: a task registered before that has its texts apart (`<texts>_queries`, `<texts>_docs`), as `beir` and `msmarco` do.
+        num_neg_docs, num_neg_queries: where either is above 0, examples hold tokens too: `query`, `doc`, and `neg_docs` int32
+            [num_neg_docs, longest], `neg_queries`, see `mined_tokens`. Such a task is for trainers other than this library's.
+
+    Raises:
+        InputError: no negatives, a damaged generation, or no such task of texts.
     """
-    paths = sorted([*Path(negatives_dir).glob("*.jsonl"), *Path(negatives_dir).glob("*.jsonl.gz")])
-    if not paths:
-        raise InputError(f"{negatives_dir} holds no .jsonl and no .jsonl.gz; give a folder of mined negatives.")
     vocabularies = {}
     for side, suffix in SIDES.items():
         if f"{texts}_{suffix}" not in seqio.TaskRegistry.names():
@@ -38,27 +47,37 @@ def register(name: str, *, negatives_dir: str, texts: str) -> None:
         # The same task under another name, so that a mixture of both holds every text once.
         seqio.TaskRegistry.remove(f"{name}_{suffix}")
         seqio.TaskRegistry.add_provider(f"{name}_{suffix}", task)
-    features = ("query_id", "doc_id", "neg_doc_ids", "neg_query_ids")
-    registering.add_task(
-        name, _read, {"train": paths}, features, tokenizer=vocabularies["query"], doc_tokenizer=vocabularies["doc"]
-    )
+    paths, read = _found(Path(negatives_dir), name)
+    registering.add_task(name, read, {"train": paths}, FEATURES, tokenizer=vocabularies["query"], doc_tokenizer=vocabularies["doc"])
+    if num_neg_docs or num_neg_queries:
+        mined_tokens.add_tokens(name, num_neg_docs=num_neg_docs, num_neg_queries=num_neg_queries)
 
 
-def _read(*paths: Path) -> Iterator[registering.Record]:
+def _found(folder: Path, name: str) -> tuple[list[Path], registering.Reader]:
+    """The files of a generation, or of a folder that is none, and their reader."""
+    paths = sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")])
+    is_generation = (folder / "manifest.json").exists() or re.fullmatch("[0-9]{6,}", folder.resolve().name)
+    if not paths or is_generation or generations.numbers(folder):
+        generation = generations.open_newest(folder)
+        found = [generation.folder / "manifest.json", *(generation.folder / part for part in sorted(generation.manifest["parts"]))]
+        return found, functools.partial(_read_generation, task=name)
+    return paths, _read_files
+
+
+def _read_generation(manifest: Path, *parts: Path, task: str) -> Iterator[registering.Record]:
+    """The lines of a generation, after its checksums and those of the texts were compared."""
+    generation = generations.open_generation(manifest.parent.parent, int(manifest.parent.name))
+    for suffix, file_name in (("queries", "queries"), ("docs", "corpus")):
+        source = seqio.TaskRegistry.get(f"{task}_{suffix}").source
+        for path in source.files(TEXTS_SPLIT) if isinstance(source, registering.FilesSource) else ():
+            # A generation knows the files of a BEIR folder; the same texts may lie in other files.
+            is_beir = Path(path).name.partition(".")[0] == file_name
+            if is_beir and generation.manifest.get(suffix, files.sha256_of(path)) != files.sha256_of(path):
+                raise InputError(f"{generation.folder} was mined from other {suffix} than those of {path}; mine again.")
+    return (mined._asdict() for mined in generations.read_mined(generation))
+
+
+def _read_files(*paths: Path) -> Iterator[registering.Record]:
     for path in paths:
         for line, raw in beir.lines(path):
-            try:
-                record = json.loads(raw)
-                ids = {name: _one(record[name]) for name in ("query_id", "doc_id")}
-                lists = {name: [_one(text_id) for text_id in record.get(name, [])] for name in ("neg_doc_ids", "neg_query_ids")}
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise InputError(
-                    f"{path}, line {line}: expected query_id, doc_id and, as lists, neg_doc_ids and neg_query_ids; ids are strings."
-                ) from None
-            yield {**ids, **lists}
-
-
-def _one(text_id: Any) -> str:
-    if not isinstance(text_id, str) or not text_id:
-        raise ValueError
-    return text_id
+            yield generations.parsed(raw, f"{path}, line {line}")._asdict()

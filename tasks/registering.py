@@ -162,9 +162,12 @@ def _dataset(
 ) -> tf.data.Dataset:
     # Many records at a time: TensorFlow calls Python slowly.
     def chunks() -> Iterator[dict[str, list[Any]]]:
-        records = read(*map(Path, files[split]))
-        while chunk := list(itertools.islice(records, _CHUNK_RECORDS)):
-            yield {name: [_value(record[name], name) for record in chunk] for name in features}
+        try:
+            records = read(*map(Path, files[split]))
+            while chunk := list(itertools.islice(records, _CHUNK_RECORDS)):
+                yield {name: [_value(record[name], name) for record in chunk] for name in features}
+        except InputError as error:
+            raise InputError(str(error)) from None  # TensorFlow tells the class by its name
 
     signature = {name: tf.TensorSpec((None,), tf.int32 if name == "relevance" else tf.string) for name in features}
     dataset = tf.data.Dataset.from_generator(chunks, output_signature=signature).unbatch()

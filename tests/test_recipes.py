@@ -73,6 +73,19 @@ def test_recipe_of_a_loss_over_mined_negatives_needs_their_folder(pretrained):
         read_recipe(["recipes/bm25_neg.gin"], [f"MODEL={pretrained}", "beir_pairs.negatives_dir="]).check()
 
 
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if "train.miner = @Miner()" in (ROOT / name).read_text()])
+def test_recipe_that_mines_is_static_without_its_miner(pretrained, recipe):
+    settings = [f"MODEL={pretrained}", "train.miner=None", "train.mine_every_steps=5000"]
+    with pytest.warns(UserWarning, match=r"train.mine_every_steps = 5000 has no effect without train.miner"):
+        built = read_recipe([recipe], settings)
+    built.check()
+    configurables.check_all_used(but=beir_pairs)
+    assert (built.miner, built.mine_every_steps, built.follow_every_steps) == (None, None, None)
+    read_recipe([recipe], [*settings[:2], "Miner.last_rank=100"])
+    with pytest.raises(InputError, match=r"nothing in this recipe reads Miner.last_rank"):
+        configurables.check_all_used(but=beir_pairs)
+
+
 def test_ances_head_on_roberta_is_new_and_scores_by_dot_products(tmp_path):
     write_encoder(tmp_path, "roberta")
     sizes = {"vocab_size": 17, "model_dim": 32, "num_layers": 2, "num_heads": 4, "mlp_dim": 48}

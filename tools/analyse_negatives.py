@@ -20,6 +20,7 @@ from de_jax import command
 from de_jax.data import beir
 from de_jax.data.batches import qrel_pairs
 from de_jax.data.files import atomic_dir
+from de_jax.data.generations import open_newest
 from de_jax.data.negatives import TrainingTexts
 from de_jax.data.progress import progress_bar
 from de_jax.data.training_set import open_stores, text_hashes
@@ -35,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     args = _parse_args(argv)
     groups, name = named("--groups", args.groups), Path(args.dataset_dir).resolve().name
     folders = named("--negatives", args.negatives)
-    generations = {kind: negative_analysis.open_newest(folder) for kind, folder in folders.items()}
+    generations = {kind: open_newest(folder) for kind, folder in folders.items()}
     qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
     first, *others = [load_run(args.run_dir, step, only_sizes=True) for step in args.steps or [None]]  # all are there
     temperature = negative_analysis.temperature_of(first, args.temperature)

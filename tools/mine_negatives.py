@@ -26,6 +26,7 @@ from de_jax.data.progress import progress_bar
 from de_jax.data.training_set import open_stores, text_hashes
 from de_jax.retrieval import faiss_index, maxp
 from de_jax.retrieval.miner import Miner, embed, mine, mine_bm25
+from de_jax.retrieval.mining_run import only_miner
 from de_jax.training.run import load_run
 from de_jax.types import InputError
 
@@ -38,11 +39,15 @@ def main(argv: list[str] | None = None) -> None:
     negatives_dir = Path(args.negatives_dir or Path(args.run_dir) / "negatives")
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Miner)}
     miner = Miner(**{name: value for name, value in given.items() if value is not None})
-    miner.index_builder()
+    miner.check()
+    if negatives_dir.is_dir():
+        with only_miner(negatives_dir):  # refused here, before anything is encoded
+            pass
     lines, facts = mine_bm25(beir.read(args.dataset_dir, args.split), miner) if args.bm25 else _mined_by_run(args, miner)
     facts |= {"mined_by": "bm25" if args.bm25 else str(args.run_dir), "split": args.split}
-    number = max(generations.numbers(negatives_dir), default=0) + 1
-    generation = generations.write_generation(negatives_dir, number, lines, {**text_hashes(args.dataset_dir), **facts})
+    with only_miner(negatives_dir):
+        number = generations.next_number(negatives_dir)
+        generation = generations.write_generation(negatives_dir, number, lines, {**text_hashes(args.dataset_dir), **facts})
     print(json.dumps({"generation_dir": str(generation.folder), "num_pairs": len(lines), **facts}))
 
 

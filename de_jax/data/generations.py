@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +26,12 @@ LINES_PER_PART = 100_000
 _DIGITS = 6
 
 
+class DamagedGeneration(InputError):
+    """A generation that is absent, half-copied or damaged, or that holds what no miner writes; another one may be whole."""
+
+
 class Mined(NamedTuple):
-    """The hard negatives of one training pair, best first; all are ids."""
+    """The hard negatives of one training pair; all are ids."""
 
     query_id: str
     doc_id: str
@@ -79,50 +86,154 @@ def write_generation(
 
 def generation_dir(negatives_dir: str | Path, number: int) -> Path:
     """Where a generation is, or will be."""
-    return Path(negatives_dir) / f"{number:0{_DIGITS}d}"
+    return Path(negatives_dir) / _name(number)
 
 
 def numbers(negatives_dir: str | Path) -> list[int]:
     """The generations that claim to be complete, oldest first."""
-    folder = Path(negatives_dir)
-    there = folder.iterdir() if folder.is_dir() else ()
-    return sorted(int(path.name) for path in there if path.name.isdigit() and (path / "manifest.json").is_file())
+    return [number for number in _named(negatives_dir) if os.path.isfile(generation_dir(negatives_dir, number) / "manifest.json")]
+
+
+def next_number(negatives_dir: str | Path) -> int:
+    """The number of the next generation, beyond every folder there is, complete or not."""
+    return max(_named(negatives_dir), default=0) + 1
 
 
 def open_generation(negatives_dir: str | Path, number: int) -> Generation:
     """A generation whose every part has the checksum that its manifest gives.
 
     Raises:
-        InputError: it is absent, of another format, half-copied or damaged.
+        DamagedGeneration: it is absent, of another format, half-copied or damaged.
     """
     folder, manifest = generation_dir(negatives_dir, number), read_manifest(negatives_dir, number)
     for name, checksum in manifest["parts"].items():
-        part = folder / Path(name).name
-        if not part.is_file() or files.sha256_of(part) != checksum:
-            raise InputError(f"{part} is missing, half-copied or damaged; copy the generation again, or remove it.")
+        part = folder / name
+        try:
+            is_whole = files.sha256_of(part) == checksum
+        except OSError:
+            is_whole = False
+        if not is_whole:
+            raise DamagedGeneration(f"{part} is missing, half-copied or damaged; copy the generation again, or remove it.")
     return Generation(number, folder, manifest)
+
+
+def open_newest(folder: str | Path) -> Generation:
+    """The generation in a folder, or the newest whole one where it is a folder of generations; warns of newer ones.
+
+    Raises:
+        InputError: none is there, or none is whole.
+    """
+    folder = Path(folder).absolute()
+    there = numbers(folder)
+    if not there and folder.is_dir() and (number := _number(folder.name)) is not None:
+        return open_generation(folder.parent, number)
+    if not there:
+        raise InputError(f"{folder} is no generation of negatives and holds none; make one with de-jax mine_negatives.")
+    for number in reversed(there):
+        try:
+            return open_generation(folder, number)
+        except DamagedGeneration as error:
+            if number == there[0]:
+                raise
+            warnings.warn(f"generation {number} of the negatives is passed over: {error}", stacklevel=2)
+    raise AssertionError("the loop returns or raises")
 
 
 def read_manifest(negatives_dir: str | Path, number: int) -> dict[str, Any]:
     """What the miner says of a generation; its parts are not looked at.
 
     Raises:
-        InputError: it is absent or of another format.
+        DamagedGeneration: it is absent, of another format, or says what no miner says.
     """
-    folder = generation_dir(negatives_dir, number)
-    manifest = files.read_json(folder / "manifest.json")
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or not isinstance(manifest.get("parts"), dict):
-        raise InputError(f"{folder} is not in the format '{FORMAT}'; mine it again.")
+    path = generation_dir(negatives_dir, number) / "manifest.json"
+    try:
+        manifest = files.read_json(path)
+    except (InputError, OSError) as error:
+        raise DamagedGeneration(f"{str(error).rstrip('.')}; copy the generation again, or remove it.") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DamagedGeneration(f"{path.parent} is not in the format '{FORMAT}'; mine it again.")
+    said = {**_OPTIONAL, **manifest}
+    for name, (is_meant, meant) in _MANIFEST.items():
+        if not is_meant(said.get(name)):
+            raise DamagedGeneration(f"{path}: '{name}' is {said.get(name)!r:.80}, not {meant}; mine it again, or remove it.")
     return manifest
 
 
 def read_mined(generation: Generation) -> Iterator[Mined]:
-    """The lines of a generation, in order."""
+    """The lines of a generation, in order.
+
+    Raises:
+        DamagedGeneration: a malformed line, fewer or more pairs than the manifest counts, or a part that is gone.
+    """
+    num_pairs = 0
     for name in sorted(generation.manifest["parts"]):
-        path = generation.folder / Path(name).name
-        for line, raw in beir.lines(path):
-            try:
-                mined = Mined(**json.loads(raw))
-            except (ValueError, TypeError):
-                raise InputError(f"{path}, line {line}: expected an object with {', '.join(Mined._fields)}.") from None
-            yield mined
+        path = generation.folder / name
+        try:
+            for line, raw in beir.lines(path):
+                yield parsed(raw, f"{path}, line {line}")
+                num_pairs += 1
+        except DamagedGeneration:
+            raise
+        except (InputError, OSError) as error:
+            raise DamagedGeneration(str(error)) from None
+    if num_pairs != generation.manifest["num_pairs"]:
+        raise DamagedGeneration(
+            f"{generation.folder} holds {num_pairs} pairs, but its manifest says {generation.manifest['num_pairs']}; copy it again."
+        )
+
+
+def parsed(raw: str, where: str) -> Mined:
+    """One line; a list that is not there is empty. DamagedGeneration for another, with its place, `where`."""
+    try:
+        record = json.loads(raw)
+        mined = Mined(record["query_id"], record["doc_id"], record.get("neg_doc_ids", []), record.get("neg_query_ids", []))
+        if not all(map(_is_id, mined[:2])) or not all(isinstance(ids, list) and all(map(_is_id, ids)) for ids in mined[2:]):
+            raise TypeError
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise DamagedGeneration(
+            f"{where}: expected an object with {', '.join(Mined._fields)}; the first two are strings, the others lists of strings."
+        ) from None
+    return mined
+
+
+def _named(negatives_dir: str | Path) -> list[int]:
+    """The numbers of all folders that have a generation's name, in order."""
+    folder = Path(negatives_dir)
+    found = map(_number, (path.name for path in folder.iterdir())) if folder.is_dir() else ()
+    return sorted(number for number in found if number is not None)
+
+
+def _number(name: str) -> int | None:
+    """The number of the generation that a folder of this name is; None for other names."""
+    return int(name) if re.fullmatch(f"[0-9]{{{_DIGITS},18}}", name) and name == _name(int(name)) else None
+
+
+def _name(number: int) -> str:
+    return f"{number:0{_DIGITS}d}"
+
+
+def _is_id(value: Any) -> bool:
+    """Whether a store may know a text by this; half of a surrogate pair cannot be written."""
+    return isinstance(value, str) and bool(value) and not re.search("[\t\n\r\0\ud800-\udfff]", value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_parts(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(name == Path(name).name and name for name in value)
+
+
+def _is_statistics(value: Any) -> bool:
+    return isinstance(value, dict) and all(type(one) in (int, float) and abs(one) < 1e300 for one in value.values())
+
+
+_MANIFEST = {
+    "num_pairs": (_is_count, "a count"),
+    "parts": (_is_parts, "an object of file names and checksums"),
+    "checkpoint_step": (_is_count, "a count of updates"),
+    "statistics": (_is_statistics, "an object of finite numbers"),
+}
+"""What is read of a manifest, and what it must be."""
+_OPTIONAL: Mapping[str, Any] = {"checkpoint_step": 0, "statistics": {}}

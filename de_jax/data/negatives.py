@@ -9,35 +9,29 @@ negatives in the same order when it continues, however quick the miner was in th
 
 from __future__ import annotations
 
+import functools
 import json
+import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from de_jax.data import beir, files, generations
 from de_jax.data.batches import Negatives
-from de_jax.data.corpus import TokenStore
-from de_jax.data.generations import Generation
-from de_jax.data.passages import PassageStore
-from de_jax.types import PADDING_ID, InputError
+from de_jax.data.generations import DamagedGeneration
+from de_jax.data.rows_of_pairs import TrainingTexts, rows_of_pairs
+from de_jax.types import InputError
+
+T = TypeVar("T")
 
 SWITCHES_FILE = "switches.jsonl"
 FIRST_SWITCH_SECONDS = 120.0
-
-
-class TrainingTexts(NamedTuple):
-    """The training pairs, and the texts that their negatives are found among."""
-
-    name: str  # of the data set
-    query_store: TokenStore
-    doc_store: TokenStore
-    pairs: np.ndarray  # int32 [P, 2] (query row, document row)
-    hashes: Mapping[str, str]  # what manifests must say of "queries" and "docs"; empty for no such check
-    passages: PassageStore | None = None  # where a document is several, of which the best one for a query counts
+SWITCHES_AHEAD = 8
+"""Generations of later switches that are held in memory; a run that repeats another one's long file reads the rest in time."""
 
 
 class Switch(NamedTuple):
@@ -47,8 +41,18 @@ class Switch(NamedTuple):
     generation: int
 
 
+class Held(NamedTuple):
+    """A generation in memory, where its folder may disappear."""
+
+    manifest: Mapping[str, Any]
+    rows: Mapping[str, np.ndarray]  # see `rows_of_pairs`
+
+
 class MinedNegatives:
     """A run's hard negatives step by step: which generation is in force, and its rows for the training pairs.
+
+    A generation is read and checked once, when it is accepted, and stays in memory until its last batch. Later changes of its
+    folder have no effect on the run.
 
     Attributes:
         negatives_dir: holds the generations.
@@ -76,34 +80,40 @@ class MinedNegatives:
         self.negatives_dir, self._file = Path(negatives_dir), Path(switches_file) if switches_file else None
         self.texts, self._is_first = texts, is_first
         self.num_drawn = {name: number for name, number in num_drawn.items() if number}
-        self._latest: tuple[int, dict[str, Negatives]] | None = None
-        self._next: tuple[int, dict[str, Negatives]] | None = None
+        self._held: dict[int, Held] = {}  # of switches
+        self._candidate: tuple[int, Held] | None = None  # read, and of no switch yet
+        self._manifests: dict[int, Mapping[str, Any]] = {}  # of all that were ever held
         self._refused: dict[int, Any] = {}
+        self._lock = threading.Lock()  # batches are made by another thread
         self.switches: list[Switch] = []
 
     def check(self) -> None:
         """Looks for a generation that a new run can begin with, before anything is written.
 
         Raises:
-            InputError: there is none, or the newest is damaged or was mined over other texts.
+            InputError: there is no whole one, or the newest of these was mined over other texts.
         """
-        if self._read(at_least=0):
+        if self._read(at_least=0) or self.newest():
             return
-        there = generations.numbers(self.negatives_dir)
+        there = self._numbers()
         if not there:
             raise InputError(f"{self.negatives_dir} holds no generation of negatives; make one with de-jax mine_negatives.")
-        self._next = self._opened(there[-1])
+        self._opened(there[-1])  # says how it is damaged
+
+    def needs_first(self) -> bool:
+        """Whether a new run has no generation to begin with, so that it must mine one; raises InputError as `check` does."""
+        return not self._read(at_least=0) and self.newest() is None
 
     def begin(self, step: int = 0, known: Sequence[Switch] = ()) -> None:
-        """Goes on as the file of switches says; a run without one begins with the newest generation there is.
+        """Goes on as the file of switches says; a run without one begins with the newest whole generation.
 
         Args:
             step: that training goes on from.
             known: the switches that a checkpoint of the run was saved with. A file that is lost is written again by them.
 
         Raises:
-            InputError: no generation, a damaged one that the run has used, one mined over other texts, or a file that does not
-                say what the checkpoint says.
+            InputError: no generation, a damaged one that the run has switched to, one mined over other texts, or a file that does
+                not say what the checkpoint says.
         """
         known = list(known)
         self.switches = self._read(at_least=0 if self._is_first else max(1, len(known)))
@@ -117,48 +127,114 @@ class MinedNegatives:
             self.switches = known
         if not self.switches:
             self.check()
-            self.record(Switch(0, generations.numbers(self.negatives_dir)[-1]))
+            assert self._candidate is not None
+            self.record(Switch(0, self._candidate[0]))
         self.at(step)
 
     def at(self, step: int) -> dict[str, Negatives]:
-        """The negatives in force at a step, by the name of their field in a batch."""
-        number = self.generation_at(step)
-        if self._latest is None or self._latest[0] != number:
-            self._latest = self._next if self._next and self._next[0] == number else self._opened(number)
-        return self._latest[1]
+        """The negatives in force at a step, by the name of their field in a batch; those of the next switches are read too."""
+        with self._lock:
+            place = self.switches.index(self._switch_at(step))
+            for number in (switch.generation for switch in self.switches[place : place + 1 + SWITCHES_AHEAD]):
+                if number not in self._held:
+                    self._hold(number, self._opened(number))
+            needed = {switch.generation for switch in self.switches[max(place - 1, 0) :]}
+            self._held = {number: held for number, held in self._held.items() if number in needed}
+            rows = self._held[self.switches[place].generation].rows
+        return {name: Negatives(rows[name], drawn) for name, drawn in self.num_drawn.items()}
 
     def generation_at(self, step: int) -> int:
         """The number of the generation in force at a step."""
-        return max(switch for switch in self.switches if switch.step <= step).generation
+        return self._switch_at(step).generation
+
+    def manifest_at(self, step: int) -> Mapping[str, Any]:
+        """What the miner said of the generation in force at a step, when it was accepted; empty for one not read yet."""
+        return self._manifests.get(self.generation_at(step), {})
+
+    def newest(self) -> Held | None:
+        """The newest whole generation; None without any. Warns of newer ones that are damaged, once.
+
+        Raises:
+            InputError: it was mined over other texts.
+        """
+        for number in reversed(self._numbers()):
+            if held := self._attempt(number, self._accepted):
+                return held
+        return None
 
     def newer(self) -> int | None:
         """The newest generation beyond the last switch's that is whole and fits the training pairs.
 
         Warns of others, once; one that was still being copied is looked at again when it has changed.
         """
-        for number in reversed(generations.numbers(self.negatives_dir)):
+        for number in reversed(self._numbers()):
             if number <= self.switches[-1].generation:
                 return None
-            state = _state(generations.generation_dir(self.negatives_dir, number))
-            if self._refused.get(number) == state:
-                continue
-            try:
-                self._next = self._opened(number)
+            if self.accepts(number):
                 return number
-            except (InputError, OSError) as error:
-                self._refused[number] = state
-                warnings.warn(f"generation {number} of the negatives is passed over: {error}", stacklevel=2)
         return None
+
+    def accepts(self, number: int) -> bool:
+        """Whether a generation is whole and fits the training pairs; it is in memory then. Warns of another, once."""
+        return self._attempt(number, self._accepted, passes_over=InputError) is not None
+
+    def manifests(self) -> dict[int, Mapping[str, Any]]:
+        """What miners say of their generations, by number. Warns once of a manifest that is damaged, and leaves it out."""
+        read = functools.partial(generations.read_manifest, self.negatives_dir)
+        found = {number: self._attempt(number, read) for number in self._numbers()}
+        return {number: manifest for number, manifest in found.items() if manifest is not None}
+
+    def next_number(self) -> int:
+        """The number of the next generation, beyond all there are and all that the run has switched to."""
+        known = self.switches or self._read(at_least=0)
+        return max([generations.next_number(self.negatives_dir), *(switch.generation + 1 for switch in known)])
 
     def record(self, switch: Switch) -> None:
         """Adds a switch beyond the last one, on the disk first; of several processes the first one writes it."""
+        held = self._accepted(switch.generation)
         if self._is_first:
             self._write([switch])
-        self.switches.append(switch)
+        with self._lock:
+            self._hold(switch.generation, held)
+            self.switches.append(switch)
 
-    def _opened(self, number: int) -> tuple[int, dict[str, Negatives]]:
-        rows = rows_of_pairs(generations.open_generation(self.negatives_dir, number), self.texts)
-        return number, {name: Negatives(rows[name], drawn) for name, drawn in self.num_drawn.items()}
+    def _numbers(self) -> list[int]:
+        """Those there are, and none, with one warning, while the folder cannot be listed."""
+        try:
+            return generations.numbers(self.negatives_dir)
+        except OSError as error:
+            if self._refused.setdefault(0, error) is error:
+                warnings.warn(f"{self.negatives_dir} cannot be read: {error.strerror}.", stacklevel=3)
+            return []
+
+    def _switch_at(self, step: int) -> Switch:
+        return max(switch for switch in self.switches if switch.step <= step)
+
+    def _hold(self, number: int, held: Held) -> None:
+        self._held[number], self._manifests[number] = held, held.manifest
+
+    def _accepted(self, number: int) -> Held:
+        """A generation that was read already, or is read now."""
+        if self._candidate is None or self._candidate[0] != number:
+            self._candidate = number, self._held.get(number) or self._opened(number)
+        return self._candidate[1]
+
+    def _opened(self, number: int) -> Held:
+        generation = generations.open_generation(self.negatives_dir, number)
+        return Held(generation.manifest, rows_of_pairs(generation, self.texts))
+
+    def _attempt(self, number: int, read: Callable[[int], T], *, passes_over: type[InputError] = DamagedGeneration) -> T | None:
+        """What `read` says of a generation; None, and one warning, where it raises, and again until its folder changes."""
+        state = _state(generations.generation_dir(self.negatives_dir, number))
+        if self._refused.get(number) == state:
+            return None
+        try:
+            return read(number)
+        except passes_over as error:
+            if number not in self._refused:
+                warnings.warn(f"generation {number} of the negatives is passed over: {error}", stacklevel=3)
+            self._refused[number] = state
+            return None
 
     def _write(self, switches: Sequence[Switch]) -> None:
         if self._file is not None:
@@ -183,39 +259,6 @@ def follow(negatives_dir: str, run_dir: str, texts: TrainingTexts, **options: An
     return MinedNegatives(negatives_dir.format(run_dir=run_dir), switches_file, texts, **options)
 
 
-def rows_of_pairs(generation: Generation, texts: TrainingTexts) -> dict[str, np.ndarray]:
-    """The negatives of each training pair as rows of the stores, filled up with `PADDING_ID`.
-
-    Args:
-        generation: mined for these pairs, or for more.
-        texts: the pairs, and the texts of the rows.
-
-    Returns:
-        "neg_docs" int32 [P, longest list] and "neg_queries" int32 [P, longest list].
-
-    Raises:
-        InputError: mined over other texts, ids that are not in the stores, or none of the pairs.
-    """
-    for name, expected in texts.hashes.items():
-        if generation.manifest.get(name) != expected:
-            raise InputError(f"{generation.folder} was mined from other {name} than are trained on; mine again.")
-    stores = {"neg_docs": texts.doc_store, "neg_queries": texts.query_store}
-    mined = list(generations.read_mined(generation))
-    own = [texts.query_store.rows_of([line.query_id for line in mined]), texts.doc_store.rows_of([line.doc_id for line in mined])]
-    place = {pair: row for row, pair in enumerate(map(tuple, np.asarray(texts.pairs).tolist()))}
-    chosen = [
-        (place[pair], line)
-        for pair, line in zip(zip(*(rows.tolist() for rows in own), strict=True), mined, strict=True)
-        if pair in place
-    ]
-    if not chosen:
-        raise InputError(f"{generation.folder} was mined for none of the training pairs; mine for this data set and split.")
-    return {
-        name: _table(generation, [(row, getattr(line, field)) for row, line in chosen], len(texts.pairs), stores[name])
-        for name, field in (("neg_docs", "neg_doc_ids"), ("neg_queries", "neg_query_ids"))
-    }
-
-
 def read_switches(path: str | Path) -> list[Switch]:
     """The switches of a run so far, by rising step.
 
@@ -235,23 +278,9 @@ def read_switches(path: str | Path) -> list[Switch]:
     return switches
 
 
-def _state(folder: Path) -> list[tuple[str, int]]:
+def _state(folder: Path) -> list[tuple[str, int, int]]:
     """What changes while a folder is copied, or removed."""
     try:
-        return sorted((path.name, path.stat().st_size) for path in folder.iterdir())
+        return sorted((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in folder.iterdir())
     except OSError:
         return []
-
-
-def _table(generation: Generation, lists: list[tuple[int, list[str]]], num_pairs: int, store: TokenStore) -> np.ndarray:
-    """The rows of lists of ids, [num_pairs, longest list]; a list of the same pair that comes later counts."""
-    ids = [text_id for _, one in lists for text_id in one]
-    rows = store.rows_of(ids)
-    if (rows < 0).any():
-        raise InputError(f"{generation.folder}: the negative {ids[int(np.argmin(rows))]!r} is in none of the texts; mine again.")
-    table = np.full((num_pairs, max(len(one) for _, one in lists)), PADDING_ID, np.int32)
-    ends = np.cumsum([len(one) for _, one in lists])
-    for (pair, one), found in zip(lists, np.split(rows, ends[:-1]), strict=True):
-        table[pair] = PADDING_ID
-        table[pair, : len(one)] = found
-    return table

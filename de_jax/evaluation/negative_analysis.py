@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from de_jax.data import generations, negatives
+from de_jax.data import negatives
 from de_jax.data.batches import Negatives
 from de_jax.data.corpus import TokenStore
 from de_jax.data.generations import Generation
@@ -62,20 +61,6 @@ class AtCheckpoint(NamedTuple):
 
     step: int
     kinds: dict[str, Measured]
-
-
-def open_newest(folder: str | Path) -> Generation:
-    """The generation in a folder, or the newest one where it is a folder of generations.
-
-    Raises:
-        InputError: none is there, or it is damaged.
-    """
-    folder = Path(folder)
-    if folder.name.isdigit() and (folder / "manifest.json").is_file():
-        return generations.open_generation(folder.parent, int(folder.name))
-    if not (there := generations.numbers(folder)):
-        raise InputError(f"{folder} is no generation of negatives and holds none; make one with de-jax mine_negatives.")
-    return generations.open_generation(folder, there[-1])
 
 
 def sample(

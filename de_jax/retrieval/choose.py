@@ -68,6 +68,7 @@ def choose(
     *,
     num_negatives: int,
     seed: int,
+    step: int,
     filters: Filters = ALL_IN_DEPTH,
     is_duplicate: IsDuplicate | None = None,
     teacher: TeacherScore | None = None,
@@ -81,7 +82,8 @@ def choose(
         positive_scores: of each pair, on the ranking's scale.
         known: for each row of the ranking all its positives, of every split that must not be trained against.
         num_negatives: of each pair; fewer where the filters leave fewer.
-        seed: with a pair's place, decides the draw.
+        seed: with the step and a pair's place, decides the draw.
+        step: the checkpoint whose ranking this is. Each refresh draws other ranks, as ANCE's public code does.
         filters: see there.
         is_duplicate, teacher: what the filters of those names ask.
 
@@ -106,7 +108,7 @@ def choose(
         for name, refused in _refusals(anchor, positive, float(score), rows[free], scores[free], filters, is_duplicate, teacher):
             counts[name] += int(np.count_nonzero(kept & refused))
             kept &= ~refused
-        drawn = np.random.default_rng((seed, pair)).permutation(np.flatnonzero(kept))[:num_negatives]
+        drawn = np.random.default_rng((seed, step, pair)).permutation(np.flatnonzero(kept))[:num_negatives]
         chosen.append(rows[free[drawn]])
         ranks.append(drawn + filters.first_rank)
     all_ranks = np.concatenate(ranks) if ranks else np.zeros(0)

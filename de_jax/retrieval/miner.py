@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data import beir
-from de_jax.data.generations import Generation, Mined
+from de_jax.data import beir, generations
+from de_jax.data.generations import Mined
 from de_jax.data.negatives import TrainingTexts
 from de_jax.retrieval import encode, faiss_index, mining_statistics
 from de_jax.retrieval.bm25 import BM25Index
@@ -41,7 +41,7 @@ class Miner:
     negative may have.
     `max_resemblance`: texts that share more of their three-token sequences with the positive (Jaccard, 0 to 1) are no negatives.
     `index`: "exact" or a FAISS factory string, with `nprobe`, `ef_search` and `faiss_device` as in `faiss_index.SearchOptions`.
-    `seed`: of the draw among the candidates.
+    `seed`: with the checkpoint's step and the pair, decides the draw among the candidates.
     `bm25_negatives_dir`: generations by BM25 that new ones are compared with.
     `judgements`: qrels beside the training split's, by which negatives that are judged relevant are counted, and kept.
     """
@@ -78,6 +78,16 @@ class Miner:
         """Ranks and scores that may be drawn from."""
         return Filters(self.first_rank, self.last_rank, self.margin, self.max_score_ratio, self.max_teacher_score)
 
+    def check(self) -> None:
+        """Raises InputError for an index or a file that mining would refuse only after everything was encoded."""
+        self.index_builder()
+        if self.bm25_negatives_dir:
+            generations.open_newest(self.bm25_negatives_dir)
+        if self.judgements:
+            beir.read_qrels(self.judgements)
+        if self.teacher_scores:
+            next(beir.lines(Path(self.teacher_scores)), None)
+
     def index_builder(self) -> faiss_index.IndexBuilder:
         """Makes the index of documents; raises InputError for one that cannot be."""
         options = faiss_index.SearchOptions(self.nprobe, self.ef_search, self.faiss_device)
@@ -87,6 +97,7 @@ class Miner:
 class Embedded(NamedTuple):
     """What is searched, by one checkpoint."""
 
+    step: int  # of the checkpoint
     query_rows: Int[np.ndarray, " q"]  # of the query store: every query of a training pair
     queries: Float[np.ndarray, "q D"]
     docs: Float[np.ndarray, "n D"]  # all documents, or all their passages
@@ -112,7 +123,7 @@ def embed(run: Run, texts: TrainingTexts, *, keep_as: str | None, progress: enco
     query_rows = np.unique(texts.pairs[:, 0])
     queries = encode.queries(run, texts.query_store, rows=query_rows)
     clock.lap("encode_queries")
-    return Embedded(query_rows, queries, docs, folder, clock.seconds)
+    return Embedded(run.step, query_rows, queries, docs, folder, clock.seconds)
 
 
 def mine(
@@ -120,7 +131,7 @@ def mine(
     texts: TrainingTexts,
     miner: Miner,
     *,
-    previous: Generation | None = None,
+    previous: Int[np.ndarray, "P m"] | None = None,
     score: Score | None = None,
 ) -> tuple[list[Mined], dict[str, Any]]:
     """The hard negatives of every training pair.
@@ -132,7 +143,7 @@ def mine(
         embedded: see `embed`.
         texts: of the training pairs.
         miner: what is mined.
-        previous: the generation before, for the statistics.
+        previous: the document rows of the generation before, for the statistics.
         score: scores the index of documents, for the statistics.
 
     Returns:
@@ -161,6 +172,7 @@ def mine(
         known,
         num_negatives=miner.num_neg_docs,
         seed=miner.seed,
+        step=embedded.step,
         filters=miner.filters,
         is_duplicate=near_duplicates_in(texts.doc_store, miner.max_resemblance),
         teacher=lambda anchor, doc: teacher.get((query_rows[anchor], doc)),
@@ -205,8 +217,17 @@ def mine_bm25(dataset: beir.Dataset, miner: Miner, *, k1: float = 0.9, b: float 
     known = _known(anchors, pairs[:, 1], len(query_rows))
     ranking = index.search([dataset.queries.texts[row] for row in query_rows], miner.last_rank + max(map(len, known)))
     clock.lap("search")
-    scores, filters = np.zeros(len(pairs), np.float32), miner.filters
-    mined = choose(ranking, anchors, pairs[:, 1], scores, known, num_negatives=miner.num_neg_docs, filters=filters, seed=miner.seed)
+    mined = choose(
+        ranking,
+        anchors,
+        pairs[:, 1],
+        np.zeros(len(pairs), np.float32),
+        known,
+        num_negatives=miner.num_neg_docs,
+        seed=miner.seed,
+        step=0,  # BM25 has no checkpoints
+        filters=miner.filters,
+    )
     clock.lap("choose")
     lines = lines_of(pairs, mined.chosen, [np.zeros(0, np.int32)] * len(pairs), dataset.queries.ids, dataset.docs.ids)
     facts = {name: getattr(miner, name) for name in used}
@@ -275,6 +296,7 @@ def _mine_queries(
         known,
         num_negatives=miner.num_neg_queries,
         seed=miner.seed,
+        step=embedded.step,
         filters=miner.filters,
         is_duplicate=near and (lambda own, other: near(query_rows[own], query_rows[other])),
         teacher=lambda doc, query: teacher.get((query_rows[query], doc_rows[doc])),

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from de_jax.data import files, generations
 from de_jax.data.generations import Generation
@@ -15,7 +16,7 @@ from de_jax.retrieval.miner import Miner, Score, embed, mine
 from de_jax.training import distributed
 from de_jax.training.fit import Stop
 from de_jax.training.run import Run
-from de_jax.types import InputError, Metrics, Params, TrainState
+from de_jax.types import Metrics, Params, TrainState
 
 KEPT_AS = "mining"
 """The folder of embeddings that a miner keeps its newest in, under <run_dir>/embeddings."""
@@ -40,8 +41,9 @@ def mine_generation(run: Run, mined: MinedNegatives, miner: Miner, *, keep: bool
         embedded = embed(run, texts, keep_as=KEPT_AS if keep else None, progress=bar.update)
     if not distributed.is_first():
         return None
-    lines, facts = mine(embedded, texts, miner, previous=_newest_whole(mined), score=score)
-    number = max(generations.numbers(mined.negatives_dir), default=0) + 1
+    previous = mined.newest()
+    lines, facts = mine(embedded, texts, miner, previous=previous and previous.rows["neg_docs"], score=score)
+    number = mined.next_number()
     facts = {**texts.hashes, "mined_by": str(run.run_dir), "checkpoint_step": run.step, **facts}
     generation = generations.write_generation(mined.negatives_dir, number, lines, facts)
     if embedded.folder is not None:
@@ -86,7 +88,7 @@ class MineNegatives:
         if step % self._every_steps or step == self._num_steps:
             return None
         self._before()
-        if distributed.agreed(step not in mined_steps(self._mined)):
+        if distributed.agreed(not _is_mined(self._mined, step)):
             start = time.monotonic()
             mine_generation(self._run_of(step, state.params), self._mined, self._miner, keep=False)
             self._on_seconds(time.monotonic() - start)
@@ -94,25 +96,23 @@ class MineNegatives:
 
 
 @contextlib.contextmanager
-def only_miner(mined: MinedNegatives) -> Iterator[None]:
+def only_miner(negatives_dir: Path) -> Iterator[None]:
     """Holds the folder of negatives for one miner, and clears away what a killed one left.
 
     Raises:
         InputError: another miner is at work there.
     """
-    with files.only_one(mined.negatives_dir / ".miner.lock", f"mining into {mined.negatives_dir}"):
-        files.remove_leftovers(mined.negatives_dir)
+    with files.only_one(negatives_dir / ".miner.lock", f"mining into {negatives_dir}"):
+        files.remove_leftovers(negatives_dir)
         yield
 
 
 def mined_steps(mined: MinedNegatives) -> set[int]:
     """The checkpoints that there is a generation of."""
-    manifests = (generations.read_manifest(mined.negatives_dir, number) for number in generations.numbers(mined.negatives_dir))
-    return {int(manifest["checkpoint_step"]) for manifest in manifests if "checkpoint_step" in manifest}
+    return {manifest["checkpoint_step"] for manifest in mined.manifests().values() if "checkpoint_step" in manifest}
 
 
-def _newest_whole(mined: MinedNegatives) -> Generation | None:
-    for number in reversed(generations.numbers(mined.negatives_dir)):
-        with contextlib.suppress(InputError):  # one that was damaged says nothing
-            return generations.open_generation(mined.negatives_dir, number)
-    return None
+def _is_mined(mined: MinedNegatives, step: int) -> bool:
+    """Whether there is a whole generation of a checkpoint."""
+    numbers = [number for number, manifest in mined.manifests().items() if manifest.get("checkpoint_step") == step]
+    return any(mined.accepts(number) for number in numbers)

@@ -9,9 +9,8 @@ import numpy as np
 from jaxtyping import Int
 
 from de_jax.data import beir, generations, negatives
-from de_jax.data.generations import Generation
 from de_jax.data.negatives import TrainingTexts
-from de_jax.types import PADDING_ID, InputError, Ranking
+from de_jax.types import PADDING_ID, Ranking
 
 DEPTH = 100
 """How deep a ranking is taken to be what a searcher sees, as in ANCE's analysis (Xiong et al. 2021)."""
@@ -23,7 +22,7 @@ def compared(
     chosen: Sequence[np.ndarray],
     texts: TrainingTexts,
     *,
-    previous: Generation | None,
+    previous: Int[np.ndarray, "P m"] | None,
     ranking: Ranking,
     anchors: Int[np.ndarray, " P"],
 ) -> dict[str, float]:
@@ -32,7 +31,7 @@ def compared(
     Args:
         chosen: the document rows of each training pair.
         texts: of the pairs.
-        previous: the generation before; without one there is nothing to say.
+        previous: those of the generation before; without them there is nothing to say.
         ranking: [q, >= 100] by the model that the new ones are of.
         anchors: [P] each pair's row of the ranking.
 
@@ -42,19 +41,15 @@ def compared(
     """
     if previous is None:
         return {}
-    before = negatives.rows_of_pairs(previous, texts)["neg_docs"]
     return {
-        "overlap_previous": _share_found(_table(chosen), before),
-        "previous_in_top_100": _share_found(before, ranking.doc_rows[:, :DEPTH], anchors),
+        "overlap_previous": _share_found(_table(chosen), previous),
+        "previous_in_top_100": _share_found(previous, ranking.doc_rows[:, :DEPTH], anchors),
     }
 
 
 def overlap_with_bm25(chosen: Sequence[np.ndarray], texts: TrainingTexts, negatives_dir: str | Path) -> dict[str, float]:
     """ "overlap_bm25": the share of negatives that BM25's newest generation has for the same pair."""
-    there = generations.numbers(negatives_dir)
-    if not there:
-        raise InputError(f"{negatives_dir} holds no generation by BM25; make one with de-jax mine_negatives --bm25.")
-    by_bm25 = negatives.rows_of_pairs(generations.open_generation(negatives_dir, there[-1]), texts)["neg_docs"]
+    by_bm25 = negatives.rows_of_pairs(generations.open_newest(negatives_dir), texts)["neg_docs"]
     return {"overlap_bm25": _share_found(_table(chosen), by_bm25)}
 
 

@@ -69,6 +69,11 @@ def agreed_number(number: int) -> int:
     return number if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.asarray(number)))
 
 
+def all_agree(decision: bool) -> bool:
+    """Whether every process decides so; all must ask."""
+    return decision if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.asarray(decision)).all())
+
+
 def sigterm_reached(step: int) -> bool:
     """Whether some process got SIGTERM and this is the update, the same in all, that they stop after.
 

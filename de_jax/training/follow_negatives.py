@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
-from de_jax.data import generations
 from de_jax.data.negatives import MinedNegatives, Switch
 from de_jax.training import distributed
 from de_jax.training.fit import Stop
@@ -19,8 +17,8 @@ BATCHES_AHEAD = 8
 class FollowNegatives:
     """A hook that looks for a newer generation every `every_steps` updates.
 
-    The first process looks, checks and decides; the switch is on its disk before the others hear of it and before a batch is made
-    by it. Whatever the miner does, the run goes on with what it has.
+    The first process looks, and all accept the generation or none does: each has it in memory then, and the switch is on the disk
+    before a batch is made by it. Whatever the miner does, the run goes on with what it has.
 
     Args:
         mined: the run's negatives.
@@ -30,30 +28,24 @@ class FollowNegatives:
 
     def __init__(self, mined: MinedNegatives, *, every_steps: int, sinks: Sequence[Sink] = ()) -> None:
         self._mined, self._every_steps, self._sinks = mined, every_steps, sinks
-        # Read once a generation: what happens to its folder afterwards is no matter of the run's.
-        self._manifest = functools.cache(functools.partial(generations.read_manifest, mined.negatives_dir))
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
         if step % self._every_steps:
             return None
-        last = self._mined.switches[-1]
         newest = self._mined.newer() if distributed.is_first() else None
-        switch = Switch(max(step + BATCHES_AHEAD, last.step + 1), newest or last.generation)
-        if newest:
-            self._mined.record(switch)
-        number = distributed.agreed_number(switch.generation)
-        if number != last.generation and not distributed.is_first():
-            self._mined.record(switch._replace(generation=number))
+        number = distributed.agreed_number(newest or 0)
+        if number and distributed.all_agree(self._mined.accepts(number)):
+            first_step = max(step + BATCHES_AHEAD, self._mined.switches[-1].step + 1)
+            self._mined.record(Switch(first_step, number))
         self._log(step)
         return None
 
     def _log(self, step: int) -> None:
         if not self._sinks:
             return
-        number = self._mined.generation_at(step)
-        facts = {"negatives/generation": float(number)}
-        manifest = self._manifest(number)
-        if "checkpoint_step" in manifest:
+        manifest = self._mined.manifest_at(step)
+        facts = {"negatives/generation": float(self._mined.generation_at(step))}
+        if manifest.get("checkpoint_step", step + 1) <= step:  # another run's checkpoint says nothing of this one's age
             facts["negatives/staleness"] = float(step - manifest["checkpoint_step"])
         facts |= {f"negatives/{name}": float(value) for name, value in manifest.get("statistics", {}).items()}
         for sink in self._sinks:

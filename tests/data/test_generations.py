@@ -1,11 +1,12 @@
 """Generations of mined negatives: whole or not there."""
 
+import contextlib
 import errno
 
 import pytest
 
-from de_jax.data import generations
-from de_jax.data.generations import Mined
+from de_jax.data import files, generations
+from de_jax.data.generations import DamagedGeneration, Mined
 from de_jax.types import InputError
 
 MINED = [Mined(f"q{pair}", f"d{pair}", [f"d{pair + 1}", f"d{pair + 2}"], [f"q{pair + 1}"]) for pair in range(4)]
@@ -50,9 +51,89 @@ def test_a_half_copied_generation_is_passed_over_with_a_warning(tmp_path):
         generations.open_generation(tmp_path, 2)
 
 
-def test_a_broken_line_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ('"q1", "doc_id"', '"q1, "doc_id"'),
+        ('"query_id": "q1"', '"query_id": 1'),
+        ('"query_id": "q1"', '"query": "q1"'),
+        ('["d2", "d3"]', '"d2"'),
+        ('["d2", "d3"]', '["d2", 3]'),
+        ('["d2", "d3"]', '["d2", ""]'),
+        ('["d2", "d3"]', '["d2", "\\uD83D"]'),
+        ('["d2", "d3"]', '["d2", "d3\\u0000"]'),
+        ('["q2"]', "null"),
+        ('["q2"]', "[" * 100_000),
+    ],
+)
+def test_a_line_that_no_miner_writes_is_named(tmp_path, was, becomes):
     generation = generations.write_generation(tmp_path, 1, MINED, {})
     part = generation.folder / "part-00000.jsonl"
-    part.write_text(part.read_text().replace('"q1"', '"q1'))
-    with pytest.raises(InputError, match=r"part-00000.jsonl, line \d: expected an object with query_id, doc_id"):
+    assert part.read_text().count(was) == 1
+    part.write_text(part.read_text().replace(was, becomes))
+    with pytest.raises(DamagedGeneration, match=r"part-00000.jsonl, line 2: expected an object with query_id, doc_id"):
         list(generations.read_mined(generation))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("num_pairs", "4", "a count"),
+        ("num_pairs", None, "a count"),
+        ("parts", [], "an object of file names"),
+        ("parts", {}, "an object of file names"),
+        ("parts", {"../000002/part-00000.jsonl": "0"}, "an object of file names"),
+        ("checkpoint_step", "8", "a count of updates"),
+        ("checkpoint_step", None, "a count of updates"),
+        ("checkpoint_step", 8.5, "a count of updates"),
+        ("checkpoint_step", True, "a count of updates"),
+        ("checkpoint_step", 10**30, "a count of updates"),
+        ("statistics", [0.5], "an object of finite numbers"),
+        ("statistics", {"overlap_bm25": "0.5"}, "an object of finite numbers"),
+        ("statistics", {"overlap_bm25": None}, "an object of finite numbers"),
+        ("statistics", {"overlap_bm25": float("nan")}, "an object of finite numbers"),
+        ("statistics", {"overlap_bm25": 10**400}, "an object of finite numbers"),
+    ],
+)
+def test_a_manifest_that_says_what_no_miner_says_is_refused(tmp_path, name, value, meant):
+    folder = generations.write_generation(tmp_path, 1, MINED, {}).folder
+    files.write_json(folder / "manifest.json", files.read_json(folder / "manifest.json") | {name: value})
+    with pytest.raises(DamagedGeneration, match=f"manifest.json: '{name}' is .*, not {meant}"):
+        generations.open_generation(tmp_path, 1)
+
+
+def test_fewer_pairs_than_the_manifest_says_are_refused(tmp_path):
+    generation = generations.write_generation(tmp_path, 1, MINED, {})
+    part = generation.folder / "part-00000.jsonl"
+    part.write_text("".join(part.read_text().splitlines(keepends=True)[:3]))
+    with pytest.raises(DamagedGeneration, match="000001 holds 3 pairs, but its manifest says 4"):
+        list(generations.read_mined(generation))
+    part.unlink()
+    with pytest.raises(DamagedGeneration, match=r"part-00000\.jsonl"):
+        list(generations.read_mined(generation))
+
+
+def test_a_folder_stands_for_its_newest_whole_generation(tmp_path):
+    with pytest.raises(InputError, match="is no generation of negatives and holds none; make one with de-jax mine_negatives"):
+        generations.open_newest(tmp_path)
+    for number in (1, 2, 3):
+        generations.write_generation(tmp_path, number, MINED, {})
+    (tmp_path / "000003" / "manifest.json").write_text("{")
+    for found in (tmp_path, tmp_path / "000002"):
+        with pytest.warns(UserWarning, match="generation 3 .* passed over") if found == tmp_path else contextlib.nullcontext():
+            assert generations.open_newest(found).number == 2
+    for damaged in ("000003", "000004"):
+        (tmp_path / damaged).mkdir(exist_ok=True)
+        with pytest.raises(InputError, match=f"{damaged}/manifest.json"):
+            generations.open_newest(tmp_path / damaged)
+
+
+def test_names_that_are_no_generations_are_passed_over_and_every_folders_number_is_taken(tmp_path):
+    for name in ("7", "²", "000²", "0000008", "notes", ".000009.x.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text("{}")
+    generations.write_generation(tmp_path, 1, MINED, {})
+    (tmp_path / "000002").mkdir()  # half-copied or half-removed
+    assert generations.numbers(tmp_path) == [1]
+    assert generations.next_number(tmp_path) == 3
+    assert generations.next_number(tmp_path / "absent") == 1

@@ -2,13 +2,16 @@
 
 import json
 import os
+import shutil
+import warnings
 
 import numpy as np
 import pytest
 
 from de_jax.data import batches, corpus, files, generations, negatives
 from de_jax.data.generations import Mined
-from de_jax.data.negatives import MinedNegatives, Switch, TrainingTexts
+from de_jax.data.negatives import MinedNegatives, Switch
+from de_jax.data.rows_of_pairs import TrainingTexts, rows_of_pairs
 from de_jax.types import InputError
 
 TEXTS = {"queries": "hash of queries", "docs": "hash of docs"}
@@ -69,14 +72,14 @@ def test_a_generation_that_was_still_being_copied_is_taken_once_it_is_whole(tmp_
 
 def test_rows_stand_with_their_pairs_and_fillers_after_short_lists(tmp_path, stores):
     generation = generations.write_generation(tmp_path, 1, mined()[::-1], {})
-    rows = negatives.rows_of_pairs(generation, texts_of(stores))
+    rows = rows_of_pairs(generation, texts_of(stores))
     np.testing.assert_array_equal(rows["neg_docs"], [[1, 2, 3], [2, 3, -1], [3, 4, 5], [4, 5, -1]])
     np.testing.assert_array_equal(rows["neg_queries"], [[1], [2], [3], [3]])
 
 
 def test_pairs_that_were_not_mined_get_fillers_and_other_pairs_are_left_out(tmp_path, stores):
     generation = generations.write_generation(tmp_path, 1, mined(pairs=np.array([[1, 1], [7, 7]])), {})
-    rows = negatives.rows_of_pairs(generation, texts_of(stores))
+    rows = rows_of_pairs(generation, texts_of(stores))
     np.testing.assert_array_equal(rows["neg_docs"][:, 0], [-1, 2, -1, -1])
 
 
@@ -90,13 +93,13 @@ def test_pairs_that_were_not_mined_get_fillers_and_other_pairs_are_left_out(tmp_
 def test_a_generation_of_other_data_is_refused(tmp_path, stores, line, sentence):
     generation = generations.write_generation(tmp_path, 1, [line], {})
     with pytest.raises(InputError, match=sentence):
-        negatives.rows_of_pairs(generation, texts_of(stores))
+        rows_of_pairs(generation, texts_of(stores))
 
 
 def test_a_corpus_that_changed_is_refused_with_the_reason(tmp_path, stores):
     generation = generations.write_generation(tmp_path, 1, mined(), {**TEXTS, "docs": "of another corpus"})
     with pytest.raises(InputError, match="000001 was mined from other docs than are trained on; mine again"):
-        negatives.rows_of_pairs(generation, texts_of(stores, TEXTS))
+        rows_of_pairs(generation, texts_of(stores, TEXTS))
 
 
 def test_a_run_begins_with_the_newest_generation_and_keeps_it_when_it_continues(tmp_path, stores):
@@ -178,3 +181,117 @@ def test_an_empty_file_of_switches_is_that_of_a_run_which_has_not_begun(tmp_path
         followed(tmp_path, stores)
     generations.write_generation(tmp_path / "negatives", 1, mined(), {})
     assert followed(tmp_path, stores).switches == [Switch(0, 1)]
+
+
+def test_what_was_accepted_stays_in_force_when_its_folder_is_damaged_or_removed(tmp_path, stores):
+    """Two generations arrive within eight updates, and all folders go before the first of them gives a batch."""
+    generations.write_generation(tmp_path / "negatives", 1, mined(), {"statistics": {"overlap_bm25": 0.5}})
+    run = followed(tmp_path, stores)
+    for number, step in ((2, 8), (3, 9)):
+        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {"checkpoint_step": number})
+        assert run.newer() == number
+        run.record(Switch(step, number))
+    expected = {step: rows_of_pairs(generations.open_generation(tmp_path / "negatives", number), texts_of(stores))["neg_docs"]
+                for step, number in ((7, 1), (8, 2), (9, 3))}  # fmt: skip
+    (tmp_path / "negatives" / "000003" / "part-00000.jsonl").write_text("")
+    shutil.rmtree(tmp_path / "negatives" / "000001")
+    shutil.rmtree(tmp_path / "negatives" / "000002")
+    for step, rows in expected.items():
+        np.testing.assert_array_equal(run.at(step)["neg_docs"].rows, rows)
+    assert [run.manifest_at(step).get("checkpoint_step") for step in (7, 8, 9)] == [None, 2, 3]
+    assert run.newer() is None
+
+
+def test_a_run_that_continues_holds_what_later_switches_name_from_its_beginning(tmp_path, stores):
+    for number in (1, 2, 3):
+        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+    known = [Switch(0, 1), Switch(8, 2), Switch(16, 3)]
+    whole, run = followed(tmp_path, stores, known), followed(tmp_path, stores, known)
+    expected = [whole.at(step)["neg_docs"].rows for step in (0, 8, 16)]
+    shutil.rmtree(tmp_path / "negatives")
+    for step, rows in zip((0, 8, 16), expected, strict=True):
+        np.testing.assert_array_equal(run.at(step)["neg_docs"].rows, rows)
+    with pytest.raises(InputError, match=r"000001/manifest\.json does not exist"):
+        followed(tmp_path, stores, known)
+
+
+def test_generations_that_are_used_up_leave_the_memory(tmp_path, stores):
+    for number in range(1, 14):
+        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+    run = followed(tmp_path, stores, [Switch(4 * number - 4, number) for number in range(1, 14)])
+    assert len(run._held) == 1 + negatives.SWITCHES_AHEAD
+    for step in range(48):
+        run.at(step)
+    assert sorted(run._held) == [11, 12, 13]
+
+
+DAMAGES = {
+    "no manifest's text": lambda folder: (folder / "manifest.json").write_text("garbage"),
+    "another format": lambda folder: (folder / "manifest.json").write_text("[1]"),
+    "a truncated part": lambda folder: (folder / "part-00000.jsonl").write_text('{"query_id"'),
+    "no part": lambda folder: (folder / "part-00000.jsonl").unlink(),
+    "wrong statistics": lambda folder: rewrite(folder, statistics={"overlap_bm25": "much"}),
+    "a wrong step": lambda folder: rewrite(folder, checkpoint_step="eight"),
+    "lists that are text": lambda folder: rewrite(folder, lines=[line._replace(neg_doc_ids="d1") for line in mined()]),
+    "lists of numbers": lambda folder: rewrite(folder, lines=[line._replace(neg_doc_ids=[1]) for line in mined()]),
+}
+
+
+def rewrite(folder, lines=(), **facts):
+    """A generation of these lines and facts whose checksums are right."""
+    manifest = files.read_json(folder / "manifest.json")
+    part = folder / "part-00000.jsonl"
+    if lines:
+        part.write_text("".join(json.dumps(line._asdict()) + "\n" for line in lines))
+    files.write_json(folder / "manifest.json", manifest | {"parts": {part.name: files.sha256_of(part)}} | facts)
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_new_run_begins_with_the_newest_whole_generation_and_says_once_what_it_passes_over(tmp_path, stores, damage):
+    for number in (1, 2, 3):
+        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+    for number in (2, 3):
+        damage(tmp_path / "negatives" / f"{number:06d}")
+    run = MinedNegatives(tmp_path / "negatives", tmp_path / "switches.jsonl", texts_of(stores), num_drawn={"neg_docs": 2})
+    with warnings.catch_warnings(record=True) as warned:
+        assert not run.needs_first()
+        run.check()
+        run.begin()
+        assert (run.newer(), run.newest().rows["neg_docs"].shape) == (None, (4, 3))
+        assert set(run.manifests()) == {1}
+    assert run.switches == [Switch(0, 1)]
+    told = [str(warning.message).partition(":")[0] for warning in warned]
+    assert told == [f"generation {number} of the negatives is passed over" for number in (3, 2)]
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_run_without_a_whole_generation_needs_one_and_says_how_the_newest_is_damaged(tmp_path, stores, damage):
+    damage(generations.write_generation(tmp_path / "negatives", 1, mined(), {}).folder)
+    run = MinedNegatives(tmp_path / "negatives", None, texts_of(stores), num_drawn={"neg_docs": 2})
+    with pytest.warns(UserWarning, match="passed over"):
+        assert run.needs_first()
+    with pytest.raises(InputError, match="000001"):
+        run.begin()
+
+
+def test_a_new_run_refuses_a_whole_generation_of_other_texts_rather_than_an_older_one(tmp_path, stores):
+    generations.write_generation(tmp_path / "negatives", 1, mined(), TEXTS)
+    generations.write_generation(tmp_path / "negatives", 2, mined(), {**TEXTS, "docs": "of another corpus"})
+    run = MinedNegatives(tmp_path / "negatives", None, texts_of(stores, TEXTS), num_drawn={"neg_docs": 2})
+    for begin in (run.check, run.needs_first, run.begin):
+        with pytest.raises(InputError, match="000002 was mined from other docs"):
+            begin()
+
+
+def test_a_part_of_the_right_size_is_looked_at_again_when_it_was_written_again(tmp_path, stores):
+    generations.write_generation(tmp_path / "negatives", 1, mined(), {})
+    run = followed(tmp_path, stores)
+    part = generations.write_generation(tmp_path / "negatives", 2, mined(shift=2), {}).folder / "part-00000.jsonl"
+    whole = part.read_bytes()
+    with warnings.catch_warnings(record=True) as warned:
+        for copied in (0, 20, 40):  # by a copier that reserves the space first
+            part.write_bytes(whole[:copied].ljust(len(whole), b"\0"))
+            assert run.newer() is None
+    assert len(warned) == 1
+    part.write_bytes(whole)
+    assert run.newer() == 2

@@ -8,8 +8,10 @@ import shutil
 import numpy as np
 import pytest
 
-from de_jax.data import beir, pair_store, seqio_batches, text, training_set
+from de_jax.data import beir, generations, pair_store, seqio_batches, text, training_set
 from de_jax.data.curriculum import Curriculum
+from de_jax.data.generations import Mined
+from de_jax.data.training_set import text_hashes
 from de_jax.types import PADDING_ID, InputError, Packed
 
 seqio = pytest.importorskip("seqio")
@@ -219,6 +221,94 @@ def test_mined_negatives_come_from_the_texts_of_another_task(dataset_dir, spiece
     )
     for whole, *shares in zip(take(data, 5, 4), take(one, 5, 4), take(other, 5, 4), strict=True):
         np.testing.assert_array_equal(whole.neg_docs, np.concatenate([share.neg_docs for share in shares]))
+
+
+@pytest.fixture
+def generations_dir(dataset_dir, spiece, tmp_path):
+    """Two generations for the task "toy", each of two parts, mined over its texts."""
+    seqio_batches.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
+    for number in (1, 2):
+        lines = [Mined(f"q{i}", f"d{i}", [f"d{40 + number + j}" for j in range(i % 4)], [f"q{39 - i}"]) for i in range(16)]
+        facts = text_hashes(dataset_dir)
+        generations.write_generation(tmp_path / "negatives", number, lines, facts, lines_per_part=10)
+    return tmp_path / "negatives"
+
+
+def records(name="mined", **options):
+    return list(seqio.get_mixture_or_task(name).get_dataset(split="train", shuffle=False, **options).as_numpy_iterator())
+
+
+def test_a_task_of_mined_negatives_is_a_generation_or_the_newest_whole_one_of_a_folder(generations_dir):
+    def negatives_of(folder):
+        mined.register("mined", negatives_dir=str(folder), texts="toy")
+        return [example["neg_doc_ids"].tolist() for example in records(sequence_length=None)]
+
+    newest = negatives_of(generations_dir)
+    assert (len(newest), newest[3]) == (16, [b"d42", b"d43", b"d44"])
+    assert negatives_of(generations_dir / "000001")[3] == [b"d41", b"d42", b"d43"]
+    (generations_dir / "000002" / "part-00001.jsonl").unlink()
+    with pytest.warns(UserWarning, match="generation 2 of the negatives is passed over"):
+        assert negatives_of(generations_dir)[3] == [b"d41", b"d42", b"d43"]
+    (generations_dir / "000002" / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"000002/manifest\.json does not exist"):
+        negatives_of(generations_dir / "000002")
+
+
+def test_a_generation_that_is_cut_after_its_task_was_registered_is_refused_with_the_part(generations_dir):
+    mined.register("mined", negatives_dir=str(generations_dir), texts="toy")
+    part = generations_dir / "000002" / "part-00000.jsonl"
+    part.write_text("".join(part.read_text().splitlines(keepends=True)[:3]))
+    with pytest.raises(InputError, match=r"^\S*part-00000\.jsonl is missing, half-copied or damaged"):
+        seqio_batches.seqio_pairs(task="mined", **BATCHING)
+
+
+def test_a_generation_of_other_texts_is_refused(generations_dir, dataset_dir, spiece, tmp_path):
+    changed = tmp_path / "changed"
+    shutil.copytree(dataset_dir, changed)
+    with open(changed / "queries.jsonl", "a") as file:
+        file.write('{"_id": "more", "text": "a fox"}\n')
+    seqio_batches.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(changed), "tokenizer": str(spiece)})
+    mined.register("mined", negatives_dir=str(generations_dir), texts="toy")
+    with pytest.raises(InputError, match=r"000002 was mined from other queries than those of .*queries\.jsonl; mine again"):
+        seqio_batches.seqio_pairs(task="mined", **BATCHING)
+
+
+def test_mined_negatives_as_tokens_are_those_of_their_texts(generations_dir):
+    texts = {"docs": {}, "queries": {}}
+    for kind, side in (("docs", "doc"), ("queries", "query")):
+        task = seqio.TaskRegistry.get(f"toy_{kind}").get_dataset(sequence_length=None, split="all", shuffle=False)
+        texts[kind] = {example[f"{side}_id"]: example[side].tolist() for example in task.as_numpy_iterator()}
+    mined.register("mined", negatives_dir=str(generations_dir), texts="toy", num_neg_docs=2, num_neg_queries=1)
+    lengths = {"query": 4, "doc": 6, "neg_docs": (2, 6), "neg_queries": (1, 4)}
+    cut = lambda tokens, length: tokens if len(tokens) <= length else [*tokens[: length - 1], tokens[-1]]  # noqa: E731
+    for given in (None, lengths):
+        examples = records(sequence_length=given)
+        assert len(examples) == 16
+        for example in examples:
+            for feature, ids, kind in (("neg_docs", "neg_doc_ids", "docs"), ("neg_queries", "neg_query_ids", "queries")):
+                found, longest = example[feature], lengths[feature][1] if given else 99
+                expected = [cut(texts[kind][text_id], longest) for text_id in example[ids].tolist()[: len(found)]]
+                assert [row[row != 0].tolist() for row in found] == expected + [[]] * (len(found) - len(expected))
+            for side, kind in (("query", "queries"), ("doc", "docs")):
+                assert example[side].tolist() == cut(texts[kind][example[f"{side}_id"]], lengths[side] if given else 99)
+    shuffled = seqio.get_mixture_or_task("mined").get_dataset(sequence_length=lengths, split="train", shuffle=True, seed=0)
+    tokens = shuffled.map(lambda example: {name: example[name] for name in lengths})
+    padded = next(seqio.trim_and_pad_dataset(tokens, lengths).batch(4).as_numpy_iterator())
+    assert {name: padded[name].shape for name in lengths} == {
+        "query": (4, 4), "doc": (4, 6), "neg_docs": (4, 2, 6), "neg_queries": (4, 1, 4)
+    }  # fmt: skip
+    with pytest.raises(InputError, match=r"the length of 'neg_docs' is 6; give two"):
+        records(sequence_length={**lengths, "neg_docs": 6})
+
+
+def test_a_mined_id_without_a_text_is_named(generations_dir):
+    generations.write_generation(generations_dir, 3, [Mined("q1", "d1", ["d999"], [])], {})
+    mined.register("mined", negatives_dir=str(generations_dir), texts="toy", num_neg_docs=1)
+    with pytest.raises(tf.errors.OpError, match=r"1 mined ids have no text in the task 'mined_docs' \(d999\); mine again"):
+        records(sequence_length=None)
+    mined.register("mined", negatives_dir=str(generations_dir), texts="toy")
+    with pytest.raises(InputError, match=r"values of neg_doc_ids that have no text: 1 \(d999\)"):
+        seqio_batches.seqio_pairs(task="mined", **BATCHING)
 
 
 def test_mined_pairs_mixed_with_their_task_hold_every_text_once(dataset_dir, spiece, tmp_path):

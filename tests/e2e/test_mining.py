@@ -10,7 +10,9 @@ from toy_run import arguments
 
 from de_jax import mine, train
 from de_jax.data import files, generations, negatives
+from de_jax.data.generations import Mined
 from de_jax.data.negatives import Switch
+from de_jax.data.training_set import text_hashes
 from de_jax.recipe import read_recipe
 from de_jax.retrieval import mining_run
 from de_jax.training import run_log
@@ -158,6 +160,20 @@ def test_a_full_disk_costs_the_miner_one_generation(dataset_dir, tmp_path, coloc
     with pytest.warns(UserWarning, match="nothing was mined by step 24: No space left on device; the next one is tried"):
         generation = next(mine.mine(recipe, run_dir, poll_seconds=0.01))
     assert (generation.number, generation.manifest["checkpoint_step"]) == (4, 28)
+
+
+@pytest.mark.parametrize("text", ["garbage", '{"format": "de_jax negatives 1", "parts": {"a": "b"}, "checkpoint_step": "8"}'])
+def test_a_manifest_of_garbage_costs_the_miner_a_warning(dataset_dir, tmp_path, colocated, text):
+    run_dir = tmp_path / "run"
+    shutil.copytree(colocated, run_dir)
+    (run_dir / "negatives" / "000002" / "manifest.json").write_text(text)
+    (run_dir / "negatives" / "000004").mkdir()
+    warm_up = [Mined("q0", "d0", ["d1"], [])]  # of a run that is further than this one
+    generations.write_generation(run_dir / "negatives", 5, warm_up, {**text_hashes(dataset_dir), "checkpoint_step": 1000})
+    recipe = recipe_of(settings(dataset_dir, run_dir, BESIDE, train__num_steps=100))
+    with pytest.warns(UserWarning, match="generation 2 of the negatives is passed over: .*000002/manifest.json"):
+        generation = next(mine.mine(recipe, run_dir, poll_seconds=0.01))
+    assert (generation.number, generation.manifest["checkpoint_step"]) == (6, 24)
 
 
 def test_two_miners_of_one_folder_are_refused(dataset_dir, tmp_path, colocated):

@@ -230,15 +230,6 @@ def test_the_temperature_is_that_of_the_training_unless_another_is_given(tmp_pat
             of(given, learned=learned)
 
 
-def test_a_folder_stands_for_its_newest_generation(tmp_path):
-    with pytest.raises(InputError, match="is no generation of negatives and holds none; make one with de-jax mine_negatives"):
-        negative_analysis.open_newest(tmp_path)
-    for number in (1, 2):
-        generation(tmp_path, number)
-    assert negative_analysis.open_newest(tmp_path).number == 2
-    assert negative_analysis.open_newest(tmp_path / "000001").number == 1
-
-
 def test_costs_are_those_of_one_document_one_query_and_one_batch(tmp_path):
     seconds = {"encode": 6.0, "encode_queries": 0.3, "index": 0.5, "search": 0.6, "choose": 0.4}
     kinds = {"bm25": generation(tmp_path, 1, seconds={"index": 2.0}), "ance": generation(tmp_path, 2, seconds=seconds)}

@@ -15,7 +15,7 @@ ANCHORS, POSITIVES, SCORES = np.array([0, 0, 1]), np.array([0, 2, 5]), np.array(
 
 
 def mined(**options):
-    return choose(RANKING, ANCHORS, POSITIVES, SCORES, KNOWN, **({"num_negatives": 9, "seed": 0} | options))
+    return choose(RANKING, ANCHORS, POSITIVES, SCORES, KNOWN, **({"num_negatives": 9, "seed": 0, "step": 0} | options))
 
 
 def rows(mining):
@@ -42,7 +42,7 @@ def test_margins_are_to_the_score_of_the_pairs_own_positive():
 def test_a_score_ratio_refuses_candidates_too_close_to_the_positive_also_below_zero():
     assert rows(mined(filters=Filters(max_score_ratio=0.8))) == [[3, 4, 5], [4, 5], [3, 4]]
     below = choose(
-        RANKING, np.array([1]), np.array([5]), np.array([-0.05], np.float32), KNOWN, num_negatives=9, seed=0,
+        RANKING, np.array([1]), np.array([5]), np.array([-0.05], np.float32), KNOWN, num_negatives=9, seed=0, step=0,
         filters=Filters(max_score_ratio=0.5),
     )  # fmt: skip
     assert rows(below) == [[3]]
@@ -61,11 +61,13 @@ def test_near_duplicates_of_the_pairs_own_positive_are_refused():
     assert found.num_filtered["duplicate"] == 1
 
 
-def test_the_draw_depends_on_the_seed_and_the_pair_alone():
-    first, again, other = (mined(num_negatives=2, seed=seed) for seed in (1, 1, 2))
+def test_the_draw_depends_on_the_seed_the_step_and_the_pair_alone():
+    keys = ((1, 0), (1, 0), (2, 0), (1, 8))
+    first, again, other_seed, other_step = (mined(num_negatives=2, seed=seed, step=step) for seed, step in keys)
     assert [one.tolist() for one in first.chosen] == [one.tolist() for one in again.chosen]
-    assert [one.tolist() for one in first.chosen] != [one.tolist() for one in other.chosen]
-    alone = choose(RANKING, ANCHORS[:1], POSITIVES[:1], SCORES[:1], KNOWN, num_negatives=2, seed=1)
+    assert [one.tolist() for one in first.chosen] != [one.tolist() for one in other_seed.chosen]
+    assert [one.tolist() for one in first.chosen] != [one.tolist() for one in other_step.chosen]
+    alone = choose(RANKING, ANCHORS[:1], POSITIVES[:1], SCORES[:1], KNOWN, num_negatives=2, seed=1, step=0)
     np.testing.assert_array_equal(alone.chosen[0], first.chosen[0])
 
 
@@ -74,6 +76,19 @@ def test_every_candidate_is_drawn_as_often_as_another():
     for seed in range(400):
         counts[mined(num_negatives=1, seed=seed).chosen[0]] += 1
     assert (counts[[1, 3, 4, 5]] > 70).all()
+
+
+def test_ten_refreshes_of_twenty_in_two_hundred_show_a_pair_130_ranks_and_nearly_all_pairs_the_first_ten():
+    num_pairs, depth = 60, 200
+    ranking = Ranking(np.tile(np.arange(depth, dtype=np.int32), (num_pairs, 1)), np.zeros((num_pairs, depth), np.float32))
+    pairs, known = np.arange(num_pairs), [set[int]()] * num_pairs
+    positives, scores = np.full(num_pairs, depth), np.zeros(num_pairs, np.float32)
+    steps = range(0, 10000, 1000)
+    refreshes = [choose(ranking, pairs, positives, scores, known, num_negatives=20, seed=0, step=step).chosen for step in steps]
+    met = [set(np.concatenate(drawn).tolist()) for drawn in zip(*refreshes, strict=True)]
+    assert np.mean([len(ranks) for ranks in met]) == pytest.approx(depth * (1 - 0.9**10), abs=2)
+    assert all(min(ranks) < 10 for ranks in met)
+    assert np.mean(np.array(refreshes) < 10) == pytest.approx(10 / depth, abs=0.01)
 
 
 @pytest.mark.parametrize(

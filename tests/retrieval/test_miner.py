@@ -1,5 +1,7 @@
 """What is mined from embeddings made by hand, against loops; and what is said of it."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,10 @@ from de_jax.data import corpus, generations, text
 from de_jax.data.generations import Mined
 from de_jax.data.negatives import TrainingTexts
 from de_jax.data.passages import PassageStore
+from de_jax.data.rows_of_pairs import rows_of_pairs
+from de_jax.retrieval import miner
 from de_jax.retrieval.miner import Embedded, Miner, mine
+from de_jax.training.run import Run
 from de_jax.types import InputError
 
 NUM_QUERIES, NUM_DOCS, DIM = 7, 30, 5
@@ -40,7 +45,7 @@ def texts(stores):
 def embedded():
     rng = np.random.default_rng(1)
     queries, docs = (rng.normal(size=(size, DIM)).astype(np.float32) for size in (len(QUERY_ROWS), NUM_DOCS))
-    return Embedded(QUERY_ROWS, queries, docs, None, {})
+    return Embedded(8, QUERY_ROWS, queries, docs, None, {})
 
 
 def docs_of(query):
@@ -66,12 +71,27 @@ def test_negatives_are_the_nearest_documents_and_queries_without_any_known_pair(
     assert facts["statistics"] == {}
 
 
+def test_each_checkpoint_draws_other_negatives_and_the_same_checkpoint_the_same(texts, embedded):
+    miner = Miner(num_neg_docs=4, num_neg_queries=1, last_rank=20)
+    at_8, again, at_16 = (mine(embedded._replace(step=step), texts, miner)[0] for step in (8, 8, 16))
+    assert at_8 == again
+    for field in ("neg_doc_ids", "neg_query_ids"):
+        assert [getattr(line, field) for line in at_8] != [getattr(line, field) for line in at_16]
+
+
+def test_what_is_searched_knows_its_checkpoint(texts, monkeypatch):
+    for kind in ("docs", "queries"):
+        monkeypatch.setattr(miner.encode, kind, lambda *args, **options: np.zeros((1, DIM), np.float32))
+    run = Run(Path(), 7, *[None] * 6)
+    assert miner.embed(run, texts, keep_as=None).step == 7
+
+
 def test_a_document_of_several_passages_ranks_as_its_best_one(stores, texts):
     passages = PassageStore(stores[1], 6, max_passages=3)
     rng = np.random.default_rng(2)
     docs = rng.normal(size=(passages.num_texts, DIM)).astype(np.float32)
     queries = rng.normal(size=(len(QUERY_ROWS), DIM)).astype(np.float32)
-    found = Embedded(QUERY_ROWS, queries, docs, None, {})
+    found = Embedded(8, QUERY_ROWS, queries, docs, None, {})
     lines, _ = mine(found, texts._replace(passages=passages), Miner(num_neg_docs=3, last_rank=3, margin=0.5))
     for (query, doc), line in zip(PAIRS.tolist(), lines, strict=True):
         scores = docs @ queries[QUERY_ROWS.tolist().index(query)]
@@ -111,7 +131,7 @@ def test_statistics_are_shares_of_what_was_mined(texts, embedded, tmp_path):
     miner = Miner(num_neg_docs=2, last_rank=4)
     lines, facts = mine(embedded, texts, miner)
     before = [Mined(line.query_id, line.doc_id, [line.neg_doc_ids[0], "d29"], []) for line in lines]
-    previous = generations.write_generation(tmp_path / "negatives", 1, before, {})
+    previous = rows_of_pairs(generations.write_generation(tmp_path / "negatives", 1, before, {}), texts)["neg_docs"]
     generations.write_generation(tmp_path / "bm25", 1, [line._replace(neg_doc_ids=["d29"]) for line in before], {})
     qrels = tmp_path / "fuller.tsv"
     relevant, irrelevant = lines[0].neg_doc_ids
@@ -148,3 +168,17 @@ def test_statistics_are_shares_of_what_was_mined(texts, embedded, tmp_path):
 def test_settings_that_cannot_be_are_refused(options, sentence):
     with pytest.raises(InputError, match=sentence):
         Miner(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"bm25_negatives_dir": "absent"}, "absent is no generation of negatives and holds none"),
+        ({"judgements": "absent.tsv"}, r"absent\.tsv does not exist"),
+        ({"teacher_scores": "absent.tsv", "max_teacher_score": 0.5}, r"absent\.tsv does not exist"),
+        ({"index": "IVF,no"}, "IVF,no"),
+    ],
+)
+def test_files_that_are_not_there_are_refused_before_anything_is_encoded(options, sentence):
+    with pytest.raises(InputError, match=sentence):
+        Miner(**options).check()

@@ -10,6 +10,7 @@ from de_jax.data import beir, files, generations
 from de_jax.data.passages import PassageStore
 from de_jax.data.training_set import open_stores, text_hashes
 from de_jax.retrieval import encode
+from de_jax.retrieval.mining_run import only_miner
 from de_jax.tools import mine_negatives
 from de_jax.training.run import load_run
 from de_jax.types import InputError
@@ -125,3 +126,8 @@ def test_a_split_without_anything_relevant_is_refused(printed, tmp_path):
     with pytest.raises(InputError, match="no document is judged relevant, so there is nothing to mine for"):
         printed(mine_negatives, bm25=True, dataset_dir=tmp_path / "data", negatives_dir=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_another_miner_holds_is_refused_before_anything_is_read(dataset_dir, tmp_path):
+    with only_miner(tmp_path), pytest.raises(InputError, match=r"is mining into .* already; stop it first"):
+        mine_negatives.main(["--bm25", f"--dataset_dir={dataset_dir}", f"--negatives_dir={tmp_path}"])
