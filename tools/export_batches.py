@@ -57,7 +57,7 @@ def _argument(setting: str) -> tuple[str, Any]:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--task", required=True, help="a seqio task or mixture")
     parser.add_argument("--module", default="", help="the Python module that registers it")
     parser.add_argument(
