@@ -113,11 +113,9 @@ class Recipe:
         if miner is None and mine_every_steps is not None:
             raise InputError("train.mine_every_steps is set, but there is no miner; set train.miner = @Miner().")
         self.model, self.loss, self.data, self.mesh = model, loss, data, mesh
-        self.trained: Model = ChunkedModel(model, num_chunks) if num_chunks > 1 else model
-        if frozen:
-            self.trained = FrozenModel(self.trained, tuple(frozen))
-        self.negative_cache = negative_cache
+        self.negative_cache, self.frozen = negative_cache, tuple(frozen)
         self.num_chunks, self.sharding_rules = num_chunks, sharding_rules
+        self.trained = self._trained(model)
         self.schedule = schedule(peak=learning_rate, num_steps=num_steps)
         self.num_steps, self.seed, self.grad_norm_groups = num_steps, seed, grad_norm_groups
         self.init_from, self.init_new, self.init_layers = init_from, init_new, init_layers
@@ -151,12 +149,19 @@ class Recipe:
         doc_length = configurables.setting(self.data, "max_doc_length")
         return state._replace(cache=self.negative_cache.empty(doc_length, self.model.doc.embedding_dim))
 
+    def _trained(self, model: DualEncoder) -> Model:
+        trained: Model = ChunkedModel(model, self.num_chunks) if self.num_chunks > 1 else model
+        return FrozenModel(trained, self.frozen) if self.frozen else trained
+
     def train_step(self, params: Params) -> TrainStep:
         """One update of these parameters, arrays or their shapes; see `training.train_step`."""
+        return self._step_of(self.trained, params)
+
+    def _step_of(self, model: Model, params: Params) -> TrainStep:
         group_norms = grad_norms.group_norms(params, self.grad_norm_groups)
         loss = with_spread(self.loss) if self.collapse_alarm else self.loss
         temperature = self._temperature() if self.negative_cache else None
-        return make_train_step(self.trained, loss, self.make_tx(params), group_norms, self.negative_cache, temperature)
+        return make_train_step(model, loss, self.make_tx(params), group_norms, self.negative_cache, temperature)
 
     def memory_settings(self, batch_size: int) -> dict[str, Any]:
         """The settings that decide how much memory a step takes, by name."""
@@ -170,11 +175,11 @@ class Recipe:
         return settings
 
     def check(self) -> TrainState:
-        """The shapes of the state, after a step was traced without computing anything: what is wrong here raises here."""
+        """The shapes of the state, after a step was traced, one layer for all of a tower: what is wrong here raises here."""
         state = self.shapes()
         batch = plan.batch_shapes(8 * self.num_chunks, 8, 8, **self.texts_of_a_pair())
         try:
-            jax.eval_shape(self.train_step(state.params), state, batch)
+            jax.eval_shape(self._step_of(self._trained(self.model.with_scanned_layers()), state.params), state, batch)
         except ValueError as error:
             raise InputError(str(error)) from error
         return state

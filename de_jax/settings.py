@@ -36,6 +36,9 @@ class Range(NamedTuple):
     below: bool = False  # `high` itself is left out
 
 
+ADDRESSES = "may be an address"
+AnyPath = Annotated[str, ADDRESSES]
+"""A path that TensorFlow opens, which reads buckets too; any other string that is an address is refused."""
 LARGEST = 2**31 - 1
 PositiveInt = Annotated[int, Range(1, LARGEST)]
 NonNegativeInt = Annotated[int, Range(0, LARGEST)]
@@ -142,6 +145,8 @@ def _is_array(value: Any) -> bool:
 def _wanted(value: Any, hint: Any) -> str | None:
     """What the value must be instead; None where it is fine."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated and ADDRESSES in arguments:
+        return None if _is_text(value) else "a string"
     if origin is Annotated:
         ranges = [extra for extra in arguments[1:] if isinstance(extra, Range)]
         return _wanted(value, arguments[0]) or next(filter(None, (_outside(value, range_) for range_ in ranges)), None)

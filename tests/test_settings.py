@@ -16,6 +16,7 @@ import pytest
 import toy_run
 
 from de_jax import configurables, settings
+from de_jax.data.seqio_batches import seqio_pairs
 from de_jax.data.training_set import beir_pairs
 from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.models.bert import BertConfig
@@ -175,6 +176,12 @@ def test_a_value_that_trains_something_else_is_refused(setting, sentence):
     with pytest.raises(InputError) as refused:
         read_recipe(["recipes/samtone_query.gin"], [setting])
     assert sentence in str(refused.value)
+
+
+def test_tensorflows_own_folders_may_be_addresses():
+    settings.check(seqio_pairs, {"task_cache_dirs": ["gs://bucket/cache"]})
+    with pytest.raises(InputError, match=r"seqio_pairs\.cache_dir is 'gs://bucket'; it must be a path on this machine"):
+        settings.check(seqio_pairs, {"cache_dir": "gs://bucket"})
 
 
 def test_a_macro_is_checked_as_the_setting_that_takes_it():

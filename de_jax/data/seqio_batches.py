@@ -32,7 +32,7 @@ from de_jax.data.progress import progress_bar
 from de_jax.data.relevance import MeasureName
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.data.training_set import TrainingSet
-from de_jax.settings import NonNegativeInt, PositiveInt, Seed, checked
+from de_jax.settings import AnyPath, NonNegativeInt, PositiveInt, Seed, checked
 from de_jax.types import InputError
 
 TEXTS_SPLIT = "all"
@@ -62,7 +62,7 @@ def seqio_pairs(
     dev_task: str = "",
     dev_split: str | None = None,
     use_cached: bool = False,
-    task_cache_dirs: Sequence[str] = (),
+    task_cache_dirs: Sequence[AnyPath] = (),
     batch_size: PositiveInt = 512,
     max_query_length: PositiveInt = 64,
     max_doc_length: PositiveInt = 256,

@@ -147,9 +147,15 @@ class DualEncoder:
 
     def with_dtype(self, dtype: str | None) -> DualEncoder:
         """The same model, its encoders' products computed in another precision; None changes nothing."""
-        if dtype is None:
-            return self
-        change = lambda tower: dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, dtype=dtype))  # noqa: E731
+        return self if dtype is None else self._with_encoders(dtype=dtype)
+
+    def with_scanned_layers(self) -> DualEncoder:
+        """The same model, of which one layer of each encoder is traced, whatever their number."""
+        towers = (self.query, self.doc)
+        return self._with_encoders(scan_layers=True) if all(hasattr(tower.encoder, "scan_layers") for tower in towers) else self
+
+    def _with_encoders(self, **changes: Any) -> DualEncoder:
+        change = lambda tower: dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, **changes))  # noqa: E731
         return dataclasses.replace(self, query=change(self.query), doc=change(self.doc))
 
     def check_length(self, tower: str, max_length: int) -> None:
