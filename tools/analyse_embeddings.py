@@ -16,6 +16,7 @@ from de_jax import command
 from de_jax.data.files import atomic_dir, write_json
 from de_jax.evaluation import embedding_analysis, embedding_plots, html_report
 from de_jax.evaluation.task import beir_tasks
+from de_jax.settings import Seed, numeric
 from de_jax.training.run import load_run
 from de_jax.types import InputError
 
@@ -42,14 +43,14 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", type=Path, required=True, help="the run to look into")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
     parser.add_argument("--split", default="test", help="which judgements (default test)")
     parser.add_argument("--max_docs", type=int, help="embed a sample of so many documents; default all")
     parser.add_argument("--depth", type=int, default=100, help="ranks that count as recalled (default 100)")
-    parser.add_argument("--seed", type=int, default=0, help="of samples and of t-SNE")
+    parser.add_argument("--seed", type=numeric(Seed), default=0, help="of samples and of t-SNE")
     parser.add_argument("--out_dir", type=Path, help="replaced; default <run_dir>/analysis/<data set>-<split>-<step>")
     return parser.parse_args(argv)
 

@@ -27,6 +27,7 @@ from de_jax.data.training_set import open_stores, text_hashes
 from de_jax.evaluation import efficiency, negative_analysis, negative_report
 from de_jax.evaluation.arguments import named
 from de_jax.retrieval import maxp
+from de_jax.settings import PositiveFloat, Seed, numeric
 from de_jax.training import grad_norms
 from de_jax.training.run import load_run
 
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", type=Path, required=True, help="the run to look into")
     parser.add_argument("--steps", nargs="+", help="its checkpoints: steps, or best; default the newest")
     parser.add_argument("--dataset_dir", required=True, help="the BEIR folder that it trains on")
@@ -72,10 +73,10 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--negatives", nargs="+", default=[], metavar="NAME=FOLDER", help="a generation, or a folder's newest one")
     parser.add_argument("--num_pairs", type=int, default=64, help="a sample of the training pairs (default 64)")
     parser.add_argument("--num_negatives", type=int, default=1, help="of each pair in the loss (default 1, as in ANCE)")
-    parser.add_argument("--temperature", type=float, help="of the loss; default the run's")
+    parser.add_argument("--temperature", type=numeric(PositiveFloat), help="of the loss; default the run's")
     parser.add_argument("--groups", nargs="+", default=[], metavar="NAME=PATTERN", help="over parameter paths; default thirds")
     parser.add_argument("--depth", type=int, default=100, help="of the ranking that negatives are looked for in (default 100)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample and of the negatives drawn")
+    parser.add_argument("--seed", type=numeric(Seed), default=0, help="of the sample and of the negatives drawn")
     parser.add_argument("--out_dir", type=Path, help="replaced; default <run_dir>/analysis/negatives-<data set>-<split>")
     return parser.parse_args(argv)
 

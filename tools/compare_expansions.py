@@ -146,7 +146,7 @@ def _text(line: Mapping[str, Any], number: int) -> str:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--runs", nargs="+", required=True, metavar="NAME=RUN[,RUN]", help="the last one's forms are drawn apart")
     parser.add_argument("--step", help="of all runs: a step, or best; default the newest")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")

@@ -33,6 +33,7 @@ from de_jax.evaluation.task import Policy, beir_tasks, evaluate
 from de_jax.interop import checkpoints
 from de_jax.interop.pretrained import Pretrained
 from de_jax.recipe import Recipe, read_recipe
+from de_jax.settings import NonNegativeInt, PositiveFloat, Seed, numeric
 from de_jax.train import first_params, train
 from de_jax.training.preemption import StopOnTerminate
 from de_jax.training.run import BEST_DIR, Run, complete_steps, load_run, write_run
@@ -170,23 +171,27 @@ def _bindings(args: argparse.Namespace, model: Path, settings: Settings, stage: 
 
 
 def _parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Settings]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--model", required=True, help="a folder of sentence-transformers or Hugging Face, a run, or a hub name")
-    parser.add_argument("--query_layers", nargs="+", type=int, required=True, help="of the query tower; a pair each")
+    parser.add_argument(
+        "--query_layers", nargs="+", type=numeric(NonNegativeInt), required=True, help="of the query tower; a pair each"
+    )
     parser.add_argument("--which", choices=("first", "spread"), default="first", help="of the model's layers (default first)")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder; its dev split, if any, chooses checkpoints")
     parser.add_argument("--test_split", default="test", help="that scores are of (default test)")
     parser.add_argument("--out_dir", type=Path, default=Path("runs/daft"), help="gets everything (default runs/daft)")
-    parser.add_argument("--num_align_steps", type=int, default=500, help="updates of the first stage, at most; 0 leaves it out")
+    parser.add_argument(
+        "--num_align_steps", type=numeric(NonNegativeInt), default=500, help="updates of the first stage, at most; 0 leaves it out"
+    )
     parser.add_argument("--num_steps", type=int, default=500, help="of the second stage (default 500)")
-    parser.add_argument("--learning_rate", type=float, default=5e-5, help="at its peak (default 5e-5)")
+    parser.add_argument("--learning_rate", type=numeric(PositiveFloat), default=5e-5, help="at its peak (default 5e-5)")
     parser.add_argument("--batch_size", type=int, default=48, help="pairs (default 48, as in the paper)")
     parser.add_argument("--max_query_length", type=int, default=64, help="tokens (default 64)")
     parser.add_argument("--max_doc_length", type=int, default=256, help="tokens (default 256)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of all towers' products; default the model's")
     parser.add_argument("--num_calls", type=int, default=200, help="for each latency (default 200)")
     parser.add_argument("--skip_empty", action="store_true", help="pass over empty texts instead of refusing them, in the test")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=numeric(Seed), default=0)
     args, rest = parser.parse_known_args(argv)
     settings: Settings = {prefix: [] for prefix in PREFIXES}
     for argument in rest:

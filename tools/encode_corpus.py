@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", required=True, help="the run whose document tower encodes")
     texts = parser.add_mutually_exclusive_group(required=True)
     texts.add_argument("--dataset_dir", help="a BEIR folder")

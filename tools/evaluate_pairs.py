@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", type=Path, required=True, help="a folder that training made")
     parser.add_argument("--step", help="a step with a checkpoint, or 'best' (default: the newest)")
     parser.add_argument("--pairs_dir", type=Path, required=True, help="a folder that export_batches wrote with --dev_split")

@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder whose documents are sentences")
     parser.add_argument("--split", default="test", help="which judgements (default test)")
     arguments.add(parser, measures=MEASURES)

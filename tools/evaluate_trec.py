@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--qrels", type=Path, required=True, help="judgements, TREC's four columns or BEIR's three")
     parser.add_argument("--topics", type=Path, help="queries: jsonl, tsv or txt, plain or .gz; those with judgements are asked")
     parser.add_argument("--corpus", type=Path, help="documents: jsonl or tsv, plain or .gz")

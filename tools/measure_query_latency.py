@@ -42,7 +42,7 @@ def _queries(args: argparse.Namespace) -> list[str]:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument(
         "--runs", nargs="+", required=True, metavar="NAME=FOLDER", help="the first is what others are compared with"
     )

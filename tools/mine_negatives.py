@@ -27,6 +27,7 @@ from de_jax.data.training_set import open_stores, text_hashes
 from de_jax.retrieval import faiss_index, maxp
 from de_jax.retrieval.miner import Miner, embed, mine, mine_bm25
 from de_jax.retrieval.mining_run import only_miner
+from de_jax.settings import NonNegativeInt, PositiveFloat, Seed, Share, numeric
 from de_jax.training.run import load_run
 from de_jax.types import InputError
 
@@ -64,7 +65,7 @@ def _mined_by_run(args: argparse.Namespace, miner: Miner) -> tuple[list[Mined], 
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
     parser.add_argument("--split", default="train", help="whose pairs get negatives (default train)")
     by = parser.add_mutually_exclusive_group(required=True)
@@ -73,16 +74,20 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--step", help="checkpoint of the run: a step, or best; default the newest")
     parser.add_argument("--negatives_dir", help="folder of generations; default <run_dir>/negatives")
     parser.add_argument("--num_neg_docs", type=int, help="of each pair, at most (default 20)")
-    parser.add_argument("--num_neg_queries", type=int, help="for DANCE's dual task, at most (default 0)")
+    parser.add_argument("--num_neg_queries", type=numeric(NonNegativeInt), help="for DANCE's dual task, at most (default 0)")
     parser.add_argument("--first_rank", type=int, help="best rank to draw from, positives not counted (default 1)")
     parser.add_argument("--last_rank", type=int, help="worst rank to draw from (default 200)")
-    parser.add_argument("--seed", type=int, help="of the draw (default 0)")
+    parser.add_argument("--seed", type=numeric(Seed), help="of the draw (default 0)")
     guards = parser.add_argument_group("against relevant documents that nobody judged")
     guards.add_argument("--margin", type=float, help="negatives score at most the positive's score minus this")
-    guards.add_argument("--max_score_ratio", type=float, help="negatives score at most this share of the positive's score")
+    guards.add_argument(
+        "--max_score_ratio", type=numeric(PositiveFloat), help="negatives score at most this share of the positive's score"
+    )
     guards.add_argument("--teacher_scores", help="another model's scores: query id, document id, score, tab-separated")
     guards.add_argument("--max_teacher_score", type=float, help="of a negative that the teacher has scored")
-    guards.add_argument("--max_resemblance", type=float, help="of a negative to the positive, by three-token sequences (0 to 1)")
+    guards.add_argument(
+        "--max_resemblance", type=numeric(Share), help="of a negative to the positive, by three-token sequences (0 to 1)"
+    )
     search = parser.add_argument_group("how documents are searched")
     search.add_argument("--index", help="exact (default), or a FAISS factory string")
     search.add_argument("--nprobe", type=int, help="inverted lists to visit, of an IVF index")

@@ -31,8 +31,6 @@ from de_jax.types import InputError
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
-    if args.k < 1:
-        raise InputError(f"--k is {args.k}; ask for at least 1 document.")
     if args.query is not None and not args.query.strip():
         raise InputError("--query is empty; give some words to search for.")
     build_index = faiss_index.index_builder(args.index, faiss_index.SearchOptions(args.nprobe, args.ef_search, args.faiss_device))
@@ -87,10 +85,10 @@ def _ask() -> str:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", required=True, help="the run that searches")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder; its corpus is searched")
-    parser.add_argument("--query", help="one query; without it a prompt asks")
+    parser.add_argument("--query", type=str, help="one query; without it a prompt asks")
     parser.add_argument("--k", type=int, default=10, help="documents to show (default 10)")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--embeddings_dir", help="embeddings that encode_corpus made; default the run's own")

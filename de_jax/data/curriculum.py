@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Float64, Int, Int32
@@ -20,13 +20,15 @@ from jaxtyping import Float64, Int, Int32
 from de_jax.data import beir, files
 from de_jax.data.expansion_files import fingerprint, read_expansion
 from de_jax.data.relevance import MEASURES, Measure, ScoreFile
+from de_jax.settings import PositiveInt, Seed, check_fields
 from de_jax.types import InputError
 
 FORMAT = "de_jax ranked queries 1"
 GOLD, NONE = -2, -1
 """In the place of a generated query's index: the pair's own query, and no query at all."""
 
-STRATEGIES = ("gold", "random", "top_1", "top_k", "bottom_k", "curriculum", "anti_curriculum")
+Strategy = Literal["gold", "random", "top_1", "top_k", "bottom_k", "curriculum", "anti_curriculum"]
+STRATEGIES = get_args(Strategy)
 
 
 class RankedQueries(NamedTuple):
@@ -56,18 +58,14 @@ class Curriculum:
         seed: of the draws.
     """
 
-    strategy: Literal["gold", "random", "top_1", "top_k", "bottom_k", "curriculum", "anti_curriculum"] = "curriculum"
-    num_steps: int = 1
-    num_groups: int = 3
-    k: int = 10
-    seed: int = 0
+    strategy: Strategy = "curriculum"
+    num_steps: PositiveInt = 1
+    num_groups: PositiveInt = 3
+    k: PositiveInt = 10
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            raise InputError(f"the strategy is {self.strategy!r}; it is one of {', '.join(STRATEGIES)}.")
-        for name in ("num_steps", "num_groups", "k"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; give at least 1.")
+        check_fields(self)
 
     def group_at(self, step: int) -> int:
         """The group that a step draws from, 0 for the most relevant queries; beyond the run's end the last one."""

@@ -23,9 +23,10 @@ from de_jax.data.corpus import TokenStore, open_token_store
 from de_jax.data.curriculum import Curriculum, ranked_texts
 from de_jax.data.mixing import mixed_epochs
 from de_jax.data.negatives import TrainingTexts, follow
-from de_jax.data.relevance import MEASURES
+from de_jax.data.relevance import MEASURES, MeasureName
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.data.training_set import TrainingSet, dev_set, store_dir
+from de_jax.settings import NonNegativeInt, PositiveInt, Seed, checked
 from de_jax.types import InputError
 
 FORMAT = "de_jax pair store 1"
@@ -54,31 +55,32 @@ class PairStore(NamedTuple):
     made_from: str
 
 
+@checked
 def stored_pairs(
     *,
     pairs_dir: str = "",
-    batch_size: int = 512,
-    max_query_length: int = 64,
-    max_doc_length: int = 256,
-    num_neg_docs: int = 1,
-    num_neg_queries: int = 0,
-    dev_max_queries: int = 1000,
-    dev_max_docs: int = 20000,
-    seed: int = 0,
+    batch_size: PositiveInt = 512,
+    max_query_length: PositiveInt = 64,
+    max_doc_length: PositiveInt = 256,
+    num_neg_docs: NonNegativeInt = 1,
+    num_neg_queries: NonNegativeInt = 0,
+    dev_max_queries: PositiveInt = 1000,
+    dev_max_docs: NonNegativeInt = 20000,
+    seed: Seed = 0,
     unique_in_batch: bool = True,
     pack: bool = True,
-    length_multiple: int = 32,
+    length_multiple: PositiveInt = 32,
     negatives_dir: str = "",
     expansion: str = "",
     curriculum: Curriculum | None = None,
-    relevance: str = "rouge_l",
+    relevance: MeasureName = "rouge_l",
     relevance_file: str = "",
-    max_generated_length: int = 32,
+    max_generated_length: PositiveInt = 32,
     cache_dir: str = "",
     run_dir: str = "",
-    row_multiple: int = 1,
-    host_index: int = 0,
-    num_hosts: int = 1,
+    row_multiple: PositiveInt = 1,
+    host_index: NonNegativeInt = 0,
+    num_hosts: PositiveInt = 1,
 ) -> TrainingSet:
     """Opens a folder of pairs for training, as `export_batches` writes it; nothing but numpy is needed.
 
@@ -156,6 +158,7 @@ def stored_pairs(
         doc_ids=store.doc_store.ids,
         texts=texts,
         mined=mined,
+        has_negatives=mined is not None or bool(negatives(0)),
     )
 
 

@@ -17,8 +17,9 @@ from de_jax.data.corpus import TokenStore, cached_token_store
 from de_jax.data.curriculum import Curriculum, ranked_pairs
 from de_jax.data.negatives import MinedNegatives, TrainingTexts, follow
 from de_jax.data.passages import PassageStore
-from de_jax.data.relevance import MEASURES
+from de_jax.data.relevance import MEASURES, MeasureName
 from de_jax.data.text import PromptedTokenizer, Tokenizer, load_tokenizer
+from de_jax.settings import NonNegativeInt, PositiveInt, Seed, checked
 from de_jax.types import Batches, InputError
 
 
@@ -56,40 +57,42 @@ class TrainingSet(NamedTuple):
     mined: MinedNegatives | None = None
     max_passages: int = 1  # of a document
     for_both: QueriesForBoth | None = None
+    has_negatives: bool = False  # mined ones come with the batches
 
 
+@checked
 def beir_pairs(
     *,
     dataset_dir: str = "",
     tokenizer: str | Tokenizer = "",
     doc_tokenizer: str | Tokenizer | None = None,
-    batch_size: int = 512,
-    max_query_length: int = 64,
-    max_doc_length: int = 256,
-    max_passages: int = 1,
+    batch_size: PositiveInt = 512,
+    max_query_length: PositiveInt = 64,
+    max_doc_length: PositiveInt = 256,
+    max_passages: PositiveInt = 1,
     split: str = "train",
     dev_split: str | None = None,
-    dev_max_queries: int = 1000,
-    dev_max_docs: int = 20000,
-    num_for_both: int = 0,
+    dev_max_queries: PositiveInt = 1000,
+    dev_max_docs: NonNegativeInt = 20000,
+    num_for_both: NonNegativeInt = 0,
     expansion: str = "",
     curriculum: Curriculum | None = None,
-    relevance: str = "rouge_l",
+    relevance: MeasureName = "rouge_l",
     relevance_file: str = "",
-    max_generated_length: int = 32,
-    seed: int = 0,
+    max_generated_length: PositiveInt = 32,
+    seed: Seed = 0,
     unique_in_batch: bool = True,
     mask_positives: bool = False,
     pack: bool = True,
-    length_multiple: int = 32,
+    length_multiple: PositiveInt = 32,
     negatives_dir: str = "",
-    num_neg_docs: int = 1,
-    num_neg_queries: int = 0,
+    num_neg_docs: NonNegativeInt = 1,
+    num_neg_queries: NonNegativeInt = 0,
     cache_dir: str = "",
     run_dir: str = "",
-    row_multiple: int = 1,
-    host_index: int = 0,
-    num_hosts: int = 1,
+    row_multiple: PositiveInt = 1,
+    host_index: NonNegativeInt = 0,
+    num_hosts: PositiveInt = 1,
 ) -> TrainingSet:
     """Opens a BEIR folder for training; its texts are tokenized on first use and kept.
 
@@ -186,6 +189,7 @@ def beir_pairs(
         doc_ids=stores[1].ids,
         texts=texts,
         mined=mined,
+        has_negatives=mined is not None,
         max_passages=max_passages,
         for_both=_for_both(dataset_dir, dev_split or split, tokenizers["doc"], stores[0], num_for_both, cache_dir),
     )

@@ -20,6 +20,7 @@ from de_jax.retrieval.choose import Filters, Mining, choose, near_duplicates_in,
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.index import ExactIndex, Index
 from de_jax.retrieval.maxp import MaxPIndex
+from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, check_fields
 from de_jax.training.run import Run
 from de_jax.types import InputError
 
@@ -46,32 +47,29 @@ class Miner:
     `judgements`: qrels beside the training split's, by which negatives that are judged relevant are counted, and kept.
     """
 
-    num_neg_docs: int = 20
-    num_neg_queries: int = 0
-    first_rank: int = 1
-    last_rank: int = 200
+    num_neg_docs: PositiveInt = 20
+    num_neg_queries: NonNegativeInt = 0
+    first_rank: PositiveInt = 1
+    last_rank: PositiveInt = 200
     margin: float | None = None
-    max_score_ratio: float | None = None
+    max_score_ratio: PositiveFloat | None = None
     teacher_scores: str = ""
     max_teacher_score: float | None = None
-    max_resemblance: float | None = None
+    max_resemblance: Share | None = None
     index: str = "exact"
-    nprobe: int | None = None
-    ef_search: int | None = None
-    faiss_device: str = "cpu"
-    seed: int = 0
+    nprobe: PositiveInt | None = None
+    ef_search: PositiveInt | None = None
+    faiss_device: faiss_index.Device = "cpu"
+    seed: Seed = 0
     bm25_negatives_dir: str = ""
     judgements: str = ""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.first_rank <= self.last_rank:
+        check_fields(self)
+        if self.first_rank > self.last_rank:
             raise InputError(f"ranks {self.first_rank} to {self.last_rank} hold no candidate; give 1 <= first_rank <= last_rank.")
-        if self.num_neg_docs < 1 or self.num_neg_queries < 0:
-            raise InputError(f"num_neg_docs is {self.num_neg_docs}, num_neg_queries {self.num_neg_queries}; give >= 1 and >= 0.")
         if bool(self.teacher_scores) != (self.max_teacher_score is not None):
             raise InputError("teacher_scores and max_teacher_score go together; give both or none.")
-        if self.max_resemblance is not None and not 0 <= self.max_resemblance <= 1:
-            raise InputError(f"max_resemblance is {self.max_resemblance}; give 0 to 1.")
 
     @property
     def filters(self) -> Filters:

@@ -150,9 +150,15 @@ def load_params(run_dir: str | Path, like: Params) -> Params:
 def read_settings(run_dir: str | Path) -> dict[str, str]:
     """The settings of a run's config.gin as they stand there, by name; none where it was not trained here."""
     path = Path(run_dir) / "config.gin"
-    lines = path.read_text().splitlines() if path.is_file() else []
-    bindings = (line.partition(" = ") for line in lines if " = " in line and not line.startswith("#"))
-    return {name.strip(): value.strip() for name, _, value in bindings}
+    settings: dict[str, str] = {}
+    name = ""
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        if line[:1].isspace():  # gin writes a long value in the lines below its name, indented
+            settings[name] = f"{settings[name]} {line.strip()}".strip()
+        elif " =" in line and not line.startswith("#"):
+            name, _, value = line.partition(" =")
+            settings[name] = value.strip().removesuffix("\\").strip()
+    return settings
 
 
 def _read_description(run_dir: Path) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def test_statistics_are_shares_of_what_was_mined(texts, embedded, tmp_path):
         ({"first_rank": 3, "last_rank": 2}, "ranks 3 to 2 hold no candidate"),
         ({"num_neg_docs": 0}, "num_neg_docs is 0"),
         ({"max_teacher_score": 0.5}, "teacher_scores and max_teacher_score go together"),
-        ({"max_resemblance": 1.5}, "max_resemblance is 1.5; give 0 to 1"),
+        ({"max_resemblance": 1.5}, "max_resemblance is 1.5; it must be at most 1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options, sentence):

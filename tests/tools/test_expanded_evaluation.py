@@ -112,7 +112,7 @@ def test_a_mean_is_that_of_each_documents_views():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--num_generated=0"], "give at least 1"),
+        (["--num_generated=0"], "--num_generated is 0; it must be at least 1"),
         (["--passage_length=8"], "leave --passage_length out"),
         (["--max_passages=2"], "--max_passages=1"),
     ],
