@@ -71,11 +71,11 @@ def test_recipe_that_mines_is_static_without_its_miner(pretrained, recipe):
     with pytest.warns(UserWarning, match=r"train.mine_every_steps = 5000 has no effect without train.miner"):
         built = read_recipe([recipe], settings)
     built.check()
-    configurables.check_all_used(but=beir_pairs)
+    configurables.check_all_used(will_call=beir_pairs)
     assert (built.miner, built.mine_every_steps, built.follow_every_steps) == (None, None, None)
     read_recipe([recipe], [*settings[:2], "Miner.last_rank=100"])
     with pytest.raises(InputError, match=r"nothing in this recipe reads Miner.last_rank"):
-        configurables.check_all_used(but=beir_pairs)
+        configurables.check_all_used(will_call=beir_pairs)
 
 
 def test_ances_head_on_roberta_is_new_and_scores_by_dot_products(tmp_path):
