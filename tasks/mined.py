@@ -12,8 +12,8 @@ from typing import Any
 
 import seqio
 
-from de_jax.data import beir
 from de_jax.data.pair_writer import SIDES
+from de_jax.data.reading import read_lines
 from de_jax.tasks import registering
 from de_jax.types import InputError
 
@@ -46,7 +46,7 @@ def register(name: str, *, negatives_dir: str, texts: str) -> None:
 
 def _read(*paths: Path) -> Iterator[registering.Record]:
     for path in paths:
-        for line, raw in beir.lines(path):
+        for line, raw in read_lines(path):
             try:
                 record = json.loads(raw)
                 ids = {name: _one(record[name]) for name in ("query_id", "doc_id")}

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data import beir, files
+from de_jax.data import files
+from de_jax.data.reading import read_lines
 from de_jax.types import InputError
 
 FORMAT = "de_jax negatives 1"
@@ -120,7 +121,7 @@ def read_mined(generation: Generation) -> Iterator[Mined]:
     """The lines of a generation, in order."""
     for name in sorted(generation.manifest["parts"]):
         path = generation.folder / Path(name).name
-        for line, raw in beir.lines(path):
+        for line, raw in read_lines(path):
             try:
                 mined = Mined(**json.loads(raw))
             except (ValueError, TypeError):
