@@ -105,8 +105,8 @@ def _p_values(
 def _line(name: str, form: str, numbers: Sequence[int], seeds: Sequence[Mapping[Cell, Report]], measure: str) -> Line:
     """The mean over the seeds, by the number of queries."""
     scores = {number: [seed[form if number else "", number]["dense"][measure] for seed in seeds] for number in numbers}
-    means = {number: round(statistics.fmean(values), 5) for number, values in scores.items()}
-    spread = {number: round(statistics.stdev(values), 5) if len(values) > 1 else 0.0 for number, values in scores.items()}
+    means = {number: statistics.fmean(values) for number, values in scores.items()}
+    spread = {number: statistics.stdev(values) if len(values) > 1 else 0.0 for number, values in scores.items()}
     return Line(name, form, means, spread)
 
 

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     dev = dev_set(store.dev_qrels, store.query_store, store.doc_store, max_queries, max_docs)
     report = {"tasks": [part.task for part in store.parts], "step": run.step}
     report |= {"num_queries": len(dev.query_rows), "num_docs": len(dev.doc_rows)}
-    print(json.dumps(report | {name: round(score, 5) for name, score in score_dev(run, dev).items()}))
+    print(json.dumps(report | score_dev(run, dev)))
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -40,7 +40,7 @@ Report = dict[str, Any]
 
 SYSTEMS = ("dense", "bm25", "fusion")
 RESULT_FILE = "result.json"
-FORMAT = "de_jax evaluation 3"
+FORMAT = "de_jax evaluation 4"
 """Changes where the same inputs come to give other scores."""
 
 
@@ -131,10 +131,10 @@ def kept_ranking(evaluation_dir: str | Path) -> Results:
 
 
 def averaged(name: str, reports: Sequence[Report]) -> Report:
-    """The mean of several reports as one, each counting once."""
+    """The mean of several reports as one, each counting once; not rounded, as the scores of a report are not."""
     systems = [system for system in SYSTEMS if all(system in report for report in reports)]
     means = {
-        system: {measure: round(_mean([report[system][measure] for report in reports]), 5) for measure in reports[0][system]}
+        system: {measure: _mean([report[system][measure] for report in reports]) for measure in reports[0][system]}
         for system in systems
     }
     counts = {count: sum(report[count] for report in reports) for count in ("num_docs", "num_queries")}
@@ -196,14 +196,13 @@ def bm25_index(task: Task, policy: Policy) -> tuple[BM25Index, dict[str, str], l
 
 
 def score(results: Results, task: Task, policy: Policy) -> dict[str, float]:
-    """The means of the measures, rounded, by judgements or by answer strings."""
+    """The means of the measures, by judgements or by answer strings."""
     qrels = task.qrels
     if task.answers is not None:
         texts = {doc_id for docs in results.values() for doc_id in docs}
         found = {doc_id: text for doc_id, text in beir.iter_queries(task.corpus, skip_empty=True) if doc_id in texts}
         qrels = answers_.judge(results, found, task.answers)
-    scores = metrics.evaluate_results(results, qrels, measures=policy.measures)
-    return {name: round(value, 5) for name, value in scores.items()}
+    return metrics.evaluate_results(results, qrels, measures=policy.measures)
 
 
 def _score(task: Task, policy: Policy, run: Run | None) -> tuple[Report, dict[str, Results]]:
