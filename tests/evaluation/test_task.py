@@ -36,6 +36,21 @@ def test_a_score_is_rounded_once_where_it_is_shown():
     assert tables.report_tables([averaged("mean", [report, below])]).split()[-1] == "0.4529"
 
 
+def test_judged_empty_texts_count_as_not_found(tmp_path):
+    docs = [("a", "", "red fox"), ("b", "", " "), ("c", "", "grey wolf"), ("d", "", "blue whale")]
+    queries = [("q", "fox"), ("empty", ""), ("c", "wolf")]
+    qrels = {"q": {"a": 1, "b": 1}, "empty": {"c": 1}, "c": {"c": 1}}
+    beir.write(tmp_path / "holes", docs, queries, {"test": qrels})
+    (task,) = beir_tasks(tmp_path / "holes", "test")
+    policy = Policy(measures=["R@10"], skip_empty=True)
+    with pytest.warns(UserWarning, match=r"holes: judgements dropped, .*: 1 \(c\); .* --keep_identical_ids ranks them"):
+        report = evaluate(task, policy)
+    assert (report["num_queries"], report["num_docs"]) == (3, 3)
+    assert report["bm25"]["recall@10"] == pytest.approx((0.5 + 0 + 0) / 3)
+    kept = evaluate(task, policy._replace(drop_identical_ids=False))
+    assert kept["bm25"]["recall@10"] == pytest.approx((0.5 + 0 + 1) / 3)
+
+
 def test_every_command_gives_scores_as_they_are(dataset_dir, tmp_path, capsys):
     (task,), policy = beir_tasks(dataset_dir, "test"), Policy(measures=["nDCG@10", "AP"])
     results = bm25_results(task, policy)
