@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from de_jax import command
-from de_jax.data import beir, files
+from de_jax.data import beir, files, input_policy
 from de_jax.data.corpus import cached_token_store
 from de_jax.data.doc_query_pairs import doc_query_pairs
 from de_jax.data.expansion_files import write_released
@@ -68,6 +68,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         seed=args.seed,
         length_multiple=args.length_multiple,
         cache_dir=args.cache_dir,
+        skip_empty=args.skip_empty,
     )
     settings = {name: getattr(args, name) for name in Plan._fields}
     trained, stopped = train_generator(run, batches, Plan(**settings), is_fresh=not args.init_from)
@@ -109,7 +110,8 @@ def import_released(args: argparse.Namespace) -> dict[str, Any]:
     """Writes an expansion of predictions that others released."""
     corpus = beir.find_file(args.dataset_dir, "corpus")
     about = {"corpus": {"name": corpus.parent.name, "sha256": files.sha256_of(corpus)}}
-    num_docs = write_released(args.predictions, corpus, args.out_dir, docs_per_part=args.docs_per_part, about=about)
+    options = {"docs_per_part": args.docs_per_part, "skip_empty": args.skip_empty}
+    num_docs = write_released(args.predictions, corpus, args.out_dir, **options, about=about)
     return {"out_dir": args.out_dir, "num_docs": num_docs}
 
 
@@ -137,6 +139,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     released = actions.add_parser("import", help="read predictions that others released")
     released.add_argument("--predictions", nargs="+", required=True, help="files: .jsonl, .tsv, or docTTTTTquery's text files")
     for action in actions.choices.values():
+        input_policy.add_flags(action)
         if "--dataset_dirs" not in action._option_string_actions:
             action.add_argument("--dataset_dir", required=True, help="a BEIR folder")
             action.add_argument("--out_dir", required=True, help="the expansion's folder")
@@ -189,7 +192,6 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length_penalty", type=float, default=1.0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of matrix products; default the model's")
     parser.add_argument("--seed", type=numeric(Seed), default=0)
-    parser.add_argument("--skip_empty", action="store_true", help="pass over empty documents instead of refusing them")
     parser.add_argument("--docs_per_batch", type=int, default=16, help="of each device")
     parser.add_argument("--cache_dir", default="", help="of tokenized texts; default $DE_JAX_CACHE")
 

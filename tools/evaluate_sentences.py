@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     if "bm25" in report:
         ranks["bm25"] = sentences.bm25_ranks(task, policy)
     for system, found in ranks.items():
-        report[system]["mrr"] = round(sentences.mean_reciprocal_rank(found), 5)
+        report[system]["mrr"] = sentences.mean_reciprocal_rank(found)
     print(tables.report_tables([report]), file=sys.stderr)
     print(json.dumps(report))
 

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
         scores = metrics.evaluate_results(results, qrels, measures=policy.measures)
         scores[f"hole@{HOLE_DEPTH}"] = fusion.hole(results, qrels, HOLE_DEPTH)
         counts = {"num_queries": len(qrels), "num_queries_found": len(qrels.keys() & results.keys())}
-        print(json.dumps({"run_file": args.run_file, **counts, **{name: round(value, 5) for name, value in scores.items()}}))
+        print(json.dumps({"run_file": args.run_file, **counts, **scores}))
         return
     if not args.corpus or not args.topics:
         raise InputError("--corpus and --topics say what is searched; give both, or a --run_file that was searched before.")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import beir, generations
+from de_jax.data import beir, generations, input_policy
 from de_jax.data.batches import qrel_pairs
 from de_jax.data.generations import Mined
 from de_jax.data.negatives import TrainingTexts
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     if negatives_dir.is_dir():
         with only_miner(negatives_dir):  # refused here, before anything is encoded
             pass
-    lines, facts = mine_bm25(beir.read(args.dataset_dir, args.split), miner) if args.bm25 else _mined_by_run(args, miner)
+    lines, facts = _mined_by_bm25(args, miner) if args.bm25 else _mined_by_run(args, miner)
     facts |= {"mined_by": "bm25" if args.bm25 else str(args.run_dir), "split": args.split}
     with only_miner(negatives_dir):
         number = generations.next_number(negatives_dir)
@@ -52,12 +52,17 @@ def main(argv: list[str] | None = None) -> None:
     print(json.dumps({"generation_dir": str(generation.folder), "num_pairs": len(lines), **facts}))
 
 
+def _mined_by_bm25(args: argparse.Namespace, miner: Miner) -> tuple[list[Mined], dict[str, Any]]:
+    dataset = beir.read(args.dataset_dir, args.split, skip_empty=args.skip_empty)
+    return mine_bm25(dataset, miner, drop_identical_ids=not args.keep_identical_ids)
+
+
 def _mined_by_run(args: argparse.Namespace, miner: Miner) -> tuple[list[Mined], dict[str, Any]]:
     qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
     run = load_run(args.run_dir, args.step)
-    stores = open_stores(args.dataset_dir, run.query_tokenizer, run.doc_tokenizer)
+    stores = open_stores(args.dataset_dir, run.query_tokenizer, run.doc_tokenizer, skip_empty=args.skip_empty)
     name, passages = Path(args.dataset_dir).resolve().name, maxp.passages_of(run, stores[1])
-    texts = TrainingTexts(name, *stores, qrel_pairs(qrels, *stores), {}, passages)
+    texts = TrainingTexts(name, *stores, qrel_pairs(qrels, *stores), {}, passages, not args.keep_identical_ids)
     with progress_bar(total=(passages or stores[1]).num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
         embedded = embed(run, texts, keep_as=texts.name, progress=bar.update)
     lines, facts = mine(embedded, texts, miner)
@@ -68,6 +73,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
     parser.add_argument("--split", default="train", help="whose pairs get negatives (default train)")
+    input_policy.add_flags(parser, identical_ids=True)
     by = parser.add_mutually_exclusive_group(required=True)
     by.add_argument("--run_dir", help="the run that ranks")
     by.add_argument("--bm25", action="store_true", help="BM25 ranks")

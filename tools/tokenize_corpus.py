@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import beir, files, text
+from de_jax.data import beir, files, input_policy, text
 from de_jax.data.corpus import cached_token_store
 from de_jax.settings import Seed, numeric
 from de_jax.types import InputError
@@ -79,7 +79,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--train_vocab_size", type=int, help="train so many pieces on the documents, into the folder --tokenizer")
     parser.add_argument("--seed", type=numeric(Seed), default=0, help="of the texts a vocabulary is trained on, beyond a million")
     parser.add_argument("--out_dir", type=Path, help="holds the stores; default the cache of de_jax, where training looks")
-    parser.add_argument("--skip_empty", action="store_true", help="pass over empty texts instead of refusing them")
+    input_policy.add_flags(parser)
     return parser.parse_args(argv)
 
 

@@ -10,12 +10,12 @@ import contextlib
 import gzip
 import io
 import json
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from de_jax.data import files
+from de_jax.data import files, input_policy, trec_columns
+from de_jax.data.reading import parse_json, read_lines
 from de_jax.types import InputError
 
 Qrels = dict[str, dict[str, int]]
@@ -60,6 +60,11 @@ def iter_queries(path: str | Path, *, skip_empty: bool = False) -> Iterator[tupl
     return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=False, skip_empty=skip_empty) if text)
 
 
+def iter_all(path: str | Path, *, with_title: bool, skip_empty: bool) -> Iterator[tuple[str, str]]:
+    """As `iter_docs`, or without titles `iter_queries`; with `skip_empty`, an empty text is yielded as ""."""
+    return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=with_title, skip_empty=skip_empty))
+
+
 def count_docs(path: str | Path, judged: Iterable[str]) -> int:
     """How many documents have a text, after a look for all that were judged; an empty document may be judged too.
 
@@ -86,17 +91,33 @@ def find_file(dataset_dir: str | Path, name: str) -> Path:
     return found[0]
 
 
+def find_splits(dataset_dir: str | Path) -> dict[str, Path]:
+    """The judgements of each split, `qrels/<split>.tsv` or `.tsv.gz`, in order of name.
+
+    Raises:
+        InputError: a split has both.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted((Path(dataset_dir) / "qrels").glob("*.tsv*")):
+        split = path.name.removesuffix(".gz").removesuffix(".tsv")
+        if path.name not in (f"{split}.tsv", f"{split}.tsv.gz"):
+            continue
+        if split in found:
+            raise InputError(f"{path.parent} holds both {found[split].name} and {path.name}; remove one of them.")
+        found[split] = path
+    return found
+
+
 def find_qrels(dataset_dir: str | Path, split: str) -> Path:
     """The judgements of a split.
 
     Raises:
-        InputError: there is no such split; lists those there are.
+        InputError: there is no such split; lists the splits.
     """
-    path = Path(dataset_dir) / "qrels" / f"{split}.tsv"
-    if not path.is_file():
-        splits = sorted(file.stem for file in path.parent.glob("*.tsv"))
+    splits = find_splits(dataset_dir)
+    if split not in splits:
         raise InputError(f"{dataset_dir} has no split '{split}'; it has {', '.join(splits) or 'none'}.")
-    return path
+    return splits[split]
 
 
 def read_qrels(path: str | Path) -> Qrels:
@@ -111,17 +132,17 @@ def read_qrels(path: str | Path) -> Qrels:
     """
     path = Path(path)
     qrels: Qrels = {}
-    for line, raw in lines(path):
-        columns = raw.split("\t") if raw.count("\t") in (2, 3) else raw.split()
+    for line, raw in read_lines(path):
+        columns = raw.split("\t") if raw.count("\t") in (2, 3) else trec_columns.split(raw)
         if line == 1 and tuple(columns) == QRELS_HEADER:
             continue
         if len(columns) not in (3, 4):
             raise InputError(f"{path}, line {line}: expected 3 (BEIR) or 4 (TREC) columns, found {len(columns)}.")
         query_id, doc_id, score = columns[0], columns[-2], columns[-1]
         try:
-            relevance = int(score)
-        except ValueError:
-            raise InputError(f"{path}, line {line}: the relevance {score!r} is not an integer.") from None
+            relevance = trec_columns.parse_grade(score.strip(" \r"))
+        except ValueError as error:
+            raise InputError(f"{path}, line {line}: {error}.") from None
         if not query_id or not doc_id:
             raise InputError(f"{path}, line {line}: an id is empty.")
         if qrels.setdefault(query_id, {}).setdefault(doc_id, relevance) != relevance:
@@ -134,7 +155,7 @@ def read_qrels(path: str | Path) -> Qrels:
 def read(dataset_dir: str | Path, split: str, *, skip_empty: bool = False) -> Dataset:
     """One split of a data set in memory: every document, and the queries the split judges, in file order.
 
-    With `skip_empty`, judgements of empty documents stay: such a document counts as relevant and cannot be found.
+    With `skip_empty`, judgements of empty texts stay: such a document counts as relevant and cannot be found.
 
     Raises:
         InputError: what `iter_docs` and `read_qrels` raise, duplicate ids, an unknown split, or judgements of unknown texts.
@@ -144,9 +165,9 @@ def read(dataset_dir: str | Path, split: str, *, skip_empty: bool = False) -> Da
         raise InputError(f"{dataset_dir} is not a folder; give a data set in the BEIR layout.")
     qrels_file = find_qrels(dataset_dir, split)
     qrels = read_qrels(qrels_file)
-    queries, _ = read_texts(find_file(dataset_dir, "queries"), with_title=False, skip_empty=skip_empty)
+    queries, empty_queries = read_texts(find_file(dataset_dir, "queries"), with_title=False, skip_empty=skip_empty)
     docs, empty_docs = read_texts(find_file(dataset_dir, "corpus"), with_title=True, skip_empty=skip_empty)
-    require_known(qrels, queries.ids, f"{qrels_file}: queries that are not in the queries file")
+    require_known(qrels, [*queries.ids, *empty_queries], f"{qrels_file}: queries that are not in the queries file")
     judged_docs = dict.fromkeys(doc_id for judged in qrels.values() for doc_id in judged)
     require_known(judged_docs, [*docs.ids, *empty_docs], f"{qrels_file}: documents that are not in the corpus")
     rows = [(query_id, text) for query_id, text in zip(*queries, strict=True) if query_id in qrels]
@@ -163,8 +184,7 @@ def require_known(text_ids: Iterable[str], known: Iterable[str], what: str) -> N
 
 def unknown_ids(unknown: list[str], what: str) -> InputError:
     """The error that counts ids without a text and shows the first three."""
-    examples = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")
-    return InputError(f"{what}: {len(unknown)} ({examples}).")
+    return InputError(f"{what}: {len(unknown)} ({input_policy.examples(unknown)}).")
 
 
 def write(
@@ -210,7 +230,7 @@ def _json_line(record: Mapping[str, str]) -> str:
 
 
 def read_texts(path: Path, *, with_title: bool, skip_empty: bool) -> tuple[Texts, list[str]]:
-    """The texts of a file, and the ids of the empty ones among them, which are left out.
+    """The texts of a file, and the ids of the empty ones among them, which are left out and counted on stderr.
 
     Raises:
         InputError: what `iter_queries` raises, and duplicate ids.
@@ -221,7 +241,9 @@ def read_texts(path: Path, *, with_title: bool, skip_empty: bool) -> tuple[Texts
             raise InputError(f"{path}, line {line}: the id {text_id} was used before; ids are unique.")
         texts[text_id] = text
     kept = {text_id: text for text_id, text in texts.items() if text}
-    return Texts(list(kept), list(kept.values())), [text_id for text_id, text in texts.items() if not text]
+    empty = [text_id for text_id, text in texts.items() if not text]
+    input_policy.tell_skipped(path, empty)
+    return Texts(list(kept), list(kept.values())), empty
 
 
 def _records(path: Path, *, with_title: bool, skip_empty: bool) -> Iterator[tuple[int, str, str]]:
@@ -230,7 +252,7 @@ def _records(path: Path, *, with_title: bool, skip_empty: bool) -> Iterator[tupl
     if suffixes[:1] not in ([".jsonl"], [".tsv"], [".txt"]):
         raise InputError(f"{path}: the name must end in .jsonl, .tsv or .txt, with or without .gz.")
     parse = _parse_json if suffixes[0] == ".jsonl" else _parse_tsv
-    for line, raw in lines(path):
+    for line, raw in read_lines(path):
         try:
             text_id, text = parse(raw, with_title)
             if not text_id or any(character in text_id for character in "\t\n\r\0"):
@@ -238,15 +260,15 @@ def _records(path: Path, *, with_title: bool, skip_empty: bool) -> Iterator[tupl
         except ValueError as error:
             raise InputError(f"{path}, line {line}: {error}.") from None
         if not text and not skip_empty:
-            raise InputError(f"{path}, line {line}: the text of {text_id} is empty; remove the line, or ask to skip empty texts.")
+            skip = input_policy.option("skip_empty")
+            raise InputError(
+                f"{path}, line {line}: the text of {text_id} is empty; remove the line, or skip empty texts with {skip}."
+            )
         yield line, text_id, text
 
 
 def _parse_json(raw: str, with_title: bool) -> tuple[str, str]:
-    try:
-        record = json.loads(raw)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON ({error.msg} at column {error.colno})") from None
+    record = parse_json(raw)
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
     text_id = record.get("_id")
@@ -256,13 +278,7 @@ def _parse_json(raw: str, with_title: bool) -> tuple[str, str]:
         text_id = str(text_id)
     if not isinstance(text_id, str) or not isinstance(text, str) or not isinstance(title, str):
         raise ValueError("expected the strings '_id' and 'text', and 'title' if there is one")
-    if "\\ud" in raw and _has_lone_surrogate(text_id + title + text):
-        raise ValueError("half of a surrogate pair, which is no character")
     return text_id, f"{title} {text}".strip()
-
-
-def _has_lone_surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _parse_tsv(raw: str, with_title: bool) -> tuple[str, str]:
@@ -273,25 +289,3 @@ def _parse_tsv(raw: str, with_title: bool) -> tuple[str, str]:
     if len(columns) != 2:
         raise ValueError(f"expected 2 tab-separated columns (id, text) or 4 (id, url, title, body), found {len(columns)}")
     return columns[0], columns[1].strip()
-
-
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (number from 1, line without its end) of a UTF-8 file, plain or .gz, passing over blank lines.
-
-    Raises:
-        InputError: a missing or truncated file, or bytes that are no text; names the line.
-    """
-    if not path.is_file():
-        raise InputError(f"{path} does not exist.")
-    line = 0
-    # Bytes, not text: decoding line by line is what lets an error name its line.
-    with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
-        try:
-            for line, raw in enumerate(file, start=1):
-                text = raw.decode("utf-8").rstrip("\r\n")
-                if text.strip():
-                    yield line, text
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise InputError(f"{path} is truncated or is not gzip, after line {line} ({error}); fetch it again.") from None
-        except UnicodeDecodeError:
-            raise InputError(f"{path}, line {line}: not UTF-8 text.") from None

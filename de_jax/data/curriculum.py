@@ -8,6 +8,7 @@ seed alone, so a resumed run goes on in the same group with the same draws.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -138,7 +139,13 @@ def usable_queries(queries: Sequence[str], gold: str) -> Int32[np.ndarray, " n"]
 
 
 def ranked_pairs(
-    dataset_dir: str | Path, split: str, expansion: str | Path, *, measure: str = "rouge_l", score_file: str | Path = ""
+    dataset_dir: str | Path,
+    split: str,
+    expansion: str | Path,
+    *,
+    measure: str = "rouge_l",
+    score_file: str | Path = "",
+    skip_empty: bool = False,
 ) -> RankedQueries:
     """The ranking of a BEIR folder's training pairs, in the order of `batches.qrel_pairs`; kept beside the expansion.
 
@@ -148,22 +155,30 @@ def ranked_pairs(
         expansion: a folder, or a single file.
         measure: a name out of `relevance.MEASURES`.
         score_file: scores in its place, see `relevance.ScoreFile`.
+        skip_empty: pairs of empty texts are left out, as `batches.qrel_pairs` leaves them out.
 
     Raises:
         InputError: an unknown measure, or what reading the files raises.
     """
-    queries_file, qrels_file = beir.find_file(dataset_dir, "queries"), beir.find_qrels(dataset_dir, split)
+    queries_file, docs_file = beir.find_file(dataset_dir, "queries"), beir.find_file(dataset_dir, "corpus")
+    qrels_file = beir.find_qrels(dataset_dir, split)
 
     def read() -> tuple[list[tuple[str, str]], list[str]]:
-        golds, qrels = dict(beir.iter_queries(queries_file, skip_empty=True)), beir.read_qrels(qrels_file)
+        every = functools.partial(beir.iter_all, skip_empty=skip_empty)
+        golds, qrels = dict(every(queries_file, with_title=False)), beir.read_qrels(qrels_file)
+        empty = {text_id for text_id, text in every(docs_file, with_title=True) if not text} if skip_empty else set()
         pairs = [(query_id, doc_id) for query_id, judged in qrels.items() for doc_id, score in judged.items() if score > 0]
         if unknown := next((query_id for query_id, _ in pairs if query_id not in golds), None):
             raise InputError(
                 f"{qrels_file} judges the query {unknown}, which {queries_file} has not; give files that fit together."
             )
+        if skip_empty:
+            pairs = [(query_id, doc_id) for query_id, doc_id in pairs if golds[query_id] and doc_id not in empty]
         return pairs, [golds[query_id] for query_id, _ in pairs]
 
     hashes = [files.sha256_of(queries_file), files.sha256_of(qrels_file)]
+    if skip_empty:
+        hashes.append(files.sha256_of(docs_file))
     return ranked_texts(read, hashes, expansion, measure=measure, score_file=score_file)
 
 

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data import beir, files
+from de_jax.data import beir, files, input_policy
+from de_jax.data.reading import read_lines
 from de_jax.types import InputError
 
 FORMAT = "de_jax expansion 1"
@@ -127,7 +128,13 @@ def queries_by_row(path: str | Path, doc_ids: Sequence[str], *, is_part: bool = 
 
 
 def write_released(
-    paths: Sequence[str | Path], corpus: str | Path, folder: str | Path, *, docs_per_part: int = 4096, about: dict[str, Any]
+    paths: Sequence[str | Path],
+    corpus: str | Path,
+    folder: str | Path,
+    *,
+    docs_per_part: int = 4096,
+    skip_empty: bool = False,
+    about: dict[str, Any],
 ) -> int:
     """Makes an expansion of what others released; gives the number of documents. Continues as `ExpansionWriter` does.
 
@@ -136,12 +143,15 @@ def write_released(
         corpus: the corpus file that they are of.
         folder: of the expansion.
         docs_per_part: documents of a part.
+        skip_empty: leave empty documents out instead of refusing them.
         about: more for the plan.
 
     Raises:
         InputError: what `iter_released` raises, or queries for a document that the corpus has not.
     """
-    doc_ids = [doc_id for doc_id, _ in beir.iter_docs(corpus, skip_empty=True)]
+    texts = [(text_id, bool(text)) for text_id, text in beir.iter_all(corpus, with_title=True, skip_empty=skip_empty)]
+    input_policy.tell_skipped(corpus, [doc_id for doc_id, has_text in texts if not has_text])
+    doc_ids = [doc_id for doc_id, has_text in texts if has_text]
     known, num_docs = set(doc_ids), 0
     sources = {Path(path).name: files.sha256_of(path) for path in sorted(paths)}
     writer = ExpansionWriter(folder, {**about, "predictions": sources, "docs_per_part": docs_per_part})
@@ -186,7 +196,7 @@ def iter_released(paths: Sequence[str | Path], doc_ids: Iterable[str]) -> Iterat
 
 def _iter_json(paths: Sequence[Path]) -> Iterator[DocQueries]:
     for path in paths:
-        for line, raw in beir.lines(path):
+        for line, raw in read_lines(path):
             try:
                 record = json.loads(raw)
             except json.JSONDecodeError as error:
@@ -204,7 +214,7 @@ def _iter_tsv(paths: Sequence[Path]) -> Iterator[DocQueries]:
     doc_id, queries = None, list[str]()
     seen = set()
     for path in paths:
-        for line, raw in beir.lines(path):
+        for line, raw in read_lines(path):
             own, tab, query = raw.partition("\t")
             if not tab or not own:
                 raise InputError(f"{path}, line {line}: expected a document id, a tab and a query.")

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data import beir, files
+from de_jax.data import files
+from de_jax.data.reading import read_lines
 from de_jax.types import InputError
 
 FORMAT = "de_jax negatives 1"
@@ -169,7 +170,7 @@ def read_mined(generation: Generation) -> Iterator[Mined]:
     for name in sorted(generation.manifest["parts"]):
         path = generation.folder / name
         try:
-            for line, raw in beir.lines(path):
+            for line, raw in read_lines(path):
                 yield parsed(raw, f"{path}, line {line}")
                 num_pairs += 1
         except DamagedGeneration:

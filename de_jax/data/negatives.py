@@ -20,9 +20,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from de_jax.data import beir, files, generations
+from de_jax.data import files, generations
 from de_jax.data.batches import Negatives
 from de_jax.data.generations import DamagedGeneration
+from de_jax.data.reading import read_lines
 from de_jax.data.rows_of_pairs import TrainingTexts, rows_of_pairs
 from de_jax.types import InputError
 
@@ -267,7 +268,7 @@ def read_switches(path: str | Path) -> list[Switch]:
     """
     path = Path(path)
     switches: list[Switch] = []
-    for line, raw in beir.lines(path) if path.is_file() else ():
+    for line, raw in read_lines(path) if path.is_file() else ():
         try:
             switch = Switch(**{name: int(value) for name, value in json.loads(raw).items()})
             if switches and switch.step <= switches[-1].step:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data import batches as batches_
-from de_jax.data import beir, curriculum_texts, files
+from de_jax.data import beir, curriculum_texts, files, input_policy
 from de_jax.data.corpus import TokenStore, open_token_store
 from de_jax.data.curriculum import Curriculum, ranked_texts
 from de_jax.data.mixing import mixed_epochs
@@ -66,6 +66,7 @@ def stored_pairs(
     num_neg_queries: NonNegativeInt = 0,
     dev_max_queries: PositiveInt = 1000,
     dev_max_docs: NonNegativeInt = 20000,
+    keep_identical_ids: bool = False,
     seed: Seed = 0,
     unique_in_batch: bool = True,
     pack: bool = True,
@@ -100,7 +101,8 @@ def stored_pairs(
     if not pairs_dir:
         raise InputError("stored_pairs.pairs_dir is not set; add --gin.stored_pairs.pairs_dir=<folder written by export_batches>.")
     store = open_pair_store(pairs_dir)
-    texts = TrainingTexts(Path(pairs_dir).resolve().name, store.query_store, store.doc_store, store.pairs, {})
+    stores, drop = (store.query_store, store.doc_store), not keep_identical_ids
+    texts = TrainingTexts(Path(pairs_dir).resolve().name, *stores, store.pairs, {}, drop_identical_ids=drop)
     mined = None
     if negatives_dir:
         drawn = {"neg_docs": num_neg_docs, "neg_queries": num_neg_queries}
@@ -145,7 +147,9 @@ def stored_pairs(
     )
     dev = None
     if store.dev_qrels is not None:
-        dev = dev_set(store.dev_qrels, store.query_store, store.doc_store, dev_max_queries, dev_max_docs)
+        with input_policy.spelled("--gin.stored_pairs.{}=True"):
+            limits = (dev_max_queries, dev_max_docs)
+            dev = dev_set(store.dev_qrels, *stores, *limits, keep_identical_ids=keep_identical_ids)
     return TrainingSet(
         batches=batches,
         batch_size=batch_size,

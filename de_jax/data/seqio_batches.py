@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data import files, pair_store, pair_writer
+from de_jax.data import files, input_policy, pair_store, pair_writer
 from de_jax.data.curriculum import Curriculum
 from de_jax.data.pair_store import PairStore
 from de_jax.data.pair_writer import SIDES, Columns, PairSource, TextSource
@@ -70,6 +70,7 @@ def seqio_pairs(
     num_neg_queries: NonNegativeInt = 0,
     dev_max_queries: PositiveInt = 1000,
     dev_max_docs: NonNegativeInt = 20000,
+    keep_identical_ids: bool = False,
     seed: Seed = 0,
     unique_in_batch: bool = True,
     pack: bool = True,
@@ -109,7 +110,8 @@ def seqio_pairs(
     made_from = fingerprint(selection, module, module_args)
     folder = parent / f"{task.replace(':', '_')}-{made_from[:16]}"
     files.build_once(folder, pair_store.open_pair_store, lambda path: export(selection, path, made_from))
-    return pair_store.stored_pairs(
+    stored_pairs = input_policy.spelled("--gin.seqio_pairs.{}=True")(pair_store.stored_pairs)
+    return stored_pairs(
         pairs_dir=str(folder),
         batch_size=batch_size,
         max_query_length=max_query_length,
@@ -118,6 +120,7 @@ def seqio_pairs(
         num_neg_queries=num_neg_queries,
         dev_max_queries=dev_max_queries,
         dev_max_docs=dev_max_docs,
+        keep_identical_ids=keep_identical_ids,
         seed=seed,
         unique_in_batch=unique_in_batch,
         pack=pack,

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from de_jax.data import input_policy
 from de_jax.data.text import with_prompt
 from de_jax.evaluation import metrics
 from de_jax.evaluation.task import Policy
@@ -32,9 +33,7 @@ def add(parser: argparse.ArgumentParser, *, measures: Sequence[str] = (), beir: 
     policy.add_argument("--measures", nargs="+", default=list(measures), help=f"as ir-measures has them; default {default}")
     policy.add_argument("--min_relevance", type=int, default=1, help="grade from which MRR, recall and their kin take a document")
     policy.add_argument("--depth", type=int, help=f"documents ranked; default as deep as measures look, at least {MIN_DEPTH}")
-    if beir:
-        policy.add_argument("--keep_identical_ids", action="store_true", help="rank a document whose id is the query's too")
-    policy.add_argument("--skip_empty", action="store_true", help="pass over empty documents; judged ones count as not found")
+    input_policy.add_flags(policy, identical_ids=beir)
     policy.add_argument("--no_bm25", action="store_true", help="leave BM25 and its fusion with the run out")
     policy.add_argument("--k1", type=numeric(NonNegativeFloat), default=0.9, help="BM25's k1 (default 0.9)")
     policy.add_argument("--b", type=numeric(Share), default=0.4, help="BM25's b (default 0.4)")

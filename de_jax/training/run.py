@@ -163,7 +163,7 @@ def read_settings(run_dir: str | Path) -> dict[str, str]:
 
 def _read_description(run_dir: Path) -> dict[str, Any]:
     if not (run_dir / DESCRIPTION_FILE).is_file():
-        raise InputError(f"{run_dir} holds no {DESCRIPTION_FILE}, so it is not a run; give the --run_dir of a training run.")
+        raise InputError(f"{run_dir} holds no {DESCRIPTION_FILE}, so it is not a run; give the folder of a training run.")
     description = read_json(run_dir / DESCRIPTION_FILE)
     if description.get("format") != FORMAT:
         raise InputError(f"{run_dir / DESCRIPTION_FILE} has format {description.get('format')}; this version reads {FORMAT}.")
