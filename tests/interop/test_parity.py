@@ -100,8 +100,8 @@ def test_updates_without_dropout_end_in_the_model_of_sentence_transformers(both,
 def test_dropout_changes_the_loss_as_in_sentence_transformers(both):
     ours, theirs, (batch, *_) = both
     model, loss = model_and_loss(ours, dropout_rate=0.1)
-    one = jax.jit(lambda params, key: loss(model.embed(params, our_batch(batch), key))[0])
-    ours = [float(one(ours.params, key)) for key in jax.random.split(jax.random.key(0), NUM_DRAWS)]
+    one = jax.jit(lambda params, batch, key: loss(model.embed(params, batch, key))[0])
+    ours = [float(one(ours.params, our_batch(batch), key)) for key in jax.random.split(jax.random.key(0), NUM_DRAWS)]
     theirs.train()
     torch.manual_seed(0)
     loss = losses_of_library.MultipleNegativesRankingLoss(theirs, scale=SCALE)
