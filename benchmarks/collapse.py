@@ -7,7 +7,7 @@ python -m benchmarks.collapse --model=all-MiniLM-L6-v2/ --dataset_dir=../shared/
 daft_stage2.gin for the rest, all commands printed to stderr. One JSON line a run: its last loss beside that of chance, log(1 +
 number of negatives), the spread of both towers' embeddings, and what the collapse alarm says of it. collapse.png has the loss by
 update, towers.png queries by both towers before training and after it at the highest rate. What is finished is not done again. No
-split but the training pairs is looked at.
+split but the training pairs is looked at, but for the divergence, which is measured on the queries of a dev split.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from de_jax.evaluation import daft_plots, dev_scores, plots
 from de_jax.recipe import read_recipe
 from de_jax.train import first_params
 from de_jax.training import run_log
-from de_jax.training.collapse import CollapseAlarm, diagnoses
+from de_jax.training.collapse import CHANCE, LOSS, CollapseAlarm, diagnoses
 from de_jax.training.run import CHECKPOINTS_DIR, complete_steps, load_run
 
-LOSS, CHANCE = "loss_query_to_doc", "loss_of_chance"
 SPREAD = [f"{tower}_{what}" for tower in ("query", "doc") for what in ("variance", "mean_cosine", "effective_rank")]
 WAYS = {"at once": ["daft_one_stage"], "aligned": ["daft_stage1", "daft_stage2"]}
 LAST_LINES = 3
@@ -48,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
         lines = _trained(layers, rate, way, args)
         last = {name: statistics.fmean(line[name] for line in lines[-LAST_LINES:]) for name in (LOSS, CHANCE, *SPREAD)}
         found = {
-            "collapsed": list(diagnoses(CollapseAlarm(), last)),
+            "collapsed": list(diagnoses(CollapseAlarm(), last, lines[0])),
             **{name: float(f"{value:.4g}") for name, value in last.items()},
         }
         print(json.dumps({"query_layers": layers, "learning_rate": rate, "trained": way, **found}), flush=True)

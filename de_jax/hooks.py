@@ -51,8 +51,10 @@ def make_hooks(
             run_log.tensorboard_sink(run_dir, start_step),
             run_log.progress_sink(recipe.num_steps, start_step),
         ]
-    watch = WatchForCollapse(recipe.collapse_alarm) if recipe.collapse_alarm else None
-    if watch:
+    watch = None
+    if recipe.collapse_alarm:
+        logged = run_log.read_metrics(run_dir / run_log.METRICS_FILE) if start_step and sinks else []
+        watch = WatchForCollapse(recipe.collapse_alarm, logged)
         sinks.append(watch.line)
     log = run_log.LogMetrics(
         sinks,
@@ -79,8 +81,8 @@ def make_hooks(
     aligned = None
     if recipe.alignment:
         value_of = _measure_of_alignment(recipe.alignment, data, functools.partial(run_at, start_step))
-        dim, begun = recipe.model.doc.embedding_dim, beside.get("alignment")
-        aligned = StopWhenAligned(recipe.alignment, value_of, dim=dim, begun=begun, sinks=sinks, **timed)
+        rank, begun = recipe.model.doc.embedding_rank, beside.get("alignment")
+        aligned = StopWhenAligned(recipe.alignment, value_of, dim=rank, begun=begun, sinks=sinks, **timed)
         if not start_step:
             aligned.measure(0, state.params)
         hooks.append(aligned)

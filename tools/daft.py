@@ -167,8 +167,7 @@ def _bindings(args: argparse.Namespace, model: Path, settings: Settings, stage: 
     if aligns:
         own["Alignment.every_steps"] = max(num_steps // 20, 1)
     else:
-        has_dev = "dev" in beir.find_splits(args.dataset_dir)
-        own |= {"train.evaluate_every_steps": max(num_steps // 5, 1), "beir_pairs.dev_split": "dev" if has_dev else None}
+        own |= {"train.evaluate_every_steps": max(num_steps // 5, 1), "beir_pairs.dev_split": beir.dev_split(args.dataset_dir)}
     return [f"{name}={value}" for name, value in own.items()] + settings["gin"] + settings["gin1" if aligns else "gin2"]
 
 

@@ -120,6 +120,11 @@ def find_qrels(dataset_dir: str | Path, split: str) -> Path:
     return splits[split]
 
 
+def dev_split(dataset_dir: str | Path) -> str | None:
+    """The name of the split that checkpoints are chosen by, "dev"; None where the folder has none."""
+    return "dev" if (Path(dataset_dir) / "qrels" / "dev.tsv").is_file() else None
+
+
 def read_qrels(path: str | Path) -> Qrels:
     """Relevance judgements, in file order.
 

@@ -117,8 +117,8 @@ def beir_pairs(
         dev_split: whose judgements score checkpoints; None for no evaluation while training.
         dev_max_queries: a fixed random sample of the dev queries, so that an evaluation stays short.
         dev_max_docs: a fixed random sample of the corpus to search, to which every relevant document is added.
-        num_for_both: queries, of the dev split or else of the training split, that both towers embed where a run measures how far
-            apart they are (`Alignment`).
+        num_for_both: queries that both towers embed where a run measures how far apart they are (`Alignment`): of `dev_split`, else
+            of the folder's dev split, else of the training split.
         expansion: generated queries of the corpus, as `de-jax doc2query` writes them.
         curriculum: documents get one of them after their text, chosen so; None leaves documents as they are.
         relevance: by which a pair's generated queries are ranked, a name out of `relevance.MEASURES`.
@@ -206,7 +206,13 @@ def beir_pairs(
         has_negatives=mined is not None,
         max_passages=max_passages,
         for_both=_for_both(
-            dataset_dir, dev_split or split, tokenizers["doc"], stores[0], num_for_both, cache_dir, skip_empty=skip_empty
+            dataset_dir,
+            dev_split or beir.dev_split(dataset_dir) or split,
+            tokenizers["doc"],
+            stores[0],
+            num_for_both,
+            cache_dir,
+            skip_empty=skip_empty,
         ),
     )
 

@@ -27,8 +27,9 @@ def stages(folders: Sequence[Path]) -> dict[str, Any]:
     found: dict[str, Any] = {"collapsed": []}
     for folder in folders:
         spreads = [line for line in read_metrics(folder / METRICS_FILE) if "query_variance" in line]
-        last = {name: float(value) for name, value in spreads[-1].items()}
-        found["collapsed"] += [f"{folder.name}: {sentence}" for sentence in diagnoses(CollapseAlarm(), last).values()]
+        found["collapsed"] += [
+            f"{folder.name}: {sentence}" for sentence in diagnoses(CollapseAlarm(), spreads[-1], spreads[0]).values()
+        ]
     measured = [line for line in read_metrics(folders[0] / METRICS_FILE) if f"alignment/{KL}" in line]
     found["divergence"] = {str(line["step"]): line[f"alignment/{KL}"] for line in measured}
     found["threshold"] = measured[0].get("alignment/threshold") if measured else None

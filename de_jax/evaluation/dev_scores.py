@@ -43,7 +43,7 @@ def divergence(run: Run, queries: QueriesForBoth) -> float:
     """How far the query tower's embeddings of some queries lie from the document tower's embeddings of the same (DAFT, eq. 9)."""
     by_doc_tower = encode.docs(run, queries.for_doc_tower, rows=queries.rows, max_length=run.max_query_length)
     by_query_tower = encode.queries(run, queries.for_query_tower, rows=queries.rows)
-    return kl_divergence(by_doc_tower, by_query_tower)
+    return kl_divergence(by_doc_tower, by_query_tower, dim=run.model.doc.embedding_rank)
 
 
 def by_both_towers(run: Run, texts: Sequence[str]) -> tuple[Float[np.ndarray, "r D"], Float[np.ndarray, "r D"]]:

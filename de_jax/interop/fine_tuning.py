@@ -48,6 +48,7 @@ def pretrained_tower(
     projection_init: ProjectionInit | None = None,
     dtype: Literal["float32", "bfloat16"] | None = None,
     dropout_rate: ShareBelowOne | None = None,
+    dropout_broadcast: bool | None = None,
     remat: Remat | None = None,
     scan_layers: bool | None = None,
 ) -> TowerConfig:
@@ -62,7 +63,10 @@ def pretrained_tower(
             the tokens' vectors. None for all.
         projection_dim, projection_bias, projection_init: of the projection, where it should differ from the model's or the model
             has none; `train.init_new` names it then.
-        dtype, dropout_rate, remat, scan_layers: of the encoder, where they should differ from the model's.
+        dtype, dropout_rate, dropout_broadcast, remat, scan_layers: of the encoder, where they should differ from the model's.
+
+    Raises:
+        InputError: a setting that the model's encoder does not have.
     """
     found = _sizes(source)
     config: TowerConfig = getattr(found.model, _checked(tower))
@@ -71,7 +75,13 @@ def pretrained_tower(
             warnings.warn(note, stacklevel=2)
     num_layers = None if layers is None else len(layers)
     encoder = _changed(
-        config.encoder, num_layers=num_layers, dtype=dtype, dropout_rate=dropout_rate, remat=remat, scan_layers=scan_layers
+        config.encoder,
+        num_layers=num_layers,
+        dtype=dtype,
+        dropout_rate=dropout_rate,
+        dropout_broadcast=dropout_broadcast,
+        remat=remat,
+        scan_layers=scan_layers,
     )
     head = {"projection_dim": projection_dim, "projection_bias": projection_bias, "projection_init": projection_init}
     pooled = None if pooling is None else huggingface.checked_pooling(pooling)
@@ -79,7 +89,10 @@ def pretrained_tower(
 
 
 def _changed(config: Any, **changes: Any) -> Any:
-    return dataclasses.replace(config, **{name: value for name, value in changes.items() if value is not None})
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if unknown := changes.keys() - {field.name for field in dataclasses.fields(config)}:
+        raise InputError(f"pretrained_tower.{min(unknown)} is set, but a {type(config).__name__} has none; leave it out.")
+    return dataclasses.replace(config, **changes)
 
 
 @checked

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,10 @@ from de_jax.types import Array
 MASKED = -1e9
 """The score of a token of another text; finite, as cuDNN's kernel has it."""
 
+AttentionDropout = Literal["per_weight", "per_key"]
+"""How attention weights are dropped: each for itself, as in BERT, or a key for all queries of its text at once, as in T5X."""
+Drop = Callable[[Array], Array]
+
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention.
@@ -23,6 +29,7 @@ class SelfAttention(nn.Module):
     Args:
         num_heads, head_dim: their product may differ from the width of the residual stream.
         dropout_rate: share of the attention weights dropped.
+        attention_dropout: which of them are dropped together.
         dtype: of the products.
         scale: factor of the scores. Where it is not 1/sqrt(head_dim), as T5 has none (Raffel et al. 2020), what is missing is
             part of the query kernel's initial scale.
@@ -32,6 +39,7 @@ class SelfAttention(nn.Module):
     num_heads: int
     head_dim: int
     dropout_rate: float
+    attention_dropout: AttentionDropout
     dtype: jnp.dtype
     scale: float = 1.0
     use_bias: bool = False
@@ -47,9 +55,13 @@ class SelfAttention(nn.Module):
             Linear(joined, std, self.dtype, self.use_bias, name=name)(x).astype(self.dtype).reshape(heads)
             for name, std in (("query", query_std), ("key", model_dim**-0.5), ("value", model_dim**-0.5))
         )
-        # T5X draws one mask of the weights for all queries of a text, which is a mask of whole value vectors.
-        kept = Dropout(self.dropout_rate)(jnp.ones(heads[:-1], self.dtype), deterministic)  # [b, L, H]
-        context = attend(query, key, value * kept[..., None], bias, segments, scale=self.scale)
+        dropout, drop = Dropout(self.dropout_rate), None
+        if self.attention_dropout == "per_key":
+            # One mask of the weights for all queries of a text is a mask of whole value vectors.
+            value = value * dropout(jnp.ones(heads[:-1], self.dtype), deterministic)[..., None]
+        elif self.dropout_rate and not deterministic:
+            drop = functools.partial(dropout, deterministic=False)
+        context = attend(query, key, value, bias, segments, scale=self.scale, drop=drop)
         context = context.reshape(*x.shape[:-1], joined)
         return Linear(model_dim, joined**-0.5, self.dtype, self.use_bias, name="out")(context)
 
@@ -62,6 +74,7 @@ def attend(
     segments: Int[Array, "b L"],
     *,
     scale: float = 1.0,
+    drop: Drop | None = None,
 ) -> Float[Array, "b L H d"]:
     """softmax(scale * query . key + bias) . value, over the tokens of a query's own segment.
 
@@ -70,14 +83,15 @@ def attend(
         bias: added to the scores.
         segments: which text of its row a token belongs to; tokens of other segments are not seen.
         scale: factor of the scores.
+        drop: dropout of the weights [b, H, L, L], which cuDNN's kernel never holds.
     """
     own = segments[:, None, :, None] == segments[:, None, None, :]  # [b, 1, L, L]
-    if _has_fused_kernel(query):
+    if drop is None and _has_fused_kernel(query):
         position_scores = None if bias is None else bias[None].astype(query.dtype)
         return jax.nn.dot_product_attention(query, key, value, position_scores, own, scale=scale, implementation="cudnn").astype(
             query.dtype
         )
-    return attend_visible(query, key, value, bias, own, scale=scale)
+    return attend_visible(query, key, value, bias, own, scale=scale, drop=drop)
 
 
 def attend_visible(
@@ -88,13 +102,14 @@ def attend_visible(
     visible: Bool[Array, ...],
     *,
     scale: float = 1.0,
+    drop: Drop | None = None,
 ) -> Float[Array, "b Q H d"]:
     """As `attend`, of any queries over any keys: `visible`, which broadcasts to [b, H, Q, K], says which see which."""
     scores = product("bqhd,bkhd->bhqk", query, key, jnp.dtype(jnp.float32)) * scale
     if bias is not None:
         scores = scores + bias[None]
     weights = jax.nn.softmax(jnp.where(visible, scores, MASKED), axis=-1).astype(query.dtype)
-    return product("bhqk,bkhd->bqhd", weights, value, stream_dtype(query.dtype))
+    return product("bhqk,bkhd->bqhd", drop(weights) if drop else weights, value, stream_dtype(query.dtype))
 
 
 def _has_fused_kernel(query: Float[Array, "b L H d"]) -> bool:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Float, Int
 
-from de_jax.models.attention import SelfAttention
+from de_jax.models.attention import AttentionDropout, SelfAttention
 from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
-from de_jax.models.layers import Dropout, Linear, split_by_rows, stream_dtype
+from de_jax.models.layers import Dropout, Linear, first_of_text, split_by_rows, stream_dtype
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
@@ -37,6 +36,7 @@ class BertConfig:
         remat, scan_layers: as of `T5Config`.
     """
 
+    attention_dropout: ClassVar[AttentionDropout] = "per_weight"
     vocab_size: PositiveInt = 30522
     model_dim: PositiveInt = 768
     num_layers: NumLayers = 12
@@ -125,6 +125,7 @@ class BertLayer(nn.Module):
             config.num_heads,
             config.head_dim,
             config.dropout_rate,
+            config.attention_dropout,
             jnp.dtype(config.dtype),
             scale=config.head_dim**-0.5,
             use_bias=True,
@@ -154,10 +155,7 @@ class BertEncoder(nn.Module):
 
 def places_of(segments: Int[Array, "b L"]) -> Int[Array, "b L"]:
     """A token's place within its own text, from 0; 0 for padding."""
-    place = jnp.broadcast_to(jnp.arange(segments.shape[1])[None, :], segments.shape)
-    is_first = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-    first = jax.lax.cummax(jnp.where(is_first, place, 0), axis=1)
-    return jnp.where(segments > 0, place - first, 0)
+    return jnp.where(segments > 0, jnp.arange(segments.shape[1])[None, :] - first_of_text(segments), 0)
 
 
 def _norm(config: BertConfig, name: str | None = None) -> nn.LayerNorm:

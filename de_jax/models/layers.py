@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from de_jax.types import ROW_AXES, Array
 
@@ -129,21 +129,37 @@ class Linear(nn.Module):
         return y + bias[None, None, :].astype(y.dtype)
 
 
+def first_of_text(segments: Int[Array, "b L"]) -> Int[Array, "b L"]:
+    """The place in its row of the first token of each token's own text; padding after the last text counts as a text."""
+    place = jnp.broadcast_to(jnp.arange(segments.shape[1])[None, :], segments.shape)
+    is_first = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    return jax.lax.cummax(jnp.where(is_first, place, 0), axis=1)
+
+
 class Dropout(nn.Module):
     """Zeroes a share of the values and scales the others up, so that the mean stays.
 
     One draw of 32 random bits serves two values, since drawing them costs as much as the matrix products on a CPU. The share is
     therefore rounded to a multiple of 2^-16, and the scale is that of the rounded share.
+
+    Args:
+        rate: the share.
+        per_text: all tokens of a text share one draw [E], as T5X has it (`broadcast_dims=(-2,)`); else each value has its own.
     """
 
     rate: float
+    per_text: bool = False
 
     @nn.compact
-    def __call__(self, x: Float[Array, ...], deterministic: bool) -> Float[Array, ...]:
+    def __call__(self, x: Float[Array, ...], deterministic: bool, segments: Int[Array, "b L"] | None = None) -> Float[Array, ...]:
+        """`x` with values dropped; `segments`, which text of its row a token of `x` [b, L, E] belongs to, is for `per_text`."""
         dropped = min(round(self.rate * 2**16), 2**16 - 1)  # of 65,536
         if deterministic or dropped == 0:
             return x
         half = (*x.shape[:-1], -(-x.shape[-1] // 2))
         pairs = jax.lax.bitcast_convert_type(jax.random.bits(self.make_rng("dropout"), half, jnp.uint32), jnp.uint16)
         bits = pairs.reshape(*half[:-1], -1)[..., : x.shape[-1]]
+        if self.per_text:
+            assert segments is not None
+            bits = jnp.take_along_axis(bits, first_of_text(segments)[..., None], axis=1)
         return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), jnp.zeros_like(x))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Float, Int
 
-from de_jax.models.attention import RelativePositionBias, SelfAttention
+from de_jax.models.attention import AttentionDropout, RelativePositionBias, SelfAttention
 from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
 from de_jax.models.layers import Dropout, Linear, split_by_rows, stream_dtype
 from de_jax.settings import PositiveInt, Range, ShareBelowOne, check_fields
@@ -30,7 +30,10 @@ class T5Config:
         mlp_dim: width inside a feed-forward layer.
         activation: "gated_gelu" is T5 1.1 (tanh gelu times a linear branch), "relu" is T5 1.0.
         bias_per_layer: whether each layer has a relative position bias of its own (umT5, T5X's scanned layers), not one for all.
-        dropout_rate: share dropped after the embedding, each sub-layer, the attention weights and the last norm.
+        dropout_rate: share dropped after the embedding, within and after each sub-layer, after the last norm, and of the attention
+            weights, a key for all queries of its text at once as in T5X.
+        dropout_broadcast: all tokens of a text share the other draws too, as in T5X Retrieval (`broadcast_dims=(-2,)`): mean
+            pooling then averages no dropout away. False draws for each token, as transformers does.
         dtype: what matrices are multiplied in; parameters, norms and softmax stay float32. Never float16: T5 overflows.
         remat: "none" keeps all activations for the backward pass, "dots" keeps products with parameters only, "full" keeps
             the input of each layer only.
@@ -38,6 +41,7 @@ class T5Config:
             step holds a second, stacked copy of the layers' parameters.
     """
 
+    attention_dropout: ClassVar[AttentionDropout] = "per_key"
     vocab_size: PositiveInt = 32128
     model_dim: PositiveInt = 768
     num_layers: NumLayers = 12
@@ -49,6 +53,7 @@ class T5Config:
     max_distance: PositiveInt = 128
     bias_per_layer: bool = False
     dropout_rate: ShareBelowOne = 0.1
+    dropout_broadcast: bool = False
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Remat = "none"
     scan_layers: bool = False
@@ -64,6 +69,10 @@ class T5Config:
     @property
     def max_length(self) -> int | None:
         return None  # positions are relative
+
+    def dropout(self) -> Dropout:
+        """Of everything but the attention weights."""
+        return Dropout(self.dropout_rate, self.dropout_broadcast)
 
     def embedder(self) -> nn.Module:
         return TokenEmbedder(self)
@@ -103,14 +112,14 @@ class FeedForward(nn.Module):
     config: T5Config
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b L E"], deterministic: bool) -> Float[Array, "b L E"]:
+    def __call__(self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
         config, std, dtype = self.config, self.config.model_dim**-0.5, jnp.dtype(self.config.dtype)
         linear = lambda name: Linear(config.mlp_dim, std, dtype, name=name)(x)  # noqa: E731
         if config.activation == "gated_gelu":
             hidden = nn.gelu(linear("wi_0"), approximate=True) * linear("wi_1")
         else:
             hidden = nn.relu(linear("wi"))
-        hidden = Dropout(config.dropout_rate)(hidden, deterministic)
+        hidden = config.dropout()(hidden, deterministic, segments)
         return Linear(config.model_dim, config.mlp_dim**-0.5, dtype, name="wo")(hidden)
 
 
@@ -124,10 +133,12 @@ class T5Layer(nn.Module):
         if config.bias_per_layer:
             self.relpos_bias = RelativePositionBias(config.num_heads, config.num_buckets, config.max_distance)
         self.pre_attention_layer_norm = RMSNorm(config.dtype)
-        self.attention = SelfAttention(config.num_heads, config.head_dim, config.dropout_rate, jnp.dtype(config.dtype))
+        self.attention = SelfAttention(
+            config.num_heads, config.head_dim, config.dropout_rate, config.attention_dropout, jnp.dtype(config.dtype)
+        )
         self.pre_mlp_layer_norm = RMSNorm(config.dtype)
         self.mlp = FeedForward(config)
-        self.dropout = Dropout(config.dropout_rate)
+        self.dropout = config.dropout()
 
     def __call__(
         self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, bias: Float[Array, "H L L"] | None
@@ -136,8 +147,9 @@ class T5Layer(nn.Module):
         if bias is None:
             bias = self.relpos_bias(x.shape[1])
         attended = self.attention(self.pre_attention_layer_norm(x), bias, segments, deterministic)
-        x = x + self.dropout(attended, deterministic)
-        return x + self.dropout(self.mlp(self.pre_mlp_layer_norm(x), deterministic), deterministic)
+        x = x + self.dropout(attended, deterministic, segments)
+        hidden = self.mlp(self.pre_mlp_layer_norm(x), segments, deterministic)
+        return x + self.dropout(hidden, deterministic, segments)
 
 
 class T5Encoder(nn.Module):
@@ -151,10 +163,10 @@ class T5Encoder(nn.Module):
             self.relpos_bias = RelativePositionBias(config.num_heads, config.num_buckets, config.max_distance)
         self.layers = make_layers(T5Layer, config)
         self.encoder_norm = RMSNorm(config.dtype)
-        self.dropout = Dropout(config.dropout_rate)
+        self.dropout = config.dropout()
 
     def __call__(self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
         # Texts of a row are contiguous, so that distances between two tokens of one text are those within the row.
         bias = None if self.config.bias_per_layer else self.relpos_bias(x.shape[1])
-        x = through_layers(self, self.dropout(x, deterministic), segments, deterministic, bias)
-        return self.dropout(self.encoder_norm(x), deterministic)
+        x = through_layers(self, self.dropout(x, deterministic, segments), segments, deterministic, bias)
+        return self.dropout(self.encoder_norm(x), deterministic, segments)

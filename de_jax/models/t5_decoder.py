@@ -64,7 +64,7 @@ class T5DecoderLayer(nn.Module):
         self.encoder_decoder_attention = DecoderAttention(config)
         self.pre_mlp_layer_norm = RMSNorm(config.dtype)
         self.mlp = FeedForward(config)
-        self.dropout = Dropout(config.dropout_rate)
+        self.dropout = config.dropout()
 
     def __call__(
         self,
@@ -83,13 +83,14 @@ class T5DecoderLayer(nn.Module):
         own = self.self_attention.keys_and_values(normed, deterministic)
         if earlier is not None:
             own = tuple(jax.lax.dynamic_update_slice_in_dim(*pair, position, axis=1) for pair in zip(earlier, own, strict=True))  # type: ignore[assignment]
-        x = x + self.dropout(self.self_attention(normed, own, bias, visible), deterministic)
+        one_text = jnp.ones(x.shape[:2], jnp.int32)
+        x = x + self.dropout(self.self_attention(normed, own, bias, visible), deterministic, one_text)
         normed = self.pre_cross_attention_layer_norm(x)
         # All texts of a document ask it at once, so that its keys and values are there once.
         asking = normed.reshape(len(doc[0]), -1, normed.shape[-1])  # [b, r / b * Q, E]
         attended = self.encoder_decoder_attention(asking, doc, None, doc_visible).reshape(x.shape)
-        x = x + self.dropout(attended, deterministic)
-        return x + self.dropout(self.mlp(self.pre_mlp_layer_norm(x), deterministic), deterministic), own
+        x = x + self.dropout(attended, deterministic, one_text)
+        return x + self.dropout(self.mlp(self.pre_mlp_layer_norm(x), one_text, deterministic), deterministic, one_text), own
 
 
 class T5Decoder(nn.Module):
@@ -107,7 +108,7 @@ class T5Decoder(nn.Module):
         self.relpos_bias = RelativePositionBias(config.num_heads, config.num_buckets, config.max_distance, bidirectional=False)
         self.layers = [T5DecoderLayer(config) for _ in range(self.num_layers)]
         self.decoder_norm = RMSNorm(config.dtype)
-        self.dropout = Dropout(config.dropout_rate)
+        self.dropout = config.dropout()
         if not self.tied_logits:
             self.logits_dense = LogitsKernel(config)
 
@@ -138,13 +139,14 @@ class T5Decoder(nn.Module):
         positions = position + jnp.arange(x.shape[1])
         bias = self.relpos_bias(num_keys, positions)
         visible = (jnp.arange(num_keys)[None, :] <= positions[:, None])[None, None]
-        x = self.dropout(x, deterministic)
+        one_text = jnp.ones(x.shape[:2], jnp.int32)
+        x = self.dropout(x, deterministic, one_text)
         so_far = []
         for index, layer in enumerate(self.layers):
             before = None if earlier is None else earlier[index]
             x, own = layer(x, docs[index], doc_visible, bias, visible, deterministic, before, position)
             so_far.append(own)
-        return self.dropout(self.decoder_norm(x), deterministic), so_far
+        return self.dropout(self.decoder_norm(x), deterministic, one_text), so_far
 
     def logits(self, x: Float[Array, "r Q E"], table: Float[Array, "V E"]) -> Float[Array, "r Q V"]:
         """Scores of every entry of the vocabulary, float32; `table` is the embedding, for tied logits."""

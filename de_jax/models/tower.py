@@ -76,6 +76,11 @@ class TowerConfig:
     def embedding_dim(self) -> int:
         return self.projection_dim or self.encoder.model_dim
 
+    @property
+    def embedding_rank(self) -> int:
+        """Dimensions of the space that embeddings lie in: a projection that is wider than the encoder adds none."""
+        return min(self.embedding_dim, self.encoder.model_dim)
+
 
 class Tower(nn.Module):
     """Token ids to embeddings; its parameters are grouped by the names in `PARTS`."""

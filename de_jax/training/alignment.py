@@ -19,14 +19,14 @@ from de_jax.training.run_log import Sink
 from de_jax.types import InputError, Metrics, Params, TrainState
 
 DELTA, DELTA_DIM = 250.0, 512
-"""DAFT's threshold for the divergence, and the dimensions of the embeddings that it was chosen with."""
+"""DAFT's threshold for the divergence, and the dimensions of the space that it was chosen in."""
 _ROWS = 1024
 """Compared at a time."""
 KL = "kl_divergence"
 
 
 def threshold(dim: int) -> float:
-    """DAFT's threshold for embeddings of another size: the divergence is `dim` times a mean of logarithms."""
+    """DAFT's threshold in a space of another dimension: the divergence is `dim` times a mean of logarithms."""
     return DELTA * dim / DELTA_DIM
 
 
@@ -60,7 +60,7 @@ class StopWhenAligned:
     Args:
         alignment: what is measured, and when it is enough.
         value_of: the measure of these parameters.
-        dim: of the embeddings.
+        dim: of the space that the embeddings lie in, as of `kl_divergence`.
         begun: what `progress` gave when the run was saved that goes on here.
         sinks: who gets the values, by the measure's name under "alignment/".
         on_seconds: told how long a measurement took.
@@ -144,12 +144,14 @@ class StopWhenAligned:
         return None
 
 
-def kl_divergence(x: Float[np.ndarray, "n D"], y: Float[np.ndarray, "m D"], *, floor: float = 1e-6) -> float:
+def kl_divergence(
+    x: Float[np.ndarray, "n D"], y: Float[np.ndarray, "m D"], *, dim: int | None = None, floor: float = 1e-6
+) -> float:
     """The divergence KL(P || Q) of the distributions that two samples were drawn from, by nearest neighbours; in nats.
 
     DAFT, eq. 9, the estimator of Perez-Cruz (2008) with one neighbour:
 
-        -(D / n) sum_i log(r(x_i) / s(x_i)) + log(m / (n - 1))
+        -(dim / n) sum_i log(r(x_i) / s(x_i)) + log(m / (n - 1))
 
     r(x_i) is the distance from x_i to the nearest other point of `x`, s(x_i) that to the nearest of `y`. Equal rows of a sample
     count once, and distances below `floor` as `floor`, since a logarithm of 0 would decide everything. The estimate of a small
@@ -158,6 +160,7 @@ def kl_divergence(x: Float[np.ndarray, "n D"], y: Float[np.ndarray, "m D"], *, f
     Args:
         x: of P, in DAFT the document tower's embeddings of the validation queries.
         y: of Q, in DAFT the query tower's embeddings of the same queries.
+        dim: of the space that both lie in, where they do not fill all D: a density falls with the dim-th power of the distance.
         floor: > 0.
 
     Raises:
@@ -170,7 +173,8 @@ def kl_divergence(x: Float[np.ndarray, "n D"], y: Float[np.ndarray, "m D"], *, f
         raise InputError(f"{len(x)} and {len(y)} different embeddings cannot be compared; give at least 2 and 1.")
     within = np.maximum(_nearest(x, x, skip_self=True), floor)
     between = np.maximum(_nearest(x, y), floor)
-    return float(x.shape[1] * np.mean(np.log(between / within)) + math.log(len(y) / (len(x) - 1)))
+    dim = x.shape[1] if dim is None else dim
+    return float(dim * np.mean(np.log(between / within)) + math.log(len(y) / (len(x) - 1)))
 
 
 def _nearest(x: Float[np.ndarray, "n D"], y: Float[np.ndarray, "m D"], *, skip_self: bool = False) -> Float[np.ndarray, " n"]:

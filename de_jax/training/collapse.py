@@ -1,16 +1,24 @@
-"""An alarm for towers that collapse: to one vector, or to few dimensions. It reads the log, so it costs the device nothing."""
+"""An alarm for towers that collapse: to one vector, or to few dimensions. It reads the log, so it costs the device nothing.
+
+A run is judged against its start too, the first line of its log: a language model's embeddings lie in a narrow cone at first
+(Ethayarajh 2019) and score no better than chance, which is no collapse.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from de_jax.settings import NonNegativeFloat, PositiveInt, check_fields
 from de_jax.training.fit import Stop
 from de_jax.types import Metrics, TrainState
 
 TOWERS = {"query": "query tower", "doc": "document tower"}
+LOSS, CHANCE = "loss_query_to_doc", "loss_of_chance"
+_LEARNED = 0.001
+"""The share by which a loss that began at chance must have fallen to count as learned."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,13 +30,16 @@ class CollapseAlarm:
             log(1 + number of negatives).
         min_effective_rank: a tower that uses fewer dimensions has collapsed to them (dimensional collapse).
         chance_share: a loss above this share of log(1 + number of negatives) is no better than chance.
-        patience: lines of the log in a row before it is said; random parameters begin with something like it.
+        start_share: variance and rank must also be below this share of the way from their lowest values, 0 and 1, to those that
+            they began with.
+        patience: lines of the log in a row before it is said.
         stop: whether the run ends then.
     """
 
     min_variance: NonNegativeFloat = 0.01
     min_effective_rank: NonNegativeFloat = 2.0
     chance_share: NonNegativeFloat = 0.98
+    start_share: NonNegativeFloat = 0.5
     patience: PositiveInt = 3
     stop: bool = False
 
@@ -37,10 +48,16 @@ class CollapseAlarm:
 
 
 class WatchForCollapse:
-    """Takes a run's lines as a sink, and warns once for each kind of collapse; as a hook it ends the run, if that is asked for."""
+    """Takes a run's lines as a sink, and warns once for each kind of collapse; as a hook it ends the run, if that is asked for.
 
-    def __init__(self, alarm: CollapseAlarm) -> None:
+    Args:
+        alarm: what counts as a collapse.
+        logged: the lines of a run that goes on here.
+    """
+
+    def __init__(self, alarm: CollapseAlarm, logged: Iterable[Mapping[str, Any]] = ()) -> None:
         self._alarm = alarm
+        self._start: Mapping[str, Any] | None = next((line for line in logged if "query_variance" in line), None)
         self._counts: dict[str, int] = {}
         self._stop: Stop | None = None
 
@@ -48,7 +65,10 @@ class WatchForCollapse:
         """A line of the log; see `run_log.Sink`."""
         if "query_variance" not in scalars:
             return
-        found = diagnoses(self._alarm, scalars)
+        if self._start is None:
+            self._start = dict(scalars)
+            return
+        found = diagnoses(self._alarm, scalars, self._start)
         self._counts = {what: self._counts.get(what, 0) + 1 for what in found}
         for what, sentence in found.items():
             if self._counts[what] == self._alarm.patience:
@@ -64,23 +84,30 @@ class WatchForCollapse:
         return self._stop
 
 
-def diagnoses(alarm: CollapseAlarm, scalars: Mapping[str, float]) -> dict[str, str]:
-    """What is wrong with a run by one line of its log: a sentence for each kind of collapse."""
+def diagnoses(alarm: CollapseAlarm, scalars: Mapping[str, Any], start: Mapping[str, Any]) -> dict[str, str]:
+    """What is wrong with a run by one line of its log: a sentence for each kind of collapse.
+
+    Args:
+        alarm: what counts as a collapse.
+        scalars: the line.
+        start: the first line of the run's log.
+    """
     found = {}
     for tower, name in TOWERS.items():
         variance, rank = scalars[f"{tower}_variance"], scalars[f"{tower}_effective_rank"]
         cosine = scalars[f"{tower}_mean_cosine"]
-        if variance < alarm.min_variance:
+        least_rank = 1 + alarm.start_share * (start[f"{tower}_effective_rank"] - 1)
+        if variance < min(alarm.min_variance, alarm.start_share * start[f"{tower}_variance"]):
             found[f"{tower} complete"] = (
                 f"the {name} has collapsed: it gives nearly the same vector for every text (variance {variance:.2g}, mean cosine "
                 f"{cosine:.3f}); align it first (recipes/daft_stage1.gin), or lower the learning rate."
             )
-        elif rank < alarm.min_effective_rank:
+        elif rank < min(alarm.min_effective_rank, least_rank):
             found[f"{tower} dimensional"] = (
                 f"the {name} has collapsed to {rank:.2g} dimensions (dimensional collapse; mean cosine {cosine:.3f}); align it "
                 "first (recipes/daft_stage1.gin), or lower the learning rate."
             )
-    chance, loss = scalars.get("loss_of_chance", 0.0), scalars.get("loss_query_to_doc", 0.0)
-    if chance and loss > alarm.chance_share * chance:
+    chance, loss = scalars.get(CHANCE, 0.0), scalars.get(LOSS, 0.0)
+    if chance and loss > max(alarm.chance_share * chance, (1 - _LEARNED) * min(chance, start.get(LOSS, chance))):
         found["chance"] = f"the loss, {loss:.3f}, is no better than chance, log(1 + number of negatives) = {chance:.3f}."
     return found

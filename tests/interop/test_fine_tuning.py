@@ -166,6 +166,11 @@ def test_settings_of_a_model_that_is_not_used_are_refused_when_typed(folders):
         configurables.check_all_used()
 
 
+def test_a_setting_of_t5_is_refused_where_the_model_is_a_bert(folders):
+    with pytest.raises(InputError, match=r"pretrained_tower\.dropout_broadcast is set, but a BertConfig has none"):
+        fine_tuning.pretrained_tower(source=str(folders / "bert"), dropout_broadcast=True)
+
+
 def test_texts_longer_than_the_positions_are_refused_before_anything_is_compiled(folders, tmp_path):
     settings = {"MODEL": folders / "bert", "beir_pairs.dataset_dir": folders / "data", **QUIET, "beir_pairs.max_doc_length": 49}
     with pytest.raises(

@@ -9,9 +9,10 @@ import pytest
 import torch
 import transformers
 
-from de_jax.models import attention
+from de_jax.models import attention, bert
 from de_jax.models.bert import BertConfig, places_of
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.layers import Dropout
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import Tower, TowerConfig
 from de_jax.types import Batch, InputError
@@ -30,10 +31,10 @@ CONFIG = BertConfig(
 OFFSETS = {"bert": 0, "roberta": 2}
 
 
-def torch_model(kind):
+def torch_model(kind, **settings):
     torch.manual_seed(0)
     sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
-    sizes |= {"max_position_embeddings": 64, "layer_norm_eps": 1e-5}
+    sizes |= {"max_position_embeddings": 64, "layer_norm_eps": 1e-5, **settings}
     if kind == "bert":
         model = transformers.BertModel(transformers.BertConfig(**sizes), add_pooling_layer=False)
     else:
@@ -151,6 +152,54 @@ def test_bfloat16_stays_close_to_float32_and_dropout_changes_it():
     assert np.sum(a * b, axis=-1).min() > 0.999
     dropped = exact.apply(params, tokens, False, rngs={"dropout": jax.random.key(1)})
     assert not np.allclose(a, dropped, atol=0.05)
+
+
+NUM_DRAWS, DROPPED = 250, 0.3
+TEXTS = [24, 9]  # tokens
+
+
+def torch_draws(part):
+    """Embeddings of two texts [r, 2, D] with dropout in one part of the model, and [2, D] without."""
+    rates = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0, f"{part}_prob": DROPPED}
+    reference, tokens = torch_model("bert", **rates), np.tile(random_tokens(TEXTS, max(TEXTS)), (NUM_DRAWS, 1))
+    mask = torch.tensor(tokens != 0)
+
+    def embed():
+        with torch.no_grad():
+            hidden = reference(input_ids=torch.tensor(tokens), attention_mask=mask).last_hidden_state
+            pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+            return torch.nn.functional.normalize(pooled, dim=-1).numpy().reshape(NUM_DRAWS, 2, -1)
+
+    clean = embed()[0]
+    reference.train()
+    return embed(), clean, our_params(reference)
+
+
+def statistics_of(draws, clean):
+    """Of each draw and text: its cosine to the embedding without dropout, and its squared distance to the mean of all draws."""
+    return np.stack([np.sum(draws * clean, axis=-1), np.square(draws - draws.mean(0)).sum(-1)])
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "is_packed"),
+    [("attention_probs_dropout", bert, False), ("attention_probs_dropout", bert, True), ("hidden_dropout", attention, True)],
+    ids=["attention", "attention, packed rows in a rematerialised loop", "hidden, packed rows in a rematerialised loop"],
+)
+def test_dropout_has_the_effect_that_it_has_in_torch(part, other, is_packed, monkeypatch):
+    monkeypatch.setattr(other, "Dropout", lambda rate: Dropout(0.0))
+    theirs, clean, params = torch_draws(part)
+    options = {"remat": "full", "scan_layers": True} if is_packed else {}
+    model = tower(dataclasses.replace(CONFIG, dropout_rate=DROPPED, **options), projection_dim=None)
+    tokens, lengths = random_tokens(TEXTS, max(TEXTS)), None
+    if is_packed:
+        tokens, lengths = tokens[tokens != 0][None], np.tile(TEXTS, (NUM_DRAWS, 1))
+    tokens = np.tile(tokens, (NUM_DRAWS, 1))
+    draw = jax.jit(lambda params, key: model.apply({"params": params}, tokens, False, lengths, rngs={"dropout": key}))
+    ours = np.asarray(draw(params, jax.random.key(0))).reshape(NUM_DRAWS, 2, -1)
+    a, b = statistics_of(ours, clean), statistics_of(theirs, clean)
+    error = np.sqrt((a.var(axis=1) + b.var(axis=1)) / NUM_DRAWS)
+    assert (np.abs(a.mean(axis=1) - b.mean(axis=1)) < 4 * error).all(), (a.mean(axis=1), b.mean(axis=1), error)
+    assert np.abs(np.corrcoef(a[0].T)[0, 1]) < 4 / np.sqrt(NUM_DRAWS)  # the two texts' draws are independent
 
 
 def test_head_with_norm_is_ances():

@@ -97,8 +97,9 @@ def test_bfloat16_stays_close_to_float32_and_rounding_kernels_before_changes_not
     np.testing.assert_array_equal(logits_of(rounded, rounded.inference_params(params), docs, queries), actual)
 
 
-def test_dropout_is_on_when_there_is_a_key():
-    model = Generator(T5Config(**SIZES, dropout_rate=0.5, dtype="float32"))
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_dropout_is_on_when_there_is_a_key(broadcast):
+    model = Generator(T5Config(**SIZES, dropout_rate=0.5, dropout_broadcast=broadcast, dtype="float32"))
     params = init(model, jax.random.key(0))
     rows = batch(tokens([9, 4], 9), tokens([6, 3], 6, seed=1))
     losses = {float(loss_of(model, params, rows, rng)[0]) for rng in (None, jax.random.key(0), jax.random.key(1))}

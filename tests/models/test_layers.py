@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from de_jax.models.attention import SelfAttention
+from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.layers import Dropout, Linear, product
 from de_jax.models.t5 import T5Config
@@ -92,3 +94,31 @@ def test_inference_params_give_bit_equal_embeddings(dtype):
         assert set(rounded) == {tower, "shared"}
         assert rounded[tower]["encoder"]["layers_0"]["mlp"]["wo"]["kernel"].dtype == dtype
         np.testing.assert_array_equal(jax.jit(encode)(rounded, tokens), jax.jit(encode)(params, tokens))
+
+
+def packed_rows(num_rows):
+    """Rows of two texts and padding."""
+    return jnp.tile(jnp.asarray([[1, 1, 1, 2, 2, 0]]), (num_rows, 1))
+
+
+def test_dropout_per_text_draws_once_for_all_tokens_of_a_text_and_anew_for_the_next():
+    segments = packed_rows(4000)
+    dropped = Dropout(0.3, per_text=True).apply({}, jnp.ones((4000, 6, 5)), False, segments, rngs={"dropout": jax.random.key(0)})
+    dropped = np.asarray(dropped == 0)
+    for text in (slice(0, 3), slice(3, 5)):
+        assert (dropped[:, text] == dropped[:, text][:, :1]).all()
+    np.testing.assert_allclose(dropped.mean(axis=(0, 1)), 0.3, atol=0.02)
+    first, second = dropped[:, 0].ravel(), dropped[:, 3].ravel()
+    assert abs(np.corrcoef(first, second)[0, 1]) < 4 / np.sqrt(len(first))
+
+
+@pytest.mark.parametrize(("config", "is_shared"), [(BertConfig, False), (T5Config, True)])
+def test_bert_drops_each_attention_weight_and_t5_a_key_for_all_queries_of_its_text(config, is_shared):
+    """Equal tokens attend to all alike, so their context tells how many weights were dropped."""
+    attention = SelfAttention(2, 4, 0.5, config.attention_dropout, FLOAT32)
+    x, segments = jnp.ones((50, 6, 8)), packed_rows(50)
+    params = attention.init(jax.random.key(0), x, None, segments, True)
+    context = np.asarray(attention.apply(params, x, None, segments, False, rngs={"dropout": jax.random.key(1)}))
+    differs = np.abs(np.diff(context[:, :3], axis=1)).max(axis=(1, 2)) > 1e-6
+    assert not differs.any() if is_shared else differs.mean() > 0.8
+    assert (np.abs(context[:, 0] - context[:, 3]).max(axis=1) > 1e-6).mean() > 0.8  # the next text draws anew

@@ -209,6 +209,48 @@ def test_a_loop_over_layers_compiles_one_layer_and_drops_out_in_each():
     assert float(jnp.sum(loop(params))) != float(jnp.sum(loop(identity)))
 
 
+def test_dropout_broadcast_shares_every_draw_among_the_tokens_of_a_text():
+    """Equal tokens without position scores stay equal in all layers, in each text of a packed row, if no draw is a token's own."""
+    segments = jnp.tile(jnp.asarray([[1] * 5 + [2] * 3]), (4, 1))
+    x = jnp.broadcast_to(jax.random.normal(jax.random.key(0), (32,)), (4, 8, 32))
+
+    def hidden(dropout_broadcast):
+        config = T5Config(**SIZES, dtype="float32", dropout_rate=0.3, dropout_broadcast=dropout_broadcast, scan_layers=True)
+        encoder = config.encoder()
+        params = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: leaf * ("rel_embedding" not in jax.tree_util.keystr(path)),
+            jax.jit(lambda: encoder.init(jax.random.key(1), x, segments, True))(),
+        )
+        dropped = jax.jit(lambda params: encoder.apply(params, x, segments, False, rngs={"dropout": jax.random.key(2)}))
+        return np.asarray(dropped(params))
+
+    shared, own = hidden(True), hidden(False)
+    for text in (slice(0, 5), slice(5, 8)):
+        np.testing.assert_allclose(shared[:, text], np.broadcast_to(shared[:, text][:, :1], shared[:, text].shape), atol=1e-5)
+    for different in (shared[:, 0] - shared[:, 5], shared[0] - shared[1], own[:, 0] - own[:, 1]):
+        assert np.abs(different).max() > 0.1
+
+
+def test_dropout_broadcast_moves_a_mean_pooled_embedding_more_and_packed_rows_as_padded_ones():
+    texts, num_draws = random_tokens([60, 30], 60), 100
+    padded = np.tile(texts, (num_draws, 1)), None
+    packed = np.tile(texts[texts != 0], (num_draws, 1)), np.tile([60, 30], (num_draws, 1))
+
+    def cosines(tokens, lengths, **options):
+        tower = Tower(TowerConfig(T5Config(**{**SIZES, "num_layers": 1}, dtype="float32", **options), projection_dim=None))
+        params = jax.jit(tower.init)(jax.random.key(0), texts)
+        rngs = {"dropout": jax.random.key(1)}
+        dropped = jax.jit(lambda params: tower.apply(params, tokens, False, lengths, rngs=rngs))(params).reshape(num_draws, 2, -1)
+        return np.asarray(jnp.sum(dropped * jax.jit(tower.apply)(params, texts).reshape(1, 2, -1), axis=-1))
+
+    own, shared, in_rows = (
+        cosines(*texts, dropout_broadcast=broadcast) for texts, broadcast in ((padded, False), (padded, True), (packed, True))
+    )
+    assert (shared.mean(axis=0) < own.mean(axis=0) - 0.05).all()
+    error = np.sqrt((shared.var(axis=0) + in_rows.var(axis=0)) / num_draws)
+    assert (np.abs(shared.mean(axis=0) - in_rows.mean(axis=0)) < 4 * error).all()
+
+
 def test_text_of_padding_alone_gives_finite_gradients():
     tower = Tower(TowerConfig(T5Config(**SIZES, dtype="float32"), projection_dim=16))
     tokens = jnp.asarray(random_tokens([4, 0], 6))

@@ -185,6 +185,7 @@ COMMANDS_OWN = {
     "de_jax/evaluation/arguments.py",  # it adds the flags that it names
     "de_jax/evaluation/sentences.py",  # evaluate_sentences
     "de_jax/training/distributed.py",  # train
+    "de_jax/training/plan.py",  # plan_run
     "de_jax/interop/generators.py",  # doc2query
 }
 

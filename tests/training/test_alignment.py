@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
+from de_jax.models.bert import BertConfig
+from de_jax.models.tower import TowerConfig
 from de_jax.training.alignment import Alignment, StopWhenAligned, kl_divergence, threshold
 from de_jax.types import InputError, TrainState
 
@@ -52,6 +54,18 @@ def test_equal_rows_count_once_and_equal_points_of_both_are_no_infinity():
     x, y = rng.normal(size=(40, 3)), rng.normal(size=(40, 3))
     assert kl_divergence(np.concatenate([x, x[:9]]), np.concatenate([y, y])) == kl_divergence(x, y)
     assert np.isfinite(kl_divergence(x, x))
+
+
+def test_a_projection_wider_than_the_encoder_changes_no_divergence():
+    """The density of points falls with the power of the dimension that they fill, not of the space around them."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(200, 6)), rng.normal(0.3, 1.5, size=(200, 6))
+    encoder = BertConfig(model_dim=6, num_heads=1)
+    widened = np.linalg.qr(rng.normal(size=(24, 6)))[0].T  # orthogonal rows, as `projection_init="orthogonal"`
+    wide, narrow, none = (TowerConfig(encoder, projection_dim=dim) for dim in (24, 4, None))
+    assert kl_divergence(x @ widened, y @ widened, dim=wide.embedding_rank) == pytest.approx(kl_divergence(x, y), abs=1e-9)
+    assert kl_divergence(x @ widened, y @ widened) > 2 * kl_divergence(x, y)
+    assert (narrow.embedding_rank, none.embedding_rank) == (4, 6)
 
 
 def test_the_threshold_grows_with_the_dimensions():

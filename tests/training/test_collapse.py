@@ -1,4 +1,4 @@
-"""The alarm tells a tower that gives one vector from one that uses few dimensions, and says it once."""
+"""The alarm tells a tower that gives one vector from one that uses few dimensions, and says it once; a narrow start is no alarm."""
 
 import warnings
 
@@ -16,6 +16,12 @@ HEALTHY = {
 ONE_VECTOR = HEALTHY | {"query_variance": 0.001, "query_mean_cosine": 0.999}
 ONE_LINE = HEALTHY | {"doc_effective_rank": 1.2}
 CHANCE = HEALTHY | {"loss_query_to_doc": 4.1}
+# As a language model's embeddings are before it learns to retrieve.
+CONE = {
+    f"{tower}_{name}": value
+    for tower in ("query", "doc")
+    for name, value in {"variance": 0.006, "effective_rank": 1.6, "mean_cosine": 0.994}.items()
+} | {"loss_query_to_doc": 4.09, "loss_of_chance": 4.1}
 
 
 @pytest.mark.parametrize(
@@ -23,14 +29,52 @@ CHANCE = HEALTHY | {"loss_query_to_doc": 4.1}
     [(HEALTHY, []), (ONE_VECTOR, ["query complete"]), (ONE_LINE, ["doc dimensional"]), (CHANCE, ["chance"])],
 )
 def test_kinds_of_collapse_are_told_apart(line, kinds):
-    assert list(diagnoses(CollapseAlarm(), line)) == kinds
+    assert list(diagnoses(CollapseAlarm(), line, HEALTHY)) == kinds
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [
+        ({}, []),
+        ({"query_variance": 0.004, "query_effective_rank": 1.4, "loss_query_to_doc": 4.05}, []),  # narrower still, but it learns
+        ({"query_variance": 0.3, "query_effective_rank": 30.0, "loss_query_to_doc": 0.5}, []),
+        ({"query_variance": 0.002}, ["query complete"]),
+        ({"doc_effective_rank": 1.1}, ["doc dimensional"]),
+        ({"loss_query_to_doc": 4.1}, ["chance"]),
+        ({"query_variance": 0.0, "doc_variance": 0.0, "loss_query_to_doc": 4.1}, ["query complete", "doc complete", "chance"]),
+    ],
+)
+def test_a_run_that_begins_in_a_narrow_cone_is_judged_by_where_it_began(change, kinds):
+    cone_after_an_update = {"loss_query_to_doc": 4.08}
+    assert list(diagnoses(CollapseAlarm(), CONE | cone_after_an_update | change, CONE)) == kinds
+
+
+def test_a_loss_that_falls_to_chance_and_stays_there_is_no_better_than_chance():
+    above = HEALTHY | {"loss_query_to_doc": 9.0}  # random towers at a low temperature
+    assert list(diagnoses(CollapseAlarm(), CHANCE, above)) == ["chance"]
+
+
+@pytest.mark.parametrize(
+    "logged",
+    [[], [{"step": step, **line} for step, line in enumerate([{"alignment/kl_divergence": 1.0}, CONE, HEALTHY])]],
+    ids=["new run", "resumed run"],
+)
+def test_a_narrow_start_raises_no_alarm_and_is_known_to_a_run_that_goes_on(logged):
+    watch = WatchForCollapse(CollapseAlarm(patience=1), logged)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for step in range(1, 6):
+            watch.line(step, CONE | {"loss_query_to_doc": 4.09 - 0.01 * step})
+        assert not said
+        watch.line(6, CONE | {"query_variance": 0.0001, "loss_query_to_doc": 3.0})
+    assert [str(warning.message).split(";")[0][:40] for warning in said] == ["step 6: the query tower has collapsed: i"]
 
 
 def test_it_is_said_once_after_as_many_lines_as_patience_asks_for():
     watch = WatchForCollapse(CollapseAlarm(patience=2))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        for step, line in enumerate([ONE_VECTOR, HEALTHY, ONE_VECTOR, {"dev/ndcg@10": 0.1}, ONE_VECTOR, ONE_VECTOR], start=1):
+        for step, line in enumerate([HEALTHY, ONE_VECTOR, HEALTHY, ONE_VECTOR, {"dev/ndcg@10": 0.1}, ONE_VECTOR, ONE_VECTOR]):
             watch.line(step, line)
     assert [str(warning.message).split(":")[0] for warning in said] == ["step 5"]
     assert "the query tower has collapsed: it gives nearly the same vector" in str(said[0].message)
@@ -39,6 +83,7 @@ def test_it_is_said_once_after_as_many_lines_as_patience_asks_for():
 
 def test_a_run_ends_by_it_where_that_is_asked_for():
     watch = WatchForCollapse(CollapseAlarm(patience=1, stop=True))
+    watch.line(6, HEALTHY)
     with pytest.warns(UserWarning, match="dimensional collapse"):
         watch.line(7, ONE_LINE)
     assert watch(8, STATE, {}).reason.startswith("collapsed at step 7: the document tower")
