@@ -19,9 +19,9 @@ from typing import Any, overload
 import numpy as np
 from jaxtyping import Int, Int32
 
-from de_jax.data import beir, files
+from de_jax.data import beir, files, folders
 from de_jax.data.progress import progress_bar
-from de_jax.data.store_writer import ARRAYS, FORMAT, writing
+from de_jax.data.store_writer import ARRAYS, FORMAT, KIND, writing
 from de_jax.data.text import PAD_ID, Tokenizer
 from de_jax.types import PADDING_ID, InputError
 
@@ -152,19 +152,16 @@ def build_token_store(
     Args:
         texts: read once; `beir.iter_docs` and `beir.iter_queries` yield them.
         tokenizer: encodes each chunk in parallel.
-        store_dir: replaced if it exists.
+        store_dir: absent, empty, or a former token store, which is replaced.
         progress: show a bar on stderr.
 
     Raises:
-        InputError: no texts, duplicate ids, or a text of which the tokenizer leaves nothing.
+        InputError: something else in the folder, no texts, duplicate ids, or a text of which the tokenizer leaves nothing.
     """
-    store_dir = Path(store_dir)
-    if store_dir.exists() and not any((store_dir / name).exists() for name in ("manifest.json", *ARRAYS)):
-        raise InputError(f"{store_dir} exists and is no token store, so it will not be replaced; choose another folder.")
     with (
-        files.atomic_dir(store_dir) as temporary,
+        folders.atomic_dir(store_dir, KIND) as temporary,
         writing(temporary, tokenizer) as writer,
-        progress_bar(desc=f"tokenize {store_dir.name}", unit=" texts", disable=not progress) as bar,
+        progress_bar(desc=f"tokenize {Path(store_dir).name}", unit=" texts", disable=not progress) as bar,
     ):
         for chunk in _chunks(texts):
             writer.append([text_id for text_id, _ in chunk], tokenizer.encode([text for _, text in chunk]))
@@ -235,7 +232,7 @@ def cached_token_store(
     def build(folder: Path) -> TokenStore:
         return build_token_store(readers[kind](texts_file, skip_empty=skip_empty), tokenizer, folder, progress=progress)
 
-    return files.build_once(store_dir, open_token_store, build)
+    return folders.build_once(store_dir, open_token_store, build)
 
 
 def _chunks(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:

@@ -29,7 +29,8 @@ from de_jax.data.training_set import TrainingSet, dev_set, store_dir
 from de_jax.settings import NonNegativeInt, PositiveInt, Seed, checked
 from de_jax.types import InputError
 
-FORMAT = "de_jax pair store 1"
+KIND = "pair store"
+FORMAT = f"de_jax {KIND} 1"
 
 
 class Part(NamedTuple):
@@ -173,7 +174,7 @@ def save(
     """Completes a folder that holds the token stores and the tokenizers already.
 
     Args:
-        folder: under a temporary name, see `files.atomic_dir`.
+        folder: under a temporary name, see `folders.atomic_dir`.
         parts: the tasks, in the order of their pairs.
         arrays: "pairs", and "neg_docs" or "neg_queries" where anything was mined.
         dev_qrels: judgements, by id.

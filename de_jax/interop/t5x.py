@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data import files
+from de_jax.data import folders
 from de_jax.interop.pretrained import Origin, Pretrained, assemble, disassemble
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
@@ -96,7 +96,7 @@ def write(folder: str | Path, model: DualEncoder, params: Params, step: int) -> 
 
     if model.initial_temperature is not None or not all(isinstance(t.encoder, T5Config) for t in (model.query, model.doc)):
         raise InputError("a T5X checkpoint holds T5 towers without a learned temperature; choose another format.")
-    with files.atomic_dir(folder) as temporary:
+    with folders.atomic_dir(folder) as temporary:
         target: dict[str, Any] = {}
         for name, array in sorted(disassemble(params, _origins(params)).items()):
             *parents, leaf = name.split("/")

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from de_jax.data.files import atomic_dir, read_json, write_json
+from de_jax.data.files import only_one, read_json, write_json
+from de_jax.data.folders import atomic_dir
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.training import distributed
@@ -41,6 +42,17 @@ class Run(NamedTuple):
     max_query_length: int  # tokens
     max_doc_length: int  # tokens, of a passage
     max_passages: int = 1  # of a document, which scores as its best one
+
+
+def only_trainer(run_dir: str | Path) -> contextlib.AbstractContextManager[None]:
+    """Holds the folder of a run for one trainer; where several processes train together, the first one does it for all.
+
+    Raises:
+        InputError: another trainer is at work there.
+    """
+    if not distributed.is_first():
+        return contextlib.nullcontext()
+    return only_one(Path(run_dir) / ".train.lock", f"training in {run_dir}")
 
 
 def describe_run(
@@ -90,9 +102,6 @@ def write_run(run_dir: str | Path, params: Params, *, model: DualEncoder, **desc
     Raises:
         InputError: something is there already.
     """
-    run_dir = Path(run_dir)
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        raise InputError(f"{run_dir} exists already; name a new folder for the run.")
     with atomic_dir(run_dir) as temporary:
         describe_run(temporary, model=model, **described)
         with contextlib.closing(Checkpoints(temporary / CHECKPOINTS_DIR, keep=1)) as checkpoints:

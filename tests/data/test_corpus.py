@@ -130,14 +130,6 @@ def test_padding_inside_a_text_and_no_text_at_all_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_no_store_is_never_replaced(tmp_path, tokenizer):
-    (tmp_path / "letters").mkdir()
-    (tmp_path / "letters" / "precious.txt").write_text("precious")
-    with pytest.raises(InputError, match="is no token store, so it will not be replaced"):
-        corpus.build_token_store(TEXTS, tokenizer, tmp_path / "letters", progress=False)
-    assert (tmp_path / "letters" / "precious.txt").read_text() == "precious"
-
-
 @pytest.mark.parametrize("name", ["tokens.npy", "offsets.npy", "ids.npy", "id_order.npy"])
 @pytest.mark.parametrize("damage", ["truncate", "remove"])
 def test_damaged_stores_are_refused(store, name, damage):
