@@ -25,7 +25,15 @@ from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
 from de_jax.training.faults import NonFiniteError
 from de_jax.training.fit import fit
 from de_jax.training.preemption import StopOnTerminate
-from de_jax.training.run import CHECKPOINTS_DIR, check_same, find_checkpoint, keep_tokenizer, restore_params, tokenizer_dir
+from de_jax.training.run import (
+    CHECKPOINTS_DIR,
+    check_same,
+    find_checkpoint,
+    keep_tokenizer,
+    only_trainer,
+    restore_params,
+    tokenizer_dir,
+)
 from de_jax.training.train_step import init_state, update_step
 from de_jax.types import Batches, InputError, Params
 
@@ -73,10 +81,17 @@ def train_generator(run: GeneratorRun, batches: Batches, plan: Plan, *, is_fresh
         The trained run, and why it stopped before its end, if it did.
 
     Raises:
-        InputError: the folder holds another run, or a loss that is not finite.
+        InputError: the folder holds another run, another trainer is at work there, or a loss that is not finite.
     """
     mesh = sharding.make_mesh()
     sharding.check_batch_size(plan.batch_size, mesh)
+    with only_trainer(run.source):
+        return _train(run, batches, plan, mesh, is_fresh=is_fresh)
+
+
+def _train(
+    run: GeneratorRun, batches: Batches, plan: Plan, mesh: jax.sharding.Mesh, *, is_fresh: bool
+) -> tuple[GeneratorRun, str | None]:
     describe(run)
     _keep_plan(run.source, plan)
     schedule = optimizers.linear(peak=plan.learning_rate, num_steps=plan.num_steps, warmup_steps=plan.warmup_steps)
