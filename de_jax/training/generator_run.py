@@ -28,7 +28,6 @@ from de_jax.training.preemption import StopOnTerminate
 from de_jax.training.run import (
     CHECKPOINTS_DIR,
     check_same,
-    find_checkpoint,
     keep_tokenizer,
     only_trainer,
     restore_params,
@@ -172,15 +171,15 @@ def load_generator(run_dir: str | Path, step: int | None = None) -> GeneratorRun
     if description.get("format") != FORMAT:
         raise InputError(f"{run_dir / DESCRIPTION_FILE} has format {description.get('format')}; this version reads {FORMAT}.")
     model = Generator.from_json(description["model"])
-    folder, found = find_checkpoint(run_dir, step)
     on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device), abstract)
+    found, params = restore_params(run_dir, step, like)
     return GeneratorRun(
         source=run_dir,
         step=found,
         model=model,
-        params=restore_params(folder, found, like),
+        params=params,
         tokenizer=load_tokenizer(tokenizer_dir(run_dir, description["tokenizer"])),
         max_query_length=description["max_query_length"],
         max_doc_length=description["max_doc_length"],

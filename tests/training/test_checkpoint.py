@@ -14,6 +14,7 @@ import pytest
 
 from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
 from de_jax.training.faults import NonFiniteError
+from de_jax.training.run import restore_params
 from de_jax.types import InputError, TrainState
 
 
@@ -103,7 +104,7 @@ def test_what_stands_beside_a_state_comes_back_and_damage_to_it_is_named(intact,
 def test_a_reader_changes_nothing_and_the_writer_removes_what_was_left_unfinished(intact, tmp_path):
     folder = shutil.copytree(intact, tmp_path / "copy")
     (folder / "3.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
-    (folder / ".probe.1.tmp").touch()
+    (folder / ".probe.0123abcd.tmp").touch()
     names = sorted(path.name for path in folder.iterdir())
     restored(folder, 2)
     assert sorted(path.name for path in folder.iterdir()) == names
@@ -130,6 +131,26 @@ def test_a_reader_does_not_mind_what_the_writer_removes_meanwhile(intact, tmp_pa
         is_over.set()
         writer.join()
     assert refusal(folder, 2) is None
+
+
+@pytest.mark.parametrize("part", ["", "params"])  # a trainer removes file by file
+def test_a_reader_takes_the_successor_of_a_checkpoint_that_the_trainer_removes(intact, tmp_path, monkeypatch, part):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(intact / "1", folder / "1")
+    restore = Checkpoints.restore_params
+
+    def keep_one(checkpoints, step, like):
+        if not (folder / "2").exists():
+            shutil.copytree(intact / "2", folder / "2")
+            shutil.rmtree(folder / "1" / part)
+        return restore(checkpoints, step, like)
+
+    monkeypatch.setattr(Checkpoints, "restore_params", keep_one)
+    step, params = restore_params(tmp_path, None, state().params)
+    assert step == 2
+    assert_equal(params, state(2).params)
+    with pytest.raises(InputError, match=r"does not have checkpoint 1; .* there: 2" if not part else "1 is damaged or half-copied"):
+        restore_params(tmp_path, 1, state().params)
 
 
 def test_old_checkpoints_that_a_kill_left_are_removed_on_demand_only(intact, tmp_path):
