@@ -173,7 +173,7 @@ def open_token_store(store_dir: str | Path) -> TokenStore:
     """Opens a store by memory map, after checking that it is whole.
 
     Raises:
-        InputError: no store, another format, or files that do not have the sizes in the manifest.
+        InputError: no store, another format, or files that are not as they were written.
     """
     store_dir = Path(store_dir)
     if not (store_dir / "manifest.json").is_file():
@@ -181,6 +181,7 @@ def open_token_store(store_dir: str | Path) -> TokenStore:
     manifest = files.read_json(store_dir / "manifest.json")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise InputError(f"{store_dir} is not in the format '{FORMAT}'; remove it and build it again.")
+    folders.check_small(store_dir)
     try:
         sizes = {name: (store_dir / name).stat().st_size for name in ARRAYS}
         if sizes != manifest["file_sizes"]:

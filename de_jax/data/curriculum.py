@@ -220,6 +220,7 @@ def cached_ranking(folder: str | Path, made_from: dict[str, Any], build: Callabl
 
 
 def _open(folder: Path) -> RankedQueries:
+    folders.check_small(folder)
     try:
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in RankedQueries._fields}
         ranked = RankedQueries(**arrays)

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 FORMAT = "de_jax checksums 1"
 CHECKSUMS_FILE, MANIFEST_FILE = "checksums.json", "manifest.json"
+SMALL_BYTES = 16 * 2**20
+"""Files up to this size are read for their checksum whenever their folder is opened."""
 
 
 @contextlib.contextmanager
@@ -96,17 +98,27 @@ def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[
             return build(folder)
 
 
-def write_checksums(folder: Path, kind: str, names: Iterable[str] | None = None) -> None:
-    """Writes `checksums.json` for files of a folder.
+def facts(folder: Path, names: Iterable[str]) -> dict[str, Any]:
+    """The size and the checksum of files below a folder, as `write_checksums` keeps them."""
+    return {name: {"bytes": (folder / name).stat().st_size, "sha256": files.sha256_of(folder / name)} for name in names}
+
+
+def write_checksums(folder: Path, kind: str, of_files: dict[str, Any] | None = None) -> None:
+    """Writes `checksums.json`.
 
     Args:
         folder: complete, or under a temporary name.
-        kind: what it is.
-        names: the files; by default all there are below the folder.
+        kind: of the folder.
+        of_files: `facts`; by default of all files below the folder.
     """
-    names = _names(folder) if names is None else names
-    facts = {name: {"bytes": (folder / name).stat().st_size, "sha256": files.sha256_of(folder / name)} for name in names}
-    files.write_json(folder / CHECKSUMS_FILE, {"format": FORMAT, "kind": kind, "files": facts})
+    of_files = facts(folder, names(folder)) if of_files is None else of_files
+    files.write_json(folder / CHECKSUMS_FILE, {"format": FORMAT, "kind": kind, "files": of_files})
+
+
+def names(folder: Path) -> list[str]:
+    """The files below a folder, its checksums aside."""
+    found = (str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink())
+    return [name for name in found if name != CHECKSUMS_FILE]
 
 
 def read_checksums(folder: Path) -> dict[str, Any] | None:
@@ -121,8 +133,41 @@ def read_checksums(folder: Path) -> dict[str, Any] | None:
     record = files.read_json(path)
     listed = record.get("files") if isinstance(record, dict) else None
     if not isinstance(listed, dict) or record.get("format") != FORMAT or not all(map(_is_fact, listed.values())):
-        raise InputError(f"{path} is not in the format '{FORMAT}', or is damaged; copy the folder again.")
+        raise InputError(f"{path} is damaged, or not in the format '{FORMAT}'.")
     return record
+
+
+def damages(folder: Path, *, below: Sequence[str] = ("",), largest: int | None = None) -> Iterator[str]:
+    """Says of each file of a folder that is not as it was written how it is damaged; the middle of a sentence.
+
+    Args:
+        folder: any; one without checksums, as version 0.1.0 wrote them, has no damage that could be seen.
+        below: sub-folders that are looked at, such as "params/"; by default all files.
+        largest: bytes; of larger files only the size is compared.
+    """
+    try:
+        record = read_checksums(folder) or {"files": {}}
+    except InputError as error:
+        yield str(error).removesuffix(".")
+        return
+    for name, fact in record["files"].items():
+        path = folder / name
+        if not name.startswith(tuple(below)):
+            continue
+        if not path.is_file() or path.stat().st_size != fact["bytes"]:
+            yield f"{path} is missing or not {fact['bytes']} bytes long"
+        elif (largest is None or fact["bytes"] <= largest) and files.sha256_of(path) != fact["sha256"]:
+            yield f"{path} has another SHA-256 than in {CHECKSUMS_FILE}"
+
+
+def check_small(folder: Path) -> None:
+    """Compares the sizes of a folder's files, and the checksums of those up to `SMALL_BYTES`; `de-jax verify` reads all.
+
+    Raises:
+        InputError: a file is damaged; names it.
+    """
+    if damage := next(damages(folder, largest=SMALL_BYTES), None):
+        raise InputError(f"{damage}; copy {folder} again, or remove it and make it again.")
 
 
 def _is_fact(value: Any) -> bool:
@@ -136,7 +181,7 @@ def _foreign(folder: Path, kind: str | None) -> str | None:
     with contextlib.suppress(InputError):  # a damaged description describes nothing
         if kind is not None and _kind_of(folder) == kind:
             record = read_checksums(folder)
-            return next((name for name in _names(folder) if record and name not in record["files"]), None)
+            return next((name for name in names(folder) if record and name not in record["files"]), None)
     return there[0]
 
 
@@ -149,12 +194,6 @@ def _kind_of(folder: Path) -> str | None:
     manifest = files.read_json(folder / MANIFEST_FILE)
     said = re.fullmatch(r"de_jax (.+) \d+", str(manifest.get("format"))) if isinstance(manifest, dict) else None
     return said[1] if said else None
-
-
-def _names(folder: Path) -> list[str]:
-    """The files below a folder, its checksums aside."""
-    found = (str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink())
-    return [name for name in found if name != CHECKSUMS_FILE]
 
 
 @contextlib.contextmanager

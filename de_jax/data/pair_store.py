@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data import batches as batches_
-from de_jax.data import beir, curriculum_texts, files
+from de_jax.data import beir, curriculum_texts, files, folders
 from de_jax.data.corpus import TokenStore, open_token_store
 from de_jax.data.curriculum import Curriculum, ranked_texts
 from de_jax.data.mixing import mixed_epochs
@@ -207,6 +207,7 @@ def open_pair_store(pairs_dir: str | Path) -> PairStore:
     manifest = files.read_json(folder / "manifest.json")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise InputError(f"{folder} is not in the format '{FORMAT}'; write it again with tools.export_batches.")
+    folders.check_small(folder)
     queries, docs = open_token_store(folder / "queries"), open_token_store(folder / "docs")
     try:
         arrays = _open_arrays(folder, manifest, queries.num_texts, docs.num_texts)

@@ -269,12 +269,26 @@ def _zarr(folder: Path, store: dict[str, Any]) -> Leaf:
     chunk: Any = array.chunk_layout.read_chunk.shape
     if math.prod(chunk) > math.prod(array.shape):
         raise InputError(f"{folder}: a chunk is larger than the array; the checkpoint is damaged.")
+    if (array.spec().to_json()["metadata"].get("compressor") or {}).get("id") == "gzip":
+        _check_chunks(folder, math.prod(chunk) * array.dtype.numpy_dtype.itemsize)
 
     def read() -> Array:
         with _damage_named(folder):
             return array.read().result()
 
     return Leaf(array.shape, math.prod(array.shape) * array.dtype.numpy_dtype.itemsize, read)
+
+
+def _check_chunks(folder: Path, num_bytes: int) -> None:
+    """Whether each gzip chunk ends as RFC 1952 says, with its size before compression; tensorstore takes one without its end."""
+    for chunk in folder.rglob("[0-9]*"):
+        if not chunk.is_file():
+            continue
+        with open(chunk, "rb") as file:
+            file.seek(max(0, chunk.stat().st_size - 4))
+            end = file.read()
+        if int.from_bytes(end, "little") != num_bytes % 2**32:
+            raise InputError(f"{folder} is missing or damaged (the chunk {chunk.name} is cut off).")
 
 
 @contextlib.contextmanager

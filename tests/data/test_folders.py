@@ -1,5 +1,6 @@
 """Folders: complete or absent, replaced only by their own kind of writer."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 from letters import Letters
 
-from de_jax.data import corpus, files, folders, generations, pair_writer
+from de_jax.data import corpus, files, folders, generations, pair_store, pair_writer
 from de_jax.data.generations import Mined
 from de_jax.interop import t5x
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.retrieval import index_files
+from de_jax.retrieval import index_files, reuse
+from de_jax.retrieval.embedding_files import EmbeddingWriter, open_embeddings
+from de_jax.tools import verify
 from de_jax.training.run import write_run
 from de_jax.types import InputError
 
@@ -29,7 +32,8 @@ def write_token_store(folder, tokenizer):
 
 
 def write_pair_store(folder, tokenizer):
-    chunk = {"query_id": ["q"], "query": tokenizer.encode(["the fox"]), "doc_id": ["d"], "doc": tokenizer.encode(["a dog"])}
+    texts = {"query": tokenizer.encode(["the fox", "a dog"]), "doc": tokenizer.encode(["the quick fox", "a lazy dog"])}
+    chunk = {"query_id": ["q0", "q1"], "doc_id": ["d0", "d1"], **texts}
     source = pair_writer.PairSource("pairs", 1.0, lambda: iter([chunk]), {"query": None, "doc": None})
     pair_writer.write(folder, [source], [], {"query": tokenizer, "doc": tokenizer}, made_from="test")
 
@@ -115,6 +119,65 @@ def test_a_folder_that_somebody_fills_while_the_work_is_done_stays(tmp_path):
     with pytest.raises(InputError, match=r"holds thesis\.txt"), folders.atomic_dir(tmp_path / "out", "test"):
         write_thesis(tmp_path / "out")
     assert content(tmp_path).keys() == {Path("out/thesis.txt")}
+
+
+def write_embeddings(folder, tokenizer):
+    writer = EmbeddingWriter(folder, {"num_texts": 2, "model": "m"}, {"texts_per_shard": 2})
+    writer.append(np.ones((2, 3), np.float32))
+    writer.finish(["a", "b"])
+    reuse.keep(folder, np.arange(2, dtype=np.uint64))
+
+
+@pytest.mark.parametrize(
+    ("write", "open_folder"),
+    [
+        (write_token_store, corpus.open_token_store),
+        (write_pair_store, pair_store.open_pair_store),
+        (write_embeddings, open_embeddings),
+    ],
+)
+def test_a_flipped_bit_is_found_when_a_folder_is_opened_and_by_verify_where_files_are_large(
+    tmp_path, tokenizer, monkeypatch, capsys, write, open_folder
+):
+    folder, draw = tmp_path / "folder", np.random.default_rng(0)
+    write(folder, tokenizer)
+    verify.main([str(tmp_path)])
+    for name in folders.names(folder):
+        before = (folder / name).read_bytes()
+        bits = np.frombuffer(before, np.uint8).copy()
+        bits[draw.integers(len(bits))] ^= 1 << draw.integers(8)
+        (folder / name).write_bytes(bits.tobytes())
+        with pytest.raises(InputError, match=re.escape(str(folder / name) if name != "manifest.json" else str(folder))):
+            open_folder(folder)
+        with pytest.raises(InputError, match=f"{name} has another SHA-256 than in checksums.json; files below .* damaged: 1"):
+            verify.main([str(folder)])
+        (folder / name).write_bytes(before)
+    array = next(name for name in folders.names(folder) if name in ("tokens.npy", "pairs.npy", "embeddings.npy"))
+    before = (folder / array).read_bytes()
+    (folder / array).write_bytes(before[:-4] + bytes([before[-4] ^ 1]) + before[-3:])  # another token, pair or number
+    monkeypatch.setattr(folders, "SMALL_BYTES", 8)
+    open_folder(folder)
+    capsys.readouterr()
+    with pytest.raises(InputError, match=array):
+        verify.main([str(folder)])
+    assert [array in one for one in json.loads(capsys.readouterr().out)["damaged"]] == [True]
+    (folder / folders.CHECKSUMS_FILE).unlink()  # as version 0.1.0 wrote it
+    open_folder(folder)
+    with pytest.raises(InputError, match=r"has a checksums\.json"):
+        verify.main([str(folder)])
+
+
+def test_verify_passes_over_what_is_not_finished(tmp_path, tokenizer):
+    write_token_store(tmp_path / "store", tokenizer)
+    for name in (".store.0123abcd.tmp", "3.orbax-checkpoint-tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / folders.CHECKSUMS_FILE).write_text("{")
+    verify.main([str(tmp_path)])
+    (tmp_path / "store" / folders.CHECKSUMS_FILE).write_text("{")
+    with pytest.raises(InputError, match=r"store/checksums.json, line 1: not valid JSON"):
+        verify.main([str(tmp_path)])
+    with pytest.raises(InputError, match="is not a folder"):
+        verify.main([str(tmp_path / "nowhere")])
 
 
 @pytest.mark.timeout(60)

@@ -76,6 +76,44 @@ def test_every_damaged_file_is_either_needless_or_leads_to_the_newest_intact_che
     assert num_refused >= 6  # the arrays' descriptions, the manifests and the data of both parts
 
 
+def message_of(checkpoints):
+    """Why step 2 cannot be restored by checkpoints that are open, or None where it is what was saved."""
+    try:
+        assert_equal(checkpoints.restore(2, state()), state(2))
+        assert checkpoints.beside(2) == {"step": 2}
+    except InputError as error:
+        return str(error)
+
+
+def test_a_flipped_bit_is_refused_with_its_file_or_changes_nothing(intact, tmp_path):
+    """In parameters that Orbax does not compress, most flips gave other numbers without a word."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(intact / "2", folder / "2")
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
+    draw, refused = np.random.default_rng(0), set()
+    with contextlib.closing(Checkpoints(folder)) as checkpoints:
+        for path in [*paths, *draw.choice(paths, 150)]:
+            before = path.read_bytes()
+            bits = np.frombuffer(before, np.uint8).copy()
+            bits[draw.integers(len(bits))] ^= 1 << draw.integers(8)
+            path.write_bytes(bits.tobytes())
+            if message := message_of(checkpoints):
+                refused.add(path.name)
+                assert path.name in message or path.name == "checksums.json"
+            path.write_bytes(before)
+        assert message_of(checkpoints) is None
+    assert {path.name for path in paths} - refused <= {"_CHECKPOINT_METADATA", "checksums.json"}
+    (folder / "2" / "_CHECKPOINT_METADATA").write_bytes(b"\xff")
+    assert refusal(folder, 2) is None
+
+
+def test_a_checkpoint_of_an_older_version_has_no_checksums_and_is_restored(intact, tmp_path):
+    shutil.copytree(intact, tmp_path / "copy")
+    for step in (1, 2):
+        (tmp_path / "copy" / str(step) / "checksums.json").unlink()
+    assert refusal(tmp_path / "copy", 2) is None
+
+
 @pytest.mark.parametrize("part", ["params", "training"])
 def test_checkpoint_without_one_of_its_parts_is_refused(intact, tmp_path, part):
     shutil.copytree(intact, tmp_path / "copy")
