@@ -167,7 +167,7 @@ def check_small(folder: Path) -> None:
         InputError: a file is damaged; names it.
     """
     if damage := next(damages(folder, largest=SMALL_BYTES), None):
-        raise InputError(f"{damage}; copy {folder} again, or remove it and make it again.")
+        raise InputError(f"{folder} is damaged ({damage}); copy it again, or remove it and make it again.")
 
 
 def _is_fact(value: Any) -> bool:

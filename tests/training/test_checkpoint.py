@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from de_jax.data import folders
 from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
 from de_jax.training.faults import NonFiniteError
 from de_jax.training.run import restore_params
@@ -105,6 +106,20 @@ def test_a_flipped_bit_is_refused_with_its_file_or_changes_nothing(intact, tmp_p
     assert {path.name for path in paths} - refused <= {"_CHECKPOINT_METADATA", "checksums.json"}
     (folder / "2" / "_CHECKPOINT_METADATA").write_bytes(b"\xff")
     assert refusal(folder, 2) is None
+
+
+def test_a_checkpoint_appears_with_its_checksums_or_not_at_all(tmp_path, monkeypatch):
+    def full_disk(*args):
+        raise OSError(28, "No space left on device")
+
+    with contextlib.closing(Checkpoints(tmp_path, keep=5)) as checkpoints:
+        checkpoints.save(1, state())
+        checkpoints.wait()
+        monkeypatch.setattr(folders, "write_checksums", full_disk)
+        checkpoints.save(2, state())
+        with pytest.raises(InputError, match=r"\(No space left on device\); complete ones there: 1"):
+            checkpoints.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
 def test_a_checkpoint_of_an_older_version_has_no_checksums_and_is_restored(intact, tmp_path):
