@@ -1,7 +1,7 @@
 """Reads every file that was written with its checksum, anywhere below a folder, and prints one JSON object.
 
-python -m tools.verify runs/sde
-python -m tools.verify ~/.cache/de_jax
+de-jax verify runs/sde
+de-jax verify ~/.cache/de_jax
 
 Restoring a checkpoint reads all of its files for their checksums, and opening any other folder its small ones. Large arrays, which
 are memory-mapped, are checked by this command alone. Exits with 2 where a file is damaged; "damaged" names all of them.
