@@ -186,9 +186,10 @@ def _held(path: Path, if_taken: Callable[[str], None]) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX)
             if not _is_same(file, path):  # its former holder has removed it
                 continue
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
+            with naming(path):
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}")
+                file.flush()
             try:
                 yield
             finally:
