@@ -100,7 +100,12 @@ def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[
 
 def facts(folder: Path, names: Iterable[str]) -> dict[str, Any]:
     """The size and the checksum of files below a folder, as `write_checksums` keeps them."""
-    return {name: {"bytes": (folder / name).stat().st_size, "sha256": files.sha256_of(folder / name)} for name in names}
+    return {name: fact(folder / name) for name in names}
+
+
+def fact(path: Path) -> dict[str, Any]:
+    """The size and the checksum of a file."""
+    return {"bytes": path.stat().st_size, "sha256": files.sha256_of(path)}
 
 
 def write_checksums(folder: Path, kind: str, of_files: dict[str, Any] | None = None) -> None:
@@ -150,13 +155,13 @@ def damages(folder: Path, *, below: Sequence[str] = ("",), largest: int | None =
     except InputError as error:
         yield str(error).removesuffix(".")
         return
-    for name, fact in record["files"].items():
+    for name, written in record["files"].items():
         path = folder / name
         if not name.startswith(tuple(below)):
             continue
-        if not path.is_file() or path.stat().st_size != fact["bytes"]:
-            yield f"{path} is missing or not {fact['bytes']} bytes long"
-        elif (largest is None or fact["bytes"] <= largest) and files.sha256_of(path) != fact["sha256"]:
+        if not path.is_file() or path.stat().st_size != written["bytes"]:
+            yield f"{path} is missing or not {written['bytes']} bytes long"
+        elif (largest is None or written["bytes"] <= largest) and files.sha256_of(path) != written["sha256"]:
             yield f"{path} has another SHA-256 than in {CHECKSUMS_FILE}"
 
 

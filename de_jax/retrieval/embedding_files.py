@@ -127,12 +127,13 @@ class EmbeddingWriter:
         files.write_json(self._progress, {**self._plan, "dim": self._dim, "num_done": self.num_done})
 
     def finish(self, ids: Iterable[str]) -> None:
-        """Writes the ids, then the manifest, which makes the folder complete, and the checksums of all."""
+        """Writes the ids, the checksums, and then the manifest, which makes the folder complete."""
         with files.atomic_file(self._dir / "ids.json") as temporary:
             temporary.write_text(json.dumps(list(ids), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
-        facts = folders.facts(self._dir, [self._array.name, "ids.json"])  # takes a while, so before the manifest
-        files.write_json(self._dir / "manifest.json", {**self._plan, "dim": self._dim})
-        folders.write_checksums(self._dir, KIND, facts | folders.facts(self._dir, ["manifest.json"]))
+        with files.atomic_file(self._dir / "manifest.json") as manifest:
+            files.write_json(manifest, {**self._plan, "dim": self._dim})
+            facts = folders.facts(self._dir, [self._array.name, "ids.json"])
+            folders.write_checksums(self._dir, KIND, {**facts, "manifest.json": folders.fact(manifest)})
         self._clean()
 
     def _clean(self) -> None:
