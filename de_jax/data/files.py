@@ -186,10 +186,9 @@ def _held(path: Path, if_taken: Callable[[str], None]) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX)
             if not _is_same(file, path):  # its former holder has removed it
                 continue
-            with naming(path):
+            with contextlib.suppress(OSError):  # a full disk keeps nobody from the lock
                 file.truncate(0)
-                file.write(f"process {os.getpid()} on {socket.gethostname()}")
-                file.flush()
+                os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
             try:
                 yield
             finally:
