@@ -67,7 +67,7 @@ def mine(recipe: Recipe, run_dir: Path, *, once: bool = False, poll_seconds: flo
         steps = iter([_newest_step(run_dir)]) if once else _new_steps(run_dir, last, recipe.num_steps, poll_seconds)
         for step in steps:
             try:
-                run = load_run(run_dir, step)
+                run = load_run(run_dir, None if once else step)  # the trainer may remove the newest, and another is as good
                 _check_same_texts(run, data)
                 score = functools.partial(score_index, run, data.dev, doc_ids=data.dev.doc_store.ids) if data.dev else None
                 generation = mine_generation(run, data.mined, recipe.miner, keep=True, score=score)

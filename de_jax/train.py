@@ -36,12 +36,21 @@ from de_jax.training.alignment import KL
 from de_jax.training.checkpoint import Checkpoints
 from de_jax.training.fit import Stop, fit
 from de_jax.training.preemption import StopOnTerminate
-from de_jax.training.run import BEST_DIR, CHECKPOINTS_DIR, complete_steps, describe_run
+from de_jax.training.run import BEST_DIR, CHECKPOINTS_DIR, complete_steps, describe_run, only_trainer
 from de_jax.types import Batches, InputError, Params, TrainState
 
 
 def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
-    """Trains to the recipe's last step, from the newest checkpoint in `run_dir` if there is one; returns a summary."""
+    """Trains to the recipe's last step, from the newest checkpoint in `run_dir` if there is one; returns a summary.
+
+    Raises:
+        InputError: another trainer is at work in `run_dir`, or anything that cannot be trained on.
+    """
+    with only_trainer(run_dir):
+        return _train(recipe, run_dir)
+
+
+def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     start = time.monotonic()
     abstract, mesh = check(recipe, run_dir)
     shardings = sharding_rules.state_shardings(abstract, mesh, recipe.sharding_rules)

@@ -14,12 +14,15 @@ from pathlib import Path
 
 from de_jax import command
 from de_jax.data import input_policy
-from de_jax.data.files import atomic_dir, write_json
+from de_jax.data.files import write_json
+from de_jax.data.folders import atomic_dir, require_replaceable
 from de_jax.evaluation import embedding_analysis, embedding_plots, html_report
 from de_jax.evaluation.task import Policy, beir_tasks
 from de_jax.settings import Seed, numeric
 from de_jax.training.run import load_run
 from de_jax.types import InputError
+
+KIND = "analysis of embeddings"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -28,15 +31,18 @@ def main(argv: list[str] | None = None) -> None:
     tasks = beir_tasks(args.dataset_dir, args.split)  # fails here, before the model loads
     if len(tasks) > 1:
         raise InputError(f"{args.dataset_dir} holds {len(tasks)} data sets; give the folder of one.")
+    if args.out_dir:
+        require_replaceable(args.out_dir, KIND)
     run = load_run(args.run_dir, args.step)
+    out_dir = args.out_dir or run.run_dir / "analysis" / f"{tasks[0].name}-{args.split}-{run.step}"
+    require_replaceable(out_dir, KIND)
     policy = Policy(skip_empty=args.skip_empty, drop_identical_ids=not args.keep_identical_ids)
     texts = embedding_analysis.embed(run, tasks[0], policy=policy, max_docs=args.max_docs, seed=args.seed)
     analysis = embedding_analysis.analyse(texts, depth=args.depth, seed=args.seed)
     about = {"run": str(args.run_dir), "step": run.step, "dataset": tasks[0].name, "split": args.split, "seed": args.seed}
     if args.max_docs:
         about["documents"] = f"a sample of {len(texts.docs):,} with all judged ones in it"
-    out_dir = args.out_dir or run.run_dir / "analysis" / f"{tasks[0].name}-{args.split}-{run.step}"
-    with atomic_dir(out_dir) as temporary:
+    with atomic_dir(out_dir, KIND) as temporary:
         pictures = embedding_plots.draw(analysis, temporary, seed=args.seed)
         write_json(temporary / "analysis.json", {**about, **analysis.numbers})
         title = f"Embeddings of {run.run_dir.name} on {tasks[0].name}"
@@ -54,7 +60,11 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max_docs", type=int, help="embed a sample of so many documents; default all")
     parser.add_argument("--depth", type=int, default=100, help="ranks that count as recalled (default 100)")
     parser.add_argument("--seed", type=numeric(Seed), default=0, help="of samples and of t-SNE")
-    parser.add_argument("--out_dir", type=Path, help="replaced; default <run_dir>/analysis/<data set>-<split>-<step>")
+    parser.add_argument(
+        "--out_dir",
+        type=Path,
+        help="absent, empty, or a former analysis, which is replaced; default <run_dir>/analysis/<data set>-<split>-<step>",
+    )
     return parser.parse_args(argv)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from de_jax import command
 from de_jax.data import beir, input_policy
 from de_jax.data.batches import qrel_pairs
-from de_jax.data.files import atomic_dir
+from de_jax.data.folders import atomic_dir, require_replaceable
 from de_jax.data.generations import open_newest
 from de_jax.data.negatives import TrainingTexts
 from de_jax.data.progress import progress_bar
@@ -31,11 +31,15 @@ from de_jax.settings import PositiveFloat, Seed, numeric
 from de_jax.training import grad_norms
 from de_jax.training.run import load_run
 
+KIND = "analysis of negatives"
+
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
     groups, name = named("--groups", args.groups), Path(args.dataset_dir).resolve().name
+    out_dir = args.out_dir or args.run_dir / "analysis" / f"negatives-{name}-{args.split}"
+    require_replaceable(out_dir, KIND)
     folders = named("--negatives", args.negatives)
     generations = {kind: open_newest(folder) for kind, folder in folders.items()}
     qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
@@ -56,8 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     about |= {"num_pairs": len(sample.pairs), "drawn_from": sample.num_pairs, "num_negatives": args.num_negatives}
     about["negatives"] = {kind: str(generation.folder) for kind, generation in generations.items()}
     costs = efficiency.of_run(args.run_dir, generations, num_docs=stores[1].num_texts)
-    out_dir = args.out_dir or args.run_dir / "analysis" / f"negatives-{name}-{args.split}"
-    with atomic_dir(out_dir) as temporary:
+    with atomic_dir(out_dir, KIND) as temporary:
         title = f"Negatives of {args.run_dir.name} on {name}"
         report = negative_report.write(temporary, title, about, checkpoints, costs, depth=args.depth)
     print(efficiency.markdown(costs), file=sys.stderr)
@@ -78,7 +81,11 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--groups", nargs="+", default=[], metavar="NAME=PATTERN", help="over parameter paths; default thirds")
     parser.add_argument("--depth", type=int, default=100, help="of the ranking that negatives are looked for in (default 100)")
     parser.add_argument("--seed", type=numeric(Seed), default=0, help="of the sample and of the negatives drawn")
-    parser.add_argument("--out_dir", type=Path, help="replaced; default <run_dir>/analysis/negatives-<data set>-<split>")
+    parser.add_argument(
+        "--out_dir",
+        type=Path,
+        help="absent, empty, or a former analysis, which is replaced; default <run_dir>/analysis/negatives-<data set>-<split>",
+    )
     return parser.parse_args(argv)
 
 

@@ -20,9 +20,9 @@ from typing import Any, overload
 import numpy as np
 from jaxtyping import Int, Int32
 
-from de_jax.data import beir, files, input_policy
+from de_jax.data import beir, files, folders, input_policy
 from de_jax.data.progress import progress_bar
-from de_jax.data.store_writer import ARRAYS, FORMAT, writing
+from de_jax.data.store_writer import ARRAYS, FORMAT, KIND, writing
 from de_jax.data.text import PAD_ID, Tokenizer
 from de_jax.types import PADDING_ID, InputError
 
@@ -162,20 +162,17 @@ def build_token_store(
     Args:
         texts: read once; `beir.iter_docs` and `beir.iter_queries` yield them.
         tokenizer: encodes each chunk in parallel.
-        store_dir: replaced if it exists.
+        store_dir: absent, empty, or a former token store, which is replaced.
         skip_empty: leave texts that are "" out, and record their ids.
         progress: show a bar on stderr.
 
     Raises:
-        InputError: no texts, duplicate ids, or a text of which the tokenizer leaves nothing.
+        InputError: something else in the folder, no texts, duplicate ids, or a text of which the tokenizer leaves nothing.
     """
-    store_dir = Path(store_dir)
-    if store_dir.exists() and not any((store_dir / name).exists() for name in ("manifest.json", *ARRAYS)):
-        raise InputError(f"{store_dir} exists and is no token store, so it will not be replaced; choose another folder.")
     with (
-        files.atomic_dir(store_dir) as temporary,
+        folders.atomic_dir(store_dir, KIND) as temporary,
         writing(temporary, tokenizer) as writer,
-        progress_bar(desc=f"tokenize {store_dir.name}", unit=" texts", disable=not progress) as bar,
+        progress_bar(desc=f"tokenize {Path(store_dir).name}", unit=" texts", disable=not progress) as bar,
     ):
         for chunk in _chunks(texts):
             kept = [(text_id, text) for text_id, text in chunk if text or not skip_empty]
@@ -190,7 +187,7 @@ def open_token_store(store_dir: str | Path) -> TokenStore:
     """Opens a store by memory map, after checking that it is whole.
 
     Raises:
-        InputError: no store, another format, or files that do not have the sizes in the manifest.
+        InputError: no store, another format, or files that are not as they were written.
     """
     store_dir = Path(store_dir)
     if not (store_dir / "manifest.json").is_file():
@@ -198,6 +195,7 @@ def open_token_store(store_dir: str | Path) -> TokenStore:
     manifest = files.read_json(store_dir / "manifest.json")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise InputError(f"{store_dir} is not in the format '{FORMAT}'; remove it and build it again.")
+    folders.check_small(store_dir)
     try:
         sizes = {name: (store_dir / name).stat().st_size for name in ARRAYS}
         if sizes != manifest["file_sizes"]:
@@ -252,7 +250,7 @@ def cached_token_store(
         except InputError as error:  # of ids and tokens: the store knows no file
             raise error if str(texts_file) in str(error) else InputError(f"{texts_file}: {error}") from None
 
-    store = files.build_once(store_dir, open_token_store, build)
+    store = folders.build_once(store_dir, open_token_store, build)
     if skip_empty:
         if not store.records_skipped:
             store.skipped_ids = tuple(text_id for text_id, text in read() if not text)

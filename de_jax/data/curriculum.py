@@ -18,13 +18,14 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from jaxtyping import Float64, Int, Int32
 
-from de_jax.data import beir, files
+from de_jax.data import beir, files, folders
 from de_jax.data.expansion_files import fingerprint, read_expansion
 from de_jax.data.relevance import MEASURES, Measure, ScoreFile
 from de_jax.settings import PositiveInt, Seed, check_fields
 from de_jax.types import InputError
 
-FORMAT = "de_jax ranked queries 1"
+KIND = "ranked queries"
+FORMAT = f"de_jax {KIND} 1"
 GOLD, NONE = -2, -1
 """In the place of a generated query's index: the pair's own query, and no query at all."""
 
@@ -224,16 +225,17 @@ def cached_ranking(folder: str | Path, made_from: dict[str, Any], build: Callabl
 
     def write(out_dir: Path) -> RankedQueries:
         ranked = build()
-        with files.atomic_dir(out_dir) as temporary:
+        with folders.atomic_dir(out_dir, KIND) as temporary:
             for name, array in ranked._asdict().items():
                 files.save_array(temporary / f"{name}.npy", array)
             files.write_json(temporary / "manifest.json", {**made_from, "num_pairs": len(ranked.offsets) - 1})
         return _open(out_dir)
 
-    return files.build_once(Path(folder) / f"ranked-{key}", _open, write)
+    return folders.build_once(Path(folder) / f"ranked-{key}", _open, write)
 
 
 def _open(folder: Path) -> RankedQueries:
+    folders.check_small(folder)
     try:
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in RankedQueries._fields}
         ranked = RankedQueries(**arrays)

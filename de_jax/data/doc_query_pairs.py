@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from de_jax.data import beir, files
+from de_jax.data import beir, folders
 from de_jax.data.batches import pair_batches, qrel_pairs
 from de_jax.data.corpus import TokenStore, open_token_store
-from de_jax.data.store_writer import writing
+from de_jax.data.store_writer import KIND, writing
 from de_jax.data.text import Tokenizer
 from de_jax.data.training_set import open_stores, store_dir
 from de_jax.types import Batches, InputError
@@ -83,7 +83,7 @@ def joined(stores: Sequence[TokenStore], tokenizer: Tokenizer, cache_dir: Path) 
     key = hashlib.sha256("\n".join(store.content_hash for store in stores).encode()).hexdigest()[:16]
 
     def build(folder: Path) -> TokenStore:
-        with files.atomic_dir(folder) as temporary, writing(temporary, tokenizer) as writer:
+        with folders.atomic_dir(folder, KIND) as temporary, writing(temporary, tokenizer) as writer:
             for number, store in enumerate(stores):
                 for start in range(0, store.num_texts, _CHUNK_TEXTS):
                     ids = [f"{number}/{text_id}" for text_id in store.ids[start : start + _CHUNK_TEXTS]]
@@ -91,4 +91,4 @@ def joined(stores: Sequence[TokenStore], tokenizer: Tokenizer, cache_dir: Path) 
                     writer.append(ids, np.split(store.tokens[ends[0] : ends[-1]], ends[1:-1] - ends[0]))
         return open_token_store(folder)
 
-    return files.build_once(cache_dir / f"joined-{key}", open_token_store, build)
+    return folders.build_once(cache_dir / f"joined-{key}", open_token_store, build)

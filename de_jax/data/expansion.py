@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int, Int32
 
-from de_jax.data import files
+from de_jax.data import folders
 from de_jax.data.corpus import TokenStore, build_token_store, open_token_store
 from de_jax.data.curriculum import NONE, usable_queries
 from de_jax.data.passages import PassageIds
@@ -56,7 +56,7 @@ def tokenized_queries(queries: Sequence[Sequence[str]], tokenizer: Tokenizer, ca
         named = ((f"{row}/{place}", query) for row, own in enumerate(queries) for place, query in enumerate(own))
         return build_token_store(named, tokenizer, folder)
 
-    store = files.build_once(Path(cache_dir) / f"generated-{digest.hexdigest()[:16]}", open_token_store, build)
+    store = folders.build_once(Path(cache_dir) / f"generated-{digest.hexdigest()[:16]}", open_token_store, build)
     return GeneratedQueries(store, np.concatenate([[0], np.cumsum(counts)]), lambda row: usable_queries(queries[row], ""))
 
 

@@ -1,4 +1,7 @@
-"""Files that are either complete or absent: every output appears by a rename, after its bytes are on the disk."""
+"""Files that are either complete or absent: every output appears by a rename, after its bytes are on the disk.
+
+Folders do so in `folders`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import uuid
@@ -15,14 +19,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 import numpy as np
 
 from de_jax.data.reading import read_json as read_json
 from de_jax.types import InputError
-
-T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -30,41 +32,25 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
     """Yields a temporary path beside `path`; synced and renamed to `path` on success, removed on failure."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
+    unfinished = temporary(path)
     try:
         with naming(path):
-            yield temporary
-            _sync(temporary)
-            os.replace(temporary, path)
-            _sync(path.parent)
+            yield unfinished
+            sync(unfinished)
+            os.replace(unfinished, path)
+            sync(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def atomic_dir(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `path`; synced and renamed to `path` on success, replacing what stood there."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
-    try:
-        with naming(path):
-            temporary.mkdir()
-            yield temporary
-            for file in sorted(temporary.rglob("*")):
-                _sync(file)
-            _sync(temporary)
-            if path.exists():
-                shutil.rmtree(path)
-            os.replace(temporary, path)
-            _sync(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+def temporary(path: Path) -> Path:
+    """A name beside `path` that no other process uses, for an output on its way there."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 def is_leftover(path: Path) -> bool:
     """Whether a process that was killed between the creation and the rename of an output left this."""
-    return path.name.startswith(".") and path.name.endswith(".tmp")
+    return re.fullmatch(r"\..+\.[0-9a-f]{8}\.tmp", path.name) is not None
 
 
 def remove_leftovers(folder: str | Path) -> None:
@@ -108,7 +94,7 @@ def check_writable(folder: str | Path) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with naming(folder):
-        probe = _temporary(folder / "probe")
+        probe = temporary(folder / "probe")
         try:
             probe.touch()
         finally:
@@ -117,8 +103,8 @@ def check_writable(folder: str | Path) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Writes `value` as indented JSON, atomically."""
-    with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    with atomic_file(path) as unfinished:
+        unfinished.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -132,47 +118,61 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
         yield file  # type: ignore[misc]
 
 
-def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[Path], T]) -> T:
-    """Opens a folder of the cache, which is built first if it is absent or damaged.
+@contextlib.contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Holds a folder for one process at a time, by a file beside it; others say that they wait."""
 
-    Of several processes that ask at once, one builds and the others wait. What is whole is opened without a lock, so that a cache
-    may lie where nothing can be written.
+    def wait(holder: str) -> None:
+        warnings.warn(f"another process is writing {folder}; this one waits for it.", stacklevel=6)
 
-    Args:
-        folder: its name says all that decides its content, so what stands there damaged can be replaced.
-        open_folder: raises InputError where the folder is not whole.
-        build: makes the folder, by `atomic_dir`.
-    """
-    if folder.is_dir():
-        with contextlib.suppress(InputError):
-            return open_folder(folder)
-    with in_turn(folder):
-        if folder.is_dir():  # another process has built it meanwhile
-            with contextlib.suppress(InputError):
-                return open_folder(folder)
-        # Whoever left these was killed: only the holder of the lock builds this folder, and that is us.
-        for abandoned in folder.parent.glob(f".{folder.name}.*.tmp"):
-            shutil.rmtree(abandoned)
-        return build(folder)
+    with _held(folder.with_name(f".{folder.name}.lock"), wait):
+        yield
 
 
 @contextlib.contextmanager
-def in_turn(folder: Path) -> Iterator[None]:
-    """Holds a folder for one process at a time; others say that they wait. The system frees the lock when its holder dies.
+def only_one(path: str | Path, what: str) -> Iterator[None]:
+    """Holds a file for one process at a time; its folder goes at the end if it was made for this and nothing else came there.
 
-    The lock is a file beside the folder, and gone once nobody holds it.
+    Raises:
+        InputError: another process holds it; says which, and `what` it is doing.
     """
-    path = folder.with_name(f".{folder.name}.lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(path)
+    is_new = not path.parent.exists()
+
+    def refuse(holder: str) -> None:
+        raise InputError(f"{holder or 'another process'} is {what} already; stop it first.")
+
+    try:
+        with _held(path, refuse):
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            if is_new:
+                path.parent.rmdir()
+
+
+@contextlib.contextmanager
+def _held(path: Path, if_taken: Callable[[str], None]) -> Iterator[None]:
+    """Holds the lock of a file, which is removed at the end; the system frees the lock when its holder dies.
+
+    Args:
+        path: the file.
+        if_taken: told who holds it, before this process waits.
+    """
     while True:
-        with open(path, "w") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                warnings.warn(f"another process is writing {folder}; this one waits for it.", stacklevel=3)
+                file.seek(0)
+                if_taken(file.read().strip())
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if not _is_same(file, path):  # the holder for whom this one waited has removed it
+            if not _is_same(file, path):  # its former holder has removed it
                 continue
+            with contextlib.suppress(OSError):  # a full disk keeps nobody from the lock
+                file.truncate(0)
+                os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
             try:
                 yield
             finally:
@@ -187,27 +187,6 @@ def _is_same(file: TextIO, path: Path) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def only_one(path: str | Path, what: str) -> Iterator[None]:
-    """Holds the lock of a file for one process at a time; the system frees it when its holder dies.
-
-    Raises:
-        InputError: another process holds it; says which, as it left word in the file, and `what` it is doing.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with naming(path), open(path, "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise InputError(f"{file.read().strip() or 'another process'} is {what} already; stop it first.") from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        yield
-
-
 def cache_dir() -> Path:
     """Where things that can be made again are kept: `$DE_JAX_CACHE`, or `~/.cache/de_jax`."""
     return Path(os.environ.get("DE_JAX_CACHE") or Path.home() / ".cache" / "de_jax")
@@ -217,10 +196,6 @@ def sha256_of(path: str | Path) -> str:
     """The hex SHA-256 of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 @contextlib.contextmanager
@@ -234,7 +209,8 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Returns once a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data import files
+from de_jax.data import files, folders
 from de_jax.data.reading import read_lines
 from de_jax.types import InputError
 
@@ -72,7 +72,7 @@ def write_generation(
         raise InputError(f"{folder} is there already; one miner writes to a folder at a time.")
     lines, num_pairs = iter(mined), 0
     parts: dict[str, str] = {}
-    with files.atomic_dir(folder) as temporary:
+    with folders.atomic_dir(folder) as temporary:
         while chunk := list(itertools.islice(lines, lines_per_part)):
             part = temporary / f"part-{len(parts):05d}.jsonl"
             part.write_text("".join(json.dumps(line._asdict(), ensure_ascii=False) + "\n" for line in chunk), encoding="utf-8")

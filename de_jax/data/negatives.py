@@ -110,7 +110,7 @@ class MinedNegatives:
 
         Args:
             step: that training goes on from.
-            known: the switches that a checkpoint of the run was saved with. A file that is lost is written again by them.
+            known: the switches that a checkpoint of the run was saved with. What the file has lost is written again by them.
 
         Raises:
             InputError: no generation, a damaged one that the run has switched to, one mined over other texts, or a file that does
@@ -118,14 +118,13 @@ class MinedNegatives:
         """
         known = list(known)
         self.switches = self._read(at_least=0 if self._is_first else max(1, len(known)))
-        if self.switches and self.switches[: len(known)] != known:
+        if self.switches[: len(known)] != known[: len(self.switches)]:
             raise InputError(
                 f"{self._file} does not begin with the {len(known)} switches that the checkpoint of step {step} was trained with; "
                 "restore the file, or remove it and it is written again by the checkpoint."
             )
-        if not self.switches and known:
-            self._write(known)
-            self.switches = known
+        self.switches += known[len(self.switches) :]
+        self._restore()
         if not self.switches:
             self.check()
             assert self._candidate is not None
@@ -194,7 +193,7 @@ class MinedNegatives:
         """Adds a switch beyond the last one, on the disk first; of several processes the first one writes it."""
         held = self._accepted(switch.generation)
         if self._is_first:
-            self._write([switch])
+            self._write(switch)
         with self._lock:
             self._hold(switch.generation, held)
             self.switches.append(switch)
@@ -237,10 +236,19 @@ class MinedNegatives:
             self._refused[number] = state
             return None
 
-    def _write(self, switches: Sequence[Switch]) -> None:
+    def _write(self, switch: Switch) -> None:
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            files.append_text(self._file, "".join(json.dumps(switch._asdict()) + "\n" for switch in switches))
+            files.append_text(self._file, _line(switch))
+
+    def _restore(self) -> None:
+        """Writes the file again where it lacks a switch, or ends in a line that was cut off."""
+        if self._file is None or not self._is_first or not self.switches:
+            return
+        text = "".join(map(_line, self.switches))
+        if not self._file.is_file() or self._file.read_text() != text:
+            with files.atomic_file(self._file) as temporary:
+                temporary.write_text(text)
 
     def _read(self, *, at_least: int) -> list[Switch]:
         """The file's switches, once so many of them are there."""
@@ -261,22 +269,29 @@ def follow(negatives_dir: str, run_dir: str, texts: TrainingTexts, **options: An
 
 
 def read_switches(path: str | Path) -> list[Switch]:
-    """The switches of a run so far, by rising step.
+    """The switches of a run so far, by rising step; a last line that was cut off never came into force, and is left out.
 
     Raises:
-        InputError: a line that is none.
+        InputError: a malformed line.
     """
     path = Path(path)
     switches: list[Switch] = []
+    num_whole = path.read_bytes().count(b"\n") if path.is_file() else 0
     for line, raw in read_lines(path) if path.is_file() else ():
         try:
             switch = Switch(**{name: int(value) for name, value in json.loads(raw).items()})
             if switches and switch.step <= switches[-1].step:
                 raise ValueError
         except (ValueError, TypeError, AttributeError):
+            if line > num_whole:
+                break
             raise InputError(f"{path}, line {line}: expected a step beyond the last one and its generation.") from None
         switches.append(switch)
     return switches
+
+
+def _line(switch: Switch) -> str:
+    return json.dumps(switch._asdict()) + "\n"
 
 
 def _state(folder: Path) -> list[tuple[str, int, int]]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data import batches as batches_
-from de_jax.data import beir, curriculum_texts, files, input_policy
+from de_jax.data import beir, curriculum_texts, files, folders, input_policy
 from de_jax.data.corpus import TokenStore, open_token_store
 from de_jax.data.curriculum import Curriculum, ranked_texts
 from de_jax.data.mixing import mixed_epochs
@@ -29,7 +29,8 @@ from de_jax.data.training_set import TrainingSet, dev_set, store_dir
 from de_jax.settings import NonNegativeInt, PositiveInt, Seed, checked
 from de_jax.types import InputError
 
-FORMAT = "de_jax pair store 1"
+KIND = "pair store"
+FORMAT = f"de_jax {KIND} 1"
 
 
 class Part(NamedTuple):
@@ -177,7 +178,7 @@ def save(
     """Completes a folder that holds the token stores and the tokenizers already.
 
     Args:
-        folder: under a temporary name, see `files.atomic_dir`.
+        folder: under a temporary name, see `folders.atomic_dir`.
         parts: the tasks, in the order of their pairs.
         arrays: "pairs", and "neg_docs" or "neg_queries" where anything was mined.
         dev_qrels: judgements, by id.
@@ -210,6 +211,7 @@ def open_pair_store(pairs_dir: str | Path) -> PairStore:
     manifest = files.read_json(folder / "manifest.json")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise InputError(f"{folder} is not in the format '{FORMAT}'; write it again with tools.export_batches.")
+    folders.check_small(folder)
     queries, docs = open_token_store(folder / "queries"), open_token_store(folder / "docs")
     try:
         arrays = _open_arrays(folder, manifest, queries.num_texts, docs.num_texts)

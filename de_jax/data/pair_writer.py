@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data import beir, files, pair_store
+from de_jax.data import beir, folders, pair_store
 from de_jax.data.corpus import TokenStore, open_token_store
 from de_jax.data.pair_store import PairStore, Part
 from de_jax.data.store_writer import StoreWriter, writing
@@ -50,7 +50,7 @@ def write(
     """Reads every source once and writes the folder, which appears when it is complete; memory is bounded by the ids of the pairs.
 
     Args:
-        out_dir: replaced if it exists.
+        out_dir: absent, empty, or a former pair store, which is replaced.
         sources: of the training pairs.
         dev_sources: of the judgements that score checkpoints; may be empty.
         tokenizers: of the query and the document side.
@@ -60,7 +60,7 @@ def write(
         InputError: ids without a text, an id with two texts, tokens beyond the vocabulary, or no pair at all.
     """
     readings, dev_readings = ([_Reading(source) for source in some] for some in (sources, dev_sources))
-    with files.atomic_dir(out_dir) as folder:
+    with folders.atomic_dir(out_dir, pair_store.KIND) as folder:
         _write_texts(folder, [*readings, *dev_readings], tokenizers)
         stores = {side: open_token_store(folder / name) for side, name in SIDES.items()}
         parts = [Part(reading.source.name, reading.source.rate, reading.num_pairs) for reading in readings]

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data import files, input_policy, pair_store, pair_writer
+from de_jax.data import files, folders, input_policy, pair_store, pair_writer
 from de_jax.data.curriculum import Curriculum
 from de_jax.data.pair_store import PairStore
 from de_jax.data.pair_writer import SIDES, Columns, PairSource, TextSource
@@ -109,7 +109,7 @@ def seqio_pairs(
     parent = Path(cache_dir) if cache_dir else files.cache_dir() / "pair_stores"
     made_from = fingerprint(selection, module, module_args)
     folder = parent / f"{task.replace(':', '_')}-{made_from[:16]}"
-    files.build_once(folder, pair_store.open_pair_store, lambda path: export(selection, path, made_from))
+    folders.build_once(folder, pair_store.open_pair_store, lambda path: export(selection, path, made_from))
     stored_pairs = input_policy.spelled("--gin.seqio_pairs.{}=True")(pair_store.stored_pairs)
     return stored_pairs(
         pairs_dir=str(folder),

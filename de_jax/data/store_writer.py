@@ -14,7 +14,8 @@ from de_jax.data import files
 from de_jax.data.text import Tokenizer
 from de_jax.types import InputError
 
-FORMAT = "de_jax token store 1"
+KIND = "token store"
+FORMAT = f"de_jax {KIND} 1"
 ARRAYS = ("tokens.npy", "offsets.npy", "ids.npy", "id_order.npy")
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data import beir, expansion_files, files, input_policy
+from de_jax.data import beir, expansion_files, files, folders, input_policy
 from de_jax.data.beir import Qrels
 from de_jax.data.corpus import TokenStore, cached_token_store
 from de_jax.data.progress import progress_bar
@@ -40,7 +40,8 @@ Report = dict[str, Any]
 
 SYSTEMS = ("dense", "bm25", "fusion")
 RESULT_FILE = "result.json"
-FORMAT = "de_jax evaluation 4"
+KIND = "evaluation"
+FORMAT = f"de_jax {KIND} 4"
 """Changes where the same inputs come to give other scores."""
 
 
@@ -115,13 +116,16 @@ def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:
     if run is None:
         return _score(task, policy, None)[0]
     folder = run.run_dir / "evaluations" / f"{task.name}-{_key(task, policy, run)}"
-    if not (folder / RESULT_FILE).is_file():
+
+    def build(folder: Path) -> Report:
         report, results = _score(task, policy, run)
-        with files.atomic_dir(folder) as temporary:
+        with folders.atomic_dir(folder, KIND) as temporary:
             for system, found in results.items():
                 metrics.write_trec_run(temporary / f"{system}.trec", found, name=f"{run.run_dir.name}-{run.step}-{system}")
             files.write_json(temporary / RESULT_FILE, report)
-    report = files.read_json(folder / RESULT_FILE)
+        return _kept(folder)
+
+    report = folders.build_once(folder, _kept, build)
     names = metrics.names_of(policy.measures)  # in a file they stand in alphabetical order
     scores = {system: {name: report[system][name] for name in names} for system in SYSTEMS if system in report}
     return {**report, **scores, "evaluation_dir": str(folder)}
@@ -205,6 +209,10 @@ def score(results: Results, task: Task, policy: Policy) -> dict[str, float]:
         found = {doc_id: text for doc_id, text in beir.iter_queries(task.corpus, skip_empty=True) if doc_id in texts}
         qrels = answers_.judge(results, found, task.answers)
     return metrics.evaluate_results(results, qrels, measures=policy.measures)
+
+
+def _kept(folder: Path) -> Report:
+    return files.read_json(folder / RESULT_FILE)
 
 
 def _score(task: Task, policy: Policy, run: Run | None) -> tuple[Report, dict[str, Results]]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data import files
+from de_jax.data import folders
 from de_jax.interop.pretrained import Origin, Pretrained, assemble, disassemble
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
@@ -96,7 +96,7 @@ def write(folder: str | Path, model: DualEncoder, params: Params, step: int) -> 
 
     if model.initial_temperature is not None or not all(isinstance(t.encoder, T5Config) for t in (model.query, model.doc)):
         raise InputError("a T5X checkpoint holds T5 towers without a learned temperature; choose another format.")
-    with files.atomic_dir(folder) as temporary:
+    with folders.atomic_dir(folder) as temporary:
         target: dict[str, Any] = {}
         for name, array in sorted(disassemble(params, _origins(params)).items()):
             *parents, leaf = name.split("/")
@@ -269,12 +269,26 @@ def _zarr(folder: Path, store: dict[str, Any]) -> Leaf:
     chunk: Any = array.chunk_layout.read_chunk.shape
     if math.prod(chunk) > math.prod(array.shape):
         raise InputError(f"{folder}: a chunk is larger than the array; the checkpoint is damaged.")
+    if (array.spec().to_json()["metadata"].get("compressor") or {}).get("id") == "gzip":
+        _check_chunks(folder, math.prod(chunk) * array.dtype.numpy_dtype.itemsize)
 
     def read() -> Array:
         with _damage_named(folder):
             return array.read().result()
 
     return Leaf(array.shape, math.prod(array.shape) * array.dtype.numpy_dtype.itemsize, read)
+
+
+def _check_chunks(folder: Path, num_bytes: int) -> None:
+    """Whether each gzip chunk ends as RFC 1952 says, with its size before compression; tensorstore takes one without its end."""
+    for chunk in folder.rglob("[0-9]*"):
+        if not chunk.is_file():
+            continue
+        with open(chunk, "rb") as file:
+            file.seek(max(0, chunk.stat().st_size - 4))
+            end = file.read()
+        if int.from_bytes(end, "little") != num_bytes % 2**32:
+            raise InputError(f"{folder} is missing or damaged (the chunk {chunk.name} is cut off).")
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 embeddings.npy   float32 [n, D]   in the order of the token store
 ids.json         the texts' ids, parallel to the rows
-manifest.json    what was encoded by what; written last
+manifest.json    what was encoded by what; makes the folder complete
+checksums.json   of all these, see `folders`
 progress.json    the same and the rows done, while the folder is incomplete
 """
 
@@ -17,10 +18,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.data import files
+from de_jax.data import files, folders
 from de_jax.types import InputError
 
-FORMAT = "de_jax embeddings 1"
+KIND = "embeddings"
+FORMAT = f"de_jax {KIND} 1"
 
 
 def open_embeddings(out_dir: str | Path) -> tuple[list[str], np.ndarray, dict[str, Any]]:
@@ -35,6 +37,7 @@ def open_embeddings(out_dir: str | Path) -> tuple[list[str], np.ndarray, dict[st
     manifest = files.read_json(out_dir / "manifest.json")
     if manifest.get("format") != FORMAT:
         raise InputError(f"{out_dir}/manifest.json has format {manifest.get('format')!r}, not {FORMAT!r}; encode the corpus again.")
+    folders.check_small(out_dir)
     ids = files.read_json(out_dir / "ids.json")
     try:
         embeddings = np.load(out_dir / "embeddings.npy", mmap_mode="r")
@@ -124,10 +127,13 @@ class EmbeddingWriter:
         files.write_json(self._progress, {**self._plan, "dim": self._dim, "num_done": self.num_done})
 
     def finish(self, ids: Iterable[str]) -> None:
-        """Writes the ids and then the manifest, which makes the folder complete."""
+        """Writes the ids, the checksums, and then the manifest, which makes the folder complete."""
         with files.atomic_file(self._dir / "ids.json") as temporary:
             temporary.write_text(json.dumps(list(ids), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
-        files.write_json(self._dir / "manifest.json", {**self._plan, "dim": self._dim})
+        with files.atomic_file(self._dir / "manifest.json") as manifest:
+            files.write_json(manifest, {**self._plan, "dim": self._dim})
+            facts = folders.facts(self._dir, [self._array.name, "ids.json"])
+            folders.write_checksums(self._dir, KIND, {**facts, "manifest.json": folders.fact(manifest)})
         self._clean()
 
     def _clean(self) -> None:

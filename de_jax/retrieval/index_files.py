@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from de_jax.data import files
+from de_jax.data import files, folders
 from de_jax.types import InputError
 
-FORMAT = "de_jax faiss index 1"
+KIND = "faiss index"
+FORMAT = f"de_jax {KIND} 1"
 INDEX_FILE, IDS_FILE, MANIFEST_FILE = "index.faiss", "ids.json", "manifest.json"
 
 
@@ -31,9 +32,7 @@ def write(folder: Path, write_index: Callable[[Path], None], ids: Sequence[str],
     Raises:
         InputError: the folder holds something else.
     """
-    if folder.exists() and not _is_replaceable(folder):
-        raise InputError(f"{folder} holds something else than a saved index; choose a folder that is absent or empty.")
-    with files.atomic_dir(folder) as temporary:
+    with folders.atomic_dir(folder, KIND) as temporary:
         write_index(temporary / INDEX_FILE)
         (temporary / IDS_FILE).write_text(json.dumps(list(ids), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
         parts = [temporary / INDEX_FILE, temporary / IDS_FILE]
@@ -64,11 +63,3 @@ def read_manifest(folder: Path, *, check_index: bool) -> dict[str, Any]:
         if (check_index or name != INDEX_FILE) and files.sha256_of(path) != manifest["sha256"][name]:
             raise InputError(f"{path} does not have the checksum of its manifest; it is damaged, so build the index again.")
     return manifest
-
-
-def _is_replaceable(folder: Path) -> bool:
-    if not folder.is_dir():
-        return False
-    if not any(folder.iterdir()):
-        return True
-    return (folder / MANIFEST_FILE).is_file() and files.read_json(folder / MANIFEST_FILE).get("format") == FORMAT

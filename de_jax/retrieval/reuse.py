@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, UInt64
 
-from de_jax.data import files
+from de_jax.data import files, folders
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.micro_batches import Store
 from de_jax.types import InputError
@@ -52,6 +52,8 @@ def keep(folder: Path, hashes: UInt64[np.ndarray, " n"]) -> None:
     if not (folder / HASHES_FILE).exists():
         with files.atomic_file(folder / HASHES_FILE) as temporary:
             files.save_array(temporary, hashes)
+        if record := folders.read_checksums(folder):
+            folders.write_checksums(folder, record["kind"], record["files"] | folders.facts(folder, [HASHES_FILE]))
 
 
 def find(embeddings_dir: Path, *, model: str, max_length: int) -> Known | None:

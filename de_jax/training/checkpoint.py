@@ -6,7 +6,7 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,20 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint.options import MultiprocessingOptions
 
-from de_jax.data import files
+from de_jax.data import files, folders
 from de_jax.training import distributed, paths
 from de_jax.training.faults import NonFiniteError
 from de_jax.training.fit import Stop
 from de_jax.types import Array, InputError, Metrics, Params, TrainState
 
+UNFINISHED = "*.orbax-checkpoint-tmp"
+STAMP_FILE = "_CHECKPOINT_METADATA"
+"""Orbax writes into it when it renames a checkpoint, and nothing of the state depends on it."""
 _REMOVALS, _REMOVAL_SECONDS = 20, 0.1
 
 
 class Checkpoints:
-    """The checkpoints of one folder, `<folder>/<step>/{params, training, beside}`.
+    """The checkpoints of one folder, `<folder>/<step>/{params, training, beside, checksums.json}`.
 
     Args:
         folder: where they lie.
@@ -52,6 +55,7 @@ class Checkpoints:
             # Else a reader asks when each was written, and fails over one that the writer removes at that moment.
             lightweight_initialize=keep is None,
             enable_async_checkpointing=True,
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
             # Else threads of two folders, such as a run's last and its best, wait at one barrier for those of the other process.
             multiprocessing_options=MultiprocessingOptions(barrier_sync_key_prefix=self.folder.name),
         )
@@ -102,9 +106,11 @@ class Checkpoints:
     def beside(self, step: int) -> dict[str, Any]:
         """What was saved beside the state."""
         try:
+            self._check_files(step, ["beside"])
             return dict(self._manager.restore(step, args=ocp.args.Composite(beside=ocp.args.JsonRestore()))["beside"])
         except Exception as error:
-            raise InputError(f"the checkpoint {self.folder / str(step)} {_damage(error)}; delete that folder.") from error
+            damage = error if isinstance(error, _DamagedError) else _damage(error)
+            raise InputError(f"the checkpoint {self.folder / str(step)} {damage}; delete that folder.") from error
 
     def restore(self, step: int, like: TrainState) -> TrainState:
         """The state of a step, each array placed as its counterpart in `like`.
@@ -146,12 +152,25 @@ class Checkpoints:
             return
         files.remove_leftovers(self.folder)
         for _ in range(_REMOVALS):
-            unfinished = list(self.folder.glob("*.orbax-checkpoint-tmp"))
+            unfinished = list(self.folder.glob(UNFINISHED))
             if not unfinished:
                 return
             for folder in unfinished:
                 shutil.rmtree(folder, ignore_errors=True)
             time.sleep(_REMOVAL_SECONDS)  # a thread of Orbax that has not noticed the fault yet may write there again
+
+    def _write_checksums(self) -> None:
+        """Completes a checkpoint: Orbax's thread of the first process calls this once all is written, before the rename."""
+        for folder in self.folder.glob(UNFINISHED):
+            written = [name for name in folders.names(folder) if name != STAMP_FILE]
+            folders.write_checksums(folder, "checkpoint", folders.facts(folder, written))
+
+    def _check_files(self, step: int, items: Iterable[str]) -> None:
+        """Raises `_DamagedError` where a file is not as it was written; all processes call this, and the first one reads."""
+        below = [f"{item}/" for item in items]
+        damage = next(folders.damages(self.folder / str(step), below=below), None) if distributed.is_first() else None
+        if not distributed.agreed(damage is None):
+            raise _DamagedError(f"is damaged or half-copied ({damage or 'as the first process says'})")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -178,6 +197,7 @@ class Checkpoints:
 
     def _restore_intact(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
         folder = self.folder / str(step)
+        self._check_files(step, like)
         for name, tree in like.items():
             _check_same_tree(folder / name, _stored_shapes(folder / name), tree)
         try:

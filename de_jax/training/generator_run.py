@@ -25,7 +25,14 @@ from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
 from de_jax.training.faults import NonFiniteError
 from de_jax.training.fit import fit
 from de_jax.training.preemption import StopOnTerminate
-from de_jax.training.run import CHECKPOINTS_DIR, check_same, find_checkpoint, keep_tokenizer, restore_params, tokenizer_dir
+from de_jax.training.run import (
+    CHECKPOINTS_DIR,
+    check_same,
+    keep_tokenizer,
+    only_trainer,
+    restore_params,
+    tokenizer_dir,
+)
 from de_jax.training.train_step import init_state, update_step
 from de_jax.types import Batches, InputError, Params
 
@@ -73,10 +80,17 @@ def train_generator(run: GeneratorRun, batches: Batches, plan: Plan, *, is_fresh
         The trained run, and why it stopped before its end, if it did.
 
     Raises:
-        InputError: the folder holds another run, or a loss that is not finite.
+        InputError: the folder holds another run, another trainer is at work there, or a loss that is not finite.
     """
     mesh = sharding.make_mesh()
     sharding.check_batch_size(plan.batch_size, mesh)
+    with only_trainer(run.source):
+        return _train(run, batches, plan, mesh, is_fresh=is_fresh)
+
+
+def _train(
+    run: GeneratorRun, batches: Batches, plan: Plan, mesh: jax.sharding.Mesh, *, is_fresh: bool
+) -> tuple[GeneratorRun, str | None]:
     describe(run)
     _keep_plan(run.source, plan)
     schedule = optimizers.linear(peak=plan.learning_rate, num_steps=plan.num_steps, warmup_steps=plan.warmup_steps)
@@ -157,15 +171,15 @@ def load_generator(run_dir: str | Path, step: int | None = None) -> GeneratorRun
     if description.get("format") != FORMAT:
         raise InputError(f"{run_dir / DESCRIPTION_FILE} has format {description.get('format')}; this version reads {FORMAT}.")
     model = Generator.from_json(description["model"])
-    folder, found = find_checkpoint(run_dir, step)
     on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device), abstract)
+    found, params = restore_params(run_dir, step, like)
     return GeneratorRun(
         source=run_dir,
         step=found,
         model=model,
-        params=restore_params(folder, found, like),
+        params=params,
         tokenizer=load_tokenizer(tokenizer_dir(run_dir, description["tokenizer"])),
         max_query_length=description["max_query_length"],
         max_doc_length=description["max_doc_length"],

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from de_jax.data.files import atomic_dir, read_json, write_json
+from de_jax.data.files import only_one, read_json, write_json
+from de_jax.data.folders import atomic_dir
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.training import distributed
@@ -41,6 +42,17 @@ class Run(NamedTuple):
     max_query_length: int  # tokens
     max_doc_length: int  # tokens, of a passage
     max_passages: int = 1  # of a document, which scores as its best one
+
+
+def only_trainer(run_dir: str | Path) -> contextlib.AbstractContextManager[None]:
+    """Holds the folder of a run for one trainer; where several processes train together, the first one does it for all.
+
+    Raises:
+        InputError: another trainer is at work there.
+    """
+    if not distributed.is_first():
+        return contextlib.nullcontext()
+    return only_one(Path(run_dir) / ".train.lock", f"training in {run_dir}")
 
 
 def describe_run(
@@ -90,9 +102,6 @@ def write_run(run_dir: str | Path, params: Params, *, model: DualEncoder, **desc
     Raises:
         InputError: something is there already.
     """
-    run_dir = Path(run_dir)
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        raise InputError(f"{run_dir} exists already; name a new folder for the run.")
     with atomic_dir(run_dir) as temporary:
         describe_run(temporary, model=model, **described)
         with contextlib.closing(Checkpoints(temporary / CHECKPOINTS_DIR, keep=1)) as checkpoints:
@@ -113,14 +122,15 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
     run_dir = Path(run_dir)
     description = _read_description(run_dir)
     model = DualEncoder.from_json(description["model"])
-    folder, found = find_checkpoint(run_dir, step)
     on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     params = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device),
         model.shapes(),
     )
-    if not only_sizes:
-        params = restore_params(folder, found, params)
+    if only_sizes:
+        found = find_checkpoint(run_dir, step)[1]
+    else:
+        found, params = restore_params(run_dir, step, params)
     tokenizers = {
         name: load_tokenizer(tokenizer_dir(run_dir, fingerprint)) for name, fingerprint in description["tokenizers"].items()
     }
@@ -144,7 +154,7 @@ def load_params(run_dir: str | Path, like: Params) -> Params:
         InputError: no run there, or one of another model; names the first parameter that differs.
     """
     _read_description(Path(run_dir))
-    return restore_params(*find_checkpoint(Path(run_dir), None), like)
+    return restore_params(Path(run_dir), None, like)[1]
 
 
 def read_settings(run_dir: str | Path) -> dict[str, str]:
@@ -170,10 +180,21 @@ def _read_description(run_dir: Path) -> dict[str, Any]:
     return description
 
 
-def restore_params(folder: Path, step: int, like: Params) -> Params:
-    """The parameters of a checkpoint, each placed as its counterpart in `like`."""
-    with contextlib.closing(Checkpoints(folder)) as checkpoints:
-        return checkpoints.restore_params(step, like)
+def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple[int, Params]:
+    """The step and the parameters of a checkpoint, chosen as in `load_run`, each placed as its counterpart in `like`.
+
+    A trainer that keeps few checkpoints may remove this one while it is read; then its successor is taken.
+    """
+    folder, found = find_checkpoint(run_dir, step)
+    while True:
+        try:
+            with contextlib.closing(Checkpoints(folder)) as checkpoints:
+                return found, checkpoints.restore_params(found, like)
+        except InputError:
+            failed = found
+            folder, found = find_checkpoint(run_dir, step)
+            if found == failed:
+                raise
 
 
 def find_checkpoint(run_dir: Path, step: int | str | None) -> tuple[Path, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -160,13 +161,18 @@ def jsonl_sink(run_dir: str | Path, start_step: int) -> Sink:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file; a last line that was cut off is left out."""
+    """The lines of a metrics file; warns of a damaged line and leaves it out, and a last one that was cut off without a word."""
+    *whole, last = Path(path).read_bytes().split(b"\n")
     lines = []
-    for line in Path(path).read_text().splitlines():
+    for number, raw in enumerate([*whole, last], start=1):
         try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            line = json.loads(raw.decode())
+            if not isinstance(line["step"], int):
+                raise TypeError
+            lines.append(line)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            if number <= len(whole):
+                warnings.warn(f"{path}, line {number}: damaged, so it is left out; the other lines are kept.", stacklevel=2)
     return lines
 
 

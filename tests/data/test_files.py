@@ -38,16 +38,3 @@ def test_the_lock_goes_when_its_holder_fails(tmp_path):
     with pytest.raises(RuntimeError), files.in_turn(tmp_path / "folder"):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.timeout(60)
-def test_a_cache_that_is_whole_is_opened_without_its_lock(tmp_path):
-    folder = tmp_path / "folder"
-
-    def build(folder):
-        folder.mkdir()
-        return "built"
-
-    assert files.build_once(folder, lambda folder: "opened", build) == "built"
-    with files.in_turn(folder):
-        assert files.build_once(folder, lambda folder: "opened", build) == "opened"

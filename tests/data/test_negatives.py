@@ -163,6 +163,20 @@ def test_a_lost_file_of_switches_is_written_again_by_the_checkpoint_and_another_
         followed(tmp_path, stores, known)
 
 
+@pytest.mark.parametrize("kept", [9, 28, 29, 33, 56])  # a line has 29 bytes
+@pytest.mark.parametrize("num_known", [1, 2])
+def test_a_line_of_switches_that_was_cut_off_blocks_nothing(tmp_path, stores, kept, num_known):
+    for number in (1, 2):
+        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+    switches, path = [Switch(0, 1), Switch(3, 2)], tmp_path / "run" / "switches.jsonl"
+    followed(tmp_path, stores, switches)
+    path.write_bytes(path.read_bytes()[:kept])
+    run = followed(tmp_path, stores, switches[:num_known])
+    assert run.switches == switches[:num_known]
+    run.record(Switch(9, 2))
+    assert negatives.read_switches(path) == run.switches
+
+
 def test_times_of_files_decide_nothing(tmp_path, stores):
     for number in (1, 2, 3):
         folder = generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {}).folder

@@ -4,6 +4,7 @@ import functools
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,9 @@ from toy_run import arguments
 from de_jax import command, train
 from de_jax.data import beir
 from de_jax.data.files import read_json
-from de_jax.training.run import load_run
+from de_jax.training import generator_run
+from de_jax.training.run import load_run, only_trainer
+from de_jax.types import InputError
 
 
 def parameters(run_dir):
@@ -179,8 +182,6 @@ def test_run_folder_of_another_model_is_refused(capsys, dataset_dir, finished_ru
 
 
 def test_unknown_step_names_those_there_are(finished_run):
-    from de_jax.types import InputError
-
     with pytest.raises(InputError, match=r"does not have checkpoint 7; complete checkpoints there: .*30"):
         load_run(finished_run, 7)
 
@@ -196,3 +197,22 @@ def test_inspect_run_shows_settings_curves_and_what_is_shared(finished_run, tmp_
     assert (tmp_path / "report" / "curves.png").read_bytes().startswith(b"\x89PNG")
     table = (tmp_path / "report" / "parameters.txt").read_text()
     assert [line.split()[-3:] for line in table.splitlines() if "projection/kernel" in line] == [["both", "towers", "replicated"]]
+
+
+def test_a_second_trainer_of_one_run_is_refused_before_it_writes(capsys, dataset_dir, tmp_path):
+    run_dir = tmp_path / "run"
+    (run_dir / "nested").mkdir(parents=True)
+    (run_dir / ".train.lock").write_text("process 1 on a machine that lost its power")
+    argv = arguments(dataset_dir, run_dir)
+    with only_trainer(run_dir):
+        message = refused(capsys, argv)
+        assert re.fullmatch(r"error: process \d+ on \S+ is training in .*/run already; stop it first\.", message)
+        train.main([*argv, "--dry_run"])
+        with pytest.raises(InputError, match="is training in"):
+            generator_run.train_generator(
+                generator_run.GeneratorRun(run_dir, *[None] * 6), iter, generator_run.Plan(num_steps=1, batch_size=8)
+            )
+    assert [path.name for path in run_dir.iterdir()] == ["nested"]
+    with only_trainer(tmp_path / "new"):
+        pass
+    assert not (tmp_path / "new").exists()

@@ -279,6 +279,17 @@ def test_damaged_arrays_end_in_a_sentence(tmp_path, damage, message):
         t5x.read(folder)
 
 
+def test_a_gzip_chunk_that_is_cut_anywhere_is_refused(tmp_path):
+    """Without its last 8 bytes, tensorstore takes it."""
+    folder = write_msgpack(tmp_path / "checkpoint_7", target_of(params_of(symmetric())), zarr_from=20)
+    chunk = folder / EMBEDDING / "1.0"
+    whole = chunk.read_bytes()
+    for length in [*range(len(whole) - 12, len(whole)), *range(0, len(whole), 97)]:
+        chunk.write_bytes(whole[:length])
+        with pytest.raises(InputError, match="embedding is missing or damaged"):
+            t5x.read(folder)
+
+
 def test_a_path_out_of_the_checkpoint_is_not_followed(tmp_path):
     folder = write_msgpack(tmp_path / "checkpoint_7", target_of(params_of(symmetric())), zarr_from=20)
     (folder / EMBEDDING).rename(tmp_path / "elsewhere")

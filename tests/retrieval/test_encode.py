@@ -257,13 +257,13 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
 
 
 def test_damaged_embeddings_are_refused(tmp_path):
-    to_dir(CountingTower(), make_store(), tmp_path)
+    for folder in (tmp_path, tmp_path / "second"):
+        to_dir(CountingTower(), make_store(), folder)
+        (folder / "checksums.json").unlink()  # version 0.1.0 wrote none
     with open(tmp_path / "embeddings.npy", "r+b") as file:
         file.truncate(500)
     with pytest.raises(InputError, match=r"embeddings\.npy cannot be read"):
         open_embeddings(tmp_path)
-    (tmp_path / "ids.json").write_text(json.dumps(["only one"]))
-    to_dir(CountingTower(), make_store(), tmp_path / "second")
     (tmp_path / "second" / "ids.json").write_text(json.dumps(["only one"]))
     with pytest.raises(InputError, match="holds 1 ids"):
         open_embeddings(tmp_path / "second")

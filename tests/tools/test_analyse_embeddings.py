@@ -44,3 +44,15 @@ def test_splits_and_samples_that_are_too_small_are_refused(trained, judged_dir, 
         with pytest.raises(InputError, match="d77"):
             analyse_embeddings.main([*flags, "--split", "gone", *sample])
     assert not (tmp_path / "out").exists()
+
+
+def test_only_a_former_analysis_is_replaced(trained, judged_dir, tmp_path, printed, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    with monkeypatch.context() as patch:
+        patch.setattr(analyse_embeddings, "load_run", None)  # refused before a model loads
+        for out_dir in (tmp_path / "mine", trained, trained.parent):
+            before = sorted(out_dir.rglob("*"))
+            with pytest.raises(InputError, match=r"exists already and holds .*, which is not part of a former analysis"):
+                printed(analyse_embeddings, run_dir=trained, dataset_dir=judged_dir, out_dir=out_dir)
+            assert sorted(out_dir.rglob("*")) == before

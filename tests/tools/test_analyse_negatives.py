@@ -90,3 +90,15 @@ def test_what_cannot_be_analysed_is_refused_and_nothing_is_written(printed, trai
     with pytest.raises(InputError, match=sentence):
         printed(analyse_negatives, run_dir=trained, dataset_dir=dataset_dir, out_dir=tmp_path / "out", **flags)
     assert not (tmp_path / "out").exists()
+
+
+def test_only_a_former_analysis_is_replaced(trained, dataset_dir, tmp_path, printed, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    with monkeypatch.context() as patch:
+        patch.setattr(analyse_negatives, "load_run", None)  # refused before a model loads
+        for out_dir in (tmp_path / "mine", trained, trained.parent):
+            before = sorted(out_dir.rglob("*"))
+            with pytest.raises(InputError, match=r"exists already and holds .*, which is not part of a former analysis"):
+                printed(analyse_negatives, run_dir=trained, dataset_dir=dataset_dir, out_dir=out_dir)
+            assert sorted(out_dir.rglob("*")) == before

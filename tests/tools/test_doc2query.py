@@ -99,7 +99,7 @@ def test_an_expansion_has_a_line_for_every_document_and_is_the_same_after_a_kill
     assert {len(doc.queries) for doc in found} == {3}
     for name in ("manifest.json", "part-00002.jsonl.gz", "part-00001.jsonl.gz"):
         (tmp_path / "cut" / name).unlink()
-    (tmp_path / "cut" / ".part-00001.jsonl.gz.abc.tmp").write_bytes(b"half")
+    (tmp_path / "cut" / ".part-00001.jsonl.gz.0123abcd.tmp").write_bytes(b"half")
     generate(dataset_dir, run_dir, tmp_path / "cut")
     files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("whole", "cut")]
     assert files[0] == files[1]

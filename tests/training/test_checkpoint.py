@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from de_jax.data import folders
 from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
 from de_jax.training.faults import NonFiniteError
+from de_jax.training.run import restore_params
 from de_jax.types import InputError, TrainState
 
 
@@ -75,6 +77,58 @@ def test_every_damaged_file_is_either_needless_or_leads_to_the_newest_intact_che
     assert num_refused >= 6  # the arrays' descriptions, the manifests and the data of both parts
 
 
+def message_of(checkpoints):
+    """Why step 2 cannot be restored by checkpoints that are open, or None where it is what was saved."""
+    try:
+        assert_equal(checkpoints.restore(2, state()), state(2))
+        assert checkpoints.beside(2) == {"step": 2}
+    except InputError as error:
+        return str(error)
+
+
+def test_a_flipped_bit_is_refused_with_its_file_or_changes_nothing(intact, tmp_path):
+    """In parameters that Orbax does not compress, most flips gave other numbers without a word."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(intact / "2", folder / "2")
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
+    draw, refused = np.random.default_rng(0), set()
+    with contextlib.closing(Checkpoints(folder)) as checkpoints:
+        for path in [*paths, *draw.choice(paths, 150)]:
+            before = path.read_bytes()
+            bits = np.frombuffer(before, np.uint8).copy()
+            bits[draw.integers(len(bits))] ^= 1 << draw.integers(8)
+            path.write_bytes(bits.tobytes())
+            if message := message_of(checkpoints):
+                refused.add(path.name)
+                assert path.name in message or path.name == "checksums.json"
+            path.write_bytes(before)
+        assert message_of(checkpoints) is None
+    assert {path.name for path in paths} - refused <= {"_CHECKPOINT_METADATA", "checksums.json"}
+    (folder / "2" / "_CHECKPOINT_METADATA").write_bytes(b"\xff")
+    assert refusal(folder, 2) is None
+
+
+def test_a_checkpoint_appears_with_its_checksums_or_not_at_all(tmp_path, monkeypatch):
+    def full_disk(*args):
+        raise OSError(28, "No space left on device")
+
+    with contextlib.closing(Checkpoints(tmp_path, keep=5)) as checkpoints:
+        checkpoints.save(1, state())
+        checkpoints.wait()
+        monkeypatch.setattr(folders, "write_checksums", full_disk)
+        checkpoints.save(2, state())
+        with pytest.raises(InputError, match=r"\(No space left on device\); complete ones there: 1"):
+            checkpoints.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
+def test_a_checkpoint_of_an_older_version_has_no_checksums_and_is_restored(intact, tmp_path):
+    shutil.copytree(intact, tmp_path / "copy")
+    for step in (1, 2):
+        (tmp_path / "copy" / str(step) / "checksums.json").unlink()
+    assert refusal(tmp_path / "copy", 2) is None
+
+
 @pytest.mark.parametrize("part", ["params", "training"])
 def test_checkpoint_without_one_of_its_parts_is_refused(intact, tmp_path, part):
     shutil.copytree(intact, tmp_path / "copy")
@@ -103,7 +157,7 @@ def test_what_stands_beside_a_state_comes_back_and_damage_to_it_is_named(intact,
 def test_a_reader_changes_nothing_and_the_writer_removes_what_was_left_unfinished(intact, tmp_path):
     folder = shutil.copytree(intact, tmp_path / "copy")
     (folder / "3.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
-    (folder / ".probe.1.tmp").touch()
+    (folder / ".probe.0123abcd.tmp").touch()
     names = sorted(path.name for path in folder.iterdir())
     restored(folder, 2)
     assert sorted(path.name for path in folder.iterdir()) == names
@@ -130,6 +184,26 @@ def test_a_reader_does_not_mind_what_the_writer_removes_meanwhile(intact, tmp_pa
         is_over.set()
         writer.join()
     assert refusal(folder, 2) is None
+
+
+@pytest.mark.parametrize("part", ["", "params"])  # a trainer removes file by file
+def test_a_reader_takes_the_successor_of_a_checkpoint_that_the_trainer_removes(intact, tmp_path, monkeypatch, part):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(intact / "1", folder / "1")
+    restore = Checkpoints.restore_params
+
+    def keep_one(checkpoints, step, like):
+        if not (folder / "2").exists():
+            shutil.copytree(intact / "2", folder / "2")
+            shutil.rmtree(folder / "1" / part)
+        return restore(checkpoints, step, like)
+
+    monkeypatch.setattr(Checkpoints, "restore_params", keep_one)
+    step, params = restore_params(tmp_path, None, state().params)
+    assert step == 2
+    assert_equal(params, state(2).params)
+    with pytest.raises(InputError, match=r"does not have checkpoint 1; .* there: 2" if not part else "1 is damaged or half-copied"):
+        restore_params(tmp_path, 1, state().params)
 
 
 def test_old_checkpoints_that_a_kill_left_are_removed_on_demand_only(intact, tmp_path):

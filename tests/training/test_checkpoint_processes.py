@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 
+from de_jax.data import folders
+
 ROUNDS = 12
 PROGRAM = f"""
 import random, sys, time
@@ -46,3 +48,6 @@ def test_saving_to_two_folders_at_once_ends(tmp_path):
             process.kill()
     assert (tmp_path / "checkpoints" / str(ROUNDS)).is_dir()
     assert [path.name for path in (tmp_path / "best").iterdir()] == [str(ROUNDS)]
+    for folder in tmp_path.glob("*/[0-9]*"):
+        assert folders.read_checksums(folder)
+        assert not list(folders.damages(folder))
