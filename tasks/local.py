@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.data import beir
+from de_jax.data.reading import read_lines
 from de_jax.tasks import registering
 from de_jax.types import InputError
 
@@ -28,7 +28,7 @@ def register(name: str, *, files: Mapping[str, str], tokenizer: str, doc_tokeniz
 
 def _read(path: Path) -> Iterator[registering.Record]:
     parse = _parse_tsv if path.name.removesuffix(".gz").endswith(".tsv") else json.loads
-    for line, raw in beir.lines(path):
+    for line, raw in read_lines(path):
         try:
             yield _with_ids(parse(raw))
         except ValueError as error:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data import beir
+from de_jax.data.reading import read_lines
 from de_jax.tasks import registering
 from de_jax.types import InputError
 
@@ -101,7 +101,7 @@ def _read_questions(path: Path) -> dict[str, _Question]:
 
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, raw in beir.lines(path):
+    for line, raw in read_lines(path):
         try:
             record = json.loads(raw)
         except json.JSONDecodeError as error:

@@ -10,12 +10,12 @@ import contextlib
 import gzip
 import io
 import json
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from de_jax.data import files
+from de_jax.data.reading import parse_json, read_lines
 from de_jax.types import InputError
 
 Qrels = dict[str, dict[str, int]]
@@ -111,7 +111,7 @@ def read_qrels(path: str | Path) -> Qrels:
     """
     path = Path(path)
     qrels: Qrels = {}
-    for line, raw in lines(path):
+    for line, raw in read_lines(path):
         columns = raw.split("\t") if raw.count("\t") in (2, 3) else raw.split()
         if line == 1 and tuple(columns) == QRELS_HEADER:
             continue
@@ -230,7 +230,7 @@ def _records(path: Path, *, with_title: bool, skip_empty: bool) -> Iterator[tupl
     if suffixes[:1] not in ([".jsonl"], [".tsv"], [".txt"]):
         raise InputError(f"{path}: the name must end in .jsonl, .tsv or .txt, with or without .gz.")
     parse = _parse_json if suffixes[0] == ".jsonl" else _parse_tsv
-    for line, raw in lines(path):
+    for line, raw in read_lines(path):
         try:
             text_id, text = parse(raw, with_title)
             if not text_id or any(character in text_id for character in "\t\n\r\0"):
@@ -243,10 +243,7 @@ def _records(path: Path, *, with_title: bool, skip_empty: bool) -> Iterator[tupl
 
 
 def _parse_json(raw: str, with_title: bool) -> tuple[str, str]:
-    try:
-        record = json.loads(raw)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON ({error.msg} at column {error.colno})") from None
+    record = parse_json(raw)
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
     text_id = record.get("_id")
@@ -256,13 +253,7 @@ def _parse_json(raw: str, with_title: bool) -> tuple[str, str]:
         text_id = str(text_id)
     if not isinstance(text_id, str) or not isinstance(text, str) or not isinstance(title, str):
         raise ValueError("expected the strings '_id' and 'text', and 'title' if there is one")
-    if "\\ud" in raw and _has_lone_surrogate(text_id + title + text):
-        raise ValueError("half of a surrogate pair, which is no character")
     return text_id, f"{title} {text}".strip()
-
-
-def _has_lone_surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _parse_tsv(raw: str, with_title: bool) -> tuple[str, str]:
@@ -273,25 +264,3 @@ def _parse_tsv(raw: str, with_title: bool) -> tuple[str, str]:
     if len(columns) != 2:
         raise ValueError(f"expected 2 tab-separated columns (id, text) or 4 (id, url, title, body), found {len(columns)}")
     return columns[0], columns[1].strip()
-
-
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (number from 1, line without its end) of a UTF-8 file, plain or .gz, passing over blank lines.
-
-    Raises:
-        InputError: a missing or truncated file, or bytes that are no text; names the line.
-    """
-    if not path.is_file():
-        raise InputError(f"{path} does not exist.")
-    line = 0
-    # Bytes, not text: decoding line by line is what lets an error name its line.
-    with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
-        try:
-            for line, raw in enumerate(file, start=1):
-                text = raw.decode("utf-8").rstrip("\r\n")
-                if text.strip():
-                    yield line, text
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise InputError(f"{path} is truncated or is not gzip, after line {line} ({error}); fetch it again.") from None
-        except UnicodeDecodeError:
-            raise InputError(f"{path}, line {line}: not UTF-8 text.") from None

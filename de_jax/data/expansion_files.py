@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax.data import beir, files
+from de_jax.data.reading import read_lines
 from de_jax.types import InputError
 
 FORMAT = "de_jax expansion 1"
@@ -186,7 +187,7 @@ def iter_released(paths: Sequence[str | Path], doc_ids: Iterable[str]) -> Iterat
 
 def _iter_json(paths: Sequence[Path]) -> Iterator[DocQueries]:
     for path in paths:
-        for line, raw in beir.lines(path):
+        for line, raw in read_lines(path):
             try:
                 record = json.loads(raw)
             except json.JSONDecodeError as error:
@@ -204,7 +205,7 @@ def _iter_tsv(paths: Sequence[Path]) -> Iterator[DocQueries]:
     doc_id, queries = None, list[str]()
     seen = set()
     for path in paths:
-        for line, raw in beir.lines(path):
+        for line, raw in read_lines(path):
             own, tab, query = raw.partition("\t")
             if not tab or not own:
                 raise InputError(f"{path}, line {line}: expected a document id, a tab and a query.")

@@ -19,6 +19,7 @@ from typing import Any, TextIO, TypeVar
 
 import numpy as np
 
+from de_jax.data.reading import read_json as read_json
 from de_jax.types import InputError
 
 T = TypeVar("T")
@@ -118,23 +119,6 @@ def write_json(path: str | Path, value: Any) -> None:
     """Writes `value` as indented JSON, atomically."""
     with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def read_json(path: str | Path) -> Any:
-    """The JSON value in `path`.
-
-    Raises:
-        InputError: the file is missing or is not JSON; names the file and the line.
-    """
-    path = Path(path)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist.") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}, line {error.lineno}: not valid JSON ({error.msg}).") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text, so it is not JSON.") from None
 
 
 @contextlib.contextmanager

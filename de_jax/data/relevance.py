@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from de_jax.data import beir
+from de_jax.data.reading import read_lines
 from de_jax.types import InputError
 
 Measure = Callable[[int, str, Sequence[str]], Float32[np.ndarray, " n"]]
@@ -73,7 +73,7 @@ class ScoreFile:
         self._path, self._pairs = Path(path), list(pairs)
         found: dict[tuple[str, str], np.ndarray] = {}
         wanted = set(self._pairs)
-        for line, raw in beir.lines(self._path):
+        for line, raw in read_lines(self._path):
             key, scores = _parsed(self._path, line, raw)
             if key in wanted:
                 found[key] = scores

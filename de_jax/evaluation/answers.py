@@ -10,8 +10,8 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from de_jax.data import beir
 from de_jax.data.beir import Qrels
+from de_jax.data.reading import read_lines
 from de_jax.evaluation.metrics import Results
 from de_jax.types import InputError
 
@@ -30,7 +30,7 @@ def read(path: str | Path) -> Answers:
     """
     path = Path(path)
     answers: Answers = {}
-    for line, raw in beir.lines(path):
+    for line, raw in read_lines(path):
         try:
             record = json.loads(raw)
             question_id, found = str(record["_id"]), record["answers"]

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data import beir, near_duplicates
+from de_jax.data import near_duplicates
 from de_jax.data.corpus import TokenStore
 from de_jax.data.negatives import TrainingTexts
+from de_jax.data.reading import read_lines
 from de_jax.types import InputError, Ranking
 
 IsDuplicate = Callable[[int, int], bool]
@@ -153,7 +154,7 @@ def read_teacher(path: str | Path, texts: TrainingTexts) -> dict[tuple[int, int]
         InputError: a line that is none.
     """
     lines = []
-    for number, raw in beir.lines(Path(path)):
+    for number, raw in read_lines(Path(path)):
         try:
             query_id, doc_id, score = raw.split("\t")
             lines.append((query_id, doc_id, float(score)))

@@ -62,7 +62,7 @@ def test_titles_belong_to_documents_only(tmp_path):
         ("t.jsonl", lines({"_id": "", "text": "x"}), "line 1: the id '' is empty"),
         ("t.jsonl", lines({"_id": "a\tb", "text": "x"}), "line 1: the id 'a.*' is empty or holds a tab"),
         ("t.jsonl", lines(DOCS[0], {"_id": "d9", "title": " ", "text": "\n"}), "line 2: the text of d9 is empty"),
-        ("t.jsonl", '{"_id": "d1", "text": "\\ud800"}\n', "line 1: half of a surrogate pair"),
+        ("t.jsonl", '{"_id": "d1", "text": "\\ud800"}\n', r"line 1: not valid JSON \(half of a surrogate pair"),
         ("t.tsv", "1\tone\n2 two\n", r"t.tsv, line 2: expected 2 tab-separated columns \(id, text\) or 4 .*, found 1"),
         ("t.tsv", "1\tone\n2\ttwo\tthree\n", "line 2: expected 2 tab-separated columns .* found 3"),
         ("t.tsv", "1\t \n", "line 1: the text of 1 is empty"),

@@ -1,0 +1,268 @@
+"""How files are read: JSON, lines of text and arrays. What cannot be read is an `InputError` that names the file, and the line.
+
+Whatever stands in a file's place (a folder, a pipe) and however a file is damaged, the outcome is its content or that error: no
+traceback, no wait, and no more memory than the content needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import math
+import os
+import re
+import stat
+import tokenize
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from de_jax.types import InputError
+
+MAX_LINE_BYTES = 16 << 20
+"""Of one line of text, decompressed; a longer one is a damaged file, or a document to cut into passages."""
+MAX_JSON_BYTES = 64 << 20
+"""Of a JSON file, unless its reader expects more."""
+MAX_JSON_DEPTH = 64
+"""Lists and objects inside each other."""
+
+_BOM = b"\xef\xbb\xbf"
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_HEADER_ERRORS = (
+    *(ValueError, SyntaxError, TypeError, KeyError, EOFError, OverflowError),
+    *(RecursionError, MemoryError, tokenize.TokenError),
+)
+"""What numpy raises on damaged headers, which it evaluates as Python literals."""
+
+
+def regular_file(path: str | Path) -> Path:
+    """The path of a file that is there and is neither a folder, a pipe nor a device.
+
+    Raises:
+        InputError: it is absent or something else; nothing is opened, as opening a pipe waits for its writer.
+    """
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{path} does not exist.") from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise InputError(f"{str(path)!r} cannot be read ({_reason(error)}); check its name and its permissions.") from None
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path} is {_kind(mode)}; give a regular file.")
+    return path
+
+
+def read_bytes(path: str | Path, *, max_bytes: int | None = None) -> bytes:
+    """The content of a file of at most `max_bytes`, None for any size.
+
+    Raises:
+        InputError: it is absent, something else than a file, unreadable or larger.
+    """
+    path = regular_file(path)
+    with _opened(path, is_plain=True) as file:
+        content = file.read() if max_bytes is None else file.read(max_bytes + 1)
+    if max_bytes is not None and len(content) > max_bytes:
+        raise InputError(f"{path} has more than {max_bytes:,} bytes, too many for such a file; check that it is the right one.")
+    return content
+
+
+def read_json(path: str | Path, *, max_bytes: int | None = MAX_JSON_BYTES) -> Any:
+    """The JSON value in a UTF-8 file.
+
+    Refused beside malformed JSON: NaN and Infinity, a key that an object has twice, half of a surrogate pair, integers of more
+    than 4,300 digits, and lists or objects more than `MAX_JSON_DEPTH` deep.
+
+    Raises:
+        InputError: the file cannot be read as of `read_bytes`, or is not such JSON; names the file and where known the line.
+    """
+    path = Path(path)
+    content = read_bytes(path, max_bytes=max_bytes)
+    try:
+        return _decode(_text(content.removeprefix(_BOM)), _STRICT)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}, line {error.lineno}: not valid JSON ({error.msg}).") from None
+    except ValueError as error:
+        raise InputError(f"{path}: not valid JSON ({error}).") from None
+
+
+def parse_json(text: str, *, allow_nan: bool = False) -> Any:
+    """The JSON value in a line, as strict as `read_json`.
+
+    Args:
+        text: the line.
+        allow_nan: whether NaN and Infinity are numbers, as in a log.
+
+    Raises:
+        ValueError: not such JSON; the rest of a sentence that the caller begins with file and line.
+    """
+    try:
+        return _decode(text, _WITH_NAN if allow_nan else _STRICT)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON ({error.msg} at column {error.colno})") from None
+    except ValueError as error:
+        raise ValueError(f"not valid JSON ({error})") from None
+
+
+def read_lines(path: str | Path, *, keep_blank: bool = False) -> Iterator[tuple[int, str]]:
+    """Yields (number from 1, line without its end) of a UTF-8 file, plain or .gz, a line in memory at a time.
+
+    A byte order mark is dropped; lines end in LF or CRLF.
+
+    Args:
+        path: compressed where the name ends in .gz.
+        keep_blank: yield blank lines too, which are passed over otherwise.
+
+    Raises:
+        InputError: the file is absent, something else, truncated or damaged, or has a line that is not UTF-8 or is longer than
+            `MAX_LINE_BYTES`; names the line.
+    """
+    path = regular_file(path)
+    line = 0
+    with _opened(path, lambda: f" after line {line}") as file:
+        while raw := file.readline(MAX_LINE_BYTES + 1):
+            line += 1
+            if len(raw) > MAX_LINE_BYTES:
+                raise InputError(f"{path}, line {line}: longer than {MAX_LINE_BYTES:,} bytes; cut the text into shorter ones.")
+            if line == 1:
+                raw = raw.removeprefix(_BOM)
+            try:
+                text = _text(raw).rstrip("\r\n")
+            except ValueError as error:
+                raise InputError(f"{path}, line {line}: {error}.") from None
+            if keep_blank or text.strip():
+                yield line, text
+
+
+def read_array(
+    path: str | Path, dtype: Any, shape: Sequence[int | None], *, in_memory: bool = False, rebuild: str = "make it again"
+) -> np.ndarray:
+    """The array in a .npy file, memory-mapped for reading.
+
+    Args:
+        path: as `files.save_array` or `np.save` write it.
+        dtype: that it must have, byte order included.
+        shape: that it must have; None where any size will do.
+        in_memory: read the file instead of mapping it.
+        rebuild: how a damaged file is mended, for the error.
+
+    Raises:
+        InputError: the file cannot be read, is no .npy file, holds another dtype or shape, or is not of the size that its header
+            says.
+    """
+    path = regular_file(path)
+    try:
+        found_shape, is_fortran, found_dtype, offset = _array_header(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({_reason(error)}); {rebuild}.") from None
+    except _HEADER_ERRORS:
+        raise InputError(f"{path} is no .npy file or is damaged at its beginning; {rebuild}.") from None
+    wanted = np.dtype(dtype)
+    fits = len(found_shape) == len(shape) and all(s is None or s == f for s, f in zip(shape, found_shape, strict=True))
+    if found_dtype != wanted or not fits or is_fortran:
+        sizes = ", ".join("any" if size is None else str(size) for size in shape)
+        raise InputError(f"{path} holds {found_dtype} of shape {found_shape}, not {wanted} of shape ({sizes}); {rebuild}.")
+    num_bytes, expected = path.stat().st_size, offset + math.prod(found_shape) * found_dtype.itemsize
+    if num_bytes != expected:
+        raise InputError(f"{path} has {num_bytes} bytes, not the {expected} that its header says; {rebuild}.")
+    array = np.memmap(path, found_dtype, "r", offset, found_shape)
+    return np.array(array) if in_memory else array
+
+
+def _array_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+    """Shape, whether it is in Fortran's order, dtype, and where the values begin."""
+    with open(path, "rb") as file:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            header = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            header = np.lib.format.read_array_header_2_0(file)
+        else:
+            raise ValueError
+        shape, is_fortran, dtype = header
+        if any(isinstance(size, bool) or size < 0 for size in shape):
+            raise ValueError
+        return shape, is_fortran and len(shape) > 1, dtype, file.tell()
+
+
+@contextlib.contextmanager
+def _opened(path: Path, place: Callable[[], str] = str, *, is_plain: bool = False) -> Iterator[IO[bytes]]:
+    """A file's bytes, decompressed where its name ends in .gz; what goes wrong while reading becomes InputError.
+
+    `place` says how far the reader came.
+    """
+    is_compressed = path.suffix == ".gz" and not is_plain
+    try:
+        if is_compressed and not path.stat().st_size:
+            raise EOFError("no bytes at all")  # gzip reads an empty file as an empty text
+        with gzip.open(path, "rb") if is_compressed else open(path, "rb") as file:
+            yield file  # type: ignore[misc]
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{path} is truncated or is not gzip,{place() or ' from its start'} ({error}); fetch it again.") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read{place()} ({_reason(error)}); check its permissions and its disk.") from None
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8 text") from None
+
+
+def _decode(text: str, decoder: json.JSONDecoder) -> Any:
+    """The JSON value of a text; ValueError says why there is none, and JSONDecodeError where."""
+    try:
+        value = decoder.decode(text)
+    except RecursionError:
+        raise ValueError(f"more than {MAX_JSON_DEPTH} levels deep") from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        raise ValueError("an integer of thousands of digits" if "integer string" in str(error) else str(error)) from None
+    if text.count("[") + text.count("{") > MAX_JSON_DEPTH or _ESCAPED_SURROGATE.search(text):
+        _check(value, MAX_JSON_DEPTH)
+    return value
+
+
+def _check(value: Any, levels: int) -> None:
+    """Refuses a value of more levels, or with half of a surrogate pair in a text."""
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError("half of a surrogate pair, which is no character") from None
+    elif isinstance(value, dict | list):
+        if not levels:
+            raise ValueError(f"more than {MAX_JSON_DEPTH} levels deep")
+        for part in value if isinstance(value, list) else (*value, *value.values()):
+            _check(part, levels - 1)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in found if keys.count(key) > 1)
+        raise ValueError(f"the key {twice[:80]!r} is there twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_no_constant)
+_WITH_NAN = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def _kind(mode: int) -> str:
+    return "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
+
+
+def _reason(error: Exception) -> str:
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
