@@ -25,9 +25,7 @@ Check = Callable[[Any], Any]
 
 MAX_INTEGER = 2**63 - 1
 MAX_SIZE = 2**31 - 1
-"""Of a model's sizes, lengths and counts of layers."""
-MAX_LAYERS = 256
-"""An encoder is built layer by layer before its weights are looked at."""
+"""Of lengths and of what else fits an int32."""
 
 _LARGEST = sys.float_info.max
 _SHORT = reprlib.Repr()
@@ -88,6 +86,14 @@ def some_text(value: Any) -> str:
     return value  # type: ignore[no-any-return]
 
 
+def text_id(value: Any) -> str:
+    """The id of a text: a string that is not empty, or a whole number, which stands for its digits."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not is_number and (not isinstance(value, str) or not value):
+        raise Mismatch(value, "an id, a text that is not empty")
+    return str(value)
+
+
 def flag(value: Any) -> bool:
     """True or false."""
     if not isinstance(value, bool):
@@ -123,15 +129,22 @@ def nullable(check: Check) -> Check:
     return lambda value: None if value is None else check(value)
 
 
-def list_of(check: Check, *, least: int = 0) -> Check:
-    """A list of at least so many values that each fit."""
+def list_of(check: Check, *, least: int = 0, most: int = MAX_INTEGER) -> Check:
+    """A list of so many values that each fit."""
 
     def check_all(value: Any) -> list[Any]:
-        if not isinstance(value, list) or len(value) < least:
-            raise Mismatch(value, f"a list of at least {least}" if least else "a list")
+        if not isinstance(value, list) or not least <= len(value) <= most:
+            raise Mismatch(value, f"a list of {least}" + (" or more" if most > least else "") if least else "a list")
         return [_checked(check, one, str(number)) for number, one in enumerate(value)]
 
     return check_all
+
+
+def texts(value: Any) -> list[str]:
+    """A list of strings, which may have millions of them."""
+    if not isinstance(value, list) or set(map(type, value)) - {str}:
+        raise Mismatch(value, "a list of texts")
+    return value
 
 
 def map_of(check: Check, *, keys: Check = text) -> Check:

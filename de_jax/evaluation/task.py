@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data import beir, expansion_files, files
+from de_jax.data import beir, expansion_files, files, schema
 from de_jax.data.beir import Qrels
 from de_jax.data.corpus import TokenStore, cached_token_store
 from de_jax.data.progress import progress_bar
@@ -119,8 +119,10 @@ def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:
             for system, found in results.items():
                 metrics.write_trec_run(temporary / f"{system}.trec", found, name=f"{run.run_dir.name}-{run.step}-{system}")
             files.write_json(temporary / RESULT_FILE, report)
-    report = files.read_json(folder / RESULT_FILE)
     names = metrics.names_of(policy.measures)  # in a file they stand in alphabetical order
+    scores_of_system = schema.Maybe(schema.record(dict.fromkeys(names, schema.number())))
+    mend = "remove its folder, and it is scored again"
+    report = schema.read(folder / RESULT_FILE, schema.record(dict.fromkeys(SYSTEMS, scores_of_system)), mend=mend)
     scores = {system: {name: report[system][name] for name in names} for system in SYSTEMS if system in report}
     return {**report, **scores, "evaluation_dir": str(folder)}
 

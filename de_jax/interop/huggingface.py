@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data.files import read_json
+from de_jax.data import schema
 from de_jax.data.text import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, load_tokenizer
 from de_jax.interop import config_keys, tokenizer_settings
 from de_jax.interop.pretrained import Origin, Pretrained, assemble
@@ -39,6 +39,9 @@ POOLING = {"mean": "mean", "cls": "first"}
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 HEADS = (r"(decoder|lm_head|pooler|cls)\..*", r"embeddings\.(position|token_type)_ids")
 """What published encoders carry beside the encoder."""
+
+
+_CONFIG = schema.record({"pad_token_id": schema.Maybe(schema.nullable(schema.integer()), None)})
 
 
 class EncoderFolder(NamedTuple):
@@ -102,9 +105,7 @@ def pretrained(source: str, encoder: EncoderFolder, tower: TowerConfig, ignored:
 
 def open_encoder(folder: Path) -> EncoderFolder:
     """The encoder's sizes, vocabulary and the names of its arrays; see `read`."""
-    values = read_json(folder / CONFIG_FILE)
-    if not isinstance(values, dict):
-        raise InputError(f"{folder / CONFIG_FILE} is no JSON object; copy it again.")
+    values = schema.read(folder / CONFIG_FILE, _CONFIG)
     config = _encoder_config(folder / CONFIG_FILE, values)
     if adapter := next((name for name in ADAPTERS if (folder / name).exists()), None):
         raise InputError(

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from de_jax.data import near_duplicates
 from de_jax.data.corpus import TokenStore
 from de_jax.data.negatives import TrainingTexts
-from de_jax.data.reading import read_lines
+from de_jax.data.reading import parse_number, read_lines
 from de_jax.types import InputError, Ranking
 
 IsDuplicate = Callable[[int, int], bool]
@@ -157,7 +157,7 @@ def read_teacher(path: str | Path, texts: TrainingTexts) -> dict[tuple[int, int]
     for number, raw in read_lines(Path(path)):
         try:
             query_id, doc_id, score = raw.split("\t")
-            lines.append((query_id, doc_id, float(score)))
+            lines.append((query_id, doc_id, parse_number(score)))
         except ValueError:
             raise InputError(f"{path}, line {number}: expected a query id, a document id and a score, tab-separated.") from None
     queries = texts.query_store.rows_of([query_id for query_id, _, _ in lines]).tolist()

@@ -147,7 +147,7 @@ def test_a_damaged_file_of_switches_is_named(tmp_path, stores):
     generations.write_generation(tmp_path / "negatives", 1, mined(), {})
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "switches.jsonl").write_text('{"step": 0, "generation": 1}\n{"step": 0, "generation": 2}\n')
-    with pytest.raises(InputError, match=r"switches.jsonl, line 2: expected a step beyond the last one"):
+    with pytest.raises(InputError, match=r"switches.jsonl, line 2: step is 0, expected a step beyond 0"):
         followed(tmp_path, stores)
 
 

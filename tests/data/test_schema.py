@@ -49,7 +49,7 @@ def test_what_fits_is_given_with_its_defaults_and_its_other_keys(tmp_path):
         ({"counts": {"a": 0}}, "counts/a is 0, expected a whole number from 1"),
         ({"counts": {"a": 1e30}}, r"counts/a is 1e\+30, expected a whole number"),
         ({"counts": {"a": 10**30}}, "counts/a is 10{20,}.* expected a whole number"),
-        ({"files": []}, "files is .*, expected a list of at least 1"),
+        ({"files": []}, "files is .*, expected a list of 1 or more"),
         ({"files": ["a.npy", "../b.npy"]}, r"files/1 is '\.\./b\.npy', expected the name of a file in the same folder"),
         ({"files": ["/etc/passwd"]}, "files/0 is"),
         ({"files": ["b/a.npy"]}, "files/0 is"),
