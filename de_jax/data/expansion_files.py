@@ -106,7 +106,16 @@ def read_expansion(path: str | Path) -> Iterator[DocQueries]:
     for name, sha256 in manifest["parts"].items():
         if not (path / name).is_file() or files.sha256_of(path / name) != sha256:
             raise InputError(f"{path / name} is missing or changed since it was written; copy the expansion again.")
-    return _iter_json([path / name for name in manifest["parts"]])
+    return _counted(path / MANIFEST_FILE, _iter_json([path / name for name in manifest["parts"]]), manifest.get("num_docs"))
+
+
+def _counted(manifest_file: Path, docs: Iterator[DocQueries], num_docs: int | None) -> Iterator[DocQueries]:
+    """The documents, of which there are as many as the manifest says; a part that it lost would be passed over."""
+    num_found = 0
+    for num_found, doc in enumerate(docs, start=1):  # noqa: B007 - counted after the loop
+        yield doc
+    if num_docs is not None and num_found != num_docs:
+        raise InputError(f"{manifest_file} says {num_docs} documents, but its parts hold {num_found}; copy the expansion again.")
 
 
 def fingerprint(path: str | Path) -> str:
@@ -238,12 +247,12 @@ def _iter_aligned(paths: Sequence[Path], doc_ids: Iterable[str]) -> Iterator[Doc
     for number, doc_id in enumerate(doc_ids, start=1):
         queries = [next(lines, None) for lines in texts]
         if None in queries:
-            short = list(samples)[queries.index(None)]
+            short = list(samples.values())[queries.index(None)][-1]
             raise InputError(f"{short} has {number - 1} lines, fewer than the corpus has documents; give all of its pieces.")
         yield DocQueries(doc_id, [query for query in queries if query is not None])
-    for name, lines in zip(samples, texts, strict=True):
+    for pieces, lines in zip(samples.values(), texts, strict=True):
         if next(lines, None) is not None:
-            raise InputError(f"{name} has more lines than the corpus has documents, {number}; it is of another corpus.")
+            raise InputError(f"{pieces[-1]} has more lines than the corpus has documents, {number}; it is of another corpus.")
 
 
 def _all_lines(paths: Sequence[Path]) -> Iterator[str]:

@@ -161,7 +161,7 @@ def load_params(run_dir: str | Path, like: Params) -> Params:
 def read_settings(run_dir: str | Path) -> dict[str, str]:
     """The settings of a run's config.gin as they stand there, by name; none where it was not trained here."""
     path = Path(run_dir) / "config.gin"
-    lines = [line for _, line in read_lines(path)] if path.is_file() else []
+    lines = [line for _, line in read_lines(path)] if path.exists() else []
     bindings = (line.partition(" = ") for line in lines if " = " in line and not line.startswith("#"))
     return {name.strip(): value.strip() for name, _, value in bindings}
 
