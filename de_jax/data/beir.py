@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from de_jax.data import files
+from de_jax.data import files, trec_columns
 from de_jax.data.reading import parse_json, read_lines
 from de_jax.types import InputError
 
@@ -112,16 +112,16 @@ def read_qrels(path: str | Path) -> Qrels:
     path = Path(path)
     qrels: Qrels = {}
     for line, raw in read_lines(path):
-        columns = raw.split("\t") if raw.count("\t") in (2, 3) else raw.split()
+        columns = raw.split("\t") if raw.count("\t") in (2, 3) else trec_columns.split(raw)
         if line == 1 and tuple(columns) == QRELS_HEADER:
             continue
         if len(columns) not in (3, 4):
             raise InputError(f"{path}, line {line}: expected 3 (BEIR) or 4 (TREC) columns, found {len(columns)}.")
         query_id, doc_id, score = columns[0], columns[-2], columns[-1]
         try:
-            relevance = int(score)
-        except ValueError:
-            raise InputError(f"{path}, line {line}: the relevance {score!r} is not an integer.") from None
+            relevance = trec_columns.parse_grade(score.strip(" \r"))
+        except ValueError as error:
+            raise InputError(f"{path}, line {line}: {error}.") from None
         if not query_id or not doc_id:
             raise InputError(f"{path}, line {line}: an id is empty.")
         if qrels.setdefault(query_id, {}).setdefault(doc_id, relevance) != relevance:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from de_jax.data import files
+from de_jax.data import files, trec_columns
 from de_jax.data.beir import Qrels
+from de_jax.data.reading import read_lines
 from de_jax.types import InputError, Ranking
 
 MEASURES = ("nDCG@10", "RR@10", "R@100")
@@ -149,44 +150,54 @@ def write_trec_run(path: str | Path, results: Results, *, name: str = "de_jax") 
     score then find the order of the ranking.
 
     Raises:
-        InputError: an id holds a blank, which this format cannot carry.
+        InputError: an id holds a blank or a score is not finite, which this format cannot carry.
     """
     with files.atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for query_id, docs in results.items():
-            score = np.float32(np.inf)
+            below = np.float32(np.inf)
             for rank, (doc_id, value) in enumerate(docs.items(), start=1):
                 if bad := [text_id for text_id in (query_id, doc_id) if re.search(r"\s", text_id) or not text_id]:
                     raise InputError(f"id {bad[0]!r} is empty or holds a blank, so it cannot stand in a TREC run file; rename it.")
-                score = min(np.float32(value), np.nextafter(score, np.float32(-np.inf)))
+                if not math.isfinite(trec_columns.in_32_bits(value)):
+                    raise InputError(
+                        f"document {doc_id!r} of query {query_id!r} has the score {value}, not a finite number of 32 bits; "
+                        "check the model that ranked it."
+                    )
+                score = min(np.float32(value), below)
                 file.write(f"{query_id} Q0 {doc_id} {rank} {score:.9g} {name}\n")
+                below = np.nextafter(score, np.float32(-np.inf))
 
 
 def read_trec_run(path: str | Path) -> Results:
-    """The results in a TREC run file (plain or .gz), each query's by falling score, equal ones as they stand in the file.
+    """The results in a TREC run file (plain or .gz), ordered as trec_eval orders them.
+
+    Each query's documents stand by falling score in float32, equal scores by falling document id; ranks and the order of lines
+    do not count.
 
     Raises:
-        InputError: a line without its six columns or with a score that is no number, a document twice for one query, or no
-            result at all.
+        InputError: a line without its six columns or with a score that is not a finite number, a document twice for one query, or
+            no result at all.
     """
     results: Results = {}
-    with files.open_text(path) as file:
-        for number, line in enumerate(file, start=1):
-            columns = line.split()
-            if len(columns) != 6:
-                raise InputError(
-                    f"{path}, line {number}: {len(columns)} columns in place of 6 (query Q0 document rank score name)."
-                )
-            query_id, _, doc_id, _, score, _ = columns
-            docs = results.setdefault(query_id, {})
-            if doc_id in docs:
-                raise InputError(f"{path}, line {number}: document {doc_id!r} was already ranked for query {query_id!r}.")
-            try:
-                docs[doc_id] = float(score)
-            except ValueError:
-                raise InputError(f"{path}, line {number}: the score {score!r} is no number.") from None
+    for number, line in read_lines(path):
+        columns = trec_columns.split(line)
+        if len(columns) != 6:
+            raise InputError(f"{path}, line {number}: {len(columns)} columns in place of 6 (query Q0 document rank score name).")
+        query_id, _, doc_id, _, score, _ = columns
+        docs = results.setdefault(query_id, {})
+        if doc_id in docs:
+            raise InputError(f"{path}, line {number}: document {doc_id!r} was already ranked for query {query_id!r}.")
+        try:
+            docs[doc_id] = trec_columns.in_32_bits(trec_columns.parse_score(score))
+        except ValueError as error:
+            raise InputError(f"{path}, line {number}: {error}.") from None
     if not results:
         raise InputError(f"{path} holds no result.")
-    return {query_id: dict(sorted(docs.items(), key=lambda item: -item[1])) for query_id, docs in results.items()}
+    # Python compares strings by code point, which is the order of their UTF-8 bytes, as strcmp has it.
+    best_first = {
+        query_id: sorted(docs.items(), key=lambda item: (item[1], item[0]), reverse=True) for query_id, docs in results.items()
+    }
+    return {query_id: dict(docs) for query_id, docs in best_first.items()}
 
 
 def _parse(measure: str) -> tuple[str, Any]:

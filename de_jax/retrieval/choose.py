@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data import near_duplicates
+from de_jax.data import near_duplicates, trec_columns
 from de_jax.data.corpus import TokenStore
 from de_jax.data.negatives import TrainingTexts
-from de_jax.data.reading import parse_number, read_lines
+from de_jax.data.reading import read_lines
 from de_jax.types import InputError, Ranking
 
 IsDuplicate = Callable[[int, int], bool]
@@ -151,15 +151,17 @@ def read_teacher(path: str | Path, texts: TrainingTexts) -> dict[tuple[int, int]
         texts: of the training pairs.
 
     Raises:
-        InputError: a line that is none.
+        InputError: a line with other columns, or a score that is not a finite number.
     """
     lines = []
     for number, raw in read_lines(Path(path)):
+        columns = raw.split("\t")
+        if len(columns) != 3:
+            raise InputError(f"{path}, line {number}: expected a query id, a document id and a score, tab-separated.")
         try:
-            query_id, doc_id, score = raw.split("\t")
-            lines.append((query_id, doc_id, parse_number(score)))
-        except ValueError:
-            raise InputError(f"{path}, line {number}: expected a query id, a document id and a score, tab-separated.") from None
+            lines.append((columns[0], columns[1], trec_columns.parse_score(columns[2].strip())))
+        except ValueError as error:
+            raise InputError(f"{path}, line {number}: {error}.") from None
     queries = texts.query_store.rows_of([query_id for query_id, _, _ in lines]).tolist()
     docs = texts.doc_store.rows_of([doc_id for _, doc_id, _ in lines]).tolist()
     scores = ((query, doc, line[2]) for query, doc, line in zip(queries, docs, lines, strict=True))

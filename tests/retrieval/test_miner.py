@@ -111,9 +111,11 @@ def test_a_teachers_file_refuses_in_both_directions(texts, embedded, tmp_path):
     lines, facts = mine(embedded, texts, miner)
     assert all("d1" not in line.neg_doc_ids and "q4" not in line.neg_query_ids for line in lines)
     assert facts["neg_docs"]["num_filtered"]["max_teacher_score"] == 5 + (NUM_DOCS - 1)
-    path.write_text("q0\td0\n")
-    with pytest.raises(InputError, match=r"teacher.tsv, line 1: expected a query id, a document id and a score"):
-        mine(embedded, texts, miner)
+    faults = {"q0\td0\n": "expected a query id, a document id and a score", "q0\td0\tnan\n": "the score 'nan' is not a finite"}
+    for line, message in faults.items():
+        path.write_text(line)
+        with pytest.raises(InputError, match=f"teacher.tsv, line 1: {message}"):
+            mine(embedded, texts, miner)
 
 
 def test_texts_that_say_what_the_positive_says_are_refused_in_both_directions(texts, embedded):

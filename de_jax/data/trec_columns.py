@@ -1,0 +1,55 @@
+"""Columns and numbers of TREC's text files, read as trec_eval reads them: blanks and digits of ASCII only.
+
+Python's own `split`, `int` and `float` also take other alphabets' blanks and digits, `1_0` and `nan`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+
+MAX_GRADE = 1_000_000
+"""trec_eval counts documents by grade in an array as long as the highest grade; beyond 2**31 it breaks."""
+
+_COLUMN = re.compile(r"[^ \t\n\v\f\r]+")
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_SHOWN = 40  # characters of a faulty value
+
+
+def split(line: str) -> list[str]:
+    """The columns of a line, between blanks."""
+    return _COLUMN.findall(line)
+
+
+def parse_grade(text: str) -> int:
+    """A relevance grade.
+
+    Raises:
+        ValueError: not an integer, or out of range; the rest of a sentence that the caller begins with file and line.
+    """
+    if not _INTEGER.fullmatch(text):
+        raise ValueError(f"the relevance {text[:_SHOWN]!r} is not an integer")
+    if len(text) > _SHOWN or abs(int(text)) > MAX_GRADE:
+        raise ValueError(f"the relevance {text[:_SHOWN]} is out of range; give a grade between -{MAX_GRADE} and {MAX_GRADE}")
+    return int(text)
+
+
+def parse_score(text: str) -> float:
+    """A score.
+
+    Raises:
+        ValueError: not a decimal number within the range of 32 bits, in which trec_eval keeps scores; the rest of a sentence as of
+            `parse_grade`.
+    """
+    if _DECIMAL.fullmatch(text) and math.isfinite(in_32_bits(float(text))):
+        return float(text)
+    raise ValueError(f"the score {text[:_SHOWN]!r} is not a finite number of 32 bits")
+
+
+def in_32_bits(score: float) -> float:
+    """The score as trec_eval compares it; infinite where it is too large for that."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(score))
