@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import tokenizers
+from letters import Letters
 
 from de_jax.data import beir, corpus, curriculum, expansion_files, generations, negatives, reading, relevance, text
 from de_jax.evaluation import answers, metrics, plots
@@ -19,7 +21,6 @@ from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.retrieval import choose, embedding_files, index_files, reuse
 from de_jax.training import generator_run, run
-from de_jax.training import run_log as run_log
 
 SIZES = T5Config(vocab_size=16, model_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4, dtype="float32")
 DOCS = [("d1", "a title", "the first text"), ("d2", "", "zwei Wörter"), ("d3", "", "three \U0001f600")]
@@ -41,15 +42,6 @@ class Reader(NamedTuple):
     read: Callable[[Path], Any]
     naive: Callable[[Path], Any] | None
     exact: tuple[str, ...] = ()
-
-
-class Letters:
-    """A token for each letter."""
-
-    vocab_size, pad_id, prefix_ids, suffix_ids, fingerprint = 29, 0, (), (1,), "letters"
-
-    def encode(self, texts: Any) -> list[np.ndarray]:
-        return [np.array([2 + ord(letter) % 26 for letter in one], np.int32) for one in texts]
 
 
 def plain(value: Any) -> Any:
@@ -184,7 +176,9 @@ def _texts(folder: Path) -> list[Reader]:
         # A page without a title and a body has its address as its text.
         return [[row[0], row[1].strip()] if len(row) == 2 else [row[0], f"{row[2]} {row[3]}".strip() or row[1]] for row in rows]
 
-    docs = lambda path: [list(one) for one in beir.iter_docs(path)]  # noqa: E731
+    def docs(path: Path) -> list[list[str]]:
+        return [list(one) for one in beir.iter_docs(path)]
+
     return [
         _file(folder, "corpus.jsonl", "corpus.jsonl", records, docs, naive_docs),
         _file(folder, "corpus.jsonl.gz", "corpus.jsonl.gz", records, docs, naive_docs),
@@ -207,7 +201,7 @@ def _judgements(folder: Path) -> list[Reader]:
         found: dict[str, dict[str, float]] = {}
         for line in naive_lines(path):
             query_id, _, doc_id, _, score, _ = line.split()
-            found.setdefault(query_id, {})[doc_id] = float(score)
+            found.setdefault(query_id, {})[doc_id] = float(np.float32(float(score)))  # as trec_eval keeps it
         return plain(found)
 
     beir_qrels = "query-id\tcorpus-id\tscore\n" + "".join(f"{query}\t{doc}\t1\n" for query, doc in PAIRS) + "q1\td3\t0\n"
@@ -216,11 +210,17 @@ def _judgements(folder: Path) -> list[Reader]:
     teacher = "".join(f"{query}\t{doc}\t{0.5}\n" for query, doc in PAIRS)
     scores = "".join(json.dumps({"query_id": query, "doc_id": doc, "scores": [0.5, 2]}) + "\n" for query, doc in PAIRS)
     answered = '{"_id": "q1", "answers": ["one", "two words"]}\n{"_id": 2, "answers": ["three"]}\n'
-    naive_scores = lambda path: {
-        (str(one["query_id"]), str(one["doc_id"])): np.array(one["scores"], np.float32) for one in naive_records(path)
-    }  # noqa: E731
-    read_scores = lambda path: [plain(relevance.ScoreFile(path, PAIRS)(pair, "", ["", ""])) for pair in range(2)]  # noqa: E731
-    qrels = lambda path: plain(beir.read_qrels(path))  # noqa: E731
+
+    def naive_scores(path: Path) -> Any:
+        found = {(str(one["query_id"]), str(one["doc_id"])): one["scores"] for one in naive_records(path)}
+        return [plain(np.array(found[pair], np.float32)) for pair in PAIRS]
+
+    def read_scores(path: Path) -> Any:
+        return [plain(relevance.ScoreFile(path, PAIRS)(pair, "", ["", ""])) for pair in range(2)]
+
+    def qrels(path: Path) -> Any:
+        return plain(beir.read_qrels(path))
+
     return [
         _file(folder, "qrels.tsv", "qrels.tsv", beir_qrels, qrels, naive_qrels),
         _file(folder, "qrels.txt", "qrels.txt", trec_qrels, qrels, naive_qrels),
@@ -234,9 +234,7 @@ def _judgements(folder: Path) -> list[Reader]:
             _read_teacher,
             lambda path: plain([float(line.split("\t")[2]) for line in naive_lines(path)]),
         ),
-        _file(
-            folder, "scores", "scores.jsonl", scores, read_scores, lambda path: [plain(naive_scores(path)[pair]) for pair in PAIRS]
-        ),
+        _file(folder, "scores", "scores.jsonl", scores, read_scores, naive_scores),
         _file(
             folder,
             "answers",
@@ -283,10 +281,13 @@ def _queries(folder: Path) -> list[Reader]:
     def naive_aligned(path: Path) -> Any:
         return plain([[doc_id, [line]] for doc_id, line in zip(ids, naive_all_lines(path), strict=True)])
 
-    naive_released = lambda path: plain([[str(one["id"]), one["predicted_queries"]] for one in naive_records(path)])  # noqa: E731
-    naive_expansion = lambda one: plain(
-        [[str(r["_id"]), r["queries"]] for part in sorted(one.glob("part*")) for r in naive_records(part)]
-    )  # noqa: E731
+    def naive_released(path: Path) -> Any:
+        return plain([[str(one["id"]), one["predicted_queries"]] for one in naive_records(path)])
+
+    def naive_expansion(one: Path) -> Any:
+        records = [record for part in sorted(one.glob("part*")) for record in naive_records(part)]
+        return plain([[str(record["_id"]), record["queries"]] for record in records])
+
     parts = ("part-00000.jsonl.gz", "part-00001.jsonl.gz")
     return [
         Reader(
@@ -367,7 +368,8 @@ def _descriptions(folder: Path) -> list[Reader]:
 
 
 def _stores(folder: Path) -> list[Reader]:
-    tokens = corpus.build_token_store([(one, body.lower()) for one, _, body in DOCS], Letters(), folder / "store", progress=False)  # type: ignore[arg-type]
+    texts = [("d1", "apple"), ("d2", "pear"), ("d3", "fig")]
+    tokens = corpus.build_token_store(texts, Letters(), folder / "store", progress=False)
     writer = embedding_files.EmbeddingWriter(folder / "embeddings", {"num_texts": 3, "model": "m", "max_length": 8}, {"rows": 2})
     writer.append(np.arange(6, dtype=np.float32).reshape(3, 2))
     writer.finish(["d1", "d2", "d3"])
@@ -377,11 +379,9 @@ def _stores(folder: Path) -> list[Reader]:
     index_files.write(
         folder / "index", lambda path: path.write_bytes(b"index"), ["d1"], {"factory": "Flat", "num_docs": 1, "dim": 2}
     )  # type: ignore[arg-type, return-value]
-    made_from = {"a": 1}
     ranked = curriculum.RankedQueries(
         np.array([1, 0, 2], np.int32), np.array([1, 0.5, 2], np.float32), np.array([0, 2, 3], np.int64)
     )
-    curriculum._cached(folder, made_from, lambda: ranked) if hasattr(curriculum, "_cached") else None
     arrays = {"order.npy": ranked.order, "scores.npy": ranked.scores, "offsets.npy": ranked.offsets}
     _written(folder, "ranked", {**arrays, "manifest.json": json.dumps({"format": curriculum.FORMAT, "num_pairs": 2})})
 
@@ -475,15 +475,10 @@ def _mined(folder: Path) -> list[Reader]:
 
 
 def _settings(folder: Path) -> list[Reader]:
-    vocabulary = {"<pad>": 0, "</s>": 1, "a": 2, "b": 3}
-    tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"},
-        "added_tokens": [{"id": 0, "content": "<pad>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}],
-        "post_processor": {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
-                           "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-                           "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}}},
-        "decoder": None, "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "a"},
-    }  # fmt: skip
+    vocabulary = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "</s>": 1, "a": 2}, unk_token="a"))
+    vocabulary.add_special_tokens(["<pad>", "</s>"])
+    vocabulary.normalizer = tokenizers.normalizers.Lowercase()
+    vocabulary.post_processor = tokenizers.processors.TemplateProcessing("$A </s>", "$A $B", [("</s>", 1)])
     log = "".join(json.dumps({"step": step, "loss": 1 / step, "dev/ndcg@10": 0.5}) + "\n" for step in (1, 2, 3))
     gin = "# a comment\ntrain.num_steps = 3\nbeir_pairs.split = 'dev'\n"
 
@@ -517,7 +512,7 @@ def _settings(folder: Path) -> list[Reader]:
             folder,
             "tokenizer.json",
             "tokenizer.json",
-            json.dumps(tokenizer),
+            vocabulary.to_str(),
             lambda path: plain([text.load_tokenizer(path).vocab_size]),
             None,
             exact=True,
