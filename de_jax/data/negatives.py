@@ -256,7 +256,7 @@ class MinedNegatives:
 def follow(negatives_dir: str, run_dir: str, texts: TrainingTexts, **options: Any) -> MinedNegatives:
     """The negatives of a run; "{run_dir}" in `negatives_dir` stands for its folder, and `options` are those of `MinedNegatives`."""
     switches_file = Path(run_dir) / SWITCHES_FILE if run_dir else None
-    return MinedNegatives(negatives_dir.format(run_dir=run_dir), switches_file, texts, **options)
+    return MinedNegatives(negatives_dir.replace("{run_dir}", run_dir), switches_file, texts, **options)
 
 
 def read_switches(path: str | Path) -> list[Switch]:

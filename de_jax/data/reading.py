@@ -32,7 +32,6 @@ MAX_JSON_DEPTH = 64
 """Lists and objects inside each other."""
 
 _BOM = b"\xef\xbb\xbf"
-_NUMBER = re.compile(r"\s*[+-]?[0-9.]+([eE][+-]?[0-9]+)?\s*")
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _HEADER_ERRORS = (
     *(ValueError, SyntaxError, TypeError, KeyError, EOFError, OverflowError),
@@ -161,18 +160,6 @@ def read_lines(path: str | Path, *, keep_blank: bool = False) -> Iterator[tuple[
                 raise InputError(f"{path}, line {line}: {error}.") from None
             if keep_blank or text.strip():
                 yield line, text
-
-
-def parse_number(text: str) -> float:
-    """The finite number that a column of text says in decimal digits, with or without an exponent.
-
-    Raises:
-        ValueError: not such a number: `nan`, `inf`, and what only Python reads, `1_0` for example.
-    """
-    value = float(text) if _NUMBER.fullmatch(text) else math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:40]!r} is not a finite number")
-    return value
 
 
 def read_array(

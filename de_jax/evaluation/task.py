@@ -151,6 +151,7 @@ def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
     """
     query_store, doc_store = _stores(run, task, policy)
     query_ids = _query_ids(task, query_store.ids)
+    metrics.check_ids(itertools.chain(query_ids, doc_store.ids))  # before hours of encoding: rankings are kept as TREC run files
     expanded = expanded_.texts(run, doc_store, policy.expansion) if policy.expansion else None
     passages = expanded or passages_of(run, doc_store, policy.passage_length, policy.passage_stride)
     store = passages or doc_store

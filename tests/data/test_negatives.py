@@ -25,6 +25,13 @@ def stores(tmp_path_factory, tokenizer):
     return tuple(corpus.build_token_store(texts[kind], tokenizer, folder / kind, progress=False) for kind in "qd")
 
 
+@pytest.mark.parametrize("name", ["{x}", "{run_dir.__class__}", "{}", "{"])
+def test_braces_in_a_folder_of_negatives_are_its_name(stores, name):
+    texts = TrainingTexts("set", *stores, PAIRS, TEXTS)
+    followed = negatives.follow(f"{{run_dir}}/{name}", "runs/a", texts, num_drawn={})
+    assert str(followed.negatives_dir) == f"runs/a/{name}"
+
+
 def mined(shift=0, pairs=PAIRS):
     return [
         Mined(f"q{query}", f"d{doc}", [f"d{(doc + n + shift) % 8}" for n in range(1, 4 - doc % 2)], [f"q{(query + 1 + shift) % 8}"])
