@@ -15,8 +15,9 @@ from pathlib import Path
 
 import seqio
 
-from de_jax.data import beir, files, generations
+from de_jax.data import files, generations
 from de_jax.data.pair_writer import SIDES
+from de_jax.data.reading import read_lines
 from de_jax.data.seqio_batches import TEXTS_SPLIT
 from de_jax.tasks import mined_tokens, registering
 from de_jax.types import InputError
@@ -79,5 +80,5 @@ def _read_generation(manifest: Path, *parts: Path, task: str) -> Iterator[regist
 
 def _read_files(*paths: Path) -> Iterator[registering.Record]:
     for path in paths:
-        for line, raw in beir.lines(path):
+        for line, raw in read_lines(path):
             yield generations.parsed(raw, f"{path}, line {line}")._asdict()

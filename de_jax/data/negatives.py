@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from de_jax.data import beir, files, generations
+from de_jax.data import files, generations, schema
 from de_jax.data.batches import Negatives
 from de_jax.data.generations import DamagedGeneration
 from de_jax.data.rows_of_pairs import TrainingTexts, rows_of_pairs
@@ -46,6 +46,9 @@ class Held(NamedTuple):
 
     manifest: Mapping[str, Any]
     rows: Mapping[str, np.ndarray]  # see `rows_of_pairs`
+
+
+_SWITCH = schema.of_class(Switch, step=schema.integer(), generation=schema.integer())
 
 
 class MinedNegatives:
@@ -267,13 +270,10 @@ def read_switches(path: str | Path) -> list[Switch]:
     """
     path = Path(path)
     switches: list[Switch] = []
-    for line, raw in beir.lines(path) if path.is_file() else ():
-        try:
-            switch = Switch(**{name: int(value) for name, value in json.loads(raw).items()})
-            if switches and switch.step <= switches[-1].step:
-                raise ValueError
-        except (ValueError, TypeError, AttributeError):
-            raise InputError(f"{path}, line {line}: expected a step beyond the last one and its generation.") from None
+    for line, record in schema.read_records(path, _SWITCH) if path.exists() else ():
+        switch = Switch(**record)
+        if switches and switch.step <= switches[-1].step:
+            raise InputError(f"{path}, line {line}: step is {switch.step}, expected a step beyond {switches[-1].step}.")
         switches.append(switch)
     return switches
 

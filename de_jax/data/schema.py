@@ -147,12 +147,12 @@ def texts(value: Any) -> list[str]:
     return value
 
 
-def map_of(check: Check, *, keys: Check = text) -> Check:
-    """An object with any keys, whose values each fit."""
+def map_of(check: Check, *, keys: Check = text, least: int = 0) -> Check:
+    """An object of at least so many keys, whose values each fit."""
 
     def check_all(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise Mismatch(value, "an object")
+        if not isinstance(value, dict) or len(value) < least:
+            raise Mismatch(value, "an object" if not least else f"an object of {least} or more keys")
         return {_checked(keys, key, "a key"): _checked(check, one, key) for key, one in value.items()}
 
     return check_all

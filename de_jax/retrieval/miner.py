@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from de_jax.data import beir, generations
 from de_jax.data.generations import Mined
 from de_jax.data.negatives import TrainingTexts
+from de_jax.data.reading import read_lines
 from de_jax.retrieval import encode, faiss_index, mining_statistics
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.choose import Filters, Mining, choose, near_duplicates_in, read_teacher
@@ -86,7 +87,7 @@ class Miner:
         if self.judgements:
             beir.read_qrels(self.judgements)
         if self.teacher_scores:
-            next(beir.lines(Path(self.teacher_scores)), None)
+            next(read_lines(self.teacher_scores), None)
 
     def index_builder(self) -> faiss_index.IndexBuilder:
         """Makes the index of documents; raises InputError for one that cannot be."""

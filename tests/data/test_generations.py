@@ -98,7 +98,7 @@ def test_a_line_that_no_miner_writes_is_named(tmp_path, was, becomes):
 def test_a_manifest_that_says_what_no_miner_says_is_refused(tmp_path, name, value, meant):
     folder = generations.write_generation(tmp_path, 1, MINED, {}).folder
     files.write_json(folder / "manifest.json", files.read_json(folder / "manifest.json") | {name: value})
-    with pytest.raises(DamagedGeneration, match=f"manifest.json: '{name}' is .*, not {meant}"):
+    with pytest.raises(DamagedGeneration, match=rf"manifest\.json: {name}[^ ]* is .*, expected"):
         generations.open_generation(tmp_path, 1)
 
 
