@@ -41,9 +41,6 @@ HEADS = (r"(decoder|lm_head|pooler|cls)\..*", r"embeddings\.(position|token_type
 """What published encoders carry beside the encoder."""
 
 
-_CONFIG = schema.record({"pad_token_id": schema.Maybe(schema.nullable(schema.integer()), None)})
-
-
 class EncoderFolder(NamedTuple):
     """An encoder in a folder, whose weights are not read yet."""
 
@@ -105,7 +102,7 @@ def pretrained(source: str, encoder: EncoderFolder, tower: TowerConfig, ignored:
 
 def open_encoder(folder: Path) -> EncoderFolder:
     """The encoder's sizes, vocabulary and the names of its arrays; see `read`."""
-    values = schema.read(folder / CONFIG_FILE, _CONFIG)
+    values = schema.read(folder / CONFIG_FILE, schema.record({}))
     config = _encoder_config(folder / CONFIG_FILE, values)
     if adapter := next((name for name in ADAPTERS if (folder / name).exists()), None):
         raise InputError(
