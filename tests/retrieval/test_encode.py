@@ -260,7 +260,7 @@ def test_damaged_embeddings_are_refused(tmp_path):
     to_dir(CountingTower(), make_store(), tmp_path)
     with open(tmp_path / "embeddings.npy", "r+b") as file:
         file.truncate(500)
-    with pytest.raises(InputError, match=r"embeddings\.npy cannot be read"):
+    with pytest.raises(InputError, match=r"embeddings\.npy (is no \.npy file|has \d+ bytes)"):
         open_embeddings(tmp_path)
     (tmp_path / "ids.json").write_text(json.dumps(["only one"]))
     to_dir(CountingTower(), make_store(), tmp_path / "second")
