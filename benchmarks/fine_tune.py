@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
     tested: dict[str, dict[str, list[str]]] = {}
     for trained_on, method, seed, run_dir in itertools.chain([(None, "none", 0, base)], _runs(base, args)):
         datasets = args.train if trained_on is None else [trained_on]
-        with_dev = [name for name in datasets if (args.data_dir / name / "qrels" / "dev.tsv").exists()]
+        with_dev = [name for name in datasets if "dev" in beir.find_splits(args.data_dir / name)]
         reports = _evaluated(run_dir, list(dict.fromkeys([*datasets, *args.zero_shot])), "test", args)
         reports |= _evaluated(run_dir, with_dev, "dev", args)
         scores = {name: report["dense"] for name, report in reports.items()}

@@ -86,7 +86,7 @@ def measured(run: GeneratorRun, dataset_dir: Path, args: argparse.Namespace) -> 
 
 def _held_out(dataset_dir: Path, split: str, number: int) -> list[tuple[str, str]]:
     """A fixed random sample of (query, document), a pair of the split for each document that no other split has."""
-    splits = {path.stem: beir.read_qrels(path) for path in sorted((dataset_dir / "qrels").glob("*.tsv"))}
+    splits = {split: beir.read_qrels(path) for split, path in beir.find_splits(dataset_dir).items()}
     if split not in splits:
         raise InputError(f"{dataset_dir} has no qrels/{split}.tsv, so no document of it is known to be held out.")
     seen = {doc_id for name, qrels in splits.items() if name != split for judged in qrels.values() for doc_id in judged}

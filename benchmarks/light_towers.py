@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _splits(dataset: str, args: argparse.Namespace) -> list[str]:
-    return ["test", *(["dev"] if (args.data_dir / dataset / "qrels" / "dev.tsv").exists() else [])]
+    return ["test", *(["dev"] if "dev" in beir.find_splits(args.data_dir / dataset) else [])]
 
 
 def _evaluations(dataset: str, split: str, args: argparse.Namespace) -> dict[str, list[Path]]:

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     for folder in filter(None, [args.out_dir, args.rest_dir]):
         if folder.exists():
             raise InputError(f"{folder} exists already; name a new folder.")
-    names = args.splits or sorted(path.stem for path in (args.dataset_dir / "qrels").glob("*.tsv"))
+    names = args.splits or list(beir.find_splits(args.dataset_dir))
     splits = {name: beir.read_qrels(beir.find_qrels(args.dataset_dir, name)) for name in names}
     docs = dict(beir.iter_docs(beir.find_file(args.dataset_dir, "corpus"), skip_empty=True))
     judged = {doc_id for name, qrels in splits.items() if name != "train" for own in qrels.values() for doc_id in own}

@@ -9,12 +9,15 @@ import errno
 import hashlib
 import os
 import platform
+import re
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 from de_jax.data import files
+from de_jax.settings import LOCAL, PositiveInt, is_address, numeric
 from de_jax.types import InputError
 
 EXIT_INPUT = 2
@@ -28,6 +31,32 @@ MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, 
 # glibc's mallopt parameters (malloc.h): none of them has a name in Python.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Parser(argparse.ArgumentParser):
+    """A command's arguments. What is wrong with them is one sentence, and no path may be an address: `gs://` would make a folder.
+
+    `type=int` stands for a whole number from 1 on, `type=float` for a finite number, no type for a path or a name. Other ranges are
+    written `type=settings.numeric(Seed)`; `type=str` is for texts, in which anything may stand.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+        self.register("type", int, numeric(PositiveInt))
+        self.register("type", float, numeric(float))
+        self.register("type", None, _local)
+        self.register("type", Path, lambda text: Path(_local(text)))
+
+    def error(self, message: str) -> NoReturn:
+        """Raises `InputError` in the place of the usage that argparse prints."""
+        sentence = re.sub(r"^argument (\S+): (is )?", lambda match: f"{match[1]} is " if match[2] else f"{match[1]}: ", message)
+        raise InputError(f"{sentence.rstrip('.')}.")
+
+
+def _local(text: str) -> str:
+    if is_address(text):
+        raise argparse.ArgumentTypeError(f"is {text}; it must be {LOCAL}")
+    return text
 
 
 def run(main: Callable[[], None]) -> None:

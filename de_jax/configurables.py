@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib.resources
 import inspect
 import logging
+import re
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gin
 
 from de_jax import gin_files as gin_files_
+from de_jax import settings
 from de_jax.data.curriculum import Curriculum
 from de_jax.data.pair_store import stored_pairs
 from de_jax.data.seqio_batches import seqio_pairs
@@ -77,7 +80,7 @@ def parse(gin_files: Sequence[str], bindings: Sequence[str], *, allow_imports: b
         allow_imports: whether the files may import modules outside this package.
 
     Raises:
-        InputError: a missing file, a syntax error, an import, or a name that nothing has.
+        InputError: a missing file, a syntax error, an import, a name that nothing has, or a value that its setting cannot have.
     """
     register()
     gin.clear_config()
@@ -90,9 +93,46 @@ def parse(gin_files: Sequence[str], bindings: Sequence[str], *, allow_imports: b
         logging.disable(logging.ERROR)  # gin logs every place that it looks for an included file in
         gin.parse_config_files_and_bindings(files, [_as_binding(binding) for binding in bindings], finalize_config=True)
     except (ValueError, SyntaxError, TypeError, OSError, AttributeError, ImportError, tokenize.TokenError) as error:
-        raise InputError(f"the gin settings cannot be used: {' '.join(str(error).split())}") from None
+        raise InputError(f"the gin settings cannot be used: {sentence(error)}") from None
     finally:
         logging.disable(logging.NOTSET)
+    _check_values()
+
+
+def sentence(error: Exception) -> str:
+    """An error of gin, or of what it called, in one line; functions and classes have their names."""
+    lines = [line for line in str(error).splitlines() if not line.lstrip().startswith("In call to configurable")]
+    return re.sub(r"<(?:function|class) '?(?:[\w<>]+\.)*(\w+)[^>]*>", r"@\1", " ".join(" ".join(lines).split()))
+
+
+def _check_values() -> None:
+    """Checks the value of every binding by its annotation; a reference is checked when it is called."""
+    for (scope, name), values in gin.config._CONFIG.items():
+        configurable = _registered.get(name.removeprefix("de_jax."))
+        hints = settings.hints(configurable) if configurable else {}
+        for parameter, value in values.items():
+            value = _without_macros(value)
+            if parameter in hints and not any(_references(value)):
+                settings.check_value(_label(scope, name, parameter), value, hints[parameter])
+
+
+def _without_macros(value: Any) -> Any:
+    """A binding's value with each %NAME replaced by what NAME stands for."""
+    if isinstance(value, gin.config.ConfigurableReference):
+        bound = gin.config._CONFIG.get(value.config_key, {}) if value.selector == "gin.macro" else {}
+        return _without_macros(bound["value"]) if "value" in bound else value
+    if isinstance(value, Mapping):
+        return {key: _without_macros(entry) for key, entry in value.items()}
+    return type(value)(map(_without_macros, value)) if isinstance(value, list | tuple) else value
+
+
+def _references(value: Any) -> Iterator[Any]:
+    """The references to configurables in a binding's value."""
+    if isinstance(value, gin.config.ConfigurableReference):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from _references(entry)
 
 
 def setting(configurable: Any, parameter: str) -> Any:
@@ -102,35 +142,50 @@ def setting(configurable: Any, parameter: str) -> Any:
         KeyError: it has no such parameter.
     """
     default = inspect.signature(configurable).parameters[parameter].default
-    return gin.get_bindings(configurable.__name__).get(parameter, default)
+    bound = gin.get_bindings(configurable.__name__, resolve_references=False).get(parameter, default)
+    return copy.deepcopy(bound)  # which is how gin calls what a reference names
 
 
-def check_all_used(but: Any = None) -> None:
+def check_all_used(will_call: Any = None) -> None:
     """Refuses bindings that nothing has read, which is what a misplaced or leftover setting looks like.
 
     Call it once everything that a recipe configures has been called. A file may hold the settings of a part that a later file or
     setting replaces or takes out: a model, a loss, a miner, an alarm. A setting typed on the command line must be read.
 
     Args:
-        but: a configurable that was not called.
+        will_call: a configurable that was not called yet; what its settings refer to counts as called with it.
 
     Raises:
         InputError: names the bindings.
     """
     # gin offers its tables as text only; the private ones are what that text is made of.
-    bindings, used = gin.config._CONFIG, gin.config._OPERATIVE_CONFIG
+    bindings, used = gin.config._CONFIG, gin.config._OPERATIVE_CONFIG | _reads(will_call)
     parts = (*MODELS, *LOSSES, *MINERS, *HOOKS)
     replaceable = {f"de_jax.{configurable.__name__}" for configurable in parts} - {key[1] for key in used}
     unused = []
     for (scope, name), values in bindings.items():
-        if but is not None and name == f"de_jax.{but.__name__}":
-            continue
         if name in replaceable:
             values = {parameter: value for parameter, value in values.items() if _label(scope, name, parameter) in _typed}
         read: set[str] = set().union(*(used[key] for key in used if key[1] == name and _applies(scope, key[0])))
         unused += [_label(scope, name, parameter) for parameter in values.keys() - read]
     if unused:
         raise InputError(f"nothing in this recipe reads {', '.join(sorted(unused))}; remove the setting or mend its name.")
+
+
+def _reads(configurable: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    """The settings that a call of a configurable reads, and those that they refer to: by active scope and name, as gin has them."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    waiting = [("", f"de_jax.{configurable.__name__}")] if configurable is not None else []
+    while waiting:
+        active, name = waiting.pop()
+        if (active, name) in found:
+            continue
+        # gin looks a macro up by its whole scope, so both agree there too.
+        read = {scope: values for (scope, other), values in gin.config._CONFIG.items() if other == name and _applies(scope, active)}
+        found[active, name] = {parameter: None for values in read.values() for parameter in values}
+        for value in (value for values in read.values() for value in values.values()):
+            waiting += [("/".join(reference.scopes) or active, reference.configurable.selector) for reference in _references(value)]
+    return found
 
 
 def operative() -> str:

@@ -9,7 +9,6 @@ started again at any time: without its miner a run goes on with the negatives it
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import sys
@@ -25,6 +24,7 @@ from de_jax.data.training_set import TrainingSet
 from de_jax.evaluation.dev_scores import score_index
 from de_jax.recipe import Recipe, parse_with_settings, read_recipe
 from de_jax.retrieval.mining_run import mine_generation, mined_steps, only_miner
+from de_jax.settings import PositiveFloat, numeric
 from de_jax.training.run import CHECKPOINTS_DIR, Run, complete_steps, load_run
 from de_jax.types import InputError
 
@@ -135,11 +135,13 @@ def _check_same_texts(run: Run, data: TrainingSet) -> None:
 
 
 def _parse_args(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--gin_file", action="append", default=[], required=True, help="the run's recipe, as for de-jax train")
     parser.add_argument("--run_dir", required=True, help="the run; it may begin later")
     parser.add_argument("--once", action="store_true", help="mine by the newest checkpoint, and end")
-    parser.add_argument("--poll_seconds", type=float, default=5.0, help="between two looks for a newer checkpoint (default 5)")
+    parser.add_argument(
+        "--poll_seconds", type=numeric(PositiveFloat), default=5.0, help="between two looks for a newer checkpoint (default 5)"
+    )
     command.add_memory_fraction(parser)
     return parse_with_settings(parser, argv)
 

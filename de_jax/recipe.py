@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import gin
 import jax
 
 from de_jax import configurables
 from de_jax.data.training_set import TrainingSet
-from de_jax.interop.fine_tuning import InitFrom, Layers
+from de_jax.interop.fine_tuning import InitFrom, Layers, check_init_from
 from de_jax.losses.spread import with_spread
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval.miner import Miner
+from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range, Seed, check
 from de_jax.training import grad_norms, plan, sharding, sharding_rules
 from de_jax.training.alignment import Alignment
 from de_jax.training.chunked import ChunkedModel
@@ -25,7 +27,7 @@ from de_jax.training.collapse import CollapseAlarm
 from de_jax.training.frozen import FrozenModel
 from de_jax.training.negative_cache import NegativeCache
 from de_jax.training.optimizer import OptimizerFn, Schedule, make_optimizer
-from de_jax.training.train_step import Model, TrainStep, init_state, make_train_step
+from de_jax.training.train_step import Initialisable, Model, TrainStep, init_state, make_train_step
 from de_jax.types import InputError, LossFn, Params, TrainState
 
 FOLLOW_EVERY_STEPS = 10
@@ -85,38 +87,31 @@ class Recipe:
         schedule: Callable[..., Schedule],
         mesh: Callable[..., jax.sharding.Mesh] = sharding.make_mesh,
         sharding_rules: sharding_rules.Rules | None = None,
-        num_steps: int = 20000,
-        learning_rate: float = 1e-3,
-        num_chunks: int = 1,
-        clip_norm: float | None = 1.0,
-        learning_rate_factors: Mapping[str, float] | None = None,
+        num_steps: PositiveInt = 20000,
+        learning_rate: PositiveFloat = 1e-3,
+        num_chunks: PositiveInt = 1,
+        clip_norm: PositiveFloat | None = 1.0,
+        learning_rate_factors: Mapping[str, NonNegativeFloat] | None = None,
         frozen: Sequence[str] = (),
         alternate: Sequence[str] = (),
         init_from: InitFrom | None = None,
         init_new: Sequence[str] = (),
         init_layers: Layers | None = None,
-        seed: int = 0,
-        grad_norm_groups: Mapping[str, str] | str | None = None,
-        log_every_steps: int = 50,
-        save_every_steps: int = 1000,
-        evaluate_every_steps: int = 1000,
+        seed: Seed = 0,
+        grad_norm_groups: Mapping[str, str] | Literal["thirds"] | None = None,
+        log_every_steps: PositiveInt = 50,
+        save_every_steps: PositiveInt = 1000,
+        evaluate_every_steps: PositiveInt = 1000,
         alignment: Alignment | None = None,
         collapse_alarm: CollapseAlarm | None = None,
         miner: Miner | None = None,
-        mine_every_steps: int | None = None,
-        follow_every_steps: int | None = None,
+        mine_every_steps: PositiveInt | None = None,
+        follow_every_steps: PositiveInt | None = None,
         negative_cache: NegativeCache | None = None,
-        keep_checkpoints: int = 2,
-        profile_steps: tuple[int, int] | None = None,
+        keep_checkpoints: PositiveInt = 2,
+        profile_steps: tuple[Annotated[int, Range(2)], PositiveInt] | None = None,
     ) -> None:
-        if not isinstance(model, DualEncoder):
-            raise InputError(f"train.model is {model!r}; it must be @DualEncoder().")
-        for name, made, kind in (
-            ("miner", miner, Miner), ("alignment", alignment, Alignment), ("collapse_alarm", collapse_alarm, CollapseAlarm),
-            ("negative_cache", negative_cache, NegativeCache),
-        ):  # fmt: skip
-            if made is not None and not isinstance(made, kind):
-                raise InputError(f"train.{name} is {made!r}; it must be @{kind.__name__}().")
+        check(Recipe, locals(), "train")
         if miner is None and mine_every_steps is not None:
             warnings.warn(
                 f"train.mine_every_steps = {mine_every_steps} has no effect without train.miner = @Miner(); the run trains with "
@@ -124,15 +119,10 @@ class Recipe:
                 stacklevel=2,
             )
             mine_every_steps = None
-        for name, value in {"loss": loss, "data": data, "optimizer": optimizer, "schedule": schedule, "mesh": mesh}.items():
-            if not callable(value):
-                raise InputError(f"train.{name} is {value!r}; it must be a reference such as @{value}, without parentheses.")
         self.model, self.loss, self.data, self.mesh = model, loss, data, mesh
-        self.trained: Model = ChunkedModel(model, num_chunks) if num_chunks > 1 else model
-        if frozen:
-            self.trained = FrozenModel(self.trained, tuple(frozen))
-        self.negative_cache = negative_cache
+        self.negative_cache, self.frozen = negative_cache, tuple(frozen)
         self.num_chunks, self.sharding_rules = num_chunks, sharding_rules
+        self.trained = self._trained(model)
         self.schedule = schedule(peak=learning_rate, num_steps=num_steps)
         self.num_steps, self.seed, self.grad_norm_groups = num_steps, seed, grad_norm_groups
         self.init_from, self.init_new, self.init_layers = init_from, init_new, init_layers
@@ -151,20 +141,34 @@ class Recipe:
         self.miner, self.mine_every_steps, self.profile_steps = miner, mine_every_steps, profile_steps
         self.follow_every_steps = follow_every_steps or mine_every_steps or (FOLLOW_EVERY_STEPS if miner else None)
 
+    def shapes(self) -> TrainState:
+        """Of what `init` gives; towers that are equal are traced once."""
+        return jax.eval_shape(lambda params: self._first_state(types.SimpleNamespace(init=lambda rng: params)), self.model.shapes())
+
     def init(self) -> TrainState:
         """The state before the first step."""
-        state = init_state(self.model, self.make_tx, jax.random.key(self.seed))
+        return self._first_state(self.model)
+
+    def _first_state(self, model: Initialisable) -> TrainState:
+        state = init_state(model, self.make_tx, jax.random.key(self.seed))
         if self.negative_cache is None:
             return state
         doc_length = configurables.setting(self.data, "max_doc_length")
         return state._replace(cache=self.negative_cache.empty(doc_length, self.model.doc.embedding_dim))
 
+    def _trained(self, model: DualEncoder) -> Model:
+        trained: Model = ChunkedModel(model, self.num_chunks) if self.num_chunks > 1 else model
+        return FrozenModel(trained, self.frozen) if self.frozen else trained
+
     def train_step(self, params: Params) -> TrainStep:
         """One update of these parameters, arrays or their shapes; see `training.train_step`."""
+        return self._step_of(self.trained, params)
+
+    def _step_of(self, model: Model, params: Params) -> TrainStep:
         group_norms = grad_norms.group_norms(params, self.grad_norm_groups)
         loss = with_spread(self.loss) if self.collapse_alarm else self.loss
         temperature = self._temperature() if self.negative_cache else None
-        return make_train_step(self.trained, loss, self.make_tx(params), group_norms, self.negative_cache, temperature)
+        return make_train_step(model, loss, self.make_tx(params), group_norms, self.negative_cache, temperature)
 
     def memory_settings(self, batch_size: int) -> dict[str, Any]:
         """The settings that decide how much memory a step takes, by name."""
@@ -178,14 +182,45 @@ class Recipe:
         return settings
 
     def check(self) -> TrainState:
-        """The shapes of the state, after a step was traced without computing anything: what is wrong here raises here."""
-        state = jax.eval_shape(self.init)
+        """The shapes of the state, after a step was traced, one layer for all of a tower: what is wrong here raises here."""
+        state = self.shapes()
         batch = plan.batch_shapes(8 * self.num_chunks, 8, 8, **self.texts_of_a_pair())
         try:
-            jax.eval_shape(self.train_step(state.params), state, batch)
+            jax.eval_shape(self._step_of(self._trained(self.model.with_scanned_layers()), state.params), state, batch)
         except ValueError as error:
             raise InputError(str(error)) from error
         return state
+
+    def check_sizes(
+        self, mesh: jax.sharding.Mesh, *, batch_size: int, max_query_length: int, max_doc_length: int, has_negatives: bool
+    ) -> None:
+        """Refuses batches that the devices cannot share, or that teach nothing, and texts without positions."""
+        sharding.check_batch_size(batch_size, mesh, self.num_chunks)
+        if self.negative_cache:
+            self.negative_cache.check(batch_size, sharding.num_row_shares(mesh))
+        self.model.check_length("query", max_query_length)
+        self.model.check_length("doc", max_doc_length)
+        if batch_size == 1 and not has_negatives and not self.negative_cache:
+            raise InputError(
+                f"{self.data.__name__}.batch_size is 1, so a query has no negative and the loss is 0; take at least 2 pairs, or "
+                "mined negatives."
+            )
+
+    def check_before_data(self, mesh: jax.sharding.Mesh, params: Params, *, is_fresh: bool) -> None:
+        """Refuses what shows before anything is traced or read: sizes, and the sources of parameters.
+
+        Args:
+            mesh: the devices to train on.
+            params: the model's shapes.
+            is_fresh: the run has no checkpoint yet, so it begins with `init_from`.
+        """
+        with contextlib.suppress(KeyError):  # a source of batches that has other settings
+            sizes = {name: configurables.setting(self.data, name) for name in ("batch_size", "max_query_length", "max_doc_length")}
+            is_beir = self.data.__name__ == "beir_pairs"  # other sources may bring negatives of their own
+            has_negatives = bool(configurables.setting(self.data, "negatives_dir")) or not is_beir
+            self.check_sizes(mesh, **sizes, has_negatives=has_negatives)
+        if self.init_from and is_fresh:
+            check_init_from(self.init_from, params, new=self.init_new, layers=self.init_layers)
 
     def _temperature(self) -> float | None:
         """The loss's."""
@@ -229,7 +264,7 @@ def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow
     configurables.parse(gin_files, bindings, allow_imports=allow_imports)
     try:
         return gin.get_configurable("train")()
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(str(error).splitlines()[0]) from None  # gin adds where it passed through
     except (TypeError, RuntimeError, ValueError) as error:
-        raise InputError(f"the recipe cannot be used: {' '.join(str(error).split())}") from error
+        raise InputError(f"the recipe cannot be used: {configurables.sentence(error)}") from error

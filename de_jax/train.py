@@ -30,27 +30,27 @@ from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import Recipe, parse_with_settings, read_recipe
 from de_jax.retrieval.mining_run import mine_generation, only_miner
+from de_jax.settings import NonNegativeInt, numeric
 from de_jax.training import distributed, faults, sharding, sharding_rules
 from de_jax.training.alignment import KL
 from de_jax.training.checkpoint import Checkpoints
 from de_jax.training.fit import Stop, fit
 from de_jax.training.preemption import StopOnTerminate
-from de_jax.training.run import BEST_DIR, CHECKPOINTS_DIR, describe_run
+from de_jax.training.run import BEST_DIR, CHECKPOINTS_DIR, complete_steps, describe_run
 from de_jax.types import Batches, InputError, Params, TrainState
 
 
 def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     """Trains to the recipe's last step, from the newest checkpoint in `run_dir` if there is one; returns a summary."""
     start = time.monotonic()
-    abstract, mesh = recipe.check(), recipe.mesh()  # what is wrong in the recipe shows before any text is tokenized
+    abstract, mesh = check(recipe, run_dir)
     shardings = sharding_rules.state_shardings(abstract, mesh, recipe.sharding_rules)
     host_index, num_hosts = sharding.host_share(mesh)
     row_multiple = sharding.num_row_shares(mesh) * recipe.num_chunks
     data = recipe.data(host_index=host_index, num_hosts=num_hosts, row_multiple=row_multiple, run_dir=str(run_dir))
-    sharding.check_batch_size(data.batch_size, mesh, recipe.num_chunks)
-    if recipe.negative_cache:
-        recipe.negative_cache.check(data.batch_size, sharding.num_row_shares(mesh))
-    _check_texts_fit(recipe.model, data)
+    sizes = {name: getattr(data, name) for name in ("batch_size", "max_query_length", "max_doc_length", "has_negatives")}
+    recipe.check_sizes(mesh, **sizes)
+    _check_vocabularies(recipe.model, data)
     _check_negatives(recipe, data)
     _check_alignment(recipe, data)
     configurables.check_all_used()
@@ -81,6 +81,17 @@ def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     }
 
 
+def check(recipe: Recipe, run_dir: Path | None) -> tuple[TrainState, jax.sharding.Mesh]:
+    """Refuses what shows without data, before any text is tokenized; the state's shapes, and the devices to train on."""
+    mesh = recipe.mesh()
+    is_fresh = run_dir is None or not complete_steps(run_dir / CHECKPOINTS_DIR)
+    recipe.check_before_data(mesh, recipe.model.shapes(), is_fresh=is_fresh)
+    abstract = recipe.check()
+    sharding_rules.state_shardings(abstract, mesh, recipe.sharding_rules)
+    configurables.check_all_used(will_call=recipe.data)
+    return abstract, mesh
+
+
 def first_params(recipe: Recipe) -> Params:
     """The parameters that a run of this recipe has before its first update."""
     abstract, mesh = recipe.check(), recipe.mesh()
@@ -98,7 +109,7 @@ def main(argv: list[str] | None = None) -> None:
         distributed.join(**process, lost_after_seconds=args.lost_after_seconds)
     recipe = read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
     if args.dry_run:
-        params = recipe.check().params
+        params = check(recipe, Path(args.run_dir) if args.run_dir else None)[0].params
         print(json.dumps({"num_parameters": sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))}))
     else:
         if not args.run_dir:
@@ -226,26 +237,30 @@ def _begin_negatives(recipe: Recipe, run_dir: Path, data: TrainingSet, checkpoin
     data.mined.begin(step, [Switch(*switch) for switch in known])
 
 
-def _check_texts_fit(model: DualEncoder, data: TrainingSet) -> None:
-    """Whether both towers have vectors for every token and position."""
+def _check_vocabularies(model: DualEncoder, data: TrainingSet) -> None:
+    """Whether both towers have vectors for every token."""
     for tower in ("query", "doc"):
         model.check_vocabulary(tower, getattr(data, f"{tower}_tokenizer").vocab_size)
-        model.check_length(tower, getattr(data, f"max_{tower}_length"))
 
 
 def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--gin_file", action="append", default=[], required=True, help="a recipe; may be given several times")
     parser.add_argument("--run_dir", help="folder of checkpoints and logs; if it holds a run, that run continues")
-    parser.add_argument("--dry_run", action="store_true", help="check the recipe and count its parameters, without data")
+    parser.add_argument(
+        "--dry_run", action="store_true", help="refuse what training would refuse without data, and count the parameters"
+    )
     command.add_memory_fraction(parser)
     processes = parser.add_argument_group("several processes", "the same command on every host, but for --process_id")
     processes.add_argument("--distributed", action="store_true", help="join the processes that a TPU pod, SLURM or MPI started")
     processes.add_argument("--coordinator_address", help="host:port of process 0, where nothing knows it by itself")
     processes.add_argument("--num_processes", type=int)
-    processes.add_argument("--process_id", type=int, help="0 to num_processes - 1; process 0 writes the logs")
+    processes.add_argument("--process_id", type=numeric(NonNegativeInt), help="0 to num_processes - 1; process 0 writes the logs")
     processes.add_argument(
-        "--lost_after_seconds", type=int, default=60, help="a process that is silent for so long is lost, and the others end"
+        "--lost_after_seconds",
+        type=int,
+        default=60,
+        help="a process that is silent for so long is lost, and the others end",
     )
     return parse_with_settings(parser, argv)
 

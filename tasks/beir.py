@@ -20,7 +20,7 @@ def register(name: str, *, dataset_dir: str, tokenizer: str, doc_tokenizer: str 
         min_relevance: pairs judged lower are left out.
     """
     queries, docs = beir.find_file(dataset_dir, "queries"), beir.find_file(dataset_dir, "corpus")
-    qrels = {path.stem: [path] for path in sorted((Path(dataset_dir) / "qrels").glob("*.tsv"))}
+    qrels = {split: [path] for split, path in beir.find_splits(dataset_dir).items()}
     if not qrels:
         beir.find_qrels(dataset_dir, "train")  # raises
     registering.add_texts(name, "query", read_queries, [queries], tokenizer=tokenizer)

@@ -503,7 +503,8 @@ def _settings(folder: Path) -> list[Reader]:
         return plain(found)
 
     def naive_settings(path: Path) -> Any:
-        lines = naive_lines(path) if path.exists() else ()
+        lines = naive_lines(path) if path.exists() else []
+        lines = "\n".join(lines).replace("\n ", " ").replace("\n\t", " ").split("\n")
         pairs = [line.split(" = ", 1) for line in lines if " = " in line and not line.startswith("#")]
         return {name.strip(): value.strip() for name, value in pairs}
 

@@ -30,22 +30,27 @@ class Rule(NamedTuple):
         return self._replace(lazy=self.lazy + lazy)
 
 
-DATA = Rule(("types",), ("numpy", "jaxtyping"))
-TRAINING = Rule(("types", "losses", "models", "data"), ("jax", "numpy", "jaxtyping", "optax", "orbax"), ("tensorboardX",))
-ABOVE_TRAINING = Rule(("types", "losses", "models", "data", "training"), ("jax", "numpy", "jaxtyping"), ("scipy", "safetensors"))
+DATA = Rule(("types", "settings"), ("numpy", "jaxtyping"))
+TRAINING = Rule(
+    ("types", "settings", "losses", "models", "data"), ("jax", "numpy", "jaxtyping", "optax", "orbax"), ("tensorboardX",)
+)
+ABOVE_TRAINING = Rule(
+    ("types", "settings", "losses", "models", "data", "training"), ("jax", "numpy", "jaxtyping"), ("scipy", "safetensors")
+)
 SCORING = ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "retrieval"))
 PROCESS = Rule(
-    ("types", "command", "configurables", "losses", "models", "data", "training", "retrieval", "evaluation", "interop"),
+    ("types", "settings", "command", "configurables", "losses", "models", "data", "training", "retrieval", "evaluation", "interop"),
     ("gin", "jax", "numpy", "jaxtyping"),
 )
 RULES = {
     "de_jax": Rule(),
     "de_jax.types": Rule(),
-    "de_jax.command": Rule(("types", "data")),
+    "de_jax.settings": Rule(("types",)),
+    "de_jax.command": Rule(("types", "settings", "data")),
     "de_jax.cli": Rule(("types", "command")),
     "de_jax.__main__": Rule(("cli",)),
-    "de_jax.losses": Rule(("types",), ("jax", "jaxtyping")),
-    "de_jax.models": Rule(("types",), ("jax", "numpy", "jaxtyping", "flax")),
+    "de_jax.losses": Rule(("types", "settings"), ("jax", "jaxtyping")),
+    "de_jax.models": Rule(("types", "settings"), ("jax", "numpy", "jaxtyping", "flax")),
     "de_jax.data": DATA,
     "de_jax.data.progress": DATA.allowing("tqdm"),
     "de_jax.data.relevance": DATA.allowing("nltk", "rapidfuzz"),

@@ -13,9 +13,11 @@ import json
 from pathlib import Path
 
 from de_jax import command
+from de_jax.data import input_policy
 from de_jax.data.files import atomic_dir, write_json
 from de_jax.evaluation import embedding_analysis, embedding_plots, html_report
-from de_jax.evaluation.task import beir_tasks
+from de_jax.evaluation.task import Policy, beir_tasks
+from de_jax.settings import Seed, numeric
 from de_jax.training.run import load_run
 from de_jax.types import InputError
 
@@ -27,7 +29,8 @@ def main(argv: list[str] | None = None) -> None:
     if len(tasks) > 1:
         raise InputError(f"{args.dataset_dir} holds {len(tasks)} data sets; give the folder of one.")
     run = load_run(args.run_dir, args.step)
-    texts = embedding_analysis.embed(run, tasks[0], max_docs=args.max_docs, seed=args.seed)
+    policy = Policy(skip_empty=args.skip_empty, drop_identical_ids=not args.keep_identical_ids)
+    texts = embedding_analysis.embed(run, tasks[0], policy=policy, max_docs=args.max_docs, seed=args.seed)
     analysis = embedding_analysis.analyse(texts, depth=args.depth, seed=args.seed)
     about = {"run": str(args.run_dir), "step": run.step, "dataset": tasks[0].name, "split": args.split, "seed": args.seed}
     if args.max_docs:
@@ -42,14 +45,15 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", type=Path, required=True, help="the run to look into")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
     parser.add_argument("--split", default="test", help="which judgements (default test)")
+    input_policy.add_flags(parser, identical_ids=True)
     parser.add_argument("--max_docs", type=int, help="embed a sample of so many documents; default all")
     parser.add_argument("--depth", type=int, default=100, help="ranks that count as recalled (default 100)")
-    parser.add_argument("--seed", type=int, default=0, help="of samples and of t-SNE")
+    parser.add_argument("--seed", type=numeric(Seed), default=0, help="of samples and of t-SNE")
     parser.add_argument("--out_dir", type=Path, help="replaced; default <run_dir>/analysis/<data set>-<split>-<step>")
     return parser.parse_args(argv)
 

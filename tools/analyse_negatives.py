@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import beir
+from de_jax.data import beir, input_policy
 from de_jax.data.batches import qrel_pairs
 from de_jax.data.files import atomic_dir
 from de_jax.data.generations import open_newest
@@ -27,6 +27,7 @@ from de_jax.data.training_set import open_stores, text_hashes
 from de_jax.evaluation import efficiency, negative_analysis, negative_report
 from de_jax.evaluation.arguments import named
 from de_jax.retrieval import maxp
+from de_jax.settings import PositiveFloat, Seed, numeric
 from de_jax.training import grad_norms
 from de_jax.training.run import load_run
 
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
     first, *others = [load_run(args.run_dir, step, only_sizes=True) for step in args.steps or [None]]  # all are there
     temperature = negative_analysis.temperature_of(first, args.temperature)
     grad_norms.group_norms(first.params, groups)  # refuses patterns that match nothing
-    stores = open_stores(args.dataset_dir, first.query_tokenizer, first.doc_tokenizer)
+    stores = open_stores(args.dataset_dir, first.query_tokenizer, first.doc_tokenizer, skip_empty=args.skip_empty)
     pairs, passages = qrel_pairs(qrels, *stores), maxp.passages_of(first, stores[1])
     texts = TrainingTexts(name, *stores, pairs, text_hashes(args.dataset_dir), passages)
     counts = {"num_pairs": args.num_pairs, "num_negatives": args.num_negatives}
@@ -64,18 +65,19 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", type=Path, required=True, help="the run to look into")
     parser.add_argument("--steps", nargs="+", help="its checkpoints: steps, or best; default the newest")
     parser.add_argument("--dataset_dir", required=True, help="the BEIR folder that it trains on")
     parser.add_argument("--split", default="train", help="whose pairs (default train)")
+    input_policy.add_flags(parser)
     parser.add_argument("--negatives", nargs="+", default=[], metavar="NAME=FOLDER", help="a generation, or a folder's newest one")
     parser.add_argument("--num_pairs", type=int, default=64, help="a sample of the training pairs (default 64)")
     parser.add_argument("--num_negatives", type=int, default=1, help="of each pair in the loss (default 1, as in ANCE)")
-    parser.add_argument("--temperature", type=float, help="of the loss; default the run's")
+    parser.add_argument("--temperature", type=numeric(PositiveFloat), help="of the loss; default the run's")
     parser.add_argument("--groups", nargs="+", default=[], metavar="NAME=PATTERN", help="over parameter paths; default thirds")
     parser.add_argument("--depth", type=int, default=100, help="of the ranking that negatives are looked for in (default 100)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample and of the negatives drawn")
+    parser.add_argument("--seed", type=numeric(Seed), default=0, help="of the sample and of the negatives drawn")
     parser.add_argument("--out_dir", type=Path, help="replaced; default <run_dir>/analysis/negatives-<data set>-<split>")
     return parser.parse_args(argv)
 

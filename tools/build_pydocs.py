@@ -14,23 +14,18 @@ import json
 
 from de_jax import command
 from de_jax.data import pydocs
-from de_jax.types import InputError
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command; prints the folder and its counts as a JSON object."""
     args = _parse_args(argv)
-    for name in ("max_docs", "num_processes"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name} is {value}; it is at least 1.")
     versions = pydocs.build(args.out_dir, max_docs=args.max_docs, num_processes=args.num_processes)
     packages = len(versions["packages"])
     print(json.dumps({"out_dir": args.out_dir, **versions["counts"], "python": versions["python"], "packages": packages}))
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--out_dir", required=True, help="where the data set goes")
     parser.add_argument("--max_docs", type=int, help="at most so many documents, always the same ones; fewer files are read")
     parser.add_argument("--num_processes", type=int, help="processes that read sources; by default one per processor")

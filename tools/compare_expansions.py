@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import files
+from de_jax.data import files, input_policy
 from de_jax.evaluation import expansion_plots, metrics, significance, tables
 from de_jax.evaluation.arguments import named
 from de_jax.evaluation.expansion_plots import Line
@@ -105,8 +105,8 @@ def _p_values(
 def _line(name: str, form: str, numbers: Sequence[int], seeds: Sequence[Mapping[Cell, Report]], measure: str) -> Line:
     """The mean over the seeds, by the number of queries."""
     scores = {number: [seed[form if number else "", number]["dense"][measure] for seed in seeds] for number in numbers}
-    means = {number: round(statistics.fmean(values), 5) for number, values in scores.items()}
-    spread = {number: round(statistics.stdev(values), 5) if len(values) > 1 else 0.0 for number, values in scores.items()}
+    means = {number: statistics.fmean(values) for number, values in scores.items()}
+    spread = {number: statistics.stdev(values) if len(values) > 1 else 0.0 for number, values in scores.items()}
     return Line(name, form, means, spread)
 
 
@@ -136,7 +136,8 @@ def _of_bm25(task: Task, expansions: dict[tuple[str, int], Expansion], args: arg
 
 
 def _policy(args: argparse.Namespace, *, bm25: bool) -> Policy:
-    return Policy(measures=[args.measure], bm25=bm25, skip_empty=args.skip_empty)
+    drop = not args.keep_identical_ids
+    return Policy(measures=[args.measure], bm25=bm25, skip_empty=args.skip_empty, drop_identical_ids=drop)
 
 
 def _text(line: Mapping[str, Any], number: int) -> str:
@@ -146,7 +147,7 @@ def _text(line: Mapping[str, Any], number: int) -> str:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--runs", nargs="+", required=True, metavar="NAME=RUN[,RUN]", help="the last one's forms are drawn apart")
     parser.add_argument("--step", help="of all runs: a step, or best; default the newest")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
@@ -156,7 +157,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--forms", nargs="+", default=["views", "typical"], help="default views typical; see --expand_as elsewhere")
     parser.add_argument("--max_generated_length", type=int, default=32, help="tokens of each query (default 32)")
     parser.add_argument("--measure", default="nDCG@10", help="as ir-measures has it (default nDCG@10)")
-    parser.add_argument("--skip_empty", action="store_true", help="pass over empty texts instead of refusing them")
+    input_policy.add_flags(parser, identical_ids=True)
     parser.add_argument("--out_dir", type=Path, default=Path("runs/expansions"), help="gets comparison.json and the pictures")
     return parser.parse_args(argv)
 

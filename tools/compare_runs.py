@@ -25,6 +25,7 @@ from de_jax.data import beir
 from de_jax.evaluation import fusion, metrics, plots, significance, tables
 from de_jax.evaluation.metrics import Results
 from de_jax.evaluation.task import kept_ranking
+from de_jax.settings import Seed, numeric
 from de_jax.types import InputError
 
 
@@ -81,13 +82,13 @@ def _cell(value: int | float | None) -> str:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--qrels", required=True, help="judgements, BEIR's three columns or TREC's four")
     parser.add_argument("--systems", nargs="+", required=True, metavar="NAME=RUN[,RUN]", help="the baseline first")
     parser.add_argument("--measure", default="nDCG@10", help="as ir-measures has it (default nDCG@10)")
     parser.add_argument("--k", type=int, default=10, help="depth of hole@k and overlap@k (default 10)")
     parser.add_argument("--num_resamples", type=int, default=significance.NUM_RESAMPLES, help="of the permutation test")
-    parser.add_argument("--seed", type=int, default=0, help="of the permutation test")
+    parser.add_argument("--seed", type=numeric(Seed), default=0, help="of the permutation test")
     parser.add_argument("--out_png", help="draw the gain of each query")
     return parser.parse_args(argv)
 

@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax import command
-from de_jax.data import beir, files
+from de_jax.data import beir, files, input_policy
 from de_jax.evaluation import daft_plots, daft_report, dev_scores, latency
 from de_jax.evaluation.task import Policy, beir_tasks, evaluate
 from de_jax.interop import checkpoints
 from de_jax.interop.pretrained import Pretrained
 from de_jax.recipe import Recipe, read_recipe
+from de_jax.settings import NonNegativeInt, PositiveFloat, Seed, numeric
 from de_jax.train import first_params, train
 from de_jax.training.preemption import StopOnTerminate
 from de_jax.training.run import BEST_DIR, Run, complete_steps, load_run, write_run
@@ -66,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
         name = daft_report.name_of(number)
         pairs[name] = _pair(args, settings, layers, args.out_dir / name, queries[:MAX_DRAWN])
     runs = {daft_report.MODEL: load_run(model), **{name: pair.run for name, pair in pairs.items()}}
-    policy = Policy(bm25=False, skip_empty=args.skip_empty)
+    policy = Policy(bm25=False, skip_empty=args.skip_empty, drop_identical_ids=not args.keep_identical_ids)
     scores = {name: evaluate(task, policy, run)["dense"] for name, run in runs.items()}
     latencies = latency.measure(runs, queries, num_calls=args.num_calls)
     report = {
@@ -153,6 +154,8 @@ def _bindings(args: argparse.Namespace, model: Path, settings: Settings, stage: 
         "train.save_every_steps": max(num_steps // 10, 1),
         "linear.warmup_steps": num_steps // 10,
         "beir_pairs.dataset_dir": args.dataset_dir,
+        "beir_pairs.skip_empty": args.skip_empty,
+        "beir_pairs.keep_identical_ids": args.keep_identical_ids,
         "beir_pairs.batch_size": args.batch_size,
         "beir_pairs.max_query_length": args.max_query_length,
         "beir_pairs.max_doc_length": args.max_doc_length,
@@ -164,29 +167,33 @@ def _bindings(args: argparse.Namespace, model: Path, settings: Settings, stage: 
     if aligns:
         own["Alignment.every_steps"] = max(num_steps // 20, 1)
     else:
-        has_dev = (Path(args.dataset_dir) / "qrels" / "dev.tsv").exists()
+        has_dev = "dev" in beir.find_splits(args.dataset_dir)
         own |= {"train.evaluate_every_steps": max(num_steps // 5, 1), "beir_pairs.dev_split": "dev" if has_dev else None}
     return [f"{name}={value}" for name, value in own.items()] + settings["gin"] + settings["gin1" if aligns else "gin2"]
 
 
 def _parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Settings]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--model", required=True, help="a folder of sentence-transformers or Hugging Face, a run, or a hub name")
-    parser.add_argument("--query_layers", nargs="+", type=int, required=True, help="of the query tower; a pair each")
+    parser.add_argument(
+        "--query_layers", nargs="+", type=numeric(NonNegativeInt), required=True, help="of the query tower; a pair each"
+    )
     parser.add_argument("--which", choices=("first", "spread"), default="first", help="of the model's layers (default first)")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder; its dev split, if any, chooses checkpoints")
     parser.add_argument("--test_split", default="test", help="that scores are of (default test)")
     parser.add_argument("--out_dir", type=Path, default=Path("runs/daft"), help="gets everything (default runs/daft)")
-    parser.add_argument("--num_align_steps", type=int, default=500, help="updates of the first stage, at most; 0 leaves it out")
+    parser.add_argument(
+        "--num_align_steps", type=numeric(NonNegativeInt), default=500, help="updates of the first stage, at most; 0 leaves it out"
+    )
     parser.add_argument("--num_steps", type=int, default=500, help="of the second stage (default 500)")
-    parser.add_argument("--learning_rate", type=float, default=5e-5, help="at its peak (default 5e-5)")
+    parser.add_argument("--learning_rate", type=numeric(PositiveFloat), default=5e-5, help="at its peak (default 5e-5)")
     parser.add_argument("--batch_size", type=int, default=48, help="pairs (default 48, as in the paper)")
     parser.add_argument("--max_query_length", type=int, default=64, help="tokens (default 64)")
     parser.add_argument("--max_doc_length", type=int, default=256, help="tokens (default 256)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of all towers' products; default the model's")
     parser.add_argument("--num_calls", type=int, default=200, help="for each latency (default 200)")
-    parser.add_argument("--skip_empty", action="store_true", help="pass over empty texts instead of refusing them, in the test")
-    parser.add_argument("--seed", type=int, default=0)
+    input_policy.add_flags(parser, identical_ids=True)
+    parser.add_argument("--seed", type=numeric(Seed), default=0)
     args, rest = parser.parse_known_args(argv)
     settings: Settings = {prefix: [] for prefix in PREFIXES}
     for argument in rest:

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 
 from de_jax import command
-from de_jax.data import beir, files
+from de_jax.data import beir, files, input_policy
 from de_jax.data.corpus import cached_token_store
 from de_jax.data.doc_query_pairs import doc_query_pairs
 from de_jax.data.expansion_files import write_released
@@ -33,6 +33,7 @@ from de_jax.models.decoding import Decoding
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.retrieval.generate import generate_to_dir
+from de_jax.settings import NonNegativeInt, PositiveFloat, Seed, Share, ShareBelowOne, numeric
 from de_jax.training.generator_run import OPTIMIZERS, GeneratorRun, Plan, train_generator
 from de_jax.training.preemption import StopOnTerminate
 from de_jax.types import InputError
@@ -67,6 +68,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         seed=args.seed,
         length_multiple=args.length_multiple,
         cache_dir=args.cache_dir,
+        skip_empty=args.skip_empty,
     )
     settings = {name: getattr(args, name) for name in Plan._fields}
     trained, stopped = train_generator(run, batches, Plan(**settings), is_fresh=not args.init_from)
@@ -83,7 +85,6 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 def generate(args: argparse.Namespace) -> dict[str, Any]:
     """Writes an expansion of a corpus."""
     decoding = Decoding(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Decoding) if field.name in args})
-    decoding.check()
     corpus = beir.find_file(args.dataset_dir, "corpus")
     run = generators.read(args.model, step=args.step, tokenizer=load_tokenizer(args.tokenizer) if args.tokenizer else None)
     run = run._replace(max_doc_length=args.max_doc_length or run.max_doc_length)
@@ -109,7 +110,8 @@ def import_released(args: argparse.Namespace) -> dict[str, Any]:
     """Writes an expansion of predictions that others released."""
     corpus = beir.find_file(args.dataset_dir, "corpus")
     about = {"corpus": {"name": corpus.parent.name, "sha256": files.sha256_of(corpus)}}
-    num_docs = write_released(args.predictions, corpus, args.out_dir, docs_per_part=args.docs_per_part, about=about)
+    options = {"docs_per_part": args.docs_per_part, "skip_empty": args.skip_empty}
+    num_docs = write_released(args.predictions, corpus, args.out_dir, **options, about=about)
     return {"out_dir": args.out_dir, "num_docs": num_docs}
 
 
@@ -130,13 +132,14 @@ def _first_run(args: argparse.Namespace) -> GeneratorRun:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True)
     _add_train(actions.add_parser("train", help="train on (document, query) pairs"))
     _add_generate(actions.add_parser("generate", help="write queries for every document"))
     released = actions.add_parser("import", help="read predictions that others released")
     released.add_argument("--predictions", nargs="+", required=True, help="files: .jsonl, .tsv, or docTTTTTquery's text files")
     for action in actions.choices.values():
+        input_policy.add_flags(action)
         if "--dataset_dirs" not in action._option_string_actions:
             action.add_argument("--dataset_dir", required=True, help="a BEIR folder")
             action.add_argument("--out_dir", required=True, help="the expansion's folder")
@@ -157,12 +160,12 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max_doc_length", type=int, default=256, help="tokens")
     parser.add_argument("--length_multiple", type=int, default=64, help="of a batch's width; smaller computes less, compiles more")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adafactor")
-    parser.add_argument("--learning_rate", type=float, default=1e-3, help="its peak; falls to 0 linearly")
-    parser.add_argument("--warmup_steps", type=int, default=0)
-    parser.add_argument("--dropout_rate", type=float, default=0.1)
+    parser.add_argument("--learning_rate", type=numeric(PositiveFloat), default=1e-3, help="its peak; falls to 0 linearly")
+    parser.add_argument("--warmup_steps", type=numeric(NonNegativeInt), default=0)
+    parser.add_argument("--dropout_rate", type=numeric(ShareBelowOne), default=0.1)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="of matrix products")
     parser.add_argument("--remat", choices=("none", "dots", "full"), default="none", help="of the encoder; see docs/scaling.md")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=numeric(Seed), default=0)
     parser.add_argument("--log_every_steps", type=int, default=50)
     parser.add_argument("--save_every_steps", type=int, default=500)
     parser.add_argument("--keep_checkpoints", type=int, default=2)
@@ -171,20 +174,24 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="a run, a folder or a name of the hub")
-    parser.add_argument("--step", type=int, help="of a run; default the newest checkpoint")
+    parser.add_argument("--step", type=numeric(NonNegativeInt), help="of a run; default the newest checkpoint")
     parser.add_argument("--tokenizer", help="where the model brings none")
     parser.add_argument("--method", choices=("sample", "greedy", "beam"), default="sample")
     parser.add_argument("--num_queries", type=int, default=10, help="of each document")
     parser.add_argument("--max_length", type=int, default=32, help="tokens of a query")
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the model's")
-    parser.add_argument("--top_k", type=int, default=10, help="likeliest tokens to draw from; 0 for all")
-    parser.add_argument("--top_p", type=float, default=1.0, help="least likelihood of the tokens to draw from")
-    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--top_k", type=numeric(NonNegativeInt), default=10, help="likeliest tokens to draw from; 0 for all")
+    parser.add_argument(
+        "--top_p",
+        type=numeric(Share),
+        default=1.0,
+        help="least likelihood of the tokens to draw from",
+    )
+    parser.add_argument("--temperature", type=numeric(PositiveFloat), default=1.0)
     parser.add_argument("--num_beams", type=int, default=4)
     parser.add_argument("--length_penalty", type=float, default=1.0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of matrix products; default the model's")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--skip_empty", action="store_true", help="pass over empty documents instead of refusing them")
+    parser.add_argument("--seed", type=numeric(Seed), default=0)
     parser.add_argument("--docs_per_batch", type=int, default=16, help="of each device")
     parser.add_argument("--cache_dir", default="", help="of tokenized texts; default $DE_JAX_CACHE")
 

@@ -18,7 +18,7 @@ import json
 from pathlib import Path
 
 from de_jax import command
-from de_jax.data import beir, files
+from de_jax.data import beir, files, input_policy
 from de_jax.data.corpus import cached_token_store
 from de_jax.data.progress import progress_bar
 from de_jax.evaluation import arguments
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     if not corpus.is_file():
         raise InputError(f"{corpus} does not exist; give a corpus in .jsonl or .tsv, plain or .gz.")
     run = load_run(args.run_dir, args.step)
-    docs = cached_token_store(corpus, run.doc_tokenizer, files.cache_dir() / "token_stores")
+    docs = cached_token_store(corpus, run.doc_tokenizer, files.cache_dir() / "token_stores", skip_empty=args.skip_empty)
     max_length = args.max_doc_length or run.max_doc_length
     run = run._replace(max_doc_length=max_length)
     options = {name: getattr(args, name) for name in ("tokens_per_batch", "length_multiple", "texts_per_shard")}
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", required=True, help="the run whose document tower encodes")
     texts = parser.add_mutually_exclusive_group(required=True)
     texts.add_argument("--dataset_dir", help="a BEIR folder")
@@ -66,6 +66,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens_per_batch", type=int, help="size of a micro-batch; default by device")
     parser.add_argument("--length_multiple", type=int, help="texts are padded to multiples of it; default by length")
     parser.add_argument("--texts_per_shard", type=int, default=32768, help="texts between points that a stopped run continues from")
+    input_policy.add_flags(parser)
     arguments.add_expansion(parser)
     return parser.parse_args(argv)
 

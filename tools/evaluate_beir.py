@@ -41,7 +41,7 @@ def _mean_of_parts(folder: Path, reports: list[Report]) -> Report:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     datasets = parser.add_mutually_exclusive_group(required=True)
     datasets.add_argument("--dataset_dir", help="a BEIR folder")
     datasets.add_argument("--dataset_dirs", nargs="+", help="several; each has a row in the table")

@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--dataset_dir", type=Path, required=True, help="MS MARCO's files as they are distributed")
     parser.add_argument("--kind", default="passages", choices=msmarco.KINDS, help="default passages")
     parser.add_argument("--split", default="dev.small", help="which queries and judgements (default dev.small)")

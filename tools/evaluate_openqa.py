@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--dataset_dir", type=Path, required=True, help="corpus and queries in BEIR's layout")
     parser.add_argument("--answers", help="jsonl of _id and answers; default answers.jsonl of the data set, or .gz")
     arguments.add(parser, measures=answers.MEASURES)

@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 
 from de_jax import command
+from de_jax.data import input_policy
 from de_jax.data.pair_store import open_pair_store
 from de_jax.data.training_set import dev_set
 from de_jax.evaluation.dev_scores import score_dev
@@ -33,17 +34,19 @@ def main(argv: list[str] | None = None) -> None:
                 f"{args.pairs_dir} holds another {side} vocabulary than {args.run_dir}; export the task with the run's."
             )
     max_queries, max_docs = args.max_queries or len(store.dev_qrels), args.max_docs or store.doc_store.num_texts
-    dev = dev_set(store.dev_qrels, store.query_store, store.doc_store, max_queries, max_docs)
+    sizes, stores = (max_queries, max_docs), (store.query_store, store.doc_store)
+    dev = dev_set(store.dev_qrels, *stores, *sizes, keep_identical_ids=args.keep_identical_ids)
     report = {"tasks": [part.task for part in store.parts], "step": run.step}
     report |= {"num_queries": len(dev.query_rows), "num_docs": len(dev.doc_rows)}
-    print(json.dumps(report | {name: round(score, 5) for name, score in score_dev(run, dev).items()}))
+    print(json.dumps(report | score_dev(run, dev)))
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", type=Path, required=True, help="a folder that training made")
     parser.add_argument("--step", help="a step with a checkpoint, or 'best' (default: the newest)")
     parser.add_argument("--pairs_dir", type=Path, required=True, help="a folder that export_batches wrote with --dev_split")
+    input_policy.add_identical_ids(parser)
     parser.add_argument("--max_queries", type=int, help="score a fixed sample of so many (default: all)")
     parser.add_argument("--max_docs", type=int, help="search a fixed sample of so many, and all relevant ones (default: all)")
     return parser.parse_args(argv)

@@ -33,13 +33,13 @@ def main(argv: list[str] | None = None) -> None:
     if "bm25" in report:
         ranks["bm25"] = sentences.bm25_ranks(task, policy)
     for system, found in ranks.items():
-        report[system]["mrr"] = round(sentences.mean_reciprocal_rank(found), 5)
+        report[system]["mrr"] = sentences.mean_reciprocal_rank(found)
     print(tables.report_tables([report]), file=sys.stderr)
     print(json.dumps(report))
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder whose documents are sentences")
     parser.add_argument("--split", default="test", help="which judgements (default test)")
     arguments.add(parser, measures=MEASURES)

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
         scores = metrics.evaluate_results(results, qrels, measures=policy.measures)
         scores[f"hole@{HOLE_DEPTH}"] = fusion.hole(results, qrels, HOLE_DEPTH)
         counts = {"num_queries": len(qrels), "num_queries_found": len(qrels.keys() & results.keys())}
-        print(json.dumps({"run_file": args.run_file, **counts, **{name: round(value, 5) for name, value in scores.items()}}))
+        print(json.dumps({"run_file": args.run_file, **counts, **scores}))
         return
     if not args.corpus or not args.topics:
         raise InputError("--corpus and --topics say what is searched; give both, or a --run_file that was searched before.")
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--qrels", type=Path, required=True, help="judgements, TREC's four columns or BEIR's three")
     parser.add_argument("--topics", type=Path, help="queries: jsonl, tsv or txt, plain or .gz; those with judgements are asked")
     parser.add_argument("--corpus", type=Path, help="documents: jsonl or tsv, plain or .gz")

@@ -57,7 +57,7 @@ def _argument(setting: str) -> tuple[str, Any]:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--task", required=True, help="a seqio task or mixture")
     parser.add_argument("--module", default="", help="the Python module that registers it")
     parser.add_argument(
@@ -67,7 +67,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dev_task", default="", help="scores checkpoints; default --task")
     parser.add_argument("--dev_split", help="of the pairs that score checkpoints; without it there are none")
     parser.add_argument("--use_cached", action="store_true", help="read what seqio_cache_tasks wrote")
-    parser.add_argument("--task_cache_dir", action="append", default=[], help="where to look for that; repeated")
+    parser.add_argument("--task_cache_dir", type=str, action="append", default=[], help="where to look for that; repeated")
     parser.add_argument("--out_dir", type=Path, required=True, help="the folder to write")
     return parser.parse_args(argv)
 

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", required=True, help="the run to export")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--format", required=True, choices=tuple(FORMATS))

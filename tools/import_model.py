@@ -74,14 +74,14 @@ def _tokenizer(tokenizer: Tokenizer | None, tower: str, args: argparse.Namespace
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--from", dest="source", required=True, help="a folder, or a name of the Hugging Face hub")
     parser.add_argument("--doc_from", dest="doc_source", help="the document tower's model, where it is another one")
     parser.add_argument("--pooling", choices=tuple(POOLING), help="of an encoder of Hugging Face, which does not say; default mean")
     parser.add_argument("--run_dir", required=True, help="the new run's folder")
     parser.add_argument("--tokenizer", help="a spiece.model or tokenizer.json, where the model brings none")
-    parser.add_argument("--query_prompt", help='before every query, such as "query: "; default the model\'s')
-    parser.add_argument("--doc_prompt", help="before every document; default the model's")
+    parser.add_argument("--query_prompt", type=str, help='before every query, such as "query: "; default the model\'s')
+    parser.add_argument("--doc_prompt", type=str, help="before every document; default the model's")
     parser.add_argument("--max_query_length", type=int, help="tokens; default the model's")
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the model's")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of matrix products; default float32, a run's own")

@@ -69,7 +69,7 @@ def _counts(run: Run) -> dict[str, Any]:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", type=Path, required=True, help="the run to show")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--out_dir", type=Path, help="gets the files (default <run_dir>/report)")

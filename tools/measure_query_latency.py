@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from de_jax import command
-from de_jax.data import beir
+from de_jax.data import beir, input_policy
 from de_jax.data.progress import progress_bar
 from de_jax.data.reading import read_lines
 from de_jax.evaluation import latency, tables
@@ -37,12 +37,12 @@ def main(argv: list[str] | None = None) -> None:
 
 def _queries(args: argparse.Namespace) -> list[str]:
     if args.dataset_dir:
-        return list(beir.read(args.dataset_dir, args.split).queries.texts)
+        return list(beir.read(args.dataset_dir, args.split, skip_empty=args.skip_empty).queries.texts)
     return [line.strip() for _, line in read_lines(args.queries)]
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument(
         "--runs", nargs="+", required=True, metavar="NAME=FOLDER", help="the first is what others are compared with"
     )
@@ -51,6 +51,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     source.add_argument("--dataset_dir", type=Path, help="a BEIR folder, whose queries are taken")
     source.add_argument("--queries", type=Path, help="a file with a query a line")
     parser.add_argument("--split", default="test", help="of the BEIR folder (default test)")
+    input_policy.add_flags(parser)
     parser.add_argument("--batch_sizes", nargs="+", type=int, default=[1, 32], help="queries of a call (default 1 32)")
     parser.add_argument("--num_calls", type=int, default=200, help="of each run and batch size (default 200)")
     return parser.parse_args(argv)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import beir, generations
+from de_jax.data import beir, generations, input_policy
 from de_jax.data.batches import qrel_pairs
 from de_jax.data.generations import Mined
 from de_jax.data.negatives import TrainingTexts
@@ -27,6 +27,7 @@ from de_jax.data.training_set import open_stores, text_hashes
 from de_jax.retrieval import faiss_index, maxp
 from de_jax.retrieval.miner import Miner, embed, mine, mine_bm25
 from de_jax.retrieval.mining_run import only_miner
+from de_jax.settings import NonNegativeInt, PositiveFloat, Seed, Share, numeric
 from de_jax.training.run import load_run
 from de_jax.types import InputError
 
@@ -43,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     if negatives_dir.is_dir():
         with only_miner(negatives_dir):  # refused here, before anything is encoded
             pass
-    lines, facts = mine_bm25(beir.read(args.dataset_dir, args.split), miner) if args.bm25 else _mined_by_run(args, miner)
+    lines, facts = _mined_by_bm25(args, miner) if args.bm25 else _mined_by_run(args, miner)
     facts |= {"mined_by": "bm25" if args.bm25 else str(args.run_dir), "split": args.split}
     with only_miner(negatives_dir):
         number = generations.next_number(negatives_dir)
@@ -51,12 +52,17 @@ def main(argv: list[str] | None = None) -> None:
     print(json.dumps({"generation_dir": str(generation.folder), "num_pairs": len(lines), **facts}))
 
 
+def _mined_by_bm25(args: argparse.Namespace, miner: Miner) -> tuple[list[Mined], dict[str, Any]]:
+    dataset = beir.read(args.dataset_dir, args.split, skip_empty=args.skip_empty)
+    return mine_bm25(dataset, miner, drop_identical_ids=not args.keep_identical_ids)
+
+
 def _mined_by_run(args: argparse.Namespace, miner: Miner) -> tuple[list[Mined], dict[str, Any]]:
     qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
     run = load_run(args.run_dir, args.step)
-    stores = open_stores(args.dataset_dir, run.query_tokenizer, run.doc_tokenizer)
+    stores = open_stores(args.dataset_dir, run.query_tokenizer, run.doc_tokenizer, skip_empty=args.skip_empty)
     name, passages = Path(args.dataset_dir).resolve().name, maxp.passages_of(run, stores[1])
-    texts = TrainingTexts(name, *stores, qrel_pairs(qrels, *stores), {}, passages)
+    texts = TrainingTexts(name, *stores, qrel_pairs(qrels, *stores), {}, passages, not args.keep_identical_ids)
     with progress_bar(total=(passages or stores[1]).num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
         embedded = embed(run, texts, keep_as=texts.name, progress=bar.update)
     lines, facts = mine(embedded, texts, miner)
@@ -64,25 +70,30 @@ def _mined_by_run(args: argparse.Namespace, miner: Miner) -> tuple[list[Mined], 
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
     parser.add_argument("--split", default="train", help="whose pairs get negatives (default train)")
+    input_policy.add_flags(parser, identical_ids=True)
     by = parser.add_mutually_exclusive_group(required=True)
     by.add_argument("--run_dir", help="the run that ranks")
     by.add_argument("--bm25", action="store_true", help="BM25 ranks")
     parser.add_argument("--step", help="checkpoint of the run: a step, or best; default the newest")
     parser.add_argument("--negatives_dir", help="folder of generations; default <run_dir>/negatives")
     parser.add_argument("--num_neg_docs", type=int, help="of each pair, at most (default 20)")
-    parser.add_argument("--num_neg_queries", type=int, help="for DANCE's dual task, at most (default 0)")
+    parser.add_argument("--num_neg_queries", type=numeric(NonNegativeInt), help="for DANCE's dual task, at most (default 0)")
     parser.add_argument("--first_rank", type=int, help="best rank to draw from, positives not counted (default 1)")
     parser.add_argument("--last_rank", type=int, help="worst rank to draw from (default 200)")
-    parser.add_argument("--seed", type=int, help="of the draw (default 0)")
+    parser.add_argument("--seed", type=numeric(Seed), help="of the draw (default 0)")
     guards = parser.add_argument_group("against relevant documents that nobody judged")
     guards.add_argument("--margin", type=float, help="negatives score at most the positive's score minus this")
-    guards.add_argument("--max_score_ratio", type=float, help="negatives score at most this share of the positive's score")
+    guards.add_argument(
+        "--max_score_ratio", type=numeric(PositiveFloat), help="negatives score at most this share of the positive's score"
+    )
     guards.add_argument("--teacher_scores", help="another model's scores: query id, document id, score, tab-separated")
     guards.add_argument("--max_teacher_score", type=float, help="of a negative that the teacher has scored")
-    guards.add_argument("--max_resemblance", type=float, help="of a negative to the positive, by three-token sequences (0 to 1)")
+    guards.add_argument(
+        "--max_resemblance", type=numeric(Share), help="of a negative to the positive, by three-token sequences (0 to 1)"
+    )
     search = parser.add_argument_group("how documents are searched")
     search.add_argument("--index", help="exact (default), or a FAISS factory string")
     search.add_argument("--nprobe", type=int, help="inverted lists to visit, of an IVF index")

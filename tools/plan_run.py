@@ -22,7 +22,6 @@ import numpy as np
 from de_jax import command, configurables
 from de_jax.recipe import Recipe, parse_with_settings, read_recipe
 from de_jax.training import plan, sharding, sharding_rules
-from de_jax.types import InputError
 
 GIB = 2**30
 SHAPE = {"batch_size": "batch_size", "query_length": "max_query_length", "doc_length": "max_doc_length"}
@@ -37,8 +36,6 @@ def main(argv: list[str] | None = None) -> None:
     topology = plan.open_topology(args.topology)  # before JAX looks for devices, which reading a recipe has it do
     recipe = read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
     given = {name: getattr(args, name) for name in (*SHAPE, "query_rows", "doc_rows")}
-    if bad := [f"--{name} is {value}" for name, value in given.items() if value is not None and value < 1]:
-        raise InputError(f"{bad[0]}; it must be at least 1.")
     plan.compiler_options(args.effort)  # an impossible one is refused before the recipe is read
     shape = given | {name: given[name] or configurables.setting(recipe.data, setting) for name, setting in SHAPE.items()}
     print(json.dumps(plan_run(recipe, topology, effort=args.effort, **shape, **recipe.texts_of_a_pair())))
@@ -58,7 +55,7 @@ def plan_run(recipe: Recipe, topology: plan.Topology, *, effort: float, **shape:
         sharding.check_batch_size(rows, mesh, recipe.num_chunks)
     if recipe.negative_cache:
         recipe.negative_cache.check(shape["batch_size"], sharding.num_row_shares(mesh))
-    configurables.check_all_used(but=recipe.data)
+    configurables.check_all_used(will_call=recipe.data)
     shardings = sharding_rules.state_shardings(state, mesh, recipe.sharding_rules)
     step = sharding_rules.compiled_step(recipe.train_step(state.params), shardings, mesh)
     placed = sharding_rules.with_shardings(state, shardings)
@@ -114,7 +111,7 @@ def _gib(size: int) -> float:
 
 
 def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--gin_file", action="append", required=True, help="a recipe; may be given several times")
     parser.add_argument("--topology", required=True, help=f"chips and their grid, such as {plan.EXAMPLES}")
     parser.add_argument("--batch_size", type=int, help="pairs; default the recipe's")

@@ -125,7 +125,7 @@ def _say(sentence: str) -> None:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", type=Path, default=Path("runs/quickstart"), help="gets everything (default runs/quickstart)")
     parser.add_argument("--dataset_dir", type=Path, help="where the data set is or will be (default <run_dir>/pydocs)")
     parser.add_argument("--max_docs", type=int, help="at most so many documents, for a quick look (default: all, about 17,000)")

@@ -18,7 +18,7 @@ import textwrap
 from pathlib import Path
 
 from de_jax import command
-from de_jax.data import beir, files
+from de_jax.data import beir, files, input_policy
 from de_jax.data.corpus import cached_token_store
 from de_jax.data.progress import progress_bar
 from de_jax.retrieval import encode, faiss_index
@@ -32,13 +32,12 @@ from de_jax.types import InputError
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
-    if args.k < 1:
-        raise InputError(f"--k is {args.k}; ask for at least 1 document.")
     if args.query is not None and not args.query.strip():
         raise InputError("--query is empty; give some words to search for.")
     build_index = faiss_index.index_builder(args.index, faiss_index.SearchOptions(args.nprobe, args.ef_search, args.faiss_device))
     corpus = beir.find_file(args.dataset_dir, "corpus")
-    texts = dict(beir.iter_docs(corpus))
+    docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=args.skip_empty)
+    texts = dict(zip(*docs, strict=True))
     searcher = _open(load_run(args.run_dir, args.step), corpus, texts, build_index, args)
     if args.query is None:
         _prompt(searcher, args.k, len(texts))
@@ -53,7 +52,7 @@ def _open(
     if args.embeddings_dir:
         folder = Path(args.embeddings_dir)
     else:
-        docs = cached_token_store(corpus, run.doc_tokenizer, files.cache_dir() / "token_stores")
+        docs = cached_token_store(corpus, run.doc_tokenizer, files.cache_dir() / "token_stores", skip_empty=args.skip_empty)
         store = passages_of(run, docs) or docs
         with progress_bar(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
             folder = encode.cached_docs(run, store, Path(args.dataset_dir).resolve().name, progress=bar.update)
@@ -89,12 +88,13 @@ def _ask() -> str:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", required=True, help="the run that searches")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder; its corpus is searched")
-    parser.add_argument("--query", help="one query; without it a prompt asks")
+    parser.add_argument("--query", type=str, help="one query; without it a prompt asks")
     parser.add_argument("--k", type=int, default=10, help="documents to show (default 10)")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
+    input_policy.add_flags(parser)
     parser.add_argument("--embeddings_dir", help="embeddings that encode_corpus made; default the run's own")
     parser.add_argument("--index", default="exact", help="exact (default), or a FAISS factory string such as IVF1024,Flat")
     parser.add_argument("--nprobe", type=int, help="inverted lists to visit, of an IVF index")

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import beir, files, schema, text
+from de_jax.data import beir, files, input_policy, schema, text
 from de_jax.data.corpus import cached_token_store
+from de_jax.settings import Seed, numeric
 from de_jax.types import InputError
 
 
@@ -52,8 +53,6 @@ def _inputs(args: argparse.Namespace) -> dict[str, tuple[Path, str]]:
 
 def _train(texts_file: Path, kind: str, args: argparse.Namespace) -> None:
     """Trains the vocabulary, unless the folder holds one made from these texts with this size."""
-    if args.train_vocab_size < 1:
-        raise InputError(f"--train_vocab_size is {args.train_vocab_size}; it is at least 1.")
     if args.tokenizer.is_file():
         raise InputError(f"{args.tokenizer} is a file; with --train_vocab_size, --tokenizer names the folder to train into.")
     wanted = {"texts_sha256": files.sha256_of(texts_file), "kind": kind, "skip_empty": args.skip_empty,
@@ -71,16 +70,16 @@ def _train(texts_file: Path, kind: str, args: argparse.Namespace) -> None:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.Parser(description=__doc__)
     inputs = parser.add_mutually_exclusive_group(required=True)
     inputs.add_argument("--dataset_dir", type=Path, help="a BEIR folder; its queries and its corpus are tokenized")
     inputs.add_argument("--texts_file", type=Path, help="one .jsonl or .tsv, plain or .gz")
     parser.add_argument("--kind", choices=("docs", "queries"), default="docs", help="what --texts_file holds; docs have titles")
     parser.add_argument("--tokenizer", type=Path, required=True, help="spiece.model, tokenizer.json, or a folder with one")
     parser.add_argument("--train_vocab_size", type=int, help="train so many pieces on the documents, into the folder --tokenizer")
-    parser.add_argument("--seed", type=int, default=0, help="of the texts a vocabulary is trained on, beyond a million")
+    parser.add_argument("--seed", type=numeric(Seed), default=0, help="of the texts a vocabulary is trained on, beyond a million")
     parser.add_argument("--out_dir", type=Path, help="holds the stores; default the cache of de_jax, where training looks")
-    parser.add_argument("--skip_empty", action="store_true", help="pass over empty texts instead of refusing them")
+    input_policy.add_flags(parser)
     return parser.parse_args(argv)
 
 

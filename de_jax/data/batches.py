@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Int32
 
-from de_jax.data import beir, layout
+from de_jax.data import beir, input_policy, layout
 from de_jax.data.corpus import TokenStore
 from de_jax.data.epoch_plan import EpochPlan
 from de_jax.data.layout import Store
@@ -77,11 +77,16 @@ def qrel_pairs(
 ) -> Int32[np.ndarray, "P 2"]:
     """The rows (query, document) of every pair judged at least `min_relevance`, in the order of the judgements.
 
+    Pairs of empty texts that the stores left out are left out too, and counted on stderr.
+
     Raises:
         InputError: judged texts that are not in the stores (count and examples), or no such pair.
     """
     judged = [(query_id, doc_id, score) for query_id, docs in qrels.items() for doc_id, score in docs.items()]
-    kept = [(query_id, doc_id) for query_id, doc_id, score in judged if score >= min_relevance]
+    relevant = [(query_id, doc_id) for query_id, doc_id, score in judged if score >= min_relevance]
+    no_queries, no_docs = set(query_store.skipped_ids), set(doc_store.skipped_ids)
+    kept = [(query_id, doc_id) for query_id, doc_id in relevant if query_id not in no_queries and doc_id not in no_docs]
+    input_policy.tell_unused(len(relevant) - len(kept))
     if not kept:
         raise InputError(f"no pair of the qrels is judged {min_relevance} or more, so there is nothing to train on.")
     columns = []

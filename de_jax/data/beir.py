@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from de_jax.data import files, trec_columns
+from de_jax.data import files, input_policy, trec_columns
 from de_jax.data.reading import parse_json, read_lines
 from de_jax.types import InputError
 
@@ -60,6 +60,11 @@ def iter_queries(path: str | Path, *, skip_empty: bool = False) -> Iterator[tupl
     return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=False, skip_empty=skip_empty) if text)
 
 
+def iter_all(path: str | Path, *, with_title: bool, skip_empty: bool) -> Iterator[tuple[str, str]]:
+    """As `iter_docs`, or without titles `iter_queries`; with `skip_empty`, an empty text is yielded as ""."""
+    return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=with_title, skip_empty=skip_empty))
+
+
 def count_docs(path: str | Path, judged: Iterable[str]) -> int:
     """How many documents have a text, after a look for all that were judged; an empty document may be judged too.
 
@@ -86,17 +91,33 @@ def find_file(dataset_dir: str | Path, name: str) -> Path:
     return found[0]
 
 
+def find_splits(dataset_dir: str | Path) -> dict[str, Path]:
+    """The judgements of each split, `qrels/<split>.tsv` or `.tsv.gz`, in order of name.
+
+    Raises:
+        InputError: a split has both.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted((Path(dataset_dir) / "qrels").glob("*.tsv*")):
+        split = path.name.removesuffix(".gz").removesuffix(".tsv")
+        if path.name not in (f"{split}.tsv", f"{split}.tsv.gz"):
+            continue
+        if split in found:
+            raise InputError(f"{path.parent} holds both {found[split].name} and {path.name}; remove one of them.")
+        found[split] = path
+    return found
+
+
 def find_qrels(dataset_dir: str | Path, split: str) -> Path:
     """The judgements of a split.
 
     Raises:
-        InputError: there is no such split; lists those there are.
+        InputError: there is no such split; lists the splits.
     """
-    path = Path(dataset_dir) / "qrels" / f"{split}.tsv"
-    if not path.is_file():
-        splits = sorted(file.stem for file in path.parent.glob("*.tsv"))
+    splits = find_splits(dataset_dir)
+    if split not in splits:
         raise InputError(f"{dataset_dir} has no split '{split}'; it has {', '.join(splits) or 'none'}.")
-    return path
+    return splits[split]
 
 
 def read_qrels(path: str | Path) -> Qrels:
@@ -134,7 +155,7 @@ def read_qrels(path: str | Path) -> Qrels:
 def read(dataset_dir: str | Path, split: str, *, skip_empty: bool = False) -> Dataset:
     """One split of a data set in memory: every document, and the queries the split judges, in file order.
 
-    With `skip_empty`, judgements of empty documents stay: such a document counts as relevant and cannot be found.
+    With `skip_empty`, judgements of empty texts stay: such a document counts as relevant and cannot be found.
 
     Raises:
         InputError: what `iter_docs` and `read_qrels` raise, duplicate ids, an unknown split, or judgements of unknown texts.
@@ -144,9 +165,9 @@ def read(dataset_dir: str | Path, split: str, *, skip_empty: bool = False) -> Da
         raise InputError(f"{dataset_dir} is not a folder; give a data set in the BEIR layout.")
     qrels_file = find_qrels(dataset_dir, split)
     qrels = read_qrels(qrels_file)
-    queries, _ = read_texts(find_file(dataset_dir, "queries"), with_title=False, skip_empty=skip_empty)
+    queries, empty_queries = read_texts(find_file(dataset_dir, "queries"), with_title=False, skip_empty=skip_empty)
     docs, empty_docs = read_texts(find_file(dataset_dir, "corpus"), with_title=True, skip_empty=skip_empty)
-    require_known(qrels, queries.ids, f"{qrels_file}: queries that are not in the queries file")
+    require_known(qrels, [*queries.ids, *empty_queries], f"{qrels_file}: queries that are not in the queries file")
     judged_docs = dict.fromkeys(doc_id for judged in qrels.values() for doc_id in judged)
     require_known(judged_docs, [*docs.ids, *empty_docs], f"{qrels_file}: documents that are not in the corpus")
     rows = [(query_id, text) for query_id, text in zip(*queries, strict=True) if query_id in qrels]
@@ -163,8 +184,7 @@ def require_known(text_ids: Iterable[str], known: Iterable[str], what: str) -> N
 
 def unknown_ids(unknown: list[str], what: str) -> InputError:
     """The error that counts ids without a text and shows the first three."""
-    examples = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")
-    return InputError(f"{what}: {len(unknown)} ({examples}).")
+    return InputError(f"{what}: {len(unknown)} ({input_policy.examples(unknown)}).")
 
 
 def write(
@@ -210,7 +230,7 @@ def _json_line(record: Mapping[str, str]) -> str:
 
 
 def read_texts(path: Path, *, with_title: bool, skip_empty: bool) -> tuple[Texts, list[str]]:
-    """The texts of a file, and the ids of the empty ones among them, which are left out.
+    """The texts of a file, and the ids of the empty ones among them, which are left out and counted on stderr.
 
     Raises:
         InputError: what `iter_queries` raises, and duplicate ids.
@@ -221,7 +241,9 @@ def read_texts(path: Path, *, with_title: bool, skip_empty: bool) -> tuple[Texts
             raise InputError(f"{path}, line {line}: the id {text_id} was used before; ids are unique.")
         texts[text_id] = text
     kept = {text_id: text for text_id, text in texts.items() if text}
-    return Texts(list(kept), list(kept.values())), [text_id for text_id, text in texts.items() if not text]
+    empty = [text_id for text_id, text in texts.items() if not text]
+    input_policy.tell_skipped(path, empty)
+    return Texts(list(kept), list(kept.values())), empty
 
 
 def _records(path: Path, *, with_title: bool, skip_empty: bool) -> Iterator[tuple[int, str, str]]:
@@ -238,7 +260,10 @@ def _records(path: Path, *, with_title: bool, skip_empty: bool) -> Iterator[tupl
         except ValueError as error:
             raise InputError(f"{path}, line {line}: {error}.") from None
         if not text and not skip_empty:
-            raise InputError(f"{path}, line {line}: the text of {text_id} is empty; remove the line, or ask to skip empty texts.")
+            skip = input_policy.option("skip_empty")
+            raise InputError(
+                f"{path}, line {line}: the text of {text_id} is empty; remove the line, or skip empty texts with {skip}."
+            )
         yield line, text_id, text
 
 

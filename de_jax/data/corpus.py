@@ -11,6 +11,7 @@ Truncation and special tokens are applied when rows are read, so one store serve
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,13 +20,14 @@ from typing import Any, overload
 import numpy as np
 from jaxtyping import Int, Int32
 
-from de_jax.data import beir, files, schema
+from de_jax.data import beir, files, input_policy, schema
 from de_jax.data.progress import progress_bar
 from de_jax.data.reading import read_array
 from de_jax.data.store_writer import ARRAYS, FORMAT, writing
 from de_jax.data.text import PAD_ID, Tokenizer
 from de_jax.types import PADDING_ID, InputError
 
+KINDS = ("docs", "queries")
 DTYPES = {"tokens.npy": "<i4", "offsets.npy": "<i8", "ids.npy": "S", "id_order.npy": "<i8"}
 _TOKEN = schema.integer(0, schema.MAX_SIZE)
 MANIFEST = schema.record(
@@ -80,6 +82,7 @@ class TokenStore:
         vocab_size: entries of the vocabulary; every token id is below it.
         tokenizer_fingerprint: SHA-256 of the vocabulary file.
         content_hash: SHA-256 over ids, tokens and vocabulary; equal stores have equal hashes.
+        skipped_ids: of empty texts that were left out.
     """
 
     def __init__(self, store_dir: Path, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
@@ -95,6 +98,8 @@ class TokenStore:
         self.vocab_size: int = manifest["vocab_size"]
         self.tokenizer_fingerprint: str = manifest["tokenizer_fingerprint"]
         self.content_hash: str = manifest["content_hash"]
+        self.skipped_ids = tuple(manifest.get("skipped_ids", ()))
+        self.records_skipped = "skipped_ids" in manifest  # stores that were built before they were recorded do not
 
     def row_of(self, text_id: str) -> int:
         """The row of one id; InputError where the store has no such text."""
@@ -159,7 +164,12 @@ class TokenStore:
 
 
 def build_token_store(
-    texts: Iterable[tuple[str, str]], tokenizer: Tokenizer, store_dir: str | Path, *, progress: bool = True
+    texts: Iterable[tuple[str, str]],
+    tokenizer: Tokenizer,
+    store_dir: str | Path,
+    *,
+    skip_empty: bool = False,
+    progress: bool = True,
 ) -> TokenStore:
     """Tokenizes (id, text) pairs into a store, streaming; the folder appears once it is complete.
 
@@ -169,6 +179,7 @@ def build_token_store(
         texts: read once; `beir.iter_docs` and `beir.iter_queries` yield them.
         tokenizer: encodes each chunk in parallel.
         store_dir: replaced if it exists.
+        skip_empty: leave texts that are "" out, and record their ids.
         progress: show a bar on stderr.
 
     Raises:
@@ -183,7 +194,10 @@ def build_token_store(
         progress_bar(desc=f"tokenize {store_dir.name}", unit=" texts", disable=not progress) as bar,
     ):
         for chunk in _chunks(texts):
-            writer.append([text_id for text_id, _ in chunk], tokenizer.encode([text for _, text in chunk]))
+            kept = [(text_id, text) for text_id, text in chunk if text or not skip_empty]
+            writer.skip([text_id for text_id, text in chunk if skip_empty and not text])
+            if kept:
+                writer.append([text_id for text_id, _ in kept], tokenizer.encode([text for _, text in kept]))
             bar.update(len(chunk))
     return open_token_store(store_dir)
 
@@ -222,7 +236,7 @@ def cached_token_store(
     """The store of a jsonl or tsv file, built on the first call and opened on every later one.
 
     Its folder is named by the content of the file, the vocabulary and the options. Of several processes that ask at
-    once, one builds and the others wait.
+    once, one builds and the others wait. Texts that are left out are counted on stderr.
 
     Args:
         texts_file: see `beir.iter_queries`.
@@ -232,9 +246,9 @@ def cached_token_store(
         skip_empty: see `beir.iter_queries`.
         progress: show a bar on stderr while building.
     """
-    readers = {"docs": beir.iter_docs, "queries": beir.iter_queries}
-    if kind not in readers:
-        raise InputError(f"the kind of texts is '{kind}'; it is one of {', '.join(readers)}.")
+    if kind not in KINDS:
+        raise InputError(f"the kind of texts is '{kind}'; it is one of {', '.join(KINDS)}.")
+    read = functools.partial(beir.iter_all, texts_file, with_title=kind == "docs", skip_empty=skip_empty)
     texts_file, cache_dir = Path(texts_file), Path(cache_dir)
     if not texts_file.is_file():
         raise InputError(f"{texts_file} does not exist.")
@@ -243,9 +257,17 @@ def cached_token_store(
     store_dir = cache_dir / f"{texts_file.name.split('.')[0]}-{key}"
 
     def build(folder: Path) -> TokenStore:
-        return build_token_store(readers[kind](texts_file, skip_empty=skip_empty), tokenizer, folder, progress=progress)
+        try:
+            return build_token_store(read(), tokenizer, folder, skip_empty=skip_empty, progress=progress)
+        except InputError as error:  # of ids and tokens: the store knows no file
+            raise error if str(texts_file) in str(error) else InputError(f"{texts_file}: {error}") from None
 
-    return files.build_once(store_dir, open_token_store, build)
+    store = files.build_once(store_dir, open_token_store, build)
+    if skip_empty:
+        if not store.records_skipped:
+            store.skipped_ids = tuple(text_id for text_id, text in read() if not text)
+        input_policy.tell_skipped(texts_file, store.skipped_ids)
+    return store
 
 
 def _chunks(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:

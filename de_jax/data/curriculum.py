@@ -8,11 +8,12 @@ seed alone, so a resumed run goes on in the same group with the same draws.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Float64, Int, Int32
@@ -21,6 +22,7 @@ from de_jax.data import beir, files, schema
 from de_jax.data.expansion_files import fingerprint, read_expansion
 from de_jax.data.reading import read_array
 from de_jax.data.relevance import MEASURES, Measure, ScoreFile
+from de_jax.settings import PositiveInt, Seed, check_fields
 from de_jax.types import InputError
 
 FORMAT = "de_jax ranked queries 1"
@@ -28,7 +30,8 @@ _MANIFEST = schema.record({"format": schema.constant(FORMAT), "num_pairs": schem
 GOLD, NONE = -2, -1
 """In the place of a generated query's index: the pair's own query, and no query at all."""
 
-STRATEGIES = ("gold", "random", "top_1", "top_k", "bottom_k", "curriculum", "anti_curriculum")
+Strategy = Literal["gold", "random", "top_1", "top_k", "bottom_k", "curriculum", "anti_curriculum"]
+STRATEGIES = get_args(Strategy)
 
 
 class RankedQueries(NamedTuple):
@@ -58,18 +61,14 @@ class Curriculum:
         seed: of the draws.
     """
 
-    strategy: Literal["gold", "random", "top_1", "top_k", "bottom_k", "curriculum", "anti_curriculum"] = "curriculum"
-    num_steps: int = 1
-    num_groups: int = 3
-    k: int = 10
-    seed: int = 0
+    strategy: Strategy = "curriculum"
+    num_steps: PositiveInt = 1
+    num_groups: PositiveInt = 3
+    k: PositiveInt = 10
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            raise InputError(f"the strategy is {self.strategy!r}; it is one of {', '.join(STRATEGIES)}.")
-        for name in ("num_steps", "num_groups", "k"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; give at least 1.")
+        check_fields(self)
 
     def group_at(self, step: int) -> int:
         """The group that a step draws from, 0 for the most relevant queries; beyond the run's end the last one."""
@@ -142,7 +141,13 @@ def usable_queries(queries: Sequence[str], gold: str) -> Int32[np.ndarray, " n"]
 
 
 def ranked_pairs(
-    dataset_dir: str | Path, split: str, expansion: str | Path, *, measure: str = "rouge_l", score_file: str | Path = ""
+    dataset_dir: str | Path,
+    split: str,
+    expansion: str | Path,
+    *,
+    measure: str = "rouge_l",
+    score_file: str | Path = "",
+    skip_empty: bool = False,
 ) -> RankedQueries:
     """The ranking of a BEIR folder's training pairs, in the order of `batches.qrel_pairs`; kept beside the expansion.
 
@@ -152,22 +157,30 @@ def ranked_pairs(
         expansion: a folder, or a single file.
         measure: a name out of `relevance.MEASURES`.
         score_file: scores in its place, see `relevance.ScoreFile`.
+        skip_empty: pairs of empty texts are left out, as `batches.qrel_pairs` leaves them out.
 
     Raises:
         InputError: an unknown measure, or what reading the files raises.
     """
-    queries_file, qrels_file = beir.find_file(dataset_dir, "queries"), beir.find_qrels(dataset_dir, split)
+    queries_file, docs_file = beir.find_file(dataset_dir, "queries"), beir.find_file(dataset_dir, "corpus")
+    qrels_file = beir.find_qrels(dataset_dir, split)
 
     def read() -> tuple[list[tuple[str, str]], list[str]]:
-        golds, qrels = dict(beir.iter_queries(queries_file, skip_empty=True)), beir.read_qrels(qrels_file)
+        every = functools.partial(beir.iter_all, skip_empty=skip_empty)
+        golds, qrels = dict(every(queries_file, with_title=False)), beir.read_qrels(qrels_file)
+        empty = {text_id for text_id, text in every(docs_file, with_title=True) if not text} if skip_empty else set()
         pairs = [(query_id, doc_id) for query_id, judged in qrels.items() for doc_id, score in judged.items() if score > 0]
         if unknown := next((query_id for query_id, _ in pairs if query_id not in golds), None):
             raise InputError(
                 f"{qrels_file} judges the query {unknown}, which {queries_file} has not; give files that fit together."
             )
+        if skip_empty:
+            pairs = [(query_id, doc_id) for query_id, doc_id in pairs if golds[query_id] and doc_id not in empty]
         return pairs, [golds[query_id] for query_id, _ in pairs]
 
     hashes = [files.sha256_of(queries_file), files.sha256_of(qrels_file)]
+    if skip_empty:
+        hashes.append(files.sha256_of(docs_file))
     return ranked_texts(read, hashes, expansion, measure=measure, score_file=score_file)
 
 

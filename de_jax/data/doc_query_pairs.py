@@ -30,6 +30,7 @@ def doc_query_pairs(
     seed: int = 0,
     length_multiple: int = 64,
     cache_dir: str | Path = "",
+    skip_empty: bool = False,
 ) -> tuple[Batches, int]:
     """Endless, resumable batches of all folders' pairs, shuffled together, and the number of pairs.
 
@@ -42,6 +43,7 @@ def doc_query_pairs(
         seed: of the shuffling.
         length_multiple: a batch is as wide as its longest text, rounded up to a multiple of this.
         cache_dir: where token stores are kept; by default under `files.cache_dir()`.
+        skip_empty: leave empty texts and their pairs out instead of refusing them.
 
     Raises:
         InputError: anything in the folders that cannot be used.
@@ -51,7 +53,7 @@ def doc_query_pairs(
     stores, pairs = [], []
     for folder in dataset_dirs:
         qrels = beir.read_qrels(beir.find_qrels(folder, split))
-        stores.append(open_stores(folder, tokenizer, tokenizer, cache_dir))
+        stores.append(open_stores(folder, tokenizer, tokenizer, cache_dir, skip_empty=skip_empty))
         pairs.append(qrel_pairs(qrels, *stores[-1]))
     query_store, doc_store = (joined(own, tokenizer, store_dir(cache_dir)) for own in zip(*stores, strict=True))
     firsts = np.cumsum([(0, 0), *((queries.num_texts, docs.num_texts) for queries, docs in stores)], axis=0)

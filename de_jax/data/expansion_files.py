@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data import beir, files, schema
+from de_jax.data import beir, files, input_policy, schema
 from de_jax.data.reading import read_lines
 from de_jax.types import InputError
 
@@ -152,7 +152,13 @@ def queries_by_row(path: str | Path, doc_ids: Sequence[str], *, is_part: bool = 
 
 
 def write_released(
-    paths: Sequence[str | Path], corpus: str | Path, folder: str | Path, *, docs_per_part: int = 4096, about: dict[str, Any]
+    paths: Sequence[str | Path],
+    corpus: str | Path,
+    folder: str | Path,
+    *,
+    docs_per_part: int = 4096,
+    skip_empty: bool = False,
+    about: dict[str, Any],
 ) -> int:
     """Makes an expansion of what others released; gives the number of documents. Continues as `ExpansionWriter` does.
 
@@ -161,12 +167,15 @@ def write_released(
         corpus: the corpus file that they are of.
         folder: of the expansion.
         docs_per_part: documents of a part.
+        skip_empty: leave empty documents out instead of refusing them.
         about: more for the plan.
 
     Raises:
         InputError: what `iter_released` raises, or queries for a document that the corpus has not.
     """
-    doc_ids = [doc_id for doc_id, _ in beir.iter_docs(corpus, skip_empty=True)]
+    texts = [(text_id, bool(text)) for text_id, text in beir.iter_all(corpus, with_title=True, skip_empty=skip_empty)]
+    input_policy.tell_skipped(corpus, [doc_id for doc_id, has_text in texts if not has_text])
+    doc_ids = [doc_id for doc_id, has_text in texts if has_text]
     known, num_docs = set(doc_ids), 0
     sources = {Path(path).name: files.sha256_of(path) for path in sorted(paths)}
     writer = ExpansionWriter(folder, {**about, "predictions": sources, "docs_per_part": docs_per_part})

@@ -18,15 +18,16 @@ from typing import NamedTuple
 import numpy as np
 
 from de_jax.data import batches as batches_
-from de_jax.data import beir, curriculum_texts, files, schema
+from de_jax.data import beir, curriculum_texts, files, input_policy, schema
 from de_jax.data.corpus import TokenStore, open_token_store
 from de_jax.data.curriculum import Curriculum, ranked_texts
 from de_jax.data.mixing import mixed_epochs
 from de_jax.data.negatives import TrainingTexts, follow
 from de_jax.data.reading import read_array
-from de_jax.data.relevance import MEASURES
+from de_jax.data.relevance import MEASURES, MeasureName
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.data.training_set import TrainingSet, dev_set, store_dir
+from de_jax.settings import NonNegativeInt, PositiveInt, Seed, checked
 from de_jax.types import PADDING_ID, InputError
 
 FORMAT = "de_jax pair store 1"
@@ -67,31 +68,33 @@ class PairStore(NamedTuple):
     made_from: str
 
 
+@checked
 def stored_pairs(
     *,
     pairs_dir: str = "",
-    batch_size: int = 512,
-    max_query_length: int = 64,
-    max_doc_length: int = 256,
-    num_neg_docs: int = 1,
-    num_neg_queries: int = 0,
-    dev_max_queries: int = 1000,
-    dev_max_docs: int = 20000,
-    seed: int = 0,
+    batch_size: PositiveInt = 512,
+    max_query_length: PositiveInt = 64,
+    max_doc_length: PositiveInt = 256,
+    num_neg_docs: NonNegativeInt = 1,
+    num_neg_queries: NonNegativeInt = 0,
+    dev_max_queries: PositiveInt = 1000,
+    dev_max_docs: NonNegativeInt = 20000,
+    keep_identical_ids: bool = False,
+    seed: Seed = 0,
     unique_in_batch: bool = True,
     pack: bool = True,
-    length_multiple: int = 32,
+    length_multiple: PositiveInt = 32,
     negatives_dir: str = "",
     expansion: str = "",
     curriculum: Curriculum | None = None,
-    relevance: str = "rouge_l",
+    relevance: MeasureName = "rouge_l",
     relevance_file: str = "",
-    max_generated_length: int = 32,
+    max_generated_length: PositiveInt = 32,
     cache_dir: str = "",
     run_dir: str = "",
-    row_multiple: int = 1,
-    host_index: int = 0,
-    num_hosts: int = 1,
+    row_multiple: PositiveInt = 1,
+    host_index: NonNegativeInt = 0,
+    num_hosts: PositiveInt = 1,
 ) -> TrainingSet:
     """Opens a folder of pairs for training, as `export_batches` writes it; nothing but numpy is needed.
 
@@ -111,7 +114,8 @@ def stored_pairs(
     if not pairs_dir:
         raise InputError("stored_pairs.pairs_dir is not set; add --gin.stored_pairs.pairs_dir=<folder written by export_batches>.")
     store = open_pair_store(pairs_dir)
-    texts = TrainingTexts(Path(pairs_dir).resolve().name, store.query_store, store.doc_store, store.pairs, {})
+    stores, drop = (store.query_store, store.doc_store), not keep_identical_ids
+    texts = TrainingTexts(Path(pairs_dir).resolve().name, *stores, store.pairs, {}, drop_identical_ids=drop)
     mined = None
     if negatives_dir:
         drawn = {"neg_docs": num_neg_docs, "neg_queries": num_neg_queries}
@@ -156,7 +160,9 @@ def stored_pairs(
     )
     dev = None
     if store.dev_qrels is not None:
-        dev = dev_set(store.dev_qrels, store.query_store, store.doc_store, dev_max_queries, dev_max_docs)
+        with input_policy.spelled("--gin.stored_pairs.{}=True"):
+            limits = (dev_max_queries, dev_max_docs)
+            dev = dev_set(store.dev_qrels, *stores, *limits, keep_identical_ids=keep_identical_ids)
     return TrainingSet(
         batches=batches,
         batch_size=batch_size,
@@ -169,6 +175,7 @@ def stored_pairs(
         doc_ids=store.doc_store.ids,
         texts=texts,
         mined=mined,
+        has_negatives=mined is not None or bool(negatives(0)),
     )
 
 

@@ -10,7 +10,7 @@ import functools
 import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float32, Int32
@@ -100,7 +100,8 @@ class ScoreFile:
         return scores
 
 
-MEASURES: dict[str, Measure] = {"rouge_l": rouge_l, "token_overlap": token_overlap}
+MeasureName = Literal["rouge_l", "token_overlap"]
+MEASURES: dict[MeasureName, Measure] = {"rouge_l": rouge_l, "token_overlap": token_overlap}
 
 
 def stems(text: str) -> Int32[np.ndarray, " w"]:

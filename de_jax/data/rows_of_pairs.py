@@ -23,6 +23,7 @@ class TrainingTexts(NamedTuple):
     pairs: np.ndarray  # int32 [P, 2] (query row, document row)
     hashes: Mapping[str, str]  # what manifests must say of "queries" and "docs"; empty for no such check
     passages: PassageStore | None = None  # where a document is several, of which the best one for a query counts
+    drop_identical_ids: bool = True  # a document with the id of a query is no negative of it; see `input_policy`
 
 
 def rows_of_pairs(generation: Generation, texts: TrainingTexts) -> dict[str, np.ndarray]:

@@ -24,13 +24,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data import files, pair_store, pair_writer
+from de_jax.data import files, input_policy, pair_store, pair_writer
 from de_jax.data.curriculum import Curriculum
 from de_jax.data.pair_store import PairStore
 from de_jax.data.pair_writer import SIDES, Columns, PairSource, TextSource
 from de_jax.data.progress import progress_bar
+from de_jax.data.relevance import MeasureName
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.data.training_set import TrainingSet
+from de_jax.settings import AnyPath, NonNegativeInt, PositiveInt, Seed, checked
 from de_jax.types import InputError
 
 TEXTS_SPLIT = "all"
@@ -50,6 +52,7 @@ class Selection(NamedTuple):
     use_cached: bool = False  # what seqio_cache_tasks wrote, instead of the source
 
 
+@checked
 def seqio_pairs(
     *,
     task: str = "",
@@ -59,29 +62,30 @@ def seqio_pairs(
     dev_task: str = "",
     dev_split: str | None = None,
     use_cached: bool = False,
-    task_cache_dirs: Sequence[str] = (),
-    batch_size: int = 512,
-    max_query_length: int = 64,
-    max_doc_length: int = 256,
-    num_neg_docs: int = 1,
-    num_neg_queries: int = 0,
-    dev_max_queries: int = 1000,
-    dev_max_docs: int = 20000,
-    seed: int = 0,
+    task_cache_dirs: Sequence[AnyPath] = (),
+    batch_size: PositiveInt = 512,
+    max_query_length: PositiveInt = 64,
+    max_doc_length: PositiveInt = 256,
+    num_neg_docs: NonNegativeInt = 1,
+    num_neg_queries: NonNegativeInt = 0,
+    dev_max_queries: PositiveInt = 1000,
+    dev_max_docs: NonNegativeInt = 20000,
+    keep_identical_ids: bool = False,
+    seed: Seed = 0,
     unique_in_batch: bool = True,
     pack: bool = True,
-    length_multiple: int = 32,
+    length_multiple: PositiveInt = 32,
     negatives_dir: str = "",
     expansion: str = "",
     curriculum: Curriculum | None = None,
-    relevance: str = "rouge_l",
+    relevance: MeasureName = "rouge_l",
     relevance_file: str = "",
-    max_generated_length: int = 32,
+    max_generated_length: PositiveInt = 32,
     cache_dir: str = "",
     run_dir: str = "",
-    row_multiple: int = 1,
-    host_index: int = 0,
-    num_hosts: int = 1,
+    row_multiple: PositiveInt = 1,
+    host_index: NonNegativeInt = 0,
+    num_hosts: PositiveInt = 1,
 ) -> TrainingSet:
     """Opens a seqio task or mixture for training; it is read on first use and its tokens are kept.
 
@@ -106,7 +110,8 @@ def seqio_pairs(
     made_from = fingerprint(selection, module, module_args)
     folder = parent / f"{task.replace(':', '_')}-{made_from[:16]}"
     files.build_once(folder, pair_store.open_pair_store, lambda path: export(selection, path, made_from))
-    return pair_store.stored_pairs(
+    stored_pairs = input_policy.spelled("--gin.seqio_pairs.{}=True")(pair_store.stored_pairs)
+    return stored_pairs(
         pairs_dir=str(folder),
         batch_size=batch_size,
         max_query_length=max_query_length,
@@ -115,6 +120,7 @@ def seqio_pairs(
         num_neg_queries=num_neg_queries,
         dev_max_queries=dev_max_queries,
         dev_max_docs=dev_max_docs,
+        keep_identical_ids=keep_identical_ids,
         seed=seed,
         unique_in_batch=unique_in_batch,
         pack=pack,

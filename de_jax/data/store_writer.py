@@ -30,7 +30,12 @@ class StoreWriter:
         self._token_hash = hashlib.sha256()
         self._id_hash = hashlib.sha256()
         self._num_tokens = 0
+        self._skipped_ids: list[str] = []
         _write_header(self._tokens, 0)
+
+    def skip(self, text_ids: list[str]) -> None:
+        """Records texts that are left out."""
+        self._skipped_ids += text_ids
 
     def append(self, text_ids: list[str], encoded: list[np.ndarray]) -> None:
         lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
@@ -69,6 +74,7 @@ class StoreWriter:
             "format": FORMAT,
             "num_texts": len(ids),
             "num_tokens": self._num_tokens,
+            "skipped_ids": self._skipped_ids,
             "file_sizes": {name: (self._directory / name).stat().st_size for name in ARRAYS},
             "content_hash": hashlib.sha256("\n".join([*hashes, tokenizer.fingerprint]).encode()).hexdigest(),
             "tokenizer_fingerprint": tokenizer.fingerprint,

@@ -11,15 +11,19 @@ from typing import NamedTuple
 import numpy as np
 
 from de_jax.data import batches as batches_
-from de_jax.data import beir, curriculum_texts, files
+from de_jax.data import beir, curriculum_texts, files, input_policy
 from de_jax.data.batches import DocTexts
 from de_jax.data.corpus import TokenStore, cached_token_store
 from de_jax.data.curriculum import Curriculum, ranked_pairs
 from de_jax.data.negatives import MinedNegatives, TrainingTexts, follow
 from de_jax.data.passages import PassageStore
-from de_jax.data.relevance import MEASURES
+from de_jax.data.relevance import MEASURES, MeasureName
 from de_jax.data.text import PromptedTokenizer, Tokenizer, load_tokenizer
+from de_jax.settings import NonNegativeInt, PositiveInt, Seed, checked
 from de_jax.types import Batches, InputError
+
+_SPELLING = "--gin.beir_pairs.{}=True"
+"""How a recipe sets the options of `input_policy`."""
 
 
 class DevSet(NamedTuple):
@@ -30,6 +34,7 @@ class DevSet(NamedTuple):
     doc_store: TokenStore
     doc_rows: np.ndarray  # int64 [n]
     qrels: beir.Qrels
+    drop_identical_ids: bool = True  # see `metrics.evaluate`
 
 
 class QueriesForBoth(NamedTuple):
@@ -56,40 +61,44 @@ class TrainingSet(NamedTuple):
     mined: MinedNegatives | None = None
     max_passages: int = 1  # of a document
     for_both: QueriesForBoth | None = None
+    has_negatives: bool = False  # mined ones come with the batches
 
 
+@checked
 def beir_pairs(
     *,
     dataset_dir: str = "",
     tokenizer: str | Tokenizer = "",
     doc_tokenizer: str | Tokenizer | None = None,
-    batch_size: int = 512,
-    max_query_length: int = 64,
-    max_doc_length: int = 256,
-    max_passages: int = 1,
+    skip_empty: bool = False,
+    keep_identical_ids: bool = False,
+    batch_size: PositiveInt = 512,
+    max_query_length: PositiveInt = 64,
+    max_doc_length: PositiveInt = 256,
+    max_passages: PositiveInt = 1,
     split: str = "train",
     dev_split: str | None = None,
-    dev_max_queries: int = 1000,
-    dev_max_docs: int = 20000,
-    num_for_both: int = 0,
+    dev_max_queries: PositiveInt = 1000,
+    dev_max_docs: NonNegativeInt = 20000,
+    num_for_both: NonNegativeInt = 0,
     expansion: str = "",
     curriculum: Curriculum | None = None,
-    relevance: str = "rouge_l",
+    relevance: MeasureName = "rouge_l",
     relevance_file: str = "",
-    max_generated_length: int = 32,
-    seed: int = 0,
+    max_generated_length: PositiveInt = 32,
+    seed: Seed = 0,
     unique_in_batch: bool = True,
     mask_positives: bool = False,
     pack: bool = True,
-    length_multiple: int = 32,
+    length_multiple: PositiveInt = 32,
     negatives_dir: str = "",
-    num_neg_docs: int = 1,
-    num_neg_queries: int = 0,
+    num_neg_docs: NonNegativeInt = 1,
+    num_neg_queries: NonNegativeInt = 0,
     cache_dir: str = "",
     run_dir: str = "",
-    row_multiple: int = 1,
-    host_index: int = 0,
-    num_hosts: int = 1,
+    row_multiple: PositiveInt = 1,
+    host_index: NonNegativeInt = 0,
+    num_hosts: PositiveInt = 1,
 ) -> TrainingSet:
     """Opens a BEIR folder for training; its texts are tokenized on first use and kept.
 
@@ -97,6 +106,9 @@ def beir_pairs(
         dataset_dir: holds corpus.jsonl, queries.jsonl (or .tsv, .gz) and qrels/.
         tokenizer: a sentencepiece model or tokenizer.json, or a folder with one; or a tokenizer itself.
         doc_tokenizer: the document tower's, where it differs.
+        skip_empty: leave empty texts out instead of refusing them; no pair of theirs is trained on.
+        keep_identical_ids: a document with the id of its query is ranked and mined like any other; otherwise it is left out of dev
+            scores and of mined negatives, as BEIR leaves it out of its scores.
         batch_size: rows of the global batch.
         max_query_length, max_doc_length: tokens, special ones included.
         max_passages: how many passages of `max_doc_length` tokens a document is at most; it scores as its best one (ANCE's MaxP; 1
@@ -132,7 +144,8 @@ def beir_pairs(
             raise InputError(f"beir_pairs.{name} is not set; add --gin.beir_pairs.{name}=<path>.")
     query_tokenizer = _opened(tokenizer)
     tokenizers = {"query": query_tokenizer, "doc": _opened(doc_tokenizer) if doc_tokenizer else query_tokenizer}
-    stores = open_stores(dataset_dir, tokenizers["query"], tokenizers["doc"], cache_dir)
+    with input_policy.spelled(_SPELLING):
+        stores = open_stores(dataset_dir, tokenizers["query"], tokenizers["doc"], cache_dir, skip_empty=skip_empty)
     pairs = batches_.qrel_pairs(_read_split(dataset_dir, split), *stores)
     passages = _passages(stores[1], tokenizers["doc"], max_doc_length, max_passages)
     doc_texts = DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
@@ -140,8 +153,8 @@ def beir_pairs(
         if max_passages > 1:
             raise InputError("a curriculum expands documents of one passage; set beir_pairs.max_passages to 1.")
         curriculum_texts.check(curriculum, expansion, relevance_file=relevance_file, has_negatives=bool(negatives_dir))
-        ranked = ranked_pairs(dataset_dir, split, expansion, measure=relevance, score_file=relevance_file)
-        texts_of_queries = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries")))
+        ranked = ranked_pairs(dataset_dir, split, expansion, measure=relevance, score_file=relevance_file, skip_empty=skip_empty)
+        texts_of_queries = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=skip_empty))
         golds = [texts_of_queries[stores[0].ids[int(row)]] for row in pairs[:, 0]]
         expanded = curriculum_texts.open_expansion(
             expansion, stores[1], pairs, golds, ranked, curriculum, MEASURES[relevance],
@@ -149,7 +162,9 @@ def beir_pairs(
         )  # fmt: skip
         doc_texts = DocTexts(expanded.store, expanded.rows_of)
     hashes = text_hashes(dataset_dir) if negatives_dir else {}
-    texts = TrainingTexts(Path(dataset_dir).resolve().name, *stores, pairs, hashes, passages)
+    texts = TrainingTexts(
+        Path(dataset_dir).resolve().name, *stores, pairs, hashes, passages, drop_identical_ids=not keep_identical_ids
+    )
     mined = None
     if negatives_dir:
         drawn = {"neg_docs": num_neg_docs, "neg_queries": num_neg_queries}
@@ -173,7 +188,9 @@ def beir_pairs(
     )
     dev = None
     if dev_split is not None:
-        dev = dev_set(_read_split(dataset_dir, dev_split), *stores, dev_max_queries, dev_max_docs)
+        with input_policy.spelled(_SPELLING):
+            qrels = _read_split(dataset_dir, dev_split)
+            dev = dev_set(qrels, *stores, dev_max_queries, dev_max_docs, keep_identical_ids=keep_identical_ids)
     return TrainingSet(
         batches=batches,
         batch_size=batch_size,
@@ -186,19 +203,30 @@ def beir_pairs(
         doc_ids=stores[1].ids,
         texts=texts,
         mined=mined,
+        has_negatives=mined is not None,
         max_passages=max_passages,
-        for_both=_for_both(dataset_dir, dev_split or split, tokenizers["doc"], stores[0], num_for_both, cache_dir),
+        for_both=_for_both(
+            dataset_dir, dev_split or split, tokenizers["doc"], stores[0], num_for_both, cache_dir, skip_empty=skip_empty
+        ),
     )
 
 
 def _for_both(
-    dataset_dir: str, split: str, doc_tokenizer: Tokenizer, queries: TokenStore, number: int, cache_dir: str
+    dataset_dir: str,
+    split: str,
+    doc_tokenizer: Tokenizer,
+    queries: TokenStore,
+    number: int,
+    cache_dir: str,
+    *,
+    skip_empty: bool,
 ) -> QueriesForBoth | None:
     """A fixed random sample of a split's queries; None where none is asked for."""
     if number < 1:
         return None
-    sampled = sorted(_read_split(dataset_dir, split), key=_hash)[:number]
-    store = _store(dataset_dir, "queries", "queries", doc_tokenizer, cache_dir)
+    asked = _read_split(dataset_dir, split).keys() - set(queries.skipped_ids)
+    sampled = sorted(asked, key=_hash)[:number]
+    store = _store(dataset_dir, "queries", "queries", doc_tokenizer, cache_dir, skip_empty=skip_empty)
     return QueriesForBoth(queries, store, np.asarray([queries.row_of(query_id) for query_id in sampled], np.int64))
 
 
@@ -254,8 +282,19 @@ def _read_split(dataset_dir: str | Path, split: str) -> beir.Qrels:
     return beir.read_qrels(beir.find_qrels(dataset_dir, split))
 
 
-def dev_set(qrels: beir.Qrels, queries: TokenStore, docs: TokenStore, max_queries: int, max_docs: int) -> DevSet:
-    """A fixed random sample of judged queries, and of the documents beside every one that is relevant to them."""
+def dev_set(
+    qrels: beir.Qrels,
+    queries: TokenStore,
+    docs: TokenStore,
+    max_queries: int,
+    max_docs: int,
+    *,
+    keep_identical_ids: bool = False,
+) -> DevSet:
+    """A fixed random sample of judged queries, and of the documents beside every one that is relevant to them.
+
+    Empty texts that the stores left out count as not found. Judgements that are dropped with identical ids are counted on stderr.
+    """
     # Chosen by a hash of the id, so that the sample does not change with the order or the seed of a run.
     sampled = sorted(qrels, key=_hash)[:max_queries]
     qrels = {query_id: qrels[query_id] for query_id in sampled}
@@ -263,8 +302,12 @@ def dev_set(qrels: beir.Qrels, queries: TokenStore, docs: TokenStore, max_querie
     relevant = np.unique(pairs[:, 1]).astype(np.int64)
     others = np.setdiff1d(np.arange(docs.num_texts), relevant)
     sample = np.random.default_rng(0).permutation(others)[: max(max_docs - len(relevant), 0)]
-    query_rows = np.asarray([queries.row_of(query_id) for query_id in sampled], np.int64)
-    return DevSet(queries, query_rows, docs, np.sort(np.concatenate([relevant, sample])), qrels)
+    if not keep_identical_ids:
+        input_policy.tell_identical("dev split", qrels)
+    empty = set(queries.skipped_ids)
+    query_rows = np.asarray([queries.row_of(query_id) for query_id in sampled if query_id not in empty], np.int64)
+    doc_rows = np.sort(np.concatenate([relevant, sample]))
+    return DevSet(queries, query_rows, docs, doc_rows, qrels, not keep_identical_ids)
 
 
 def _hash(text: str) -> str:

@@ -5,7 +5,6 @@ Python's own `split`, `int` and `float` also take other alphabets' blanks and di
 
 from __future__ import annotations
 
-import math
 import re
 
 import numpy as np
@@ -16,6 +15,7 @@ MAX_GRADE = 1_000_000
 _COLUMN = re.compile(r"[^ \t\n\v\f\r]+")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_MAX_SCORE = float(np.finfo(np.float32).max)
 _SHOWN = 40  # characters of a faulty value
 
 
@@ -44,12 +44,11 @@ def parse_score(text: str) -> float:
         ValueError: not a decimal number within the range of 32 bits, in which trec_eval keeps scores; the rest of a sentence as of
             `parse_grade`.
     """
-    if _DECIMAL.fullmatch(text) and math.isfinite(in_32_bits(float(text))):
-        return float(text)
+    if _DECIMAL.fullmatch(text) and is_score(value := float(text)):
+        return value
     raise ValueError(f"the score {text[:_SHOWN]!r} is not a finite number of 32 bits")
 
 
-def in_32_bits(score: float) -> float:
-    """The score as trec_eval compares it; infinite where it is too large for that."""
-    with np.errstate(over="ignore"):
-        return float(np.float32(score))
+def is_score(value: float) -> bool:
+    """Whether the number is finite in 32 bits."""
+    return abs(value) <= _MAX_SCORE

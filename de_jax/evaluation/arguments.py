@@ -6,11 +6,13 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from de_jax.data import input_policy
 from de_jax.data.text import with_prompt
 from de_jax.evaluation import metrics
 from de_jax.evaluation.task import Policy
 from de_jax.retrieval import expanded, faiss_index
 from de_jax.retrieval.expanded import Expansion
+from de_jax.settings import NonNegativeFloat, Share, numeric
 from de_jax.training.run import Run, load_run
 from de_jax.types import InputError
 
@@ -31,12 +33,10 @@ def add(parser: argparse.ArgumentParser, *, measures: Sequence[str] = (), beir: 
     policy.add_argument("--measures", nargs="+", default=list(measures), help=f"as ir-measures has them; default {default}")
     policy.add_argument("--min_relevance", type=int, default=1, help="grade from which MRR, recall and their kin take a document")
     policy.add_argument("--depth", type=int, help=f"documents ranked; default as deep as measures look, at least {MIN_DEPTH}")
-    if beir:
-        policy.add_argument("--keep_identical_ids", action="store_true", help="rank a document whose id is the query's too")
-    policy.add_argument("--skip_empty", action="store_true", help="pass over empty documents; judged ones count as not found")
+    input_policy.add_flags(policy, identical_ids=beir)
     policy.add_argument("--no_bm25", action="store_true", help="leave BM25 and its fusion with the run out")
-    policy.add_argument("--k1", type=float, default=0.9, help="BM25's k1 (default 0.9)")
-    policy.add_argument("--b", type=float, default=0.4, help="BM25's b (default 0.4)")
+    policy.add_argument("--k1", type=numeric(NonNegativeFloat), default=0.9, help="BM25's k1 (default 0.9)")
+    policy.add_argument("--b", type=numeric(Share), default=0.4, help="BM25's b (default 0.4)")
     policy.add_argument("--passage_length", type=int, help="cut documents into passages of so many tokens; the best one counts")
     policy.add_argument("--passage_stride", type=int, help="tokens from one passage to the next; default no overlap")
     add_expansion(policy)
@@ -58,8 +58,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--max_query_length", type=int, help="tokens; default the run's")
     run.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
     run.add_argument("--max_passages", type=int, help="of so many tokens, of a document; the best one counts; default the run's")
-    run.add_argument("--query_prompt", help='before every query, such as "query: "; default the run\'s, "" for none')
-    run.add_argument("--doc_prompt", help="before every document; default the run's")
+    run.add_argument("--query_prompt", type=str, help='before every query, such as "query: "; default the run\'s, "" for none')
+    run.add_argument("--doc_prompt", type=str, help="before every document; default the run's")
     run.add_argument("--embedding_dim", type=int, help="the first so many dimensions, for a Matryoshka model; default all")
     run.add_argument("--index", default="exact", help="exact (default), or a FAISS factory string such as IVF1024,Flat")
     run.add_argument("--nprobe", type=int, help="inverted lists to visit, of an IVF index")

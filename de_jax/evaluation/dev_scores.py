@@ -36,7 +36,7 @@ def score_index(run: Run, dev: DevSet, index: Index, doc_ids: Sequence[str]) -> 
     """The same by an index of documents, whatever they are."""
     ranking = index.search(encode.queries(run, dev.query_store, rows=dev.query_rows), min(DEPTH, len(doc_ids)))
     query_ids = [dev.query_store.ids[int(row)] for row in dev.query_rows]
-    return metrics.evaluate(ranking, query_ids, doc_ids, dev.qrels)
+    return metrics.evaluate(ranking, query_ids, doc_ids, dev.qrels, drop_identical_ids=dev.drop_identical_ids)
 
 
 def divergence(run: Run, queries: QueriesForBoth) -> float:

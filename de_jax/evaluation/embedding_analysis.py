@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data import beir, files
+from de_jax.data import beir, files, input_policy
 from de_jax.data.beir import Qrels
 from de_jax.data.corpus import cached_token_store
 from de_jax.evaluation import analysis, metrics
@@ -21,6 +22,7 @@ from de_jax.training.run import Run
 from de_jax.types import Array, InputError
 
 MEASURE = "ndcg@10"
+BEIR = Policy()
 MAX_TEXTS = 1000
 """Texts of a side whose pairs are compared, a sample of all; half a million pairs tell the same as more."""
 MIN_TEXTS, MAX_TAILS, COVERAGE_DEPTH = 3, 100, 10
@@ -31,13 +33,14 @@ DIRECTIONS = ("query to document", "document to query")
 
 
 class Texts(NamedTuple):
-    """The embeddings of a task. Every judged document is among them."""
+    """The embeddings of a task. Every text of the judgements is among them."""
 
     query_ids: Sequence[str]
     doc_ids: Sequence[str]
     queries: Array  # [q, D]
     docs: Array  # [n, D]
     qrels: Qrels
+    drop_identical_ids: bool = True
 
 
 class Analysis(NamedTuple):
@@ -53,28 +56,32 @@ class Analysis(NamedTuple):
     scores: Array  # [s, r] what stands there, for some queries
 
 
-def embed(run: Run, task: Task, *, max_docs: int | None = None, seed: int = 0) -> Texts:
+def embed(run: Run, task: Task, *, policy: Policy = BEIR, max_docs: int | None = None, seed: int = 0) -> Texts:
     """A task's texts by a run.
 
     Args:
         run: any run; where it reads several passages of a document, the first stands for it.
         task: with judgements.
+        policy: whether empty texts are skipped and documents with the id of a query are dropped.
         max_docs: documents embedded, a sample with all judged ones in it; None for all, which stay in the run's folder.
         seed: of the sample.
 
     Raises:
         InputError: judgements of unknown texts, or more judged documents than `max_docs`.
     """
+    if policy.drop_identical_ids:
+        input_policy.tell_identical(task.name, task.qrels)
     judged_ids = {doc_id for docs in task.qrels.values() for doc_id in docs}
     beir.count_docs(task.corpus, judged_ids)  # all of them are there
     if max_docs is None:
-        texts = encoded(run._replace(max_passages=1), task, Policy())
-        return Texts(texts.query_ids, texts.doc_ids, texts.queries, texts.docs[:], task.qrels)
-    folder = files.cache_dir() / "token_stores"
-    query_store = cached_token_store(task.queries, run.query_tokenizer, folder, kind="queries")
-    doc_store = cached_token_store(task.corpus, run.doc_tokenizer, folder, kind="docs")
+        texts = encoded(run._replace(max_passages=1), task, policy)
+        qrels = _of_texts(task.qrels, texts.query_ids, texts.doc_ids)
+        return Texts(texts.query_ids, texts.doc_ids, texts.queries, texts.docs[:], qrels, policy.drop_identical_ids)
+    folder, options = files.cache_dir() / "token_stores", {"skip_empty": policy.skip_empty}
+    query_store = cached_token_store(task.queries, run.query_tokenizer, folder, kind="queries", **options)
+    doc_store = cached_token_store(task.corpus, run.doc_tokenizer, folder, kind="docs", **options)
     query_ids = [query_id for query_id in query_store.ids if query_id in task.qrels]
-    judged = doc_store.rows_of(sorted(judged_ids))
+    judged = doc_store.rows_of(sorted(judged_ids - set(doc_store.skipped_ids)))
     if len(judged) > max_docs:
         raise InputError(
             f"{len(judged)} documents of {task.name} are judged, more than max_docs = {max_docs}; give at least as many."
@@ -84,7 +91,14 @@ def embed(run: Run, task: Task, *, max_docs: int | None = None, seed: int = 0) -
     rows = np.sort(np.concatenate([judged, filling]))
     queries = encode.queries(run, query_store, rows=query_store.rows_of(query_ids))
     docs = encode.docs(run, doc_store, rows=rows)
-    return Texts(query_ids, [doc_store.ids[row] for row in rows.tolist()], queries, docs, task.qrels)
+    doc_ids = [doc_store.ids[row] for row in rows.tolist()]
+    return Texts(query_ids, doc_ids, queries, docs, _of_texts(task.qrels, query_ids, doc_ids), policy.drop_identical_ids)
+
+
+def _of_texts(qrels: Qrels, query_ids: Sequence[str], doc_ids: Sequence[str]) -> Qrels:
+    """The judgements without skipped texts."""
+    known = set(doc_ids)
+    return {query_id: {doc_id: grade for doc_id, grade in qrels[query_id].items() if doc_id in known} for query_id in query_ids}
 
 
 def analyse(texts: Texts, *, depth: int = 100, seed: int = 0) -> Analysis:
@@ -170,15 +184,25 @@ def _searched(texts: Texts, depth: int) -> tuple[_Search, _Search]:
                 by_doc.setdefault(doc_id, {})[query_id] = grade
     rows = np.array([row for row, doc_id in enumerate(texts.doc_ids) if doc_id in by_doc])
     judged_ids = [texts.doc_ids[row] for row in rows.tolist()]
-    forward = _search(texts.queries, texts.query_ids, texts.docs, texts.doc_ids, texts.qrels, depth)
-    backward = _search(texts.docs[rows], judged_ids, texts.queries, texts.query_ids, by_doc, depth)
+    search = functools.partial(_search, depth=depth, drop_identical_ids=texts.drop_identical_ids)
+    forward = search(texts.queries, texts.query_ids, texts.docs, texts.doc_ids, texts.qrels)
+    backward = search(texts.docs[rows], judged_ids, texts.queries, texts.query_ids, by_doc)
     return forward, backward
 
 
-def _search(rows: Array, ids: Sequence[str], searched: Array, searched_ids: Sequence[str], qrels: Qrels, depth: int) -> _Search:
+def _search(
+    rows: Array,
+    ids: Sequence[str],
+    searched: Array,
+    searched_ids: Sequence[str],
+    qrels: Qrels,
+    *,
+    depth: int,
+    drop_identical_ids: bool,
+) -> _Search:
     depth = min(depth, len(searched) - 1)  # one more is asked for, as the text itself may be left out
     ranking = ExactIndex(searched, searched_ids).search(rows, depth + 1)
-    results = metrics.results_of(ranking, ids, searched_ids)
+    results = metrics.results_of(ranking, ids, searched_ids, drop_identical_ids=drop_identical_ids)
     results = {text_id: dict(list(found.items())[:depth]) for text_id, found in results.items()}
     scores = metrics.score_results(results, qrels, measures=["nDCG@10"])
     return _Search(ids, results, depth, {text_id: values[MEASURE] for text_id, values in scores.items()})

@@ -159,7 +159,7 @@ def write_trec_run(path: str | Path, results: Results, *, name: str = "de_jax") 
             below = np.float32(np.inf)
             for rank, (doc_id, value) in enumerate(docs.items(), start=1):
                 check_ids((query_id, doc_id))
-                if not math.isfinite(trec_columns.in_32_bits(value)):
+                if not trec_columns.is_score(value):
                     raise InputError(
                         f"document {doc_id!r} of query {query_id!r} has the score {value}, not a finite number of 32 bits; "
                         "check the model that ranked it."
@@ -196,16 +196,18 @@ def read_trec_run(path: str | Path) -> Results:
         if doc_id in docs:
             raise InputError(f"{path}, line {number}: document {doc_id!r} was already ranked for query {query_id!r}.")
         try:
-            docs[doc_id] = trec_columns.in_32_bits(trec_columns.parse_score(score))
+            docs[doc_id] = trec_columns.parse_score(score)
         except ValueError as error:
             raise InputError(f"{path}, line {number}: {error}.") from None
     if not results:
         raise InputError(f"{path} holds no result.")
-    # Python compares strings by code point, which is the order of their UTF-8 bytes, as strcmp has it.
-    best_first = {
-        query_id: sorted(docs.items(), key=lambda item: (item[1], item[0]), reverse=True) for query_id, docs in results.items()
-    }
-    return {query_id: dict(docs) for query_id, docs in best_first.items()}
+    return {query_id: _best_first(docs) for query_id, docs in results.items()}
+
+
+def _best_first(docs: dict[str, float]) -> dict[str, float]:
+    """The documents by (score in float32, id), both falling; strings compare by code point, as strcmp compares their UTF-8."""
+    scores = np.array(list(docs.values()), np.float32).tolist()
+    return dict(sorted(zip(docs, scores, strict=True), key=lambda item: (item[1], item[0]), reverse=True))
 
 
 def _parse(measure: str) -> tuple[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data import beir, expansion_files, files, schema
+from de_jax.data import beir, expansion_files, files, input_policy, schema
 from de_jax.data.beir import Qrels
 from de_jax.data.corpus import TokenStore, cached_token_store
 from de_jax.data.progress import progress_bar
@@ -40,7 +40,7 @@ Report = dict[str, Any]
 
 SYSTEMS = ("dense", "bm25", "fusion")
 RESULT_FILE = "result.json"
-FORMAT = "de_jax evaluation 3"
+FORMAT = "de_jax evaluation 4"
 """Changes where the same inputs come to give other scores."""
 
 
@@ -65,8 +65,8 @@ class Policy(NamedTuple):
 
     measures: Sequence[str] = metrics.MEASURES
     depth: int = 100  # documents ranked for each query
-    drop_identical_ids: bool = True  # see `metrics.evaluate`
-    skip_empty: bool = False  # see `beir.iter_queries`
+    drop_identical_ids: bool = True  # see `input_policy`, also for the next
+    skip_empty: bool = False
     bm25: bool = True
     k1: float = 0.9
     b: float = 0.4
@@ -110,6 +110,8 @@ def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:
     Raises:
         InputError: texts that cannot be used, judgements of unknown texts, options that do not fit.
     """
+    if policy.drop_identical_ids:
+        input_policy.tell_identical(task.name, task.qrels)
     if run is None:
         return _score(task, policy, None)[0]
     folder = run.run_dir / "evaluations" / f"{task.name}-{_key(task, policy, run)}"
@@ -133,10 +135,10 @@ def kept_ranking(evaluation_dir: str | Path) -> Results:
 
 
 def averaged(name: str, reports: Sequence[Report]) -> Report:
-    """The mean of several reports as one, each counting once."""
+    """The mean of several reports as one, each counting once; not rounded, as the scores of a report are not."""
     systems = [system for system in SYSTEMS if all(system in report for report in reports)]
     means = {
-        system: {measure: round(_mean([report[system][measure] for report in reports]), 5) for measure in reports[0][system]}
+        system: {measure: _mean([report[system][measure] for report in reports]) for measure in reports[0][system]}
         for system in systems
     }
     counts = {count: sum(report[count] for report in reports) for count in ("num_docs", "num_queries")}
@@ -150,7 +152,7 @@ def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
         InputError: see `evaluate`.
     """
     query_store, doc_store = _stores(run, task, policy)
-    query_ids = _query_ids(task, query_store.ids)
+    query_ids = _query_ids(task, query_store.ids, query_store.skipped_ids)
     metrics.check_ids(itertools.chain(query_ids, doc_store.ids))  # before hours of encoding: rankings are kept as TREC run files
     expanded = expanded_.texts(run, doc_store, policy.expansion) if policy.expansion else None
     passages = expanded or passages_of(run, doc_store, policy.passage_length, policy.passage_stride)
@@ -190,8 +192,8 @@ def bm25_results(task: Task, policy: Policy) -> Results:
 def bm25_index(task: Task, policy: Policy) -> tuple[BM25Index, dict[str, str], list[str]]:
     """An index of a task's documents, the queries that count, by id, and the documents' ids."""
     docs, _ = beir.read_texts(task.corpus, with_title=True, skip_empty=policy.skip_empty)
-    queries, _ = beir.read_texts(task.queries, with_title=False, skip_empty=policy.skip_empty)
-    query_ids, texts = _query_ids(task, queries.ids), dict(zip(*queries, strict=True))
+    queries, empty = beir.read_texts(task.queries, with_title=False, skip_empty=policy.skip_empty)
+    query_ids, texts = _query_ids(task, queries.ids, empty), dict(zip(*queries, strict=True))
     if policy.expansion:
         expanded = expanded_.words(policy.expansion.path, docs.ids, docs.texts, policy.expansion.num_queries)
         docs = docs._replace(texts=expanded)
@@ -199,14 +201,13 @@ def bm25_index(task: Task, policy: Policy) -> tuple[BM25Index, dict[str, str], l
 
 
 def score(results: Results, task: Task, policy: Policy) -> dict[str, float]:
-    """The means of the measures, rounded, by judgements or by answer strings."""
+    """The means of the measures, by judgements or by answer strings."""
     qrels = task.qrels
     if task.answers is not None:
         texts = {doc_id for docs in results.values() for doc_id in docs}
         found = {doc_id: text for doc_id, text in beir.iter_queries(task.corpus, skip_empty=True) if doc_id in texts}
         qrels = answers_.judge(results, found, task.answers)
-    scores = metrics.evaluate_results(results, qrels, measures=policy.measures)
-    return {name: round(value, 5) for name, value in scores.items()}
+    return metrics.evaluate_results(results, qrels, measures=policy.measures)
 
 
 def _score(task: Task, policy: Policy, run: Run | None) -> tuple[Report, dict[str, Results]]:
@@ -236,10 +237,10 @@ def _stores(run: Run, task: Task, policy: Policy) -> tuple[TokenStore, TokenStor
     return queries, cached_token_store(task.corpus, run.doc_tokenizer, folder, kind="docs", **options)
 
 
-def _query_ids(task: Task, known: Sequence[str]) -> list[str]:
-    """The queries that count, in the order of the queries file."""
+def _query_ids(task: Task, known: Sequence[str], empty: Sequence[str]) -> list[str]:
+    """The queries that count and have a text, in the order of the queries file."""
     counted = set(task.query_ids)
-    beir.require_known(counted, known, f"{task.name}: judged queries that are not in {task.queries}")
+    beir.require_known(counted, [*known, *empty], f"{task.name}: judged queries that are not in {task.queries}")
     return [query_id for query_id in known if query_id in counted]
 
 

@@ -6,21 +6,24 @@ import dataclasses
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
 from de_jax.data.text import Tokenizer
 from de_jax.interop import checkpoints, huggingface
 from de_jax.interop.pretrained import Pretrained
-from de_jax.models.tower import PARTS, TowerConfig
+from de_jax.models.layer_stack import Remat
+from de_jax.models.tower import PARTS, ProjectionInit, TowerConfig
+from de_jax.settings import NonNegativeInt, PositiveInt, ShareBelowOne, checked
 from de_jax.training import paths, sharding
 from de_jax.training.run import load_params
 from de_jax.types import InputError, Params
 
-TOWERS = ("query", "doc")
+TowerName = Literal["query", "doc"]
+TOWERS = get_args(TowerName)
 InitFrom = str | Mapping[str, str]
-Layers = Mapping[str, Sequence[int]]
+Layers = Mapping[str, Sequence[NonNegativeInt]]
 """By tower, the layer of the source that each of its own layers starts from."""
 _LAYER = re.compile(r"encoder/layers_(\d+)(/.*)")
 
@@ -32,19 +35,20 @@ class Place(NamedTuple):
     path: str  # in that source
 
 
+@checked
 def pretrained_tower(
     *,
     source: str = "",
-    tower: str = "query",
+    tower: TowerName = "query",
     pooling: str | None = None,
     normalize: bool | None = None,
-    layers: Sequence[int] | None = None,
-    projection_dim: int | None = None,
+    layers: Sequence[NonNegativeInt] | None = None,
+    projection_dim: PositiveInt | None = None,
     projection_bias: bool | None = None,
-    projection_init: str | None = None,
-    dtype: str | None = None,
-    dropout_rate: float | None = None,
-    remat: str | None = None,
+    projection_init: ProjectionInit | None = None,
+    dtype: Literal["float32", "bfloat16"] | None = None,
+    dropout_rate: ShareBelowOne | None = None,
+    remat: Remat | None = None,
     scan_layers: bool | None = None,
 ) -> TowerConfig:
     """The tower of a model that `checkpoints.read` knows; its parameters come by `train.init_from`.
@@ -78,7 +82,8 @@ def _changed(config: Any, **changes: Any) -> Any:
     return dataclasses.replace(config, **{name: value for name, value in changes.items() if value is not None})
 
 
-def pretrained_tokenizer(*, source: str = "", tower: str = "query") -> Tokenizer:
+@checked
+def pretrained_tokenizer(*, source: str = "", tower: TowerName = "query") -> Tokenizer:
     """What a tower's texts are tokenized with, its prompt included; arguments as of `pretrained_tower`."""
     tokenizer: Tokenizer | None = getattr(_sizes(source), f"{_checked(tower)}_tokenizer")
     if tokenizer is None:
@@ -103,15 +108,8 @@ def initial_params(init_from: InitFrom, fresh: Params, *, new: Sequence[str] = (
     Raises:
         InputError: a parameter without a value, a value without a parameter, or one of another shape.
     """
-    paths.check_patterns("train.init_new", new, fresh)
-    sources = dict.fromkeys(TOWERS, init_from) if isinstance(init_from, str) else {_checked(t): s for t, s in init_from.items()}
-    sizes = {source: _sizes(source) for source in sources.values()}
-    layers = {_checked(tower): tuple(chosen) for tower, chosen in (layers or {}).items()}
-    _check_layers(fresh, layers)
-    places = _places(fresh, sources, sizes, layers)
-    kept = {path: place for path, place in places.items() if not paths.matches(new, path)}
-    _check_complete(fresh, sources, sizes, places, kept, new, layers)
-    found = {source: _placed_params(source, sizes[source].params, fresh, kept) for source in set(sources.values())}
+    sizes, kept = _checked_places(init_from, fresh, new, layers)
+    found = {source: _placed_params(source, sizes[source].params, fresh, kept) for source in sizes}
     taken: set[Place] = set()
 
     def first_value(path: str, leaf: Any) -> Any:
@@ -125,6 +123,26 @@ def initial_params(init_from: InitFrom, fresh: Params, *, new: Sequence[str] = (
         return value
 
     return paths.map_with_path(first_value, fresh)
+
+
+def check_init_from(init_from: InitFrom, shapes: Params, *, new: Sequence[str] = (), layers: Layers | None = None) -> None:
+    """Refuses what `initial_params` would refuse, by names and shapes alone; arguments as there."""
+    _checked_places(init_from, shapes, new, layers)
+
+
+def _checked_places(
+    init_from: InitFrom, fresh: Params, new: Sequence[str], layers: Layers | None
+) -> tuple[dict[str, Pretrained], dict[str, Place]]:
+    """The sources, and the place of every parameter that takes its value from one of them."""
+    paths.check_patterns("train.init_new", new, fresh)
+    sources = dict.fromkeys(TOWERS, init_from) if isinstance(init_from, str) else {_checked(t): s for t, s in init_from.items()}
+    sizes = {source: _sizes(source) for source in sources.values()}
+    layers = {_checked(tower): tuple(chosen) for tower, chosen in (layers or {}).items()}
+    _check_layers(fresh, layers)
+    places = _places(fresh, sources, sizes, layers)
+    kept = {path: place for path, place in places.items() if not paths.matches(new, path)}
+    _check_complete(fresh, sources, sizes, places, kept, new, layers)
+    return sizes, kept
 
 
 def _check_layers(fresh: Params, layers: Layers) -> None:

@@ -6,11 +6,14 @@ several devices are one array here, so the negatives span them too.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from de_jax.losses import masks, scores
 from de_jax.losses.dense import EXCLUDED
+from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelowOne, checked
 from de_jax.types import Embeddings, InputError, Metrics
 
 DIRECTIONS = {
@@ -20,21 +23,23 @@ DIRECTIONS = {
 }
 SIDES: dict[str, scores.Side] = {"query_to_doc": ("query", ("doc", "neg_docs")), "doc_to_query": ("doc", ("query", "neg_queries"))}
 SAME_SIDE: dict[str, scores.Side] = {"query_to_doc": ("query", ("query",)), "doc_to_query": ("doc", ("doc",))}
-REDUCTIONS = ("sum", "mean")
+Directions = Literal["both", "query_to_doc", "doc_to_query"]
+Reduction = Literal["sum", "mean"]
 SAME_TOWER = {"query": ("query_to_doc",), "doc": ("doc_to_query",), "both": ("query_to_doc", "doc_to_query")}
 """The softmaxes whose anchors are of that tower, and which therefore get its other members as negatives."""
 
 
+@checked
 def in_batch_softmax(
     e: Embeddings,
     *,
-    temperature: float | None = 0.01,
-    directions: str = "both",
-    reduce_directions: str = "sum",
-    label_smoothing: float = 0.0,
-    margin: float = 0.0,
+    temperature: PositiveFloat | None = 0.01,
+    directions: Directions = "both",
+    reduce_directions: Reduction = "sum",
+    label_smoothing: ShareBelowOne = 0.0,
+    margin: NonNegativeFloat = 0.0,
     mask_duplicates: bool = True,
-    block_size: int | None = None,
+    block_size: PositiveInt | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Softmax of each query's document among the batch's documents, and of each document's query among its queries.
 
@@ -59,8 +64,6 @@ def in_batch_softmax(
     Raises:
         InputError: a hyper-parameter is out of its range.
     """
-    if not 0 <= label_smoothing < 1:
-        raise InputError(f"label_smoothing={label_smoothing} must be at least 0 and less than 1.")
     loss, metrics, _ = _sum_of_softmaxes(
         e,
         scale=scores.scale_of(e, temperature),
@@ -74,16 +77,17 @@ def in_batch_softmax(
     return loss, metrics
 
 
+@checked
 def samtone(
     e: Embeddings,
     *,
-    temperature: float | None = 0.01,
-    same_tower: str = "query",
-    directions: str = "both",
-    reduce_directions: str = "sum",
-    margin: float = 0.0,
+    temperature: PositiveFloat | None = 0.01,
+    same_tower: Literal["query", "doc", "both"] = "query",
+    directions: Directions = "both",
+    reduce_directions: Reduction = "sum",
+    margin: NonNegativeFloat = 0.0,
     mask_duplicates: bool = True,
-    block_size: int | None = None,
+    block_size: PositiveInt | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
     """`in_batch_softmax` with the other queries, or documents, of the batch among the negatives of a query, or document.
 
@@ -109,8 +113,6 @@ def samtone(
     Raises:
         InputError: a hyper-parameter is out of its range.
     """
-    scores.check_choice("same_tower", same_tower, tuple(SAME_TOWER))
-    scores.check_choice("directions", directions, tuple(DIRECTIONS))
     with_same_tower = SAME_TOWER[same_tower]
     if not set(with_same_tower) <= set(DIRECTIONS[directions]):
         raise InputError(
@@ -129,8 +131,9 @@ def samtone(
     return loss, {**metrics, "same_tower_share": jnp.mean(jnp.stack(shares))}
 
 
+@checked
 def nce(
-    e: Embeddings, *, temperature: float | None = 0.01, mask_duplicates: bool = True, block_size: int | None = None
+    e: Embeddings, *, temperature: PositiveFloat | None = 0.01, mask_duplicates: bool = True, block_size: PositiveInt | None = None
 ) -> tuple[Float[Array, ""], Metrics]:
     """-log of the document's share against the one document of the batch that scores highest for the query.
 
@@ -179,10 +182,6 @@ def _sum_of_softmaxes(
     with_same_tower: tuple[str, ...] = (),
 ) -> tuple[Float[Array, ""], Metrics, list[Float[Array, ""]]]:
     """The loss, its metrics, and the same-tower share of each softmax in `with_same_tower`."""
-    scores.check_choice("directions", directions, tuple(DIRECTIONS))
-    scores.check_choice("reduce_directions", reduce_directions, REDUCTIONS)
-    if not margin >= 0:
-        raise InputError(f"margin={margin} must be at least 0.")
     is_real = masks.is_real_row(e.query_id)
     sets = scores.items(e)
     positive = scores.positive_scores(sets)

@@ -12,11 +12,13 @@ from jaxtyping import Array, Float
 
 from de_jax.losses import dense, masks, scores
 from de_jax.losses.dense import Contrast, Items
+from de_jax.settings import NonNegativeFloat, PositiveFloat, checked
 from de_jax.types import Embeddings, InputError, Metrics
 
 
+@checked
 def ance(
-    e: Embeddings, *, temperature: float | None = 1.0, in_batch: bool = False, mask_duplicates: bool = True
+    e: Embeddings, *, temperature: PositiveFloat | None = 1.0, in_batch: bool = False, mask_duplicates: bool = True
 ) -> tuple[Float[Array, ""], Metrics]:
     """Softmax of each query's document among the negatives mined for that query.
 
@@ -45,8 +47,9 @@ def ance(
     return loss, {"loss_query_to_doc": loss} | scores.score_metrics(e, scores.positive_scores(sets), negatives)
 
 
+@checked
 def dance(
-    e: Embeddings, *, dual_weight: float = 0.1, temperature: float | None = 0.01, mask_duplicates: bool = True
+    e: Embeddings, *, dual_weight: NonNegativeFloat = 0.1, temperature: PositiveFloat | None = 0.01, mask_duplicates: bool = True
 ) -> tuple[Float[Array, ""], Metrics]:
     """`ance` plus the dual task: the softmax of each document's query among the queries mined for that document.
 
@@ -64,8 +67,6 @@ def dance(
     Raises:
         InputError: the batch lacks mined documents or mined queries, or a hyper-parameter is out of its range.
     """
-    if not dual_weight >= 0:
-        raise InputError(f"dual_weight={dual_weight} must be at least 0.")
     sets = _sets(e, ("neg_docs", "neg_queries"))
     scale = scores.scale_of(e, temperature)
     primal, metrics = ance(e, temperature=temperature, mask_duplicates=mask_duplicates)
@@ -73,7 +74,8 @@ def dance(
     return primal + dual_weight * dual, metrics | {"loss_doc_to_query": dual}
 
 
-def sampled_softmax(e: Embeddings, *, temperature: float | None = 0.05) -> tuple[Float[Array, ""], Metrics]:
+@checked
+def sampled_softmax(e: Embeddings, *, temperature: PositiveFloat | None = 0.05) -> tuple[Float[Array, ""], Metrics]:
     """Softmax of each query's document among all that a negative cache holds, by the few that were drawn from it.
 
     Lindgren et al. (2021): the value is -log p, p the document's share of the softmax, and the gradient that of

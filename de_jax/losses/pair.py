@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from de_jax.losses import masks, scores
-from de_jax.losses.in_batch import in_batch_softmax
-from de_jax.types import Embeddings, InputError, Metrics
+from de_jax.losses.in_batch import Reduction, in_batch_softmax
+from de_jax.settings import PositiveFloat, PositiveInt, Share, checked
+from de_jax.types import Embeddings, Metrics
 
 CANDIDATES = {"samtone_eq3": ("doc",), "pair_paper": ("doc", "neg_docs"), "pair_code": ("query", "neg_docs")}
 """What each form contrasts a document with."""
 
 
+@checked
 def pair(
     e: Embeddings,
     *,
-    form: str = "samtone_eq3",
-    alpha: float = 0.1,
-    temperature: float | None = 0.01,
-    reduce_directions: str = "sum",
+    form: Literal["samtone_eq3", "pair_paper", "pair_code"] = "samtone_eq3",
+    alpha: Share = 0.1,
+    temperature: PositiveFloat | None = 0.01,
+    reduce_directions: Reduction = "sum",
     mask_duplicates: bool = True,
-    block_size: int | None = None,
+    block_size: PositiveInt | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
     """(1 - alpha) * query-centric loss + alpha * document-centric loss, in one of the three forms that go by this name.
 
@@ -56,9 +60,6 @@ def pair(
     Raises:
         InputError: a hyper-parameter is out of its range.
     """
-    scores.check_choice("form", form, tuple(CANDIDATES))
-    if not 0 <= alpha <= 1:
-        raise InputError(f"alpha={alpha} must lie between 0 and 1.")
     query_centric, metrics = in_batch_softmax(
         e,
         temperature=temperature,

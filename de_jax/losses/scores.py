@@ -134,9 +134,3 @@ def scale_of(e: Embeddings, temperature: float | None) -> Float[Array, ""]:
     if not temperature > 0:
         raise InputError(f"temperature={temperature} must be greater than 0.")
     return jnp.asarray(1.0 / temperature, jnp.float32)
-
-
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raises InputError, naming the choices, where `value` is none of them."""
-    if value not in choices:
-        raise InputError(f"{name}={value!r} is unknown; choose one of {', '.join(map(repr, choices))}.")

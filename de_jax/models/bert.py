@@ -11,8 +11,9 @@ from flax import linen as nn
 from jaxtyping import Float, Int
 
 from de_jax.models.attention import SelfAttention
-from de_jax.models.layer_stack import Remat, make_layers, through_layers
+from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
 from de_jax.models.layers import Dropout, Linear, split_by_rows, stream_dtype
+from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
 TABLE_STD = 0.02
@@ -25,6 +26,7 @@ class BertConfig:
     Attributes:
         vocab_size: rows of the word table.
         model_dim: width of the residual stream; a head has model_dim / num_heads of it.
+        num_layers: 0 leaves the embeddings, as DAFT's lightest query tower has them.
         mlp_dim: width inside a feed-forward layer.
         max_positions: rows of the position table.
         position_offset: row of a text's first token in it: 0 in BERT, 2 in RoBERTa, which leaves the first two unused.
@@ -35,21 +37,26 @@ class BertConfig:
         remat, scan_layers: as of `T5Config`.
     """
 
-    vocab_size: int = 30522
-    model_dim: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    mlp_dim: int = 3072
-    max_positions: int = 512
-    position_offset: int = 0
-    num_token_types: int = 2
-    norm_epsilon: float = 1e-12
-    dropout_rate: float = 0.1
+    vocab_size: PositiveInt = 30522
+    model_dim: PositiveInt = 768
+    num_layers: NumLayers = 12
+    num_heads: PositiveInt = 12
+    mlp_dim: PositiveInt = 3072
+    max_positions: PositiveInt = 512
+    position_offset: NonNegativeInt = 0
+    num_token_types: PositiveInt = 2
+    norm_epsilon: PositiveFloat = 1e-12
+    dropout_rate: ShareBelowOne = 0.1
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Remat = "none"
     scan_layers: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        if self.position_offset >= self.max_positions:
+            raise InputError(
+                f"BertConfig.position_offset is {self.position_offset}; it must be less than max_positions = {self.max_positions}."
+            )
         if self.model_dim % self.num_heads:
             raise InputError(f"BertConfig.model_dim is {self.model_dim}, which num_heads = {self.num_heads} does not divide.")
 

@@ -7,13 +7,14 @@ made on change it, as far as sums in another order do not.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, UInt32
 
 from de_jax.models.generator import START_ID, Generator
+from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Range, check_fields
 from de_jax.types import Array, InputError, Params
 
 PAD_ID, END_ID = 0, 1
@@ -41,32 +42,22 @@ class Decoding:
     """
 
     method: Literal["sample", "greedy", "beam"] = "sample"
-    num_queries: int = 1
-    max_length: int = 64
-    top_k: int = 10
-    top_p: float = 1.0
-    temperature: float = 1.0
-    num_beams: int = 4
+    num_queries: PositiveInt = 1
+    max_length: PositiveInt = 64
+    top_k: NonNegativeInt = 10
+    top_p: Annotated[float, Range(0.0, 1.0, above=True)] = 1.0
+    temperature: PositiveFloat = 1.0
+    num_beams: PositiveInt = 4
     length_penalty: float = 1.0
-    num_tokens: int | None = None
+    num_tokens: PositiveInt | None = None
     ends: bool = True
 
-    def check(self) -> None:
-        """Raises `InputError` for what cannot be."""
-        wrong = {
-            "method": self.method not in ("sample", "greedy", "beam"),
-            "num_queries": self.num_queries < 1 or (self.method == "greedy" and self.num_queries > 1),
-            "max_length": self.max_length < 1,
-            "top_k": self.top_k < 0,
-            "top_p": not 0 < self.top_p <= 1,
-            "temperature": not self.temperature > 0,
-            "num_beams": self.method == "beam" and self.num_beams < self.num_queries,
-        }
-        if name := next((name for name, is_wrong in wrong.items() if is_wrong), None):
-            raise InputError(
-                f"{name} is {getattr(self, name)!r}; the method is sample, greedy (one query) or beam (num_beams at least "
-                "num_queries), counts are at least 1, top_k at least 0, top_p in (0, 1], the temperature above 0."
-            )
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.method == "greedy" and self.num_queries > 1:
+            raise InputError(f"Decoding.num_queries is {self.num_queries}; it must be 1 where the method is greedy.")
+        if self.method == "beam" and self.num_beams < self.num_queries:
+            raise InputError(f"Decoding.num_beams is {self.num_beams}; it must be at least num_queries = {self.num_queries}.")
 
 
 def generate(

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,8 @@ from jaxtyping import Bool, Float, Int
 
 from de_jax.models.bert import BertConfig
 from de_jax.models.t5 import T5Config
-from de_jax.models.tower import PARTS, Tower, TowerConfig, config_to_json
+from de_jax.models.tower import PARTS, Part, Tower, TowerConfig, config_to_json
+from de_jax.settings import Range, check_fields
 from de_jax.types import Array, Batch, Embeddings, InputError, Packed, Params
 
 ARCHITECTURES = {"T5Config": T5Config, "BertConfig": BertConfig}
@@ -32,19 +33,18 @@ class DualEncoder:
     Attributes:
         query, doc: the towers; they may differ in depth and width in every part that is not shared.
         shared: names out of `PARTS`.
-        initial_temperature: start of a learned softmax temperature, kept above `MIN_TEMPERATURE`; None leaves the
+        initial_temperature: start of a learned softmax temperature, at least `MIN_TEMPERATURE` as it stays; None leaves the
             temperature to the loss.
     """
 
     query: TowerConfig
     doc: TowerConfig
-    shared: tuple[str, ...] = PARTS
-    initial_temperature: float | None = None
+    shared: tuple[Part, ...] = PARTS
+    initial_temperature: Annotated[float, Range(MIN_TEMPERATURE)] | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         object.__setattr__(self, "shared", tuple(self.shared))
-        if unknown := [part for part in self.shared if part not in PARTS]:
-            raise InputError(f"shared part {unknown[0]!r} is unknown; a tower's parts are {', '.join(map(repr, PARTS))}.")
         if self.query.embedding_dim != self.doc.embedding_dim:
             raise InputError(
                 f"query embeddings have {self.query.embedding_dim} dimensions and document embeddings "
@@ -147,9 +147,15 @@ class DualEncoder:
 
     def with_dtype(self, dtype: str | None) -> DualEncoder:
         """The same model, its encoders' products computed in another precision; None changes nothing."""
-        if dtype is None:
-            return self
-        change = lambda tower: dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, dtype=dtype))  # noqa: E731
+        return self if dtype is None else self._with_encoders(dtype=dtype)
+
+    def with_scanned_layers(self) -> DualEncoder:
+        """The same model, of which one layer of each encoder is traced, whatever their number."""
+        towers = (self.query, self.doc)
+        return self._with_encoders(scan_layers=True) if all(hasattr(tower.encoder, "scan_layers") for tower in towers) else self
+
+    def _with_encoders(self, **changes: Any) -> DualEncoder:
+        change = lambda tower: dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, **changes))  # noqa: E731
         return dataclasses.replace(self, query=change(self.query), doc=change(self.doc))
 
     def check_length(self, tower: str, max_length: int) -> None:
@@ -200,7 +206,7 @@ class DualEncoder:
 
     def _put_together(self, query: dict[str, Any], doc: dict[str, Any]) -> Params:
         """The parameters, from those that each tower has alone."""
-        shared = {part: query[part] for part in PARTS if part in self.shared and part in query}
+        shared: dict[str, Any] = {part: query[part] for part in PARTS if part in self.shared and part in query}
         if self.initial_temperature is not None:
             shared["temperature"] = {"log_scale": jnp.asarray(-math.log(self.initial_temperature), jnp.float32)}
         towers = {"query": query, "doc": doc}

@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float, Int
 from de_jax.models.layers import stream_dtype
 from de_jax.models.t5 import T5Config, T5Encoder, TokenEmbedder
 from de_jax.models.t5_decoder import KeysValues, T5Decoder
-from de_jax.types import Array, Batch, Metrics, Params
+from de_jax.settings import PositiveInt, check_fields
+from de_jax.types import Array, Batch, InputError, Metrics, Params
 
 START_ID = 0
 """What the first token is predicted from: T5 begins with padding."""
@@ -38,9 +39,17 @@ class Generator:
     """
 
     t5: T5Config
-    num_decoder_layers: int | None = None
+    num_decoder_layers: PositiveInt | None = None
     tied_logits: bool = False
     scaled_logits: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.t5.max_distance <= self.t5.num_buckets // 2:
+            raise InputError(
+                f"T5Config.max_distance is {self.t5.max_distance}; the decoder's {self.t5.num_buckets} buckets want more than "
+                f"{self.t5.num_buckets // 2}."
+            )
 
     def init(self, rng: Array) -> Params:
         """Fresh parameters, float32."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,11 @@ from flax import linen as nn
 from jaxtyping import Float, Int
 
 from de_jax.models.layers import LINEAR_OUTPUT
+from de_jax.settings import Range
 from de_jax.types import Array
 
 Remat = Literal["none", "dots", "full"]
+NumLayers = Annotated[int, Range(0, 1000)]
 
 
 def make_layers(layer: type[nn.Module], config: Any) -> list[nn.Module]:
@@ -30,7 +32,7 @@ def through_layers(
         x, segments, deterministic: as of an encoder.
         context: what every layer gets besides.
     """
-    if not encoder.config.scan_layers or encoder.is_initializing():
+    if not encoder.config.scan_layers or encoder.is_initializing() or not encoder.layers:
         for layer in encoder.layers:
             x = layer(x, segments, deterministic, *context)
         return x

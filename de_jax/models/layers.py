@@ -140,7 +140,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, ...], deterministic: bool) -> Float[Array, ...]:
-        dropped = round(self.rate * 2**16)  # of 65,536
+        dropped = min(round(self.rate * 2**16), 2**16 - 1)  # of 65,536
         if deterministic or dropped == 0:
             return x
         half = (*x.shape[:-1], -(-x.shape[-1] // 2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,10 @@ from flax import linen as nn
 from jaxtyping import Float, Int
 
 from de_jax.models.attention import RelativePositionBias, SelfAttention
-from de_jax.models.layer_stack import Remat, make_layers, through_layers
+from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
 from de_jax.models.layers import Dropout, Linear, split_by_rows, stream_dtype
-from de_jax.types import Array
+from de_jax.settings import PositiveInt, Range, ShareBelowOne, check_fields
+from de_jax.types import Array, InputError
 
 NORM_EPSILON = 1e-6
 
@@ -25,6 +26,7 @@ class T5Config:
     Attributes:
         vocab_size: rows of the embedding table; T5's own are padded to 32,128.
         model_dim: width of the residual stream.
+        num_layers: 0 leaves the embeddings, as DAFT's lightest query tower has them.
         mlp_dim: width inside a feed-forward layer.
         activation: "gated_gelu" is T5 1.1 (tanh gelu times a linear branch), "relu" is T5 1.0.
         bias_per_layer: whether each layer has a relative position bias of its own (umT5, T5X's scanned layers), not one for all.
@@ -36,20 +38,28 @@ class T5Config:
             step holds a second, stacked copy of the layers' parameters.
     """
 
-    vocab_size: int = 32128
-    model_dim: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    head_dim: int = 64
-    mlp_dim: int = 2048
+    vocab_size: PositiveInt = 32128
+    model_dim: PositiveInt = 768
+    num_layers: NumLayers = 12
+    num_heads: PositiveInt = 12
+    head_dim: PositiveInt = 64
+    mlp_dim: PositiveInt = 2048
     activation: Literal["gated_gelu", "relu"] = "gated_gelu"
-    num_buckets: int = 32
-    max_distance: int = 128
+    num_buckets: Annotated[int, Range(4, 65536)] = 32
+    max_distance: PositiveInt = 128
     bias_per_layer: bool = False
-    dropout_rate: float = 0.1
+    dropout_rate: ShareBelowOne = 0.1
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Remat = "none"
     scan_layers: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.max_distance <= self.num_buckets // 4:
+            raise InputError(
+                f"T5Config.max_distance is {self.max_distance}, but {self.num_buckets} buckets hold distances up to "
+                f"{self.num_buckets // 4} one by one; it must be more than that."
+            )
 
     @property
     def max_length(self) -> int | None:

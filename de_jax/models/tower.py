@@ -10,11 +10,17 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Float, Int
 
+from de_jax.settings import PositiveInt, check_fields
 from de_jax.types import Array, InputError
 
-PARTS = ("embedder", "encoder", "projection")
+Part = Literal["embedder", "encoder", "projection"]
+PARTS: tuple[Part, ...] = ("embedder", "encoder", "projection")
 """What a tower is made of; the units of sharing between two towers."""
-PROJECTION_INITS: dict[str, Any] = {"lecun_normal": nn.initializers.lecun_normal, "orthogonal": nn.initializers.orthogonal}
+ProjectionInit = Literal["lecun_normal", "orthogonal"]
+PROJECTION_INITS: dict[str, Any] = {
+    "lecun_normal": nn.initializers.lecun_normal,
+    "orthogonal": nn.initializers.orthogonal,
+}
 
 
 @runtime_checkable
@@ -55,15 +61,14 @@ class TowerConfig:
 
     encoder: EncoderConfig
     pooling: Literal["mean", "first"] = "mean"
-    projection_dim: int | None = 768
+    projection_dim: PositiveInt | None = 768
     projection_bias: bool = False
     projection_norm: bool = False
     normalize: bool = True
-    projection_init: Literal["lecun_normal", "orthogonal"] = "lecun_normal"
+    projection_init: ProjectionInit = "lecun_normal"
 
     def __post_init__(self) -> None:
-        if self.projection_init not in PROJECTION_INITS:
-            raise InputError(f"projection_init is {self.projection_init!r}; there are {' and '.join(map(repr, PROJECTION_INITS))}.")
+        check_fields(self)
         if self.projection_norm and not self.projection_dim:
             raise InputError("projection_norm is set without a projection; give projection_dim too.")
 

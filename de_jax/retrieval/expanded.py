@@ -60,7 +60,7 @@ def texts(run: Run, docs: TokenStore, expansion: Expansion) -> ExpandedTexts:
         InputError: an expansion of another corpus, or a run that ranks documents by several passages.
     """
     if run.max_passages > 1:
-        raise InputError("documents of several passages are not expanded; give --max_passages=1.")
+        raise InputError("documents of several passages are not expanded; set max_passages to 1.")
     queries = queries_by_row(expansion.path, docs.ids)
     generated = tokenized_queries(queries, run.doc_tokenizer, files.cache_dir() / "token_stores")
     make = document_expansion if expansion.form == "document" else corpus_expansion

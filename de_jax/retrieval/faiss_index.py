@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -26,7 +26,9 @@ RESULT_ENTRIES = 2**22
 """Results fetched at a time; bounds the memory of a search of many queries."""
 GPU_DEPTH = 2048
 """FAISS gives no more results than these from a GPU."""
-DEVICES, GPU_MODES = ("cpu", "gpu", "all_gpus"), ("shard", "replicate")
+Device = Literal["cpu", "gpu", "all_gpus"]
+GPUMode = Literal["shard", "replicate"]
+DEVICES, GPU_MODES = get_args(Device), get_args(GPUMode)
 
 
 IndexBuilder = Callable[..., Index]

@@ -30,7 +30,7 @@ def passages_of(run: Run, docs: TokenStore, length: int | None = None, stride: i
     if length is None and run.max_passages == 1:
         return None
     if isinstance(run.doc_tokenizer, PromptedTokenizer):
-        raise InputError("only a document's first passage would have the prompt; give --doc_prompt='' or leave passages out.")
+        raise InputError("only a document's first passage would have the prompt; leave the prompt or the passages out.")
     if length is None:
         return PassageStore(docs, run.max_doc_length, max_passages=run.max_passages)
     return PassageStore(docs, length, stride)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data import beir, generations
+from de_jax.data import beir, generations, input_policy
 from de_jax.data.generations import Mined
 from de_jax.data.negatives import TrainingTexts
 from de_jax.data.reading import read_lines
@@ -21,6 +21,7 @@ from de_jax.retrieval.choose import Filters, Mining, choose, near_duplicates_in,
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.index import ExactIndex, Index
 from de_jax.retrieval.maxp import MaxPIndex
+from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, check_fields
 from de_jax.training.run import Run
 from de_jax.types import InputError
 
@@ -47,32 +48,29 @@ class Miner:
     `judgements`: qrels beside the training split's, by which negatives that are judged relevant are counted, and kept.
     """
 
-    num_neg_docs: int = 20
-    num_neg_queries: int = 0
-    first_rank: int = 1
-    last_rank: int = 200
+    num_neg_docs: PositiveInt = 20
+    num_neg_queries: NonNegativeInt = 0
+    first_rank: PositiveInt = 1
+    last_rank: PositiveInt = 200
     margin: float | None = None
-    max_score_ratio: float | None = None
+    max_score_ratio: PositiveFloat | None = None
     teacher_scores: str = ""
     max_teacher_score: float | None = None
-    max_resemblance: float | None = None
+    max_resemblance: Share | None = None
     index: str = "exact"
-    nprobe: int | None = None
-    ef_search: int | None = None
-    faiss_device: str = "cpu"
-    seed: int = 0
+    nprobe: PositiveInt | None = None
+    ef_search: PositiveInt | None = None
+    faiss_device: faiss_index.Device = "cpu"
+    seed: Seed = 0
     bm25_negatives_dir: str = ""
     judgements: str = ""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.first_rank <= self.last_rank:
+        check_fields(self)
+        if self.first_rank > self.last_rank:
             raise InputError(f"ranks {self.first_rank} to {self.last_rank} hold no candidate; give 1 <= first_rank <= last_rank.")
-        if self.num_neg_docs < 1 or self.num_neg_queries < 0:
-            raise InputError(f"num_neg_docs is {self.num_neg_docs}, num_neg_queries {self.num_neg_queries}; give >= 1 and >= 0.")
         if bool(self.teacher_scores) != (self.max_teacher_score is not None):
             raise InputError("teacher_scores and max_teacher_score go together; give both or none.")
-        if self.max_resemblance is not None and not 0 <= self.max_resemblance <= 1:
-            raise InputError(f"max_resemblance is {self.max_resemblance}; give 0 to 1.")
 
     @property
     def filters(self) -> Filters:
@@ -138,7 +136,8 @@ def mine(
     """The hard negatives of every training pair.
 
     Documents are near a query as in ANCE (Xiong et al. 2021), training queries near a document as in DANCE (Li et al. 2021). All
-    documents of a query's training pairs are left out for each of them, as are all queries of a document's.
+    documents of a query's training pairs are left out for each of them, as are all queries of a document's; so is, with
+    `texts.drop_identical_ids`, the text with the same id.
 
     Args:
         embedded: see `embed`.
@@ -159,6 +158,8 @@ def mine(
     index = _index_of_docs(embedded, texts, miner)
     clock.lap("index")
     known = _known(anchors, positives, len(embedded.query_rows))
+    if texts.drop_identical_ids:
+        _add_identical(known, [texts.query_store.ids[row] for row in embedded.query_rows.tolist()], texts.doc_store.rows_of)
     depth = max(miner.last_rank + max(map(len, known)), mining_statistics.DEPTH)
     ranking = index.search(embedded.queries, min(texts.doc_store.num_texts, depth))
     clock.lap("search")
@@ -196,8 +197,12 @@ def mine(
     return lines, {**facts, **dataclasses.asdict(miner), "statistics": statistics, "seconds": clock.seconds}
 
 
-def mine_bm25(dataset: beir.Dataset, miner: Miner, *, k1: float = 0.9, b: float = 0.4) -> tuple[list[Mined], dict[str, Any]]:
+def mine_bm25(
+    dataset: beir.Dataset, miner: Miner, *, drop_identical_ids: bool = True, k1: float = 0.9, b: float = 0.4
+) -> tuple[list[Mined], dict[str, Any]]:
     """The hard negatives of every training pair by BM25; for a warm-up, as a baseline, or to compare with.
+
+    Pairs of empty texts, which the data set was read without, are left out.
 
     Raises:
         InputError: settings that need embeddings.
@@ -208,14 +213,21 @@ def mine_bm25(dataset: beir.Dataset, miner: Miner, *, k1: float = 0.9, b: float 
         raise InputError(f"BM25 knows nothing of {', '.join(wrong)}; leave them out, or mine by a run.")
     clock = _Clock()
     judged = [(query, doc) for query, docs in dataset.qrels.items() for doc, grade in docs.items() if grade >= MIN_RELEVANCE]
-    if not judged:
-        raise InputError("no document is judged relevant, so there is nothing to mine for; give the qrels of a training split.")
     row_of_query, row_of_doc = ({text_id: row for row, text_id in enumerate(side.ids)} for side in (dataset.queries, dataset.docs))
-    pairs = np.array([(row_of_query[query], row_of_doc[doc]) for query, doc in judged])
+    pairs = np.array(
+        [(row_of_query[query], row_of_doc[doc]) for query, doc in judged if query in row_of_query and doc in row_of_doc]
+    )
+    if not len(pairs):
+        raise InputError("no document is judged relevant, so there is nothing to mine for; give the qrels of a training split.")
+    input_policy.tell_unused(len(judged) - len(pairs))
     query_rows, anchors = np.unique(pairs[:, 0], return_inverse=True)
     index = BM25Index(dataset.docs.texts, dataset.docs.ids, k1=k1, b=b)
     clock.lap("index")
     known = _known(anchors, pairs[:, 1], len(query_rows))
+    if drop_identical_ids:
+        _add_identical(
+            known, [dataset.queries.ids[row] for row in query_rows], lambda ids: [row_of_doc.get(one, -1) for one in ids]
+        )
     ranking = index.search([dataset.queries.texts[row] for row in query_rows], miner.last_rank + max(map(len, known)))
     clock.lap("search")
     mined = choose(
@@ -283,6 +295,9 @@ def _mine_queries(
         raise InputError("mined queries are for documents of one passage; set max_passages to 1, or num_neg_queries to 0.")
     docs, doc_of_pair = np.unique(texts.pairs[:, 1], return_inverse=True)
     known = _known(doc_of_pair, anchors, len(docs))
+    if texts.drop_identical_ids:
+        place = {texts.query_store.ids[row]: place for place, row in enumerate(embedded.query_rows.tolist())}
+        _add_identical(known, [texts.doc_store.ids[row] for row in docs.tolist()], lambda ids: [place.get(one, -1) for one in ids])
     query_rows, doc_rows = embedded.query_rows.tolist(), docs.tolist()
     near = near_duplicates_in(texts.query_store, miner.max_resemblance)
     index = ExactIndex(embedded.queries, [texts.query_store.ids[row] for row in query_rows])
@@ -312,6 +327,13 @@ def _known(anchors: Int[np.ndarray, " P"], positives: Int[np.ndarray, " P"], num
     for anchor, positive in zip(anchors.tolist(), positives.tolist(), strict=True):
         known[anchor].add(positive)
     return known
+
+
+def _add_identical(known: list[set[int]], anchor_ids: Sequence[str], rows_of: Callable[[Sequence[str]], Iterable[int]]) -> None:
+    """Adds to what each anchor must not draw the candidate that has the anchor's id, where there is one."""
+    for own, row in zip(known, rows_of(anchor_ids), strict=True):
+        if row >= 0:
+            own.add(int(row))
 
 
 class _Clock:

@@ -7,11 +7,12 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 
+from de_jax.settings import PositiveInt, check_fields
 from de_jax.training import distributed
 from de_jax.training.fit import Stop
 from de_jax.training.run_log import Sink
@@ -42,15 +43,13 @@ class Alignment:
         every_steps: updates between two measurements; an epoch in the paper.
     """
 
-    measure: str = KL
+    measure: Literal["kl_divergence", "ndcg@10", "mrr@10", "recall@100"] = "kl_divergence"
     delta: float | None = None
-    patience: int | None = 3
-    every_steps: int = 100
+    patience: PositiveInt | None = 3
+    every_steps: PositiveInt = 100
 
     def __post_init__(self) -> None:
-        for name, value in (("patience", self.patience), ("every_steps", self.every_steps)):
-            if value is not None and value < 1:
-                raise InputError(f"Alignment.{name} is {value}; give at least 1.")
+        check_fields(self)
         if self.measure != KL and self.delta is not None:
             raise InputError(f"Alignment.delta is a divergence, but the measure is {self.measure!r}; leave delta out.")
 

@@ -6,8 +6,9 @@ import dataclasses
 import warnings
 from collections.abc import Mapping
 
+from de_jax.settings import NonNegativeFloat, PositiveInt, check_fields
 from de_jax.training.fit import Stop
-from de_jax.types import InputError, Metrics, TrainState
+from de_jax.types import Metrics, TrainState
 
 TOWERS = {"query": "query tower", "doc": "document tower"}
 
@@ -25,15 +26,14 @@ class CollapseAlarm:
         stop: whether the run ends then.
     """
 
-    min_variance: float = 0.01
-    min_effective_rank: float = 2.0
-    chance_share: float = 0.98
-    patience: int = 3
+    min_variance: NonNegativeFloat = 0.01
+    min_effective_rank: NonNegativeFloat = 2.0
+    chance_share: NonNegativeFloat = 0.98
+    patience: PositiveInt = 3
     stop: bool = False
 
     def __post_init__(self) -> None:
-        if self.patience < 1:
-            raise InputError(f"CollapseAlarm.patience is {self.patience}; give at least 1.")
+        check_fields(self)
 
 
 class WatchForCollapse:

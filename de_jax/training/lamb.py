@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from de_jax.settings import NonNegativeFloat, PositiveFloat, ShareBelowOne, checked
 from de_jax.training import paths
 from de_jax.training.optimizer import Schedule, path_mask
 from de_jax.types import Array, Params
@@ -17,14 +18,15 @@ MAX_WEIGHT_NORM = 10.0
 """What `ance_lamb` takes a larger parameter's norm for."""
 
 
+@checked
 def lamb(
     schedule: Schedule,
     params: Params,
     *,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-6,
-    weight_decay: float = 0.01,
+    b1: ShareBelowOne = 0.9,
+    b2: ShareBelowOne = 0.999,
+    eps: PositiveFloat = 1e-6,
+    weight_decay: NonNegativeFloat = 0.01,
     decayed: Sequence[str] = (".*/(kernel|embedding)",),
 ) -> optax.GradientTransformation:
     """LAMB (You et al. 2020).
@@ -42,14 +44,15 @@ def lamb(
     return optax.lamb(schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=path_mask(decayed))
 
 
+@checked
 def ance_lamb(
     schedule: Schedule,
     params: Params,
     *,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
+    b1: ShareBelowOne = 0.9,
+    b2: ShareBelowOne = 0.999,
+    eps: PositiveFloat = 1e-8,
+    weight_decay: NonNegativeFloat = 0.0,
     decayed: Sequence[str] = (".*/(kernel|embedding)",),
 ) -> optax.GradientTransformation:
     """LAMB as ANCE (Xiong et al. 2021) was trained with, by its public code: no bias correction, and a parameter's norm counts at

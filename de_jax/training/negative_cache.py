@@ -24,6 +24,7 @@ from jaxtyping import Float, Int
 
 from de_jax.losses import masks, scores
 from de_jax.losses.dense import EXACT, EXCLUDED
+from de_jax.settings import PositiveInt, Share, check_fields
 from de_jax.types import PADDING_ID, ROW_AXES, Array, Batch, CachedDocs, Embeddings, InputError, Metrics, Packed, Sample
 
 QUERY_BLOCK = 32
@@ -49,18 +50,17 @@ class NegativeCache:
     `lru`: a document that was drawn counts as one that has just come, so that the least recently used leave.
     """
 
-    capacity: int = 512_000
-    num_negatives: int = 64
-    refresh_fraction: float = 0.0
+    capacity: PositiveInt = 512_000
+    num_negatives: PositiveInt = 64
+    refresh_fraction: Share = 0.0
     lru: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_negatives <= self.capacity:
+        check_fields(self)
+        if self.num_negatives > self.capacity:
             raise InputError(
                 f"NegativeCache.num_negatives is {self.num_negatives} of a capacity of {self.capacity}; give 1 to {self.capacity}."
             )
-        if not 0 <= self.refresh_fraction <= 1:
-            raise InputError(f"NegativeCache.refresh_fraction is {self.refresh_fraction}; give 0 to 1.")
 
     def check(self, batch_size: int, num_row_shares: int) -> None:
         """Refuses a capacity that a batch does not fit into, or that the devices cannot share out evenly."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
 
 import jax.numpy as jnp
 import optax
 
+from de_jax.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, ShareBelowOne, checked
 from de_jax.training import paths
 from de_jax.types import Array, InputError, Params
 
@@ -17,7 +19,10 @@ OptimizerFn = Callable[[Schedule, Params], optax.GradientTransformation]
 """An optimizer with its hyper-parameters bound: `adafactor` and `adamw` below, and what users write beside them."""
 
 
-def linear(*, peak: float, num_steps: int, warmup_steps: int = 0, end: float = 0.0) -> Schedule:
+@checked
+def linear(
+    *, peak: PositiveFloat, num_steps: PositiveInt, warmup_steps: NonNegativeInt = 0, end: NonNegativeFloat = 0.0
+) -> Schedule:
     """From 0 to `peak` over the warm-up, then straight to `end`, reached exactly at the last of `num_steps` updates.
 
     SamToNe (Moiseev et al. 2023) trains with peak 1e-3, no warm-up, end 0.
@@ -31,14 +36,20 @@ def linear(*, peak: float, num_steps: int, warmup_steps: int = 0, end: float = 0
     return _after_warmup(peak, num_steps, warmup_steps, lambda progress: peak + (end - peak) * progress)
 
 
-def cosine(*, peak: float, num_steps: int, warmup_steps: int = 0, end: float = 0.0) -> Schedule:
+@checked
+def cosine(
+    *, peak: PositiveFloat, num_steps: PositiveInt, warmup_steps: NonNegativeInt = 0, end: NonNegativeFloat = 0.0
+) -> Schedule:
     """As `linear`, but along half a cosine."""
     return _after_warmup(
         peak, num_steps, warmup_steps, lambda progress: end + (peak - end) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
     )
 
 
-def rsqrt(*, peak: float, num_steps: int, warmup_steps: int = 1, end: float | None = None) -> Schedule:
+@checked
+def rsqrt(
+    *, peak: PositiveFloat, num_steps: PositiveInt, warmup_steps: NonNegativeInt = 1, end: NonNegativeFloat | None = None
+) -> Schedule:
     """From 0 to `peak` over the warm-up, then falling as 1 / sqrt(step) (Raffel et al. 2020).
 
     Args:
@@ -59,14 +70,15 @@ def rsqrt(*, peak: float, num_steps: int, warmup_steps: int = 1, end: float | No
     return _after_warmup(peak, num_steps, warmup, decay)
 
 
+@checked
 def adafactor(
     schedule: Schedule,
     params: Params,
     *,
-    decay_rate: float = 0.8,
-    min_dim_size_to_factor: int = 128,
+    decay_rate: Annotated[float, Range(0.0, 1.0, above=True)] = 0.8,
+    min_dim_size_to_factor: PositiveInt = 128,
     multiply_by_parameter_scale: bool = True,
-    weight_decay: float = 0.0,
+    weight_decay: NonNegativeFloat = 0.0,
     decayed: Sequence[str] = (".*/(kernel|embedding)",),
 ) -> optax.GradientTransformation:
     """Adafactor (Shazeer and Stern 2018) as T5 is trained: no momentum, factored second moments, relative step sizes.
@@ -95,14 +107,15 @@ def adafactor(
     return optax.chain(core, decay, optax.scale_by_schedule(schedule))
 
 
+@checked
 def adamw(
     schedule: Schedule,
     params: Params,
     *,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
+    b1: ShareBelowOne = 0.9,
+    b2: ShareBelowOne = 0.999,
+    eps: PositiveFloat = 1e-8,
+    weight_decay: NonNegativeFloat = 0.01,
     decayed: Sequence[str] = (".*/(kernel|embedding)",),
 ) -> optax.GradientTransformation:
     """AdamW (Loshchilov and Hutter 2019).
@@ -206,12 +219,8 @@ def freeze(tx: optax.GradientTransformation, params: Params, patterns: Sequence[
 
 def _after_warmup(peak: float, num_steps: int, warmup_steps: int, decay: Callable[[Array], Array]) -> Schedule:
     """Linear warm-up, then `decay` of the progress in [0, 1] from the end of the warm-up to the last update."""
-    if num_steps < 1:
-        raise InputError(f"num_steps is {num_steps}; a run needs at least one step.")
-    if not 0 <= warmup_steps <= num_steps:
+    if warmup_steps > num_steps:
         raise InputError(f"warmup_steps is {warmup_steps}, but the run has {num_steps} steps; choose between 0 and {num_steps}.")
-    if peak <= 0:
-        raise InputError(f"the peak learning rate is {peak}; it must be positive.")
     span = max(num_steps - 1 - warmup_steps, 1)
 
     def schedule(step: Array) -> Array:

@@ -161,15 +161,23 @@ def load_params(run_dir: str | Path, like: Params) -> Params:
 def read_settings(run_dir: str | Path) -> dict[str, str]:
     """The settings of a run's config.gin as they stand there, by name; none where it was not trained here."""
     path = Path(run_dir) / "config.gin"
-    lines = [line for _, line in read_lines(path)] if path.exists() else []
-    bindings = (line.partition(" = ") for line in lines if " = " in line and not line.startswith("#"))
-    return {name.strip(): value.strip() for name, _, value in bindings}
+    settings: dict[str, str] = {}
+    name = ""
+    for number, line in read_lines(path) if path.exists() else ():
+        if line[:1].isspace():  # gin writes a long value in the lines below its name, indented
+            if not name:
+                raise InputError(f"{path}, line {number}: an indented line without a setting above it.")
+            settings[name] = f"{settings[name]} {line.strip()}".strip()
+        elif " =" in line and not line.startswith("#"):
+            name, _, value = line.partition(" =")
+            settings[name] = value.strip().removesuffix("\\").strip()
+    return settings
 
 
 def _read_description(run_dir: Path) -> tuple[dict[str, Any], DualEncoder]:
     """What `run.json` says, with the model that it describes."""
     if not (run_dir / DESCRIPTION_FILE).is_file():
-        raise InputError(f"{run_dir} holds no {DESCRIPTION_FILE}, so it is not a run; give the --run_dir of a training run.")
+        raise InputError(f"{run_dir} holds no {DESCRIPTION_FILE}, so it is not a run; give the folder of a training run.")
     description: dict[str, Any] = schema.read(run_dir / DESCRIPTION_FILE, DESCRIPTION)
     return description, model_schema.built(run_dir / DESCRIPTION_FILE, DualEncoder.from_json, description["model"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -13,12 +13,15 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int32
 
+from de_jax.settings import LARGEST, Range, checked
 from de_jax.types import ROW_AXES, Array, Batch, InputError, Packed
 
 AXES = ("data", "fsdp", "tensor")
+NumDevices = Annotated[int, Range(-1, LARGEST)]
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[Any] | None = None) -> Mesh:
+@checked
+def make_mesh(data: NumDevices = -1, fsdp: NumDevices = 1, tensor: NumDevices = 1, *, devices: Sequence[Any] | None = None) -> Mesh:
     """The devices as a grid of data x fsdp x tensor.
 
     Neighbours along `tensor`, then along `fsdp`, are close to each other, and of one host as long as it has enough devices.

@@ -163,5 +163,5 @@ def test_the_pairs_of_a_data_set_are_ranked_in_the_order_of_training(tmp_path):
 
 @pytest.mark.parametrize("wrong", [{"num_groups": 0}, {"num_steps": 0}, {"k": 0}])
 def test_settings_that_cannot_be_are_refused(wrong):
-    with pytest.raises(InputError, match="give at least 1"):
+    with pytest.raises(InputError, match="is 0; it must be at least 1"):
         Curriculum(**wrong)

@@ -102,6 +102,15 @@ def test_a_manifest_that_says_what_no_miner_says_is_refused(tmp_path, name, valu
         generations.open_generation(tmp_path, 1)
 
 
+def test_a_manifest_with_nan_is_refused(tmp_path):
+    folder = generations.write_generation(tmp_path, 1, MINED, {}).folder
+    (folder / "manifest.json").write_text(
+        (folder / "manifest.json").read_text().replace("{", '{"statistics": {"overlap": NaN},', 1)
+    )
+    with pytest.raises(DamagedGeneration, match=r"manifest\.json: not valid JSON \(NaN"):
+        generations.open_generation(tmp_path, 1)
+
+
 def test_fewer_pairs_than_the_manifest_says_are_refused(tmp_path):
     generation = generations.write_generation(tmp_path, 1, MINED, {})
     part = generation.folder / "part-00000.jsonl"

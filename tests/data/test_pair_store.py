@@ -58,6 +58,19 @@ def test_texts_that_are_in_many_pairs_are_stored_once(folder, tokenizer):
     ]
 
 
+def test_identical_ids_are_dropped_from_dev_scores_and_negatives_unless_kept(tokenizer, tmp_path, recwarn):
+    same = pair_source(tokenizer, query_id=["d0", *(f"q{i}" for i in range(1, 9))], relevance=np.ones(9, np.int64))
+    write(tmp_path / "same", tokenizer, [same], [same])
+    found = []
+    for options in ({}, {"keep_identical_ids": True}):
+        data = pair_store.stored_pairs(pairs_dir=str(tmp_path / "same"), batch_size=3, **options)
+        found.append((data.dev.drop_identical_ids, data.texts.drop_identical_ids))
+    assert found == [(True, True), (False, False)]
+    (said,) = [str(one.message) for one in recwarn if "judgements dropped" in str(one.message)]
+    assert "its query: 1 (d0); " in said
+    assert said.endswith("; --gin.stored_pairs.keep_identical_ids=True ranks them.")
+
+
 def test_negatives_are_drawn_from_a_rows_own_and_again_in_the_next_epoch(folder):
     data = pair_store.stored_pairs(pairs_dir=str(folder), batch_size=3, num_neg_docs=1, unique_in_batch=False, pack=False)
     stream = list(itertools.islice(data.batches(0), 60))

@@ -123,11 +123,11 @@ def test_nce_ignores_mined_documents_and_reports_the_hardest_score(make_embeddin
 @pytest.mark.parametrize(
     ("loss", "hyper_parameters", "sentence"),
     [
-        (in_batch_softmax, {"directions": "q2d"}, "directions='q2d' is unknown; choose one of 'both', 'query_to_doc'"),
-        (in_batch_softmax, {"reduce_directions": "max"}, "reduce_directions='max' is unknown; choose one of 'sum', 'mean'"),
-        (in_batch_softmax, {"label_smoothing": 1.0}, "label_smoothing=1.0 must be at least 0 and less than 1"),
-        (in_batch_softmax, {"margin": -0.1}, "margin=-0.1 must be at least 0"),
-        (samtone, {"same_tower": "left"}, "same_tower='left' is unknown; choose one of 'query', 'doc', 'both'"),
+        (in_batch_softmax, {"directions": "q2d"}, "directions is 'q2d'; it must be 'both', 'query_to_doc' or 'doc_to_query'"),
+        (in_batch_softmax, {"reduce_directions": "max"}, "reduce_directions is 'max'; it must be 'sum' or 'mean'"),
+        (in_batch_softmax, {"label_smoothing": 1.0}, "label_smoothing is 1.0; it must be less than 1"),
+        (in_batch_softmax, {"margin": -0.1}, "margin is -0.1; it must be at least 0"),
+        (samtone, {"same_tower": "left"}, "same_tower is 'left'; it must be 'query', 'doc' or 'both'"),
         (samtone, {"same_tower": "doc", "directions": "query_to_doc"}, "adds to the doc_to_query softmax, but directions="),
     ],
 )

@@ -240,8 +240,8 @@ def test_metrics_are_float32_scalars_and_the_loss_is_none_of_their_keys(case, ma
     [
         ({"temperature": None}, None, "temperature=None asks for a learned temperature"),
         ({"temperature": 0.01}, 20.0, "temperature=0.01 is given, but the model learns its own"),
-        ({"temperature": 0.0}, None, "temperature=0.0 must be greater than 0"),
-        ({"temperature": float("nan")}, None, "temperature=nan must be greater than 0"),
+        ({"temperature": 0.0}, None, r"temperature is 0\.0; it must be more than 0"),
+        ({"temperature": float("nan")}, None, "temperature is nan; it must be a finite number"),
     ],
 )
 def test_temperature_must_be_given_or_learned(case, hyper_parameters, scale, sentence, make_embeddings):

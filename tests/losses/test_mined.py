@@ -50,7 +50,7 @@ def test_missing_negatives_and_bad_weights_are_refused(make_embeddings):
         ance(e._replace(neg_docs=None, neg_doc_ids=None))
     with pytest.raises(InputError, match="batches come without neg_queries"):
         dance(e._replace(neg_queries=None, neg_query_ids=None))
-    with pytest.raises(InputError, match=r"dual_weight=-1\.0 must be at least 0"):
+    with pytest.raises(InputError, match=r"dual_weight is -1\.0; it must be at least 0"):
         dance(e, dual_weight=-1.0)
 
 

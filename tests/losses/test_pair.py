@@ -77,10 +77,10 @@ def test_duplicate_documents_are_left_out_of_the_document_term(form):
 @pytest.mark.parametrize(
     ("hyper_parameters", "sentence"),
     [
-        ({"form": "eq3"}, "form='eq3' is unknown; choose one of 'samtone_eq3', 'pair_paper', 'pair_code'"),
-        ({"alpha": 1.5}, "alpha=1.5 must lie between 0 and 1"),
-        ({"alpha": -0.1}, "alpha=-0.1 must lie between 0 and 1"),
-        ({"reduce_directions": "max"}, "reduce_directions='max' is unknown"),
+        ({"form": "eq3"}, "form is 'eq3'; it must be 'samtone_eq3', 'pair_paper' or 'pair_code'"),
+        ({"alpha": 1.5}, "alpha is 1.5; it must be at most 1"),
+        ({"alpha": -0.1}, "alpha is -0.1; it must be at least 0"),
+        ({"reduce_directions": "max"}, "reduce_directions is 'max'"),
     ],
 )
 def test_wrong_hyper_parameters_are_named(hyper_parameters, sentence):

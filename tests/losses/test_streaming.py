@@ -207,5 +207,5 @@ def test_each_device_holds_its_own_rows_and_one_block(case, by_rows):
 @every_case
 @pytest.mark.parametrize("block_size", [0, -1])
 def test_block_size_must_be_positive(case, block_size, make_embeddings):
-    with pytest.raises(ValueError, match=f"block_size={block_size} must be at least 1"):
+    with pytest.raises(ValueError, match=f"block_size is {block_size}; it must be at least 1"):
         jax.eval_shape(functools.partial(CASES[case], block_size=block_size), make_embeddings(0))

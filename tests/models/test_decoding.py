@@ -157,4 +157,4 @@ def test_rows_of_padding_stay_empty(ours, docs):
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused(wrong):
     with pytest.raises(InputError, match=" is "):
-        Decoding(**wrong).check()
+        Decoding(**wrong)

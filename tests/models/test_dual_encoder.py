@@ -94,11 +94,6 @@ def test_towers_must_agree_on_the_embedding_size():
         DualEncoder(tower(), tower(projection_dim=12), ())
 
 
-def test_unknown_part_is_refused():
-    with pytest.raises(InputError, match="'head' is unknown"):
-        DualEncoder(tower(), tower(), ("head",))
-
-
 def test_learned_temperature_is_a_parameter_with_a_floor():
     model = DualEncoder(tower(), tower(), initial_temperature=0.05)
     params = model.init(jax.random.key(0))

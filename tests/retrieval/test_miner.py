@@ -1,17 +1,18 @@
 """What is mined from embeddings made by hand, against loops; and what is said of it."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from de_jax.data import corpus, generations, text
+from de_jax.data import beir, corpus, generations, text
 from de_jax.data.generations import Mined
 from de_jax.data.negatives import TrainingTexts
 from de_jax.data.passages import PassageStore
 from de_jax.data.rows_of_pairs import rows_of_pairs
 from de_jax.retrieval import miner
-from de_jax.retrieval.miner import Embedded, Miner, mine
+from de_jax.retrieval.miner import Embedded, Miner, mine, mine_bm25
 from de_jax.training.run import Run
 from de_jax.types import InputError
 
@@ -129,6 +130,30 @@ def test_texts_that_say_what_the_positive_says_are_refused_in_both_directions(te
     assert facts["neg_docs"]["num_filtered"]["duplicate"] == 2  # of q0 and of q6, whose positive d0 is too
 
 
+def test_a_text_with_the_anchors_id_is_mined_only_when_asked(texts, embedded):
+    docs = copy.copy(texts.doc_store)
+    docs.ids = ["q0" if doc_id == "d12" else "q4" if doc_id == "d8" else doc_id for doc_id in texts.doc_store.ids]
+    row_of = {doc_id: row for row, doc_id in enumerate(docs.ids)}
+    docs.rows_of = lambda ids: np.array([row_of.get(doc_id, -1) for doc_id in ids])
+    same = texts._replace(doc_store=docs, pairs=np.array([[0, 0], [2, 8], [4, 9], [6, 9]], np.int32))
+    miner = Miner(num_neg_docs=30, num_neg_queries=9)
+    for texts, is_mined in ((same, False), (same._replace(drop_identical_ids=False), True)):
+        lines, _ = mine(embedded, texts, miner)
+        assert ("q0" in lines[0].neg_doc_ids) == is_mined
+        assert ("q4" in lines[1].neg_query_ids) == is_mined  # the document "q4"
+        assert "q0" in lines[1].neg_doc_ids
+
+
+def test_bm25_mines_a_document_with_the_querys_id_only_when_asked():
+    docs = beir.Texts(["q", "d", "e"], ["red fox", "red fox runs", "a red whale"])
+    dataset = beir.Dataset("same", docs, beir.Texts(["q"], ["red fox"]), {"q": {"d": 1, "empty": 1}, "empty": {"e": 1}})
+    with pytest.warns(UserWarning, match="relevant pairs left out, .*: 2"):
+        (line,), _ = mine_bm25(dataset, Miner())
+    assert line.neg_doc_ids == ["e"]
+    (line,), _ = mine_bm25(dataset, Miner(), drop_identical_ids=False)
+    assert sorted(line.neg_doc_ids) == ["e", "q"]
+
+
 def test_statistics_are_shares_of_what_was_mined(texts, embedded, tmp_path):
     miner = Miner(num_neg_docs=2, last_rank=4)
     lines, facts = mine(embedded, texts, miner)
@@ -164,7 +189,7 @@ def test_statistics_are_shares_of_what_was_mined(texts, embedded, tmp_path):
         ({"first_rank": 3, "last_rank": 2}, "ranks 3 to 2 hold no candidate"),
         ({"num_neg_docs": 0}, "num_neg_docs is 0"),
         ({"max_teacher_score": 0.5}, "teacher_scores and max_teacher_score go together"),
-        ({"max_resemblance": 1.5}, "max_resemblance is 1.5; give 0 to 1"),
+        ({"max_resemblance": 1.5}, "max_resemblance is 1.5; it must be at most 1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options, sentence):

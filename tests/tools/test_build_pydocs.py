@@ -27,5 +27,5 @@ def test_the_command_prints_counts_and_a_second_run_prints_them_again(tmp_path, 
 
 
 def test_impossible_numbers_are_refused(tmp_path):
-    with pytest.raises(InputError, match="--max_docs is 0; it is at least 1"):
+    with pytest.raises(InputError, match="--max_docs is 0; it must be at least 1"):
         build_pydocs.main([f"--out_dir={tmp_path}", "--max_docs=0"])

@@ -251,7 +251,7 @@ def test_a_prompt_stands_before_every_text(trained, dataset_dir, tmp_path, print
         (["--depth", "0", "--measures", "RR"], "--depth is 0"),
         (["--depth", "50"], "--depth is 50; ask for at least 100"),
         (["--measures", "nDGC@10"], "measure 'nDGC@10' is unknown"),
-        (["--min_relevance", "0"], "the least relevance is 0"),
+        (["--min_relevance", "0"], "--min_relevance is 0; it must be at least 1"),
         (["--passage_stride", "4"], "give --passage_length too"),
     ],
 )

@@ -112,9 +112,9 @@ def test_a_mean_is_that_of_each_documents_views():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--num_generated=0"], "give at least 1"),
+        (["--num_generated=0"], "--num_generated is 0; it must be at least 1"),
         (["--passage_length=8"], "leave --passage_length out"),
-        (["--max_passages=2"], "--max_passages=1"),
+        (["--max_passages=2"], "set max_passages to 1"),
     ],
 )
 def test_what_is_no_expansion_is_refused(folder, capsys, options, sentence):

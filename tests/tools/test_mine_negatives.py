@@ -47,8 +47,8 @@ def test_a_runs_negatives_are_its_nearest_documents_without_any_positive_of_the_
     assert set(lines) == {("q0", "d0"), ("q0", "d5"), ("q2", "d2"), ("d3", "d2")}
     for (query_id, doc_id), line in lines.items():
         scores = docs @ queries[stores[0].row_of(query_id)]
-        positives = {other for other, grade in QRELS[query_id].items() if grade}
-        nearest = [stores[1].ids[row] for row in np.argsort(-scores).tolist() if stores[1].ids[row] not in positives]
+        left_out = {query_id, *(other for other, grade in QRELS[query_id].items() if grade)}
+        nearest = [stores[1].ids[row] for row in np.argsort(-scores).tolist() if stores[1].ids[row] not in left_out]
         assert sorted(line.neg_doc_ids) == sorted(nearest[:3])
         askers = {other for other, judged in QRELS.items() if judged.get(doc_id)}
         assert set(line.neg_query_ids) == {"q0", "q2", "d3"} - askers
@@ -62,7 +62,7 @@ def test_a_run_of_several_passages_mines_by_the_best_one(printed, trained, datas
     run_dir = shutil.copytree(trained, tmp_path / "run")
     files.write_json(run_dir / "run.json", {**files.read_json(run_dir / "run.json"), "max_passages": 3, "max_doc_length": 6})
     margin = 0.05
-    options = {"run_dir": run_dir, "dataset_dir": dataset_dir, "num_neg_docs": 10}
+    options = {"run_dir": run_dir, "dataset_dir": dataset_dir, "num_neg_docs": 10, "keep_identical_ids": True}
     printed(mine_negatives, **options, negatives_dir=tmp_path / "all")
     printed(mine_negatives, **options, negatives_dir=tmp_path / "far", margin=margin)
     run = load_run(run_dir)

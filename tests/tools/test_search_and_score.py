@@ -111,6 +111,16 @@ def test_bad_input_is_refused_before_a_model_loads(dataset_dir, monkeypatch, too
         tool.main(["--run_dir", "absent", *flags])
 
 
+@pytest.mark.parametrize("tool", [encode_corpus, search])
+def test_duplicate_ids_name_the_file(trained, tmp_path, tool):
+    path = tmp_path / "corpus.tsv"
+    path.write_text("d0\tfox\nd1\twolf\nd0\tfox\n")
+    with pytest.raises(InputError, match=r"corpus\.tsv(, line 3: the id d0 was used|: 1 duplicate ids; 'd0')"):
+        tool.main(
+            [f"--run_dir={trained}", f"--dataset_dir={tmp_path}", *(["--out_dir=x"] if tool is encode_corpus else ["--query=a"])]
+        )
+
+
 def export(folder, tokenizer, *, with_dev=True):
     """The data set as a folder of pairs, its test split as the dev split."""
 
@@ -132,10 +142,14 @@ def export(folder, tokenizer, *, with_dev=True):
 
 def test_an_exported_task_scores_as_its_beir_folder_does(trained, dataset_dir, tmp_path, printed):
     folder = export(tmp_path / "pairs", load_run(trained).query_tokenizer)
-    report = printed(evaluate_pairs, run_dir=trained, pairs_dir=folder, step=3)
-    expected = printed(evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, step=3, no_bm25=True)["dense"]
-    assert (report["num_queries"], report["num_docs"], report["step"]) == (2, 10, 3)
-    assert {name: report[name] for name in ("ndcg@10", "mrr@10")} == {name: expected[name] for name in ("ndcg@10", "mrr@10")}
+    scores = []
+    for flags in ({}, {"keep_identical_ids": True}):
+        report = printed(evaluate_pairs, run_dir=trained, pairs_dir=folder, step=3, **flags)
+        expected = printed(evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, step=3, no_bm25=True, **flags)["dense"]
+        assert (report["num_queries"], report["num_docs"], report["step"]) == (2, 10, 3)
+        scores.append({name: report[name] for name in ("ndcg@10", "mrr@10")})
+        assert scores[-1] == {name: expected[name] for name in ("ndcg@10", "mrr@10")}
+    assert scores[0] != scores[1]
 
 
 def test_an_export_that_cannot_score_the_run_is_refused(trained, tmp_path):

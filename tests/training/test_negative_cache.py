@@ -371,7 +371,7 @@ def test_no_device_gathers_the_cache():
     [
         ({"capacity": 8, "num_negatives": 9}, "num_negatives is 9 of a capacity of 8; give 1 to 8"),
         ({"num_negatives": 0}, "num_negatives is 0"),
-        ({"refresh_fraction": 1.5}, r"refresh_fraction is 1\.5; give 0 to 1"),
+        ({"refresh_fraction": 1.5}, r"refresh_fraction is 1\.5; it must be at most 1"),
     ],
 )
 def test_impossible_settings_are_refused(settings, sentence):

@@ -1,0 +1,78 @@
+"""What every command does with empty texts, and with documents that have the id of their query.
+
+Empty texts are refused, or left out with `--skip_empty`: then nothing is trained on them, and a judged one counts as not found.
+A document with the id of its query is that query (ArguAna, Quora), so rankings leave it out; `--keep_identical_ids` is for ids that
+are equal by chance. Whatever was left out is counted on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import contextvars
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+_FLAG = "--{}"
+_SPELLING = contextvars.ContextVar("_SPELLING", default=_FLAG)
+
+
+def add_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, identical_ids: bool = False) -> None:
+    """Adds `--skip_empty`, and `--keep_identical_ids` where the command ranks documents for queries of the same data set."""
+    parser.add_argument("--skip_empty", action="store_true", help="leave empty texts out; judged ones count as not found")
+    if identical_ids:
+        add_identical_ids(parser)
+
+
+def add_identical_ids(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Adds `--keep_identical_ids`."""
+    parser.add_argument("--keep_identical_ids", action="store_true", help="rank a document whose id is the query's too")
+
+
+def option(name: str) -> str:
+    """How the user of the running command sets an option of this policy; for messages."""
+    return _SPELLING.get().format(name)
+
+
+@contextlib.contextmanager
+def spelled(spelling: str) -> Iterator[None]:
+    """Messages from within name options so, such as "--gin.beir_pairs.{}=True"; within another `spelled`, its spelling stands."""
+    token = _SPELLING.set(spelling if _SPELLING.get() == _FLAG else _SPELLING.get())
+    try:
+        yield
+    finally:
+        _SPELLING.reset(token)
+
+
+def tell_skipped(texts_file: str | Path, text_ids: Collection[str]) -> None:
+    """Says how many empty texts of a file are left out."""
+    if text_ids:
+        _tell(f"{texts_file}: empty texts left out: {len(text_ids)} ({examples(text_ids)}).")
+
+
+def tell_unused(num_pairs: int) -> None:
+    """Says how many relevant pairs are left out of training because a text of theirs is."""
+    if num_pairs:
+        _tell(f"relevant pairs left out, as their query or document is an empty text: {num_pairs}.")
+
+
+def tell_identical(name: str, qrels: Mapping[str, Mapping[str, int]]) -> None:
+    """Says how many judgements of a data set are of documents that rankings leave out for their ids."""
+    dropped = [query_id for query_id, judged in qrels.items() if judged.get(query_id, 0) > 0]
+    if dropped:
+        _tell(
+            f"{name}: judgements dropped, as the document has the id of its query: {len(dropped)} ({examples(dropped)}); "
+            f"such documents count as not found; {option('keep_identical_ids')} ranks them."
+        )
+
+
+def examples(text_ids: Collection[str]) -> str:
+    """The first three ids."""
+    first = [text_id for _, text_id in zip(range(3), text_ids, strict=False)]
+    return ", ".join(first) + (", ..." if len(text_ids) > 3 else "")
+
+
+def _tell(sentence: str) -> None:
+    # One place in the source, so that Python shows a sentence once however many readers a file has.
+    warnings.warn(sentence, stacklevel=1)

@@ -1,0 +1,260 @@
+"""Whether the value of a setting is one that its annotation allows: choices, types, finite numbers and ranges.
+
+A setting is a field of a config class, or a keyword of a function that gin configures. Its annotation says all there is to check:
+`Literal` for choices, `Annotated[int, Range(1)]` for a range. Arrays and tracers are passed over, so nothing is checked in a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections.abc
+import difflib
+import functools
+import inspect
+import math
+import numbers
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from de_jax.types import InputError
+
+F = TypeVar("F", bound=Callable[..., Any])
+_ADDRESS = re.compile(r"(?:^|[=,])[A-Za-z][A-Za-z0-9+.-]*://")
+_LONGEST = 100
+"""Characters of a value in a message."""
+
+
+class Range(NamedTuple):
+    """The numbers that a setting may be, both ends included; it stands in an annotation: `Annotated[int, Range(1)]`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False  # `low` itself is left out
+    below: bool = False  # `high` itself is left out
+
+
+ADDRESSES = "may be an address"
+AnyPath = Annotated[str, ADDRESSES]
+"""A path that TensorFlow opens, which reads buckets too; any other string that is an address is refused."""
+LARGEST = 2**31 - 1
+PositiveInt = Annotated[int, Range(1, LARGEST)]
+NonNegativeInt = Annotated[int, Range(0, LARGEST)]
+PositiveFloat = Annotated[float, Range(0.0, above=True)]
+NonNegativeFloat = Annotated[float, Range(0.0)]
+Share = Annotated[float, Range(0.0, 1.0)]
+ShareBelowOne = Annotated[float, Range(0.0, 1.0, below=True)]
+Seed = Annotated[int, Range(0, 2**32 - 1)]
+
+
+def check_fields(record: Any) -> None:
+    """Checks every field of a config; for `__post_init__`.
+
+    Raises:
+        InputError: names the field, its value and the allowed ones.
+    """
+    check(type(record), {name: getattr(record, name) for name in hints(record.__class__)})
+
+
+def check(configurable: Any, values: Mapping[str, Any], name: str | None = None) -> None:
+    """Checks values against the annotations of a class or function.
+
+    Args:
+        configurable: the class or function.
+        values: by the name of its parameter; names that it does not have are passed over.
+        name: of the configurable in messages; by default its own.
+
+    Raises:
+        InputError: names the setting, its value and the allowed ones.
+    """
+    known: dict[str, Any] = hints(configurable)
+    for parameter, value in values.items():
+        if parameter in known:
+            check_value(f"{name or configurable.__name__}.{parameter}", value, known[parameter])
+
+
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Checks one value against an annotation; `name` is the setting's as the user wrote it."""
+    if not _is_array(value) and (wanted := _wanted(value, hint)):
+        raise InputError(f"{name} is {shown(value)}; it must be {wanted}.")
+
+
+def checked(function: F, name: str | None = None) -> F:
+    """A decorator that checks the keyword arguments of every call; `name` replaces the function's own in messages."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **settings: Any) -> Any:
+        check(function, settings, name)
+        return function(*args, **settings)
+
+    call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # gin looks for defaults there
+    return typing.cast(F, call)
+
+
+def numeric(hint: Any) -> Callable[[str], Any]:
+    """For `type=` of a command's argument: the number that a text is, checked by an annotation such as `PositiveInt`."""
+    kind = (*typing.get_args(hint), hint)[0]
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = text
+        if wanted := _wanted(value, hint):
+            raise argparse.ArgumentTypeError(f"is {text}; it must be {wanted}")
+        return value
+
+    return parse
+
+
+@functools.cache
+def hints(configurable: Any) -> dict[str, Any]:
+    """The annotations of the settings that a class or function takes, by name."""
+    has_fields = hasattr(configurable, "__dataclass_fields__") or hasattr(configurable, "_fields")
+    target = configurable.__init__ if inspect.isclass(configurable) and not has_fields else configurable
+    try:
+        found = typing.get_type_hints(target, include_extras=True)
+    except NameError:  # a user's own function, whose annotations are for a type checker alone
+        return {}
+    return {name: hint for name, hint in found.items() if name != "return"}
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: a function by its name, anything long cut."""
+    if callable(value) and hasattr(value, "__name__"):
+        return f"@{value.__name__}"
+    text = re.sub(r"<(?:function|class) '?([\w.]+)'?[^>]*>", lambda match: f"@{match[1].rpartition('.')[2]}", repr(value))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def is_address(text: str) -> bool:
+    """Whether a text, or one of several after "=" or ",", is `scheme://...` and so no path on this machine."""
+    return bool(_ADDRESS.search(text))
+
+
+LOCAL = "a path on this machine, because buckets and web addresses are not read"
+"""What a path must be."""
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, numbers.Number)
+
+
+def _wanted(value: Any, hint: Any) -> str | None:
+    """What the value must be instead; None where it is fine."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated and ADDRESSES in arguments:
+        return None if _is_text(value) else "a string"
+    if origin is Annotated:
+        ranges = [extra for extra in arguments[1:] if isinstance(extra, Range)]
+        return _wanted(value, arguments[0]) or next(filter(None, (_outside(value, range_) for range_ in ranges)), None)
+    if origin in (typing.Union, types.UnionType):
+        return _wanted_of_several(value, arguments)
+    if origin is Literal:
+        return _wanted_choice(value, arguments)
+    if origin in (tuple, list, collections.abc.Sequence):
+        return _wanted_sequence(value, arguments, origin is tuple and Ellipsis not in arguments)
+    if origin in (dict, collections.abc.Mapping):
+        return _wanted_mapping(value, arguments)
+    if origin is collections.abc.Callable or hint is Callable:
+        return None if callable(value) else _reference(value)
+    return _wanted_type(value, hint)
+
+
+def _outside(value: float | int, allowed: Range) -> str | None:
+    if value < allowed.low or (allowed.above and value == allowed.low):
+        return f"{'more than' if allowed.above else 'at least'} {allowed.low:.12g}"
+    if value > allowed.high or (allowed.below and value == allowed.high):
+        return f"{'less than' if allowed.below else 'at most'} {allowed.high:.12g}"
+    return None
+
+
+def _wanted_of_several(value: Any, options: Sequence[Any]) -> str | None:
+    found = [_wanted(value, option) for option in options]
+    if None in found:
+        return None
+    wanted = [text for text, option in zip(found, options, strict=True) if option is not types.NoneType]
+    # A string that is an address is refused as such, whatever else could stand there.
+    wanted = [LOCAL] if LOCAL in wanted else wanted
+    return " or ".join(map(str, wanted)) + (", or None" if types.NoneType in options else "")
+
+
+def _wanted_choice(value: Any, choices: Sequence[Any]) -> str | None:
+    if any(type(value) is type(choice) and value == choice for choice in choices):
+        return None
+    near = difflib.get_close_matches(value, [choice for choice in choices if isinstance(choice, str)], 1) if _is_text(value) else []
+    hint = f" (did you mean {near[0]!r}?)" if near and len(choices) > 1 else ""
+    *first, last = map(repr, choices)
+    return (f"{', '.join(first)} or {last}" if first else last) + hint
+
+
+def _wanted_sequence(value: Any, entries: Sequence[Any], is_fixed: bool) -> str | None:
+    if _is_text(value):
+        return f'a tuple, such as ("{value}",)'
+    if not isinstance(value, collections.abc.Sequence):
+        return "a tuple"
+    if is_fixed and len(value) != len(entries):
+        return f"a tuple of {len(entries)}"
+    for number, entry in enumerate(value):
+        if entries and (wanted := _wanted(entry, entries[number] if is_fixed else entries[0])):
+            return f"a tuple with {wanted} in the place of {shown(entry)}"
+    return None
+
+
+def _wanted_mapping(value: Any, arguments: Sequence[Any]) -> str | None:
+    if not isinstance(value, collections.abc.Mapping):
+        return "a dictionary"
+    for key, entry in value.items() if arguments else ():
+        if wanted := _wanted(key, arguments[0]):
+            return f"a dictionary with {wanted} in the place of the key {shown(key)}"
+        if wanted := _wanted(entry, arguments[1]):
+            return f"a dictionary with {wanted} in the place of {shown(entry)}"
+    return None
+
+
+def _wanted_type(value: Any, hint: Any) -> str | None:
+    if hint is None or hint is types.NoneType:
+        return None if value is None else "None"
+    if hint is bool:
+        return None if isinstance(value, bool) else "True or False"
+    if hint is int:
+        return None if _is_number(value, numbers.Integral) else _whole(value)
+    if hint is float:
+        if not _is_number(value, numbers.Real):
+            return "a number"
+        return None if _is_finite(value) else "a finite number"
+    if hint is str:
+        return "a string" if not _is_text(value) else LOCAL if is_address(value) else None
+    if not inspect.isclass(hint) or hint is object:
+        return None  # `Any`, a type variable
+    if getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False):
+        is_fine = not isinstance(value, str | numbers.Number | tuple | list | dict | None)
+    else:
+        is_fine = isinstance(value, hint)
+    return None if is_fine else f"@{hint.__name__}()" if hasattr(hint, "__dataclass_fields__") else f"of the type {hint.__name__}"
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond the largest float
+        return False
+
+
+def _whole(value: Any) -> str:
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST
+    return f"a whole number, written {int(value)}" if is_whole else "a whole number"
+
+
+def _reference(value: Any) -> str:
+    return f"a reference such as @{value if _is_text(value) else 'name'}, without parentheses"

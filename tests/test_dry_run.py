@@ -1,0 +1,70 @@
+"""`--dry_run` refuses what training would refuse without data."""
+
+import json
+
+import pytest
+import tiny_run
+import toy_run
+from pretrained_folders import write_encoder
+
+from de_jax import train
+from de_jax.types import InputError
+
+BERT = {"vocab_size": 32, "model_dim": 16, "num_layers": 1, "num_heads": 2, "mlp_dim": 16, "max_positions": 20}
+
+
+def dry_run(*settings, recipe="recipes/samtone_query.gin"):
+    small = {name: value for name, value in toy_run.SETTINGS.items() if name != "samtone.temperature"}
+    given = {setting.partition("=")[0] for setting in settings}
+    small = [f"{name}={value}" for name, value in small.items() if name not in given]
+    train.main([f"--gin_file={recipe}", *(f"--gin.{setting}" for setting in (*small, *settings)), "--dry_run"])
+
+
+def test_settings_that_nothing_reads_are_refused(capsys):
+    with pytest.raises(InputError, match=r"nothing in this recipe reads document/T5Config\.num_layers, pair\.alpha;"):
+        dry_run(
+            "pair.alpha=0.2", "document/T5Config.num_layers=2", "beir_pairs.tokenizer=anything", "beir_pairs.batch_size=%B", "B=8"
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["train.init_from=/absent/run"], "/absent/run is no folder"),
+        (["beir_pairs.batch_size=12"], "batch_size 12 is not divisible by the 8 devices of the mesh; take 8 or 16"),
+        (["train.num_chunks=4"], r"batch_size 16 is not divisible by the 8 devices of the mesh times 4 chunks"),
+        (["make_mesh.data=1", "beir_pairs.batch_size=1"], r"beir_pairs\.batch_size is 1, so a query has no negative"),
+        (["make_mesh.data=9"], "asks for 9 devices, but there are 8"),
+        (
+            ["TowerConfig.encoder=@BertConfig()", *(f"BertConfig.{name}={size}" for name, size in BERT.items())],
+            "max_doc_length is 32, but the doc tower has positions for 20 tokens",
+        ),
+        (
+            ["train.negative_cache=@NegativeCache()", "NegativeCache.capacity=12", "NegativeCache.num_negatives=2"],
+            "capacity 12 is less than the 16 documents of a batch",
+        ),
+    ],
+)
+def test_arithmetic_and_sources_are_checked_before_anything_is_traced(settings, sentence, monkeypatch):
+    monkeypatch.setattr(train.Recipe, "check", lambda self: pytest.fail("the step was traced"))
+    with pytest.raises(InputError, match=sentence):
+        dry_run(*settings)
+
+
+def test_what_the_data_refers_to_counts_as_read(tmp_path, capsys):
+    write_encoder(tmp_path, "bert")
+    lengths = [
+        "--gin.beir_pairs.max_query_length=16",
+        "--gin.beir_pairs.max_doc_length=40",
+        "--gin.query/pretrained_tokenizer.tower=doc",
+    ]
+    train.main(["--gin_file=recipes/fine_tune.gin", f"--gin.MODEL={tmp_path}", *lengths, "--dry_run"])
+    assert json.loads(capsys.readouterr().out)["num_parameters"] > 0
+
+
+def test_a_run_that_goes_on_needs_its_source_no_more(tmp_path, capsys):
+    run_dir = tiny_run.write_run(tmp_path)
+    small = [f"--gin.{name}={value}" for name, value in toy_run.SETTINGS.items()]
+    command = ["--gin_file=recipes/samtone_query.gin", *small, "--gin.train.init_from=/gone", "--dry_run"]
+    train.main([*command, f"--run_dir={run_dir}"])
+    assert json.loads(capsys.readouterr().out)["num_parameters"] > 0

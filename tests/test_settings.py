@@ -1,0 +1,238 @@
+"""Every public setting takes a value that works, or refuses it in one sentence that names it."""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import math
+import typing
+
+import gin
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+import toy_run
+
+from de_jax import configurables, settings
+from de_jax.data.seqio_batches import seqio_pairs
+from de_jax.data.training_set import beir_pairs
+from de_jax.losses.in_batch import in_batch_softmax
+from de_jax.models.bert import BertConfig
+from de_jax.models.decoding import Decoding
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.generator import Generator
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import Tower, TowerConfig
+from de_jax.recipe import Recipe, read_recipe
+from de_jax.training.optimizer import adamw, linear
+from de_jax.training.run import read_settings
+from de_jax.types import Embeddings, InputError, Sample
+
+ANYTHING = (0, -1, math.nan, 1e30, "x")
+SIZES = {"vocab_size": 32, "model_dim": 16, "num_layers": 1, "num_heads": 2, "mlp_dim": 16}
+TOWER = TowerConfig(T5Config(**SIZES, head_dim=8), projection_dim=8)
+MODEL = DualEncoder(TOWER, TOWER)
+PARAMS = {"query": {"encoder": {"kernel": np.ones((4, 4), np.float32)}}}
+CONFIGS = {T5Config: SIZES, BertConfig: SIZES, TowerConfig: {"encoder": TOWER.encoder}, DualEncoder: {"query": TOWER, "doc": TOWER}}
+CONFIGS |= {Generator: {"t5": TOWER.encoder}, Decoding: {}}
+CONFIGS |= {config: {} for config in (*configurables.MINERS, *configurables.HOOKS, configurables.Curriculum)}
+
+
+def batch():
+    vectors = lambda *shape: jnp.ones((*shape, 8)) / 8**0.5  # noqa: E731
+    ids = jnp.arange(4, dtype=jnp.int32)
+    mined = {"neg_docs": vectors(4, 2), "neg_doc_ids": jnp.full((4, 2), 9), "neg_queries": vectors(4, 1)}
+    sample = Sample(jnp.zeros(4), jnp.full((4, 2), 0.5))
+    return Embeddings(vectors(4), vectors(4), ids, ids, **mined, neg_query_ids=jnp.full((4, 1), 9), sample=sample)
+
+
+def use(configurable, changed, dataset_dir):
+    """Does with a configurable what is cheap: a config or recipe is made, a function is called or traced on a small input."""
+    if configurable in CONFIGS:
+        return configurable(**{**CONFIGS[configurable], **changed})
+    if configurable is Recipe:
+        base = {"model": MODEL, "loss": in_batch_softmax, "data": beir_pairs, "optimizer": adamw, "schedule": linear}
+        return Recipe(**{**base, **changed})
+    if configurable in configurables.LOSSES:
+        return jax.eval_shape(functools.partial(configurable, **changed), batch())
+    if configurable in configurables.OPTIMIZERS and "params" in settings.hints(configurable):
+        return jax.eval_shape(configurable(lambda step: 0.1, PARAMS, **changed).init, PARAMS)
+    if configurable in configurables.OPTIMIZERS:
+        return configurable(**{"peak": 0.1, "num_steps": 10, **changed})(0)
+    if configurable is beir_pairs:
+        data = {"dataset_dir": str(dataset_dir), "tokenizer": str(dataset_dir / "spiece.model"), "batch_size": 8}
+        opened = beir_pairs(**{**data, **changed})
+        if opened.mined:
+            opened.mined.check()  # as the trainer does
+        return next(opened.batches(0))
+    if configurable in configurables.DATA:  # they open files that are not here
+        return settings.check(configurable, changed)
+    return configurable(**changed)
+
+
+def outcome(configurable, changed, dataset_dir):
+    """What an attempt is refused with; None where it works."""
+    try:
+        use(configurable, changed, dataset_dir)
+    except InputError as error:
+        return str(error)
+    except Exception as error:
+        pytest.fail(f"{configurable.__name__} with {changed} gives {type(error).__name__}: {error}")
+    return None
+
+
+def near_misses(hint):
+    """A few values beside each choice that an annotation names."""
+    choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+    nested = [value for part in typing.get_args(hint) for value in near_misses(part)] if not choices else []
+    return nested + [f"{choice}s" for choice in choices] + [choice.replace("_", "-").upper() for choice in choices]
+
+
+def settings_of(configurable):
+    """Its settings with their annotations; what only code gives, such as a batch's embeddings, is left out."""
+    kinds = inspect.signature(configurable).parameters
+    from_code = ("e", "schedule", "params", "devices", "module_args") if configurable is not Recipe else ()
+    return {name: hint for name, hint in settings.hints(configurable).items() if name in kinds and name not in from_code}
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it():
+    """The types of arguments are not checked by jaxtyping, which only tests load."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module")
+def dataset_dir(tmp_path_factory):
+    return toy_run.write_dataset(tmp_path_factory.mktemp("beir") / "toy")
+
+
+ALL = (*configurables.MODELS, *configurables.LOSSES, *configurables.OPTIMIZERS, *configurables.DATA, *configurables.MESH)
+ALL = (*dict.fromkeys((*ALL, *configurables.MINERS, *configurables.HOOKS, *CONFIGS, Recipe)),)
+
+
+@pytest.mark.parametrize("configurable", ALL, ids=lambda configurable: configurable.__name__)
+def test_any_value_of_any_setting_works_or_is_refused_in_one_sentence(configurable, dataset_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    tried = [(name, value) for name, hint in settings_of(configurable).items() for value in (*ANYTHING, *near_misses(hint))]
+    said = {(name, repr(value)): outcome(configurable, {name: value}, dataset_dir) for name, value in tried}
+    refused = {setting: sentence for setting, sentence in said.items() if sentence}
+    for setting, sentence in refused.items():
+        assert sentence.endswith("."), (setting, sentence)
+        assert "\n" not in sentence, (setting, sentence)
+        assert " at 0x" not in sentence, (setting, sentence)
+    misses = {(name, repr(value)) for name, hint in settings_of(configurable).items() for value in (math.nan, *near_misses(hint))}
+    assert misses <= refused.keys()
+    assert len(refused) >= 2 * len(settings_of(configurable))
+
+
+def test_every_setting_has_an_annotation():
+    for configurable in ALL:
+        names = set(inspect.signature(configurable).parameters)
+        assert names == set(settings.hints(configurable)), configurable
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("TowerConfig.pooling=cls", "TowerConfig.pooling is 'cls'; it must be 'mean' or 'first'."),
+        ("TowerConfig.pooling=max", "'mean' or 'first'"),
+        ("TowerConfig.pooling=last", "'mean' or 'first'"),
+        ("T5Config.activation=gelu", "T5Config.activation is 'gelu'; it must be 'gated_gelu' or 'relu' (did you mean"),
+        ("T5Config.activation=gated-gelu", "(did you mean 'gated_gelu'?)."),
+        ("T5Config.activation=swiglu", "'gated_gelu' or 'relu'"),
+        ("T5Config.dtype=float16", "'float32' or 'bfloat16'"),
+        ("query/T5Config.remat=ful", "query/T5Config.remat is 'ful'; it must be 'none', 'dots' or 'full' (did you mean 'full'?)."),
+        ("T5Config.dropout_rate=2", "T5Config.dropout_rate is 2; it must be less than 1."),
+        ("T5Config.dropout_rate=-1", "it must be at least 0."),
+        ("T5Config.num_buckets=2", "it must be at least 4."),
+        ("T5Config.num_heads=0", "it must be at least 1."),
+        ("DualEncoder.shared=projection", "DualEncoder.shared is 'projection'; it must be a tuple, such as (\"projection\",)."),
+        ("DualEncoder.initial_temperature=0", "it must be at least 0.01, or None."),
+        ("train.clip_norm=-1", "train.clip_norm is -1; it must be more than 0, or None."),
+        ("train.clip_norm=one", "train.clip_norm is 'one'; it must be a number, or None."),
+        ("train.keep_checkpoints=0", "it must be at least 1."),
+        ("train.log_every_steps=0", "it must be at least 1."),
+        ("train.save_every_steps=0", "it must be at least 1."),
+        ("train.evaluate_every_steps=0", "it must be at least 1."),
+        ("train.num_chunks=0", "it must be at least 1."),
+        ("train.seed=one", "train.seed is 'one'; it must be a whole number."),
+        ("train.num_steps=1e1", "train.num_steps is 10.0; it must be a whole number, written 10."),
+        ("train.frozen=query/.*", 'it must be a tuple, such as ("query/.*",).'),
+        ("train.learning_rate_factors={'query/.*': -1.0}", "with at least 0 in the place of -1.0"),
+        ("train.model=@linear", "train.model is @linear; it must be @DualEncoder()."),
+        ("beir_pairs.length_multiple=0", "beir_pairs.length_multiple is 0; it must be at least 1."),
+        ("beir_pairs.batch_size=0", "it must be at least 1."),
+        ("beir_pairs.dataset_dir=gs://bucket/scifact", "it must be a path on this machine"),
+        ("train.init_from=s3://bucket/run", "it must be a path on this machine"),
+        ("samtone.temperature=-0.05", "samtone.temperature is -0.05; it must be more than 0, or None."),
+    ],
+)
+def test_a_value_that_trains_something_else_is_refused(setting, sentence):
+    with pytest.raises(InputError) as refused:
+        read_recipe(["recipes/samtone_query.gin"], [setting])
+    assert sentence in str(refused.value)
+
+
+def test_tensorflows_own_folders_may_be_addresses():
+    settings.check(seqio_pairs, {"task_cache_dirs": ["gs://bucket/cache"]})
+    with pytest.raises(InputError, match=r"seqio_pairs\.cache_dir is 'gs://bucket'; it must be a path on this machine"):
+        settings.check(seqio_pairs, {"cache_dir": "gs://bucket"})
+
+
+def test_a_macro_is_checked_as_the_setting_that_takes_it():
+    with pytest.raises(InputError, match=r"beir_pairs\.batch_size is 'many'; it must be a whole number\."):
+        read_recipe(["recipes/sde.gin"], ["SIZE=many", "beir_pairs.batch_size=%SIZE"])
+
+
+def test_an_error_of_gin_holds_names_and_no_addresses():
+    with pytest.raises(InputError) as refused:
+        read_recipe(["recipes/sde.gin", "models/t5_1_1_tiny.gin"], ["train.optimizer=@linear()"])
+    assert "linear()" in str(refused.value)
+    assert " at 0x" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_wrapped_setting_of_a_run_is_read_whole(tmp_path):
+    folder, factors = "/data/" + "long/" * 30, {f"query/encoder/layers_{layer}/.*": 0.5 for layer in range(6)}
+    configurables.register(("train", Recipe))
+    configurables.parse(["recipes/sde.gin"], [f"beir_pairs.dataset_dir={folder}", f"train.learning_rate_factors={factors}"])
+    (tmp_path / "config.gin").write_text(gin.config_str(max_line_length=120))
+    found = read_settings(tmp_path)
+    assert ast.literal_eval(found["beir_pairs.dataset_dir"]) == folder
+    assert ast.literal_eval(found["train.learning_rate_factors"]) == factors
+    assert found["train.loss"] == "@in_batch_softmax"
+
+
+def test_an_array_and_a_tracer_pass_and_nothing_of_the_check_is_compiled():
+    loss = lambda tau: in_batch_softmax(batch(), temperature=tau)[0]  # noqa: E731
+    settings.check(in_batch_softmax, {"temperature": jnp.float32(-1.0)})
+    checked, bare = settings.checked(lambda x: x), lambda x: x
+    assert str(jax.make_jaxpr(lambda x: checked(x=x))(1.0)) == str(jax.make_jaxpr(lambda x: bare(x=x))(1.0))
+    with pytest.raises(InputError, match="more than 0"):
+        loss(0.0)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    assert dataclasses.replace(TOWER.encoder, num_layers=np.int64(2)).num_layers == 2
+    with pytest.raises(InputError, match="a whole number"):
+        dataclasses.replace(TOWER.encoder, num_layers=True)
+
+
+@pytest.mark.parametrize("config", [T5Config, BertConfig])
+def test_a_tower_without_layers_averages_its_embeddings(config):
+    tokens = jnp.asarray([[3, 4, 5, 0]])
+    encoder = config(**{**SIZES, "num_layers": 0}, dtype="float32", dropout_rate=0.0)
+    tower = TowerConfig(encoder, projection_dim=None, normalize=False)
+    params = Tower(tower).init(jax.random.key(0), tokens)["params"]
+    plain = Tower(tower).apply({"params": params}, tokens)
+    scanned = Tower(dataclasses.replace(tower, encoder=dataclasses.replace(encoder, scan_layers=True)))
+    np.testing.assert_array_equal(scanned.apply({"params": params}, tokens), plain)
+    embedded = encoder.embedder().apply({"params": params["embedder"]}, tokens, jnp.asarray([[1, 1, 1, 0]]), True)
+    if config is T5Config:  # which has a norm after its layers
+        embedded = embedded / jnp.sqrt(jnp.mean(embedded**2, axis=-1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(plain[0, 0], embedded[0, :3].mean(axis=0), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,204 @@
+"""Empty texts and identical ids: every command has the same rule, and its messages name an option that it has."""
+
+import ast
+import gzip
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import toy_run
+from tiny_run import DOCS, QUERIES
+
+from de_jax import mine, train
+from de_jax.data import beir
+from de_jax.data.expansion_files import DocQueries, ExpansionWriter
+from de_jax.models.generator import Generator
+from de_jax.tools import (
+    analyse_embeddings,
+    analyse_negatives,
+    compare_expansions,
+    daft,
+    doc2query,
+    encode_corpus,
+    evaluate_beir,
+    evaluate_msmarco,
+    evaluate_openqa,
+    evaluate_sentences,
+    evaluate_trec,
+    measure_query_latency,
+    mine_negatives,
+    search,
+    tokenize_corpus,
+)
+from de_jax.training.generator_run import GeneratorRun
+from de_jax.training.run import load_run
+from de_jax.types import InputError
+
+JUDGED = {
+    "test": {"q0": {"d0": 1, "d5": 2, "e1": 1}, "d3": {"d6": 1, "d3": 1}, "q2": {"d2": 1}, "q9": {"d1": 1}},
+    "train": {"q2": {"d2": 1, "e2": 1}, "q0": {f"d{number}": 1 for number in range(8)}, "q9": {"d1": 1}},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The tiny data set with two empty documents and an empty query, all judged; a query judged with itself; .gz judgements."""
+    folder = tmp_path_factory.mktemp("data") / "holes"
+    docs = [*DOCS[:2], ("e1", "", ""), *DOCS[2:], ("e2", " ", "  ")]
+    beir.write(folder, docs, [*QUERIES, ("q9", " ")], JUDGED)
+    for path in sorted((folder / "qrels").glob("*.tsv")):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    (folder / "answers.jsonl").write_text('{"_id": "q0", "answers": ["fox"]}\n')
+    (folder / "predictions.jsonl").write_text('{"_id": "d0", "queries": ["a fox"]}\n')
+    writer = ExpansionWriter(folder / "expansion", {})
+    writer.append([DocQueries("d0", ["a fox"])])
+    writer.finish(num_docs=1)
+    msmarco = folder / "msmarco"
+    msmarco.mkdir()
+    (msmarco / "collection.tsv").write_text("".join(f"{doc_id}\t{title} {text}\n" for doc_id, title, text in docs))
+    (msmarco / "queries.dev.small.tsv").write_text("q0\tred fox\n")
+    (msmarco / "qrels.dev.small.tsv").write_text("q0\t0\te1\t1\n")
+    return folder
+
+
+class Reached(Exception):
+    """A command got past its texts."""
+
+
+DATA, RUN, OUT = "--dataset_dir={folder}", "--run_dir={run}", "--out_dir={out}"
+TINY = " ".join(f"--gin.{name}={value}" for name, value in toy_run.SETTINGS.items() if not name.startswith("beir_pairs"))
+RECIPE = (
+    "--gin_file=recipes/{recipe}.gin --run_dir={{out}} --gin.beir_pairs.dataset_dir={{folder}} --gin.beir_pairs.batch_size=8 "
+    f"--gin.beir_pairs.tokenizer={{{{spiece}}}} --gin.beir_pairs.unique_in_batch=False --gin.beir_pairs.dev_split=test {TINY} "
+)
+COMMANDS = {
+    # name: (main, its arguments, what it does once its texts are read; "" where it goes to its end)
+    "evaluate_beir": (evaluate_beir.main, DATA, ""),
+    "evaluate_beir a run": (evaluate_beir.main, f"{DATA} {RUN}", "de_jax.retrieval.encode.cached_docs"),
+    "evaluate_msmarco": (evaluate_msmarco.main, "--dataset_dir={folder}/msmarco", ""),
+    "evaluate_openqa": (evaluate_openqa.main, DATA, ""),
+    "evaluate_sentences": (evaluate_sentences.main, DATA, ""),
+    "evaluate_trec": (
+        evaluate_trec.main,
+        "--qrels={folder}/qrels/test.tsv.gz --topics={folder}/queries.jsonl --corpus={folder}/corpus.jsonl.gz",
+        "",
+    ),
+    "train": (train.main, RECIPE.format(recipe="samtone_query"), "de_jax.train._describe"),
+    "mine": (
+        mine.main,
+        RECIPE.format(recipe="ance_firstp") + "--gin.MODEL={run} --gin.linear.warmup_steps=0",
+        "de_jax.mine._wait_until",
+    ),
+    "encode_corpus": (encode_corpus.main, f"{DATA} {RUN} {OUT}", "de_jax.retrieval.encode.docs_to_dir"),
+    "search": (search.main, f"{DATA} {RUN} --query=fox", "de_jax.retrieval.encode.cached_docs"),
+    "mine_negatives bm25": (mine_negatives.main, f"{DATA} --bm25 --negatives_dir={{out}}", ""),
+    "mine_negatives": (mine_negatives.main, f"{DATA} {RUN} --negatives_dir={{out}}", "de_jax.tools.mine_negatives.embed"),
+    "analyse_embeddings": (analyse_embeddings.main, f"{DATA} {RUN} {OUT}", "de_jax.retrieval.encode.cached_docs"),
+    "analyse_embeddings a sample": (
+        analyse_embeddings.main,
+        f"{DATA} {RUN} {OUT} --max_docs=8",
+        "de_jax.retrieval.encode.queries",
+    ),
+    "analyse_negatives": (analyse_negatives.main, f"{DATA} {RUN} {OUT}", "de_jax.evaluation.negative_analysis.sample"),
+    "doc2query train": (
+        doc2query.main,
+        "train --dataset_dirs {folder} --tokenizer={spiece} --batch_size=1 --run_dir={out}",
+        "de_jax.tools.doc2query.train_generator",
+    ),
+    "doc2query generate": (doc2query.main, f"generate --model=x {DATA} {OUT}", "de_jax.tools.doc2query.generate_to_dir"),
+    "doc2query import": (doc2query.main, f"import --predictions {{folder}}/predictions.jsonl {DATA} {OUT}", ""),
+    "tokenize_corpus": (tokenize_corpus.main, f"{DATA} --tokenizer={{spiece}}", ""),
+    "measure_query_latency": (
+        measure_query_latency.main,
+        f"--runs a={{run}} {DATA}",
+        "de_jax.evaluation.latency.measure",
+    ),
+    "compare_expansions": (
+        compare_expansions.main,
+        f"--runs a={{run}} {DATA} {OUT} --expansion={{folder}}/expansion --num_generated 1",
+        "de_jax.retrieval.encode.cached_docs",
+    ),
+    "daft": (daft.main, f"--model=x --query_layers 1 {DATA} {OUT}", "de_jax.tools.daft._import"),
+}
+
+
+@pytest.fixture
+def call(folder, trained, tmp_path, monkeypatch):
+    """Calls a command up to the point where its texts are read."""
+
+    def reached(*args, **more):
+        raise Reached
+
+    tokenizer = load_run(trained, only_sizes=True).doc_tokenizer
+    generator = GeneratorRun(Path(), 0, Generator(doc2query.SIZES["tiny"]), {}, tokenizer, 8, 8)
+    monkeypatch.setattr("de_jax.interop.generators.read", lambda *args, **more: generator)
+
+    def run(name, *more):
+        main, arguments, stop = COMMANDS[name]
+        if stop:
+            monkeypatch.setattr(stop, reached)
+        spiece = trained.parent / "spiece.model"
+        argv = shlex.split(arguments.format(folder=folder, run=trained, out=tmp_path / "out", spiece=spiece))
+        if stop:
+            with pytest.raises(Reached):
+                main([*argv, *more])
+        else:
+            main([*argv, *more])
+
+    return run
+
+
+def options(sentence):
+    return re.findall(r"--[\w.]*\w(?:=True)?", sentence)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_refuses_empty_texts_by_an_option_that_it_has(call, name, capsys):
+    with pytest.raises(
+        InputError, match=r"line \d+: the text of .* is empty; remove the line, or skip empty texts with --"
+    ) as error:
+        call(name)
+    (option,) = options(str(error.value))
+    with pytest.warns(UserWarning, match=r"(corpus.jsonl.gz|collection.tsv): empty texts left out: 2 \(e1, e2\)"):
+        call(name, option)
+
+
+RANKING = ("evaluate_beir", "train", "mine", "analyse_embeddings", "compare_expansions")
+
+
+@pytest.mark.parametrize("name", RANKING)
+def test_dropped_judgements_are_counted_with_an_option_that_keeps_them(call, name, capsys, recwarn):
+    skip = "--gin.beir_pairs.skip_empty=True" if name in ("train", "mine") else "--skip_empty"
+    call(name, skip)
+    (said,) = {str(one.message) for one in recwarn if "judgements dropped" in str(one.message)}
+    assert ": judgements dropped, as the document has the id of its query: 1 (d3)" in said
+    (option,) = options(said)
+    recwarn.clear()
+    call(name, skip, option)
+    assert not [one for one in recwarn if "judgements dropped" in str(one.message)]
+
+
+COMMANDS_OWN = {
+    "de_jax/evaluation/arguments.py",  # it adds the flags that it names
+    "de_jax/evaluation/sentences.py",  # evaluate_sentences
+    "de_jax/training/distributed.py",  # train
+    "de_jax/interop/generators.py",  # doc2query
+}
+
+
+def test_sentences_of_the_library_name_no_flag_that_only_some_commands_have():
+    root = Path(__file__).resolve().parents[2]
+    named = set()
+    for path in sorted((root / "de_jax").glob("*/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "InputError":
+                text = " ".join(
+                    part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                )
+                text = re.sub(r"de-jax \w+( --\S+)*", "", text)  # another command, with its own flags
+                if re.search(r"(?<![\w-])--(?!gin\.)[a-z_]+", text):
+                    named.add(str(path.relative_to(root)))
+    assert named == COMMANDS_OWN
