@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -503,10 +504,10 @@ def _settings(folder: Path) -> list[Reader]:
         return plain(found)
 
     def naive_settings(path: Path) -> Any:
-        lines = naive_lines(path) if path.exists() else []
-        lines = "\n".join(lines).replace("\n ", " ").replace("\n\t", " ").split("\n")
-        pairs = [line.split(" = ", 1) for line in lines if " = " in line and not line.startswith("#")]
-        return {name.strip(): value.strip() for name, value in pairs}
+        text = "\n".join(naive_lines(path)) if path.exists() else ""
+        lines = [line for line in re.sub(r"\\?\n\s+", " ", text).split("\n") if " =" in line and not line.startswith("#")]
+        pairs = [line.split(" =", 1) for line in lines]
+        return {name.strip(): value.strip().removesuffix("\\").strip() for name, value in pairs}
 
     return [
         _file(
