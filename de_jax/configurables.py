@@ -8,12 +8,14 @@ import importlib.resources
 import inspect
 import logging
 import re
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gin
 
+from de_jax import gin_files as gin_files_
 from de_jax import settings
 from de_jax.data.curriculum import Curriculum
 from de_jax.data.pair_store import stored_pairs
@@ -69,25 +71,28 @@ _typed: set[str] = set()
 """Names of the settings that did not come from a file."""
 
 
-def parse(gin_files: Sequence[str], bindings: Sequence[str]) -> None:
+def parse(gin_files: Sequence[str], bindings: Sequence[str], *, allow_imports: bool = False) -> None:
     """Reads recipes and then `name=value` settings, which win.
 
     Args:
         gin_files: paths, or names under the package's own `gin_configs`, such as "recipes/sde.gin".
         bindings: for example `train.num_steps=100`; a value that is not a gin literal is taken as a string.
+        allow_imports: whether the files may import modules outside this package.
 
     Raises:
-        InputError: a missing file, a syntax error, a name that nothing has, or a value that its setting cannot have.
+        InputError: a missing file, a syntax error, an import, a name that nothing has, or a value that its setting cannot have.
     """
     register()
     gin.clear_config()
     _typed.clear()
     _typed.update(binding.partition("=")[0].strip() for binding in bindings)
     files = [_find(name) for name in gin_files]
+    for file in files:
+        gin_files_.check(file, _find_included, allow_imports=allow_imports)
     try:
         logging.disable(logging.ERROR)  # gin logs every place that it looks for an included file in
         gin.parse_config_files_and_bindings(files, [_as_binding(binding) for binding in bindings], finalize_config=True)
-    except (ValueError, SyntaxError, TypeError, OSError, AttributeError) as error:
+    except (ValueError, SyntaxError, TypeError, OSError, AttributeError, ImportError, tokenize.TokenError) as error:
         raise InputError(f"the gin settings cannot be used: {sentence(error)}") from None
     finally:
         logging.disable(logging.NOTSET)
@@ -205,6 +210,15 @@ def _find(name: str) -> str:
             return str(path)
     there = ", ".join(sorted(str(path.relative_to(packaged)) for path in packaged.glob("recipes/*.gin")))
     raise InputError(f"the gin file {name} does not exist; the recipes are {there}.")
+
+
+def _find_included(name: str) -> str:
+    """Where gin finds an included file."""
+    found = (Path(prefix) / name for prefix in gin.config._LOCATION_PREFIXES)
+    path = next((path for path in found if path.is_file()), None)
+    if path is None:
+        raise InputError(f"the included file {name} does not exist, neither here nor in {RECIPES_DIR}.")
+    return str(path)
 
 
 def _as_binding(binding: str) -> str:

@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> None:
     """The command."""
     args, bindings = _parse_args(argv)
     command.use_memory_fraction(args.memory_fraction)
-    recipe = read_recipe(args.gin_file, bindings)
+    recipe = read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
     for generation in mine(recipe, Path(args.run_dir), once=args.once, poll_seconds=args.poll_seconds):
         said = ("checkpoint_step", "num_pairs", "seconds", "statistics")
         print(

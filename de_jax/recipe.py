@@ -246,6 +246,7 @@ class Recipe:
 def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The arguments that `parser` knows, and the recipe's settings, written --gin.NAME=VALUE, as "NAME=VALUE"."""
     parser.epilog = "--gin.NAME=VALUE sets any setting of the recipe, for example --gin.train.num_steps=100."
+    parser.add_argument("--allow_imports", action="store_true", help="let gin files import modules outside de_jax, which is code")
     args, rest = parser.parse_known_args(argv)
     for argument in rest:
         if not argument.startswith("--gin."):
@@ -253,14 +254,14 @@ def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | N
     return args, [argument.removeprefix("--gin.") for argument in rest]
 
 
-def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = ()) -> Recipe:
+def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Recipe:
     """The recipe that gin files and `name=value` settings describe.
 
     Raises:
         InputError: an unknown name, a missing setting, or values that do not fit together.
     """
     configurables.register(("train", Recipe))
-    configurables.parse(gin_files, bindings)
+    configurables.parse(gin_files, bindings, allow_imports=allow_imports)
     try:
         return gin.get_configurable("train")()
     except InputError as error:

@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
     if distributed.is_asked_for(automatic=args.distributed, **process):
         command.go_on_in_child()
         distributed.join(**process, lost_after_seconds=args.lost_after_seconds)
-    recipe = read_recipe(args.gin_file, bindings)
+    recipe = read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
     if args.dry_run:
         params = check(recipe, Path(args.run_dir) if args.run_dir else None)[0].params
         print(json.dumps({"num_parameters": sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))}))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.data.reading import read_lines
+from de_jax.data import schema
+from de_jax.data.reading import parse_json, read_lines
 from de_jax.tasks import registering
 from de_jax.types import InputError
 
@@ -27,7 +27,7 @@ def register(name: str, *, files: Mapping[str, str], tokenizer: str, doc_tokeniz
 
 
 def _read(path: Path) -> Iterator[registering.Record]:
-    parse = _parse_tsv if path.name.removesuffix(".gz").endswith(".tsv") else json.loads
+    parse = _parse_tsv if path.name.removesuffix(".gz").endswith(".tsv") else parse_json
     for line, raw in read_lines(path):
         try:
             yield _with_ids(parse(raw))
@@ -49,5 +49,5 @@ def _with_ids(record: Any) -> registering.Record:
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"expected an object with the string '{side}', which is not empty")
         found[side] = text.strip()
-        found[f"{side}_id"] = str(record.get(f"{side}_id", registering.text_id(text.strip())))
+        found[f"{side}_id"] = schema.text_id(record.get(f"{side}_id", registering.text_id(text.strip())))
     return found

@@ -5,13 +5,12 @@ The corpus is every annotated sentence. A question's documents are the sentences
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data.reading import read_lines
+from de_jax.data import schema
 from de_jax.tasks import registering
 from de_jax.types import InputError
 
@@ -20,6 +19,31 @@ class _Question(NamedTuple):
     text: str
     context: str
     answers: list[tuple[int, int]]  # first and last character of each answer in the context
+
+
+_CANDIDATE = schema.record({"candidate_id": schema.some_text, "response_start": schema.integer(), "response_end": schema.integer()})
+_QUESTIONS = schema.record(
+    {
+        "context": schema.text,
+        "qas": schema.list_of(
+            schema.record(
+                {
+                    "qid": schema.text_id,
+                    "question": schema.text,
+                    "detected_answers": schema.list_of(
+                        schema.record({"char_spans": schema.list_of(schema.list_of(schema.integer(), least=2, most=2))})
+                    ),
+                }
+            )
+        ),
+    }
+)
+
+
+def _questions(value: Any) -> dict[str, Any]:
+    """A context with its questions, or the header, which has none."""
+    found: dict[str, Any] = schema.record({})(value)
+    return found if "header" in found else _QUESTIONS(found)  # type: ignore[no-any-return]
 
 
 def register(name: str, *, files: Mapping[str, Sequence[str]], tokenizer: str, doc_tokenizer: str | None = None) -> None:
@@ -67,16 +91,16 @@ def _read_sentences(*paths: Path) -> Iterator[registering.Record]:
 def _candidates(questions_file: Path, candidates_file: Path) -> Iterator[tuple[str, _Question, int, int]]:
     """Yields (question id, question, first character of a sentence of its context, character after the last)."""
     questions = _read_questions(questions_file)
-    for line, record in _objects(candidates_file):
+    for line, record in schema.read_records(candidates_file, _CANDIDATE):
+        candidate_id, start, end = record["candidate_id"], record["response_start"], record["response_end"]
         try:
-            candidate_id, start, end = str(record["candidate_id"]), int(record["response_start"]), int(record["response_end"])
             # "SearchQA_<question id>/_0_1", the data set's name and the numbers are not always there
             query_id = re.sub(r"/?_\d+_\d+$", "", candidate_id)
             query_id = next(one for one in (candidate_id, query_id, query_id.partition("_")[2]) if one in questions)
             question = questions[query_id]
             if not question.context[start:end].strip():
                 raise ValueError
-        except (KeyError, TypeError, ValueError, StopIteration):
+        except (ValueError, StopIteration):
             raise InputError(
                 f"{candidates_file}, line {line}: expected candidate_id, response_start and response_end of a sentence in some "
                 f"context of {questions_file}."
@@ -86,26 +110,8 @@ def _candidates(questions_file: Path, candidates_file: Path) -> Iterator[tuple[s
 
 def _read_questions(path: Path) -> dict[str, _Question]:
     questions = {}
-    for line, record in _objects(path):
-        if "header" in record:
-            continue
-        try:
-            for qa in record["qas"]:
-                spans = [tuple(span) for answer in qa["detected_answers"] for span in answer["char_spans"]]
-                questions[str(qa["qid"])] = _Question(qa["question"], record["context"], spans)
-        except (KeyError, TypeError):
-            raise InputError(
-                f"{path}, line {line}: expected MRQA's context and qas, with qid, question and detected_answers.char_spans."
-            ) from None
+    for _, record in schema.read_records(path, _questions):
+        for qa in record.get("qas", ()):
+            spans = [(first, last) for answer in qa["detected_answers"] for first, last in answer["char_spans"]]
+            questions[qa["qid"]] = _Question(qa["question"], record["context"], spans)
     return questions
-
-
-def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, raw in read_lines(path):
-        try:
-            record = json.loads(raw)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}, line {line}: not valid JSON ({error.msg}).") from None
-        if not isinstance(record, dict):
-            raise InputError(f"{path}, line {line}: not a JSON object.")
-        yield line, record

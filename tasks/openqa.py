@@ -6,14 +6,31 @@ import functools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from de_jax.data import files as files_
+from de_jax.data import reading, schema
 from de_jax.tasks import registering
 from de_jax.types import InputError
 
 _READ_CHARACTERS = 1 << 20
 _MAX_RECORD = 1 << 26
+
+
+def _passage_id(value: Any) -> str:
+    return schema.text_id(value) if value != "" else ""
+
+
+_ID = schema.Maybe(schema.nullable(_passage_id), None)
+_PASSAGE = schema.record(
+    {"title": schema.Maybe(schema.nullable(schema.text), None), "text": schema.text, "passage_id": _ID, "psg_id": _ID}
+)
+_QUESTION = schema.record(
+    {
+        "question": schema.text,
+        "positive_ctxs": schema.list_of(_PASSAGE),
+        "hard_negative_ctxs": schema.Maybe(schema.list_of(_PASSAGE), []),
+    }
+)
 
 
 def register(
@@ -67,43 +84,88 @@ def _questions(path: Path, max_positives: int, max_negatives: int) -> Iterator[t
     """Yields (question, positives, negatives), passages as (id, text); questions without a positive passage are passed over."""
     for number, record in enumerate(_records(path), start=1):
         try:
-            positives = [_passage(passage) for passage in record["positive_ctxs"][:max_positives]]
-            negatives = [_passage(passage) for passage in record.get("hard_negative_ctxs", [])[:max_negatives]]
-            question = record["question"].strip()
+            found = _QUESTION(record)
+            positives = [_passage(passage) for passage in found["positive_ctxs"][:max_positives]]
+            negatives = [_passage(passage) for passage in found["hard_negative_ctxs"][:max_negatives]]
+            question = found["question"].strip()
             if not question:
-                raise ValueError
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise InputError(f"{path}, question {number}: expected question and positive_ctxs with title and text.") from None
+                raise ValueError("the question is empty")
+        except ValueError as error:
+            raise InputError(f"{path}, question {number}: {error}.") from None
         if positives:
             yield question, positives, negatives
 
 
 def _passage(passage: Mapping[str, Any]) -> tuple[str, str]:
-    text = " ".join([passage.get("title") or "", passage["text"]]).strip()
+    text = " ".join([passage["title"] or "", passage["text"]]).strip()
     if not text:
-        raise ValueError
-    return str(passage.get("passage_id") or passage.get("psg_id") or registering.text_id(text)), text
+        raise ValueError("a passage is empty")
+    return str(passage["passage_id"] or passage["psg_id"] or registering.text_id(text)), text
 
 
 def _records(path: Path) -> Iterator[Any]:
     """Yields the objects of a JSON array or of jsonl one by one; such files are larger than memory."""
-    decoder, buffer, line = json.JSONDecoder(), "", 1
-    with files_.open_text(path) as file:
+    with reading.open_text(path) as file:
+        text = _Text(path, file)
+        is_array = text.take("[")
+        is_first = True
+        while not text.is_at_end():
+            if is_array and text.take("]"):
+                if not text.is_at_end():
+                    raise text.error("expected the end of the file after its array")
+                return
+            if is_array and not is_first and not text.take(","):
+                raise text.error("expected a comma or the end of the array")
+            is_first = False
+            yield text.take_object()
+        if is_array:
+            raise text.error("the array is cut off")
+
+
+class _Text:
+    """What is left of a file of JSON, a part of it in memory."""
+
+    def __init__(self, path: Path, file: IO[str]) -> None:
+        self._path, self._file, self._left, self._line = path, file, "", 1
+
+    def is_at_end(self) -> bool:
+        """Whether nothing but blanks is left, which are passed over."""
         while True:
-            rest = buffer.lstrip(" \t\r\n,[]")
-            line += buffer[: len(buffer) - len(rest)].count("\n")
-            buffer = rest
+            rest = self._left.lstrip(" \t\r\n")
+            self._pass(len(self._left) - len(rest))
+            if self._left or not self._read():
+                return not self._left
+
+    def take(self, character: str) -> bool:
+        """Passes over blanks and this character; whether it was there."""
+        is_there = not self.is_at_end() and self._left.startswith(character)
+        self._pass(int(is_there))
+        return is_there
+
+    def take_object(self) -> dict[str, Any]:
+        """The object that comes next."""
+        self.is_at_end()
+        while True:
             try:
-                record, end = decoder.raw_decode(buffer)
+                record, end = reading.parse_object(self._left)
             except json.JSONDecodeError as error:
-                more = file.read(_READ_CHARACTERS) if len(buffer) < _MAX_RECORD else ""
-                if not more and buffer:
-                    at = line + buffer[: error.pos].count("\n")
-                    raise InputError(f"{path}, line {at}: not valid JSON ({error.msg}).") from None
-                if not more:
-                    return
-                buffer += more
-                continue
-            line += buffer[:end].count("\n")
-            buffer = buffer[end:]
-            yield record
+                if len(self._left) < _MAX_RECORD and self._read():
+                    continue
+                self._pass(error.pos)
+                raise self.error(error.msg) from None
+            except ValueError as error:
+                raise self.error(str(error)) from None
+            self._pass(end)
+            return record
+
+    def error(self, reason: str) -> InputError:
+        return InputError(f"{self._path}, line {self._line}: not valid JSON ({reason}).")
+
+    def _read(self) -> bool:
+        more = self._file.read(_READ_CHARACTERS)
+        self._left += more
+        return bool(more)
+
+    def _pass(self, num_characters: int) -> None:
+        self._line += self._left.count("\n", 0, num_characters)
+        self._left = self._left[num_characters:]

@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 
 from de_jax import command
-from de_jax.data import beir, files, input_policy
+from de_jax.data import beir, input_policy
 from de_jax.data.progress import progress_bar
+from de_jax.data.reading import read_lines
 from de_jax.evaluation import latency, tables
 from de_jax.evaluation.arguments import named
 from de_jax.training.run import load_run
@@ -37,8 +38,7 @@ def main(argv: list[str] | None = None) -> None:
 def _queries(args: argparse.Namespace) -> list[str]:
     if args.dataset_dir:
         return list(beir.read(args.dataset_dir, args.split, skip_empty=args.skip_empty).queries.texts)
-    with files.open_text(args.queries) as file:
-        return [line.strip() for line in file if line.strip()]
+    return [line.strip() for _, line in read_lines(args.queries)]
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
     args, bindings = _parse_args(argv)
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so a device that is there stays free
     topology = plan.open_topology(args.topology)  # before JAX looks for devices, which reading a recipe has it do
-    recipe = read_recipe(args.gin_file, bindings)
+    recipe = read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
     given = {name: getattr(args, name) for name in (*SHAPE, "query_rows", "doc_rows")}
     plan.compiler_options(args.effort)  # an impossible one is refused before the recipe is read
     shape = given | {name: given[name] or configurables.setting(recipe.data, setting) for name, setting in SHAPE.items()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -23,7 +24,7 @@ from de_jax.data.progress import progress_bar
 from de_jax.retrieval import encode, faiss_index
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.maxp import of_docs, passages_of
-from de_jax.retrieval.searcher import Searcher
+from de_jax.retrieval.searcher import Searcher, printable
 from de_jax.training.run import Run, load_run
 from de_jax.types import InputError
 
@@ -41,7 +42,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.query is None:
         _prompt(searcher, args.k, len(texts))
     else:
-        print(json.dumps({"query": args.query, "results": searcher.search(args.query, args.k)}, ensure_ascii=False))
+        found = json.dumps({"query": args.query, "results": searcher.search(args.query, args.k)}, ensure_ascii=False)
+        print(re.sub(r"[\x7f-\x9f]", lambda control: f"\\u{ord(control[0]):04x}", found))  # JSON escapes the others
 
 
 def _open(
@@ -73,7 +75,7 @@ def _prompt(searcher: Searcher, k: int, num_docs: int) -> None:
             continue
         width = min(shutil.get_terminal_size().columns, 110)
         for result in results:
-            print(f"{result['rank']:>3}  {result['score']:.4f}  {result['id']}")
+            print(f"{result['rank']:>3}  {result['score']:.4f}  {printable(result['id'])}")
             print(textwrap.fill(result["text"], width, initial_indent=" " * 5, subsequent_indent=" " * 5))
         print(flush=True)
 

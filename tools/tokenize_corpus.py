@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import beir, files, input_policy, text
+from de_jax.data import beir, files, input_policy, schema, text
 from de_jax.data.corpus import cached_token_store
 from de_jax.settings import Seed, numeric
 from de_jax.types import InputError
@@ -58,7 +58,7 @@ def _train(texts_file: Path, kind: str, args: argparse.Namespace) -> None:
     wanted = {"texts_sha256": files.sha256_of(texts_file), "kind": kind, "skip_empty": args.skip_empty,
               "vocab_size": args.train_vocab_size, "seed": args.seed}  # fmt: skip
     record, model_file = args.tokenizer / "training.json", args.tokenizer / text.SENTENCEPIECE_FILE
-    if record.is_file() and model_file.is_file() and files.read_json(record) == wanted:
+    if record.is_file() and model_file.is_file() and schema.read(record, schema.record({})) == wanted:
         return
     if model_file.exists() or (args.tokenizer / text.TOKENIZER_JSON_FILE).exists():
         raise InputError(f"{args.tokenizer} holds another vocabulary; give another folder, or leave out --train_vocab_size.")

@@ -20,13 +20,29 @@ from typing import Any, overload
 import numpy as np
 from jaxtyping import Int, Int32
 
-from de_jax.data import beir, files, folders, input_policy
+from de_jax.data import beir, files, folders, input_policy, schema
 from de_jax.data.progress import progress_bar
-from de_jax.data.store_writer import ARRAYS, FORMAT, KIND, writing
+from de_jax.data.reading import read_array
+from de_jax.data.store_writer import FORMAT, KIND, writing
 from de_jax.data.text import PAD_ID, Tokenizer
 from de_jax.types import PADDING_ID, InputError
 
 KINDS = ("docs", "queries")
+DTYPES = {"tokens.npy": "<i4", "offsets.npy": "<i8", "ids.npy": "S", "id_order.npy": "<i8"}
+_TOKEN = schema.integer(0, schema.MAX_SIZE)
+MANIFEST = schema.record(
+    {
+        "format": schema.constant(FORMAT),
+        "num_texts": schema.integer(1),
+        "num_tokens": schema.integer(1),
+        "vocab_size": schema.integer(1, schema.MAX_SIZE),
+        "prefix_ids": schema.list_of(_TOKEN),
+        "suffix_ids": schema.list_of(_TOKEN),
+        "tokenizer_fingerprint": schema.some_text,
+        "content_hash": schema.some_text,
+    }
+)
+
 _CHUNK_TEXTS = 8192
 _CHUNK_CHARACTERS = 1 << 24
 
@@ -79,9 +95,9 @@ class TokenStore:
         self.num_texts = len(self.ids)
         self.prefix_ids = tuple(manifest["prefix_ids"])
         self.suffix_ids = tuple(manifest["suffix_ids"])
-        self.vocab_size = int(manifest["vocab_size"])
-        self.tokenizer_fingerprint = str(manifest["tokenizer_fingerprint"])
-        self.content_hash = str(manifest["content_hash"])
+        self.vocab_size: int = manifest["vocab_size"]
+        self.tokenizer_fingerprint: str = manifest["tokenizer_fingerprint"]
+        self.content_hash: str = manifest["content_hash"]
         self.skipped_ids = tuple(manifest.get("skipped_ids", ()))
         self.records_skipped = "skipped_ids" in manifest  # stores that were built before they were recorded do not
 
@@ -192,24 +208,18 @@ def open_token_store(store_dir: str | Path) -> TokenStore:
     store_dir = Path(store_dir)
     if not (store_dir / "manifest.json").is_file():
         raise InputError(f"{store_dir} is not a complete token store (no manifest.json); build it with tools.tokenize_corpus.")
-    manifest = files.read_json(store_dir / "manifest.json")
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise InputError(f"{store_dir} is not in the format '{FORMAT}'; remove it and build it again.")
+    mend = "remove the token store and build it again"
+    manifest = schema.read(store_dir / "manifest.json", MANIFEST, mend=mend)
     folders.check_small(store_dir)
-    try:
-        sizes = {name: (store_dir / name).stat().st_size for name in ARRAYS}
-        if sizes != manifest["file_sizes"]:
-            raise ValueError("file sizes differ from the manifest")
-        arrays = {name: np.load(store_dir / name, mmap_mode="r", allow_pickle=False) for name in ARRAYS}
-        offsets, num_texts, num_tokens = arrays["offsets.npy"], manifest["num_texts"], manifest["num_tokens"]
-        shapes = {"tokens.npy": num_tokens, "offsets.npy": num_texts + 1, "ids.npy": num_texts, "id_order.npy": num_texts}
-        if any(arrays[name].shape != (length,) for name, length in shapes.items()):
-            raise ValueError("array shapes differ from the manifest")
-        if offsets[0] != 0 or offsets[-1] != num_tokens or np.any(np.diff(offsets) < 0):
-            raise ValueError("the offsets do not ascend to the number of tokens")
-        return TokenStore(store_dir, manifest, arrays)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"the token store {store_dir} is damaged ({error}); remove it and build it again.") from None
+    num_texts, num_tokens = manifest["num_texts"], manifest["num_tokens"]
+    sizes = {"tokens.npy": num_tokens, "offsets.npy": num_texts + 1, "ids.npy": num_texts, "id_order.npy": num_texts}
+    arrays = {name: read_array(store_dir / name, DTYPES[name], (size,), rebuild=mend) for name, size in sizes.items()}
+    offsets, order = arrays["offsets.npy"], arrays["id_order.npy"]
+    if offsets[0] != 0 or offsets[-1] != num_tokens or np.any(np.diff(offsets) < 0):
+        raise InputError(f"{store_dir}/offsets.npy is damaged: the offsets do not ascend to the number of tokens; {mend}.")
+    if order.min() < 0 or order.max() >= num_texts:
+        raise InputError(f"{store_dir}/id_order.npy is damaged: it refers to a text that is not there; {mend}.")
+    return TokenStore(store_dir, manifest, arrays)
 
 
 def cached_token_store(

@@ -18,14 +18,16 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from jaxtyping import Float64, Int, Int32
 
-from de_jax.data import beir, files, folders
+from de_jax.data import beir, files, folders, schema
 from de_jax.data.expansion_files import fingerprint, read_expansion
+from de_jax.data.reading import read_array
 from de_jax.data.relevance import MEASURES, Measure, ScoreFile
 from de_jax.settings import PositiveInt, Seed, check_fields
 from de_jax.types import InputError
 
 KIND = "ranked queries"
 FORMAT = f"de_jax {KIND} 1"
+_MANIFEST = schema.record({"format": schema.constant(FORMAT), "num_pairs": schema.integer()})
 GOLD, NONE = -2, -1
 """In the place of a generated query's index: the pair's own query, and no query at all."""
 
@@ -235,17 +237,15 @@ def cached_ranking(folder: str | Path, made_from: dict[str, Any], build: Callabl
 
 
 def _open(folder: Path) -> RankedQueries:
+    mend = "remove its folder, and it is made again"
+    num_pairs = schema.read(folder / "manifest.json", _MANIFEST, mend=mend)["num_pairs"]
     folders.check_small(folder)
-    try:
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in RankedQueries._fields}
-        ranked = RankedQueries(**arrays)
-        if files.read_json(folder / "manifest.json")["num_pairs"] != len(ranked.offsets) - 1:
-            raise ValueError("another number of pairs")
-        if not len(ranked.order) == len(ranked.scores) == ranked.offsets[-1]:
-            raise ValueError("arrays of different lengths")
-    except (OSError, EOFError, ValueError, KeyError, IndexError) as error:
-        raise InputError(f"{folder} is damaged ({error}); remove it, and it is made again.") from None
-    return ranked
+    offsets = read_array(folder / "offsets.npy", "<i8", (num_pairs + 1,), rebuild=mend)
+    num_queries = int(offsets[-1])
+    if offsets[0] != 0 or np.any(np.diff(offsets) < 0):
+        raise InputError(f"{folder}/offsets.npy is damaged: the offsets do not ascend; {mend}.")
+    order = read_array(folder / "order.npy", "<i4", (num_queries,), rebuild=mend)
+    return RankedQueries(order, read_array(folder / "scores.npy", "<f4", (num_queries,), rebuild=mend), offsets)
 
 
 def _uniform(seed: int, step: int, pairs: np.ndarray) -> Float64[np.ndarray, " b"]:

@@ -15,12 +15,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data import beir, files, input_policy
+from de_jax.data import beir, files, input_policy, schema
 from de_jax.data.reading import read_lines
 from de_jax.types import InputError
 
 FORMAT = "de_jax expansion 1"
 PLAN_FILE, MANIFEST_FILE = "plan.json", "manifest.json"
+
+
+MANIFEST = schema.record(
+    {
+        "format": schema.constant(FORMAT),
+        "parts": schema.map_of(schema.some_text, keys=schema.file_name),
+        "num_docs": schema.Maybe(schema.integer()),
+    }
+)
+_OWN_OR_RELEASED = schema.record(
+    {
+        "_id": schema.Maybe(schema.text_id),
+        "id": schema.Maybe(schema.text_id),
+        "queries": schema.Maybe(schema.texts),
+        "predicted_queries": schema.Maybe(schema.texts),
+    }
+)
 
 
 class DocQueries(NamedTuple):
@@ -44,7 +61,7 @@ class ExpansionWriter:
     def __init__(self, folder: str | Path, plan: dict[str, Any]) -> None:
         self._folder, self._plan = Path(folder), {"format": FORMAT, **plan}
         if (self._folder / PLAN_FILE).is_file():
-            _check_same(files.read_json(self._folder / PLAN_FILE), json.loads(json.dumps(self._plan)), self._folder)
+            _check_same(schema.read(self._folder / PLAN_FILE, schema.record({})), json.loads(json.dumps(self._plan)), self._folder)
         elif self._folder.exists() and not all(files.is_leftover(child) for child in self._folder.iterdir()):
             raise InputError(f"{folder} holds something else; choose a folder that is absent or empty.")
         else:
@@ -85,13 +102,20 @@ def read_expansion(path: str | Path) -> Iterator[DocQueries]:
         return _iter_json([path])
     if not (path / MANIFEST_FILE).is_file():
         raise InputError(f"{path} holds no complete expansion (no {MANIFEST_FILE}); run de-jax doc2query on it until it ends.")
-    manifest = files.read_json(path / MANIFEST_FILE)
-    if manifest.get("format") != FORMAT:
-        raise InputError(f"{path / MANIFEST_FILE} has format {manifest.get('format')!r}, not {FORMAT!r}.")
+    manifest = schema.read(path / MANIFEST_FILE, MANIFEST)
     for name, sha256 in manifest["parts"].items():
         if not (path / name).is_file() or files.sha256_of(path / name) != sha256:
             raise InputError(f"{path / name} is missing or changed since it was written; copy the expansion again.")
-    return _iter_json([path / name for name in manifest["parts"]])
+    return _counted(path / MANIFEST_FILE, _iter_json([path / name for name in manifest["parts"]]), manifest.get("num_docs"))
+
+
+def _counted(manifest_file: Path, docs: Iterator[DocQueries], num_docs: int | None) -> Iterator[DocQueries]:
+    """The documents, of which there are as many as the manifest says; a part that it lost would be passed over."""
+    num_found = 0
+    for num_found, doc in enumerate(docs, start=1):  # noqa: B007 - counted after the loop
+        yield doc
+    if num_docs is not None and num_found != num_docs:
+        raise InputError(f"{manifest_file} says {num_docs} documents, but its parts hold {num_found}; copy the expansion again.")
 
 
 def fingerprint(path: str | Path) -> str:
@@ -156,7 +180,7 @@ def write_released(
     sources = {Path(path).name: files.sha256_of(path) for path in sorted(paths)}
     writer = ExpansionWriter(folder, {**about, "predictions": sources, "docs_per_part": docs_per_part})
     if writer.is_complete:
-        return int(files.read_json(Path(folder) / MANIFEST_FILE)["num_docs"])
+        return int(schema.read(Path(folder) / MANIFEST_FILE, schema.record({"num_docs": schema.integer()}))["num_docs"])
     docs, num_known = iter_released(paths, doc_ids), writer.num_parts
     for number, part in enumerate(iter(lambda: list(itertools.islice(docs, docs_per_part)), [])):
         if unknown := next((doc.doc_id for doc in part if doc.doc_id not in known), None):
@@ -196,18 +220,11 @@ def iter_released(paths: Sequence[str | Path], doc_ids: Iterable[str]) -> Iterat
 
 def _iter_json(paths: Sequence[Path]) -> Iterator[DocQueries]:
     for path in paths:
-        for line, raw in read_lines(path):
-            try:
-                record = json.loads(raw)
-            except json.JSONDecodeError as error:
-                raise InputError(f"{path}, line {line}: not valid JSON ({error.msg}).") from None
-            record = record if isinstance(record, dict) else {}
-            doc_id = next((record[name] for name in ("_id", "id") if name in record), None)
-            queries = next((record[name] for name in ("queries", "predicted_queries") if name in record), None)
-            doc_id = str(doc_id) if isinstance(doc_id, int) and not isinstance(doc_id, bool) else doc_id
-            if not isinstance(doc_id, str) or not isinstance(queries, list) or not all(isinstance(q, str) for q in queries):
+        for line, record in schema.read_records(path, _OWN_OR_RELEASED):
+            found = [record.get(ours, record.get(theirs)) for ours, theirs in (("_id", "id"), ("queries", "predicted_queries"))]
+            if None in found:
                 raise InputError(f'{path}, line {line}: expected {{"_id": "...", "queries": ["...", ...]}}.')
-            yield DocQueries(doc_id, queries)
+            yield DocQueries(*found)
 
 
 def _iter_tsv(paths: Sequence[Path]) -> Iterator[DocQueries]:
@@ -239,22 +256,18 @@ def _iter_aligned(paths: Sequence[Path], doc_ids: Iterable[str]) -> Iterator[Doc
     for number, doc_id in enumerate(doc_ids, start=1):
         queries = [next(lines, None) for lines in texts]
         if None in queries:
-            short = list(samples)[queries.index(None)]
+            short = list(samples.values())[queries.index(None)][-1]
             raise InputError(f"{short} has {number - 1} lines, fewer than the corpus has documents; give all of its pieces.")
         yield DocQueries(doc_id, [query for query in queries if query is not None])
-    for name, lines in zip(samples, texts, strict=True):
+    for pieces, lines in zip(samples.values(), texts, strict=True):
         if next(lines, None) is not None:
-            raise InputError(f"{name} has more lines than the corpus has documents, {number}; it is of another corpus.")
+            raise InputError(f"{pieces[-1]} has more lines than the corpus has documents, {number}; it is of another corpus.")
 
 
 def _all_lines(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
-        try:
-            with files.open_text(path) as file:
-                for line in file:
-                    yield line.rstrip("\n")
-        except UnicodeDecodeError:
-            raise InputError(f"{path} is not UTF-8 text; fetch it again.") from None
+        for _, line in read_lines(path, keep_blank=True):
+            yield line
 
 
 def _check_same(found: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import gzip
 import hashlib
 import json
 import os
@@ -105,17 +104,6 @@ def write_json(path: str | Path, value: Any) -> None:
     """Writes `value` as indented JSON, atomically."""
     with atomic_file(path) as unfinished:
         unfinished.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def open_text(path: str | Path) -> Iterator[TextIO]:
-    """Opens UTF-8 text for reading, gzip-compressed where the name ends in .gz."""
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path} does not exist.")
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
-        yield file  # type: ignore[misc]
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data import files, folders
-from de_jax.data.reading import read_lines
+from de_jax.data import files, folders, schema
+from de_jax.data.reading import parse_json, read_lines
 from de_jax.types import InputError
 
 FORMAT = "de_jax negatives 1"
@@ -38,6 +38,18 @@ class Mined(NamedTuple):
     doc_id: str
     neg_doc_ids: list[str]
     neg_query_ids: list[str]
+
+
+MANIFEST = schema.record(
+    {
+        "format": schema.constant(FORMAT),
+        "num_pairs": schema.integer(),
+        "parts": schema.map_of(schema.text, keys=schema.file_name, least=1),
+        "checkpoint_step": schema.Maybe(schema.integer()),
+        "statistics": schema.Maybe(schema.map_of(schema.number())),
+        "seconds": schema.Maybe(schema.map_of(schema.number(0))),
+    }
+)
 
 
 class Generation(NamedTuple):
@@ -148,15 +160,9 @@ def read_manifest(negatives_dir: str | Path, number: int) -> dict[str, Any]:
     """
     path = generation_dir(negatives_dir, number) / "manifest.json"
     try:
-        manifest = files.read_json(path)
-    except (InputError, OSError) as error:
-        raise DamagedGeneration(f"{str(error).rstrip('.')}; copy the generation again, or remove it.") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DamagedGeneration(f"{path.parent} is not in the format '{FORMAT}'; mine it again.")
-    said = {**_OPTIONAL, **manifest}
-    for name, (is_meant, meant) in _MANIFEST.items():
-        if not is_meant(said.get(name)):
-            raise DamagedGeneration(f"{path}: '{name}' is {said.get(name)!r:.80}, not {meant}; mine it again, or remove it.")
+        manifest: dict[str, Any] = schema.read(path, MANIFEST, mend="mine it again, or remove it")
+    except InputError as error:
+        raise DamagedGeneration(str(error)) from None
     return manifest
 
 
@@ -186,7 +192,7 @@ def read_mined(generation: Generation) -> Iterator[Mined]:
 def parsed(raw: str, where: str) -> Mined:
     """One line; a list that is not there is empty. DamagedGeneration for another, with its place, `where`."""
     try:
-        record = json.loads(raw)
+        record = parse_json(raw)
         mined = Mined(record["query_id"], record["doc_id"], record.get("neg_doc_ids", []), record.get("neg_query_ids", []))
         if not all(map(_is_id, mined[:2])) or not all(isinstance(ids, list) and all(map(_is_id, ids)) for ids in mined[2:]):
             raise TypeError
@@ -216,25 +222,3 @@ def _name(number: int) -> str:
 def _is_id(value: Any) -> bool:
     """Whether a store may know a text by this; half of a surrogate pair cannot be written."""
     return isinstance(value, str) and bool(value) and not re.search("[\t\n\r\0\ud800-\udfff]", value)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _is_parts(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value) and all(name == Path(name).name and name for name in value)
-
-
-def _is_statistics(value: Any) -> bool:
-    return isinstance(value, dict) and all(type(one) in (int, float) and abs(one) < 1e300 for one in value.values())
-
-
-_MANIFEST = {
-    "num_pairs": (_is_count, "a count"),
-    "parts": (_is_parts, "an object of file names and checksums"),
-    "checkpoint_step": (_is_count, "a count of updates"),
-    "statistics": (_is_statistics, "an object of finite numbers"),
-}
-"""What is read of a manifest, and what it must be."""
-_OPTIONAL: Mapping[str, Any] = {"checkpoint_step": 0, "statistics": {}}

@@ -20,10 +20,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from de_jax.data import files, generations
+from de_jax.data import files, generations, schema
 from de_jax.data.batches import Negatives
 from de_jax.data.generations import DamagedGeneration
-from de_jax.data.reading import read_lines
 from de_jax.data.rows_of_pairs import TrainingTexts, rows_of_pairs
 from de_jax.types import InputError
 
@@ -47,6 +46,9 @@ class Held(NamedTuple):
 
     manifest: Mapping[str, Any]
     rows: Mapping[str, np.ndarray]  # see `rows_of_pairs`
+
+
+_SWITCH = schema.of_class(Switch, step=schema.integer(), generation=schema.integer())
 
 
 class MinedNegatives:
@@ -265,7 +267,7 @@ class MinedNegatives:
 def follow(negatives_dir: str, run_dir: str, texts: TrainingTexts, **options: Any) -> MinedNegatives:
     """The negatives of a run; "{run_dir}" in `negatives_dir` stands for its folder, and `options` are those of `MinedNegatives`."""
     switches_file = Path(run_dir) / SWITCHES_FILE if run_dir else None
-    return MinedNegatives(negatives_dir.format(run_dir=run_dir), switches_file, texts, **options)
+    return MinedNegatives(negatives_dir.replace("{run_dir}", run_dir), switches_file, texts, **options)
 
 
 def read_switches(path: str | Path) -> list[Switch]:
@@ -276,16 +278,20 @@ def read_switches(path: str | Path) -> list[Switch]:
     """
     path = Path(path)
     switches: list[Switch] = []
-    num_whole = path.read_bytes().count(b"\n") if path.is_file() else 0
-    for line, raw in read_lines(path) if path.is_file() else ():
+    num_whole = path.read_bytes().count(b"\n") if path.exists() else 0
+    records = schema.read_records(path, _SWITCH) if path.exists() else iter(())
+    while True:
         try:
-            switch = Switch(**{name: int(value) for name, value in json.loads(raw).items()})
-            if switches and switch.step <= switches[-1].step:
-                raise ValueError
-        except (ValueError, TypeError, AttributeError):
-            if line > num_whole:
+            line, record = next(records, (0, None))
+        except InputError:
+            if len(switches) == num_whole:
                 break
-            raise InputError(f"{path}, line {line}: expected a step beyond the last one and its generation.") from None
+            raise
+        if record is None:
+            break
+        switch = Switch(**record)
+        if switches and switch.step <= switches[-1].step:
+            raise InputError(f"{path}, line {line}: step is {switch.step}, expected a step beyond {switches[-1].step}.")
         switches.append(switch)
     return switches
 

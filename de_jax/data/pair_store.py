@@ -13,21 +13,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from de_jax.data import batches as batches_
-from de_jax.data import beir, curriculum_texts, files, folders, input_policy
+from de_jax.data import beir, curriculum_texts, files, folders, input_policy, schema
 from de_jax.data.corpus import TokenStore, open_token_store
 from de_jax.data.curriculum import Curriculum, ranked_texts
 from de_jax.data.mixing import mixed_epochs
 from de_jax.data.negatives import TrainingTexts, follow
+from de_jax.data.reading import read_array
 from de_jax.data.relevance import MEASURES, MeasureName
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.data.training_set import TrainingSet, dev_set, store_dir
 from de_jax.settings import NonNegativeInt, PositiveInt, Seed, checked
-from de_jax.types import InputError
+from de_jax.types import PADDING_ID, InputError
 
 KIND = "pair store"
 FORMAT = f"de_jax {KIND} 1"
@@ -39,6 +40,18 @@ class Part(NamedTuple):
     task: str
     rate: float
     num_pairs: int
+
+
+MANIFEST = schema.record(
+    {
+        "format": schema.constant(FORMAT),
+        "made_from": schema.text,
+        "parts": schema.list_of(schema.of_class(Part, rate=schema.number(0), num_pairs=schema.integer(1)), least=1),
+        "file_sizes": schema.record({"pairs.npy": schema.integer()}),
+        "has_dev": schema.flag,
+    }
+)
+_MEND = "remove the folder of pairs and write it again"
 
 
 class PairStore(NamedTuple):
@@ -208,19 +221,11 @@ def open_pair_store(pairs_dir: str | Path) -> PairStore:
     folder = Path(pairs_dir)
     if not (folder / "manifest.json").is_file():
         raise InputError(f"{folder} is not a complete folder of pairs (no manifest.json); write one with tools.export_batches.")
-    manifest = files.read_json(folder / "manifest.json")
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise InputError(f"{folder} is not in the format '{FORMAT}'; write it again with tools.export_batches.")
+    manifest = schema.read(folder / "manifest.json", MANIFEST, mend=_MEND)
     folders.check_small(folder)
     queries, docs = open_token_store(folder / "queries"), open_token_store(folder / "docs")
-    try:
-        arrays = _open_arrays(folder, manifest, queries.num_texts, docs.num_texts)
-        parts = tuple(Part(**part) for part in manifest["parts"])
-        if sum(part.num_pairs for part in parts) != len(arrays["pairs"]):
-            raise ValueError("the counts of the tasks are not those of the pairs")
-        made_from, has_dev = str(manifest["made_from"]), bool(manifest["has_dev"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"the folder of pairs {folder} is damaged ({error}); remove it and write it again.") from None
+    parts = tuple(Part(**part) for part in manifest["parts"])
+    arrays = _open_arrays(folder, list(manifest["file_sizes"]), sum(part.num_pairs for part in parts), queries, docs)
     return PairStore(
         queries,
         docs,
@@ -230,8 +235,8 @@ def open_pair_store(pairs_dir: str | Path) -> PairStore:
         arrays["pairs"],
         arrays.get("neg_docs"),
         arrays.get("neg_queries"),
-        beir.read_qrels(folder / "dev.tsv") if has_dev else None,
-        made_from,
+        beir.read_qrels(folder / "dev.tsv") if manifest["has_dev"] else None,
+        manifest["made_from"],
     )
 
 
@@ -253,16 +258,20 @@ def _ids_of_pairs(store: PairStore) -> list[tuple[str, str]]:
     return [(store.query_store.ids[query], store.doc_store.ids[doc]) for query, doc in store.pairs.tolist()]
 
 
-def _open_arrays(folder: Path, manifest: dict[str, Any], num_queries: int, num_docs: int) -> dict[str, np.ndarray]:
-    sizes = {name: (folder / name).stat().st_size for name in manifest["file_sizes"]}
-    if sizes != manifest["file_sizes"]:
-        raise ValueError("file sizes differ from the manifest")
-    arrays = {Path(name).stem: np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in sizes}
-    pairs = arrays["pairs"] = np.asarray(arrays["pairs"])
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs):
-        raise ValueError("pairs.npy does not hold pairs")
-    if (pairs < 0).any() or (pairs.max(axis=0) >= (num_queries, num_docs)).any():
-        raise ValueError("a pair refers to a text that is not there")
-    if any(len(array) != len(pairs) for array in arrays.values()):
-        raise ValueError("the arrays differ in length")
+def _open_arrays(
+    folder: Path, names: Sequence[str], num_pairs: int, queries: TokenStore, docs: TokenStore
+) -> dict[str, np.ndarray]:
+    """The arrays by name, which hold rows of the two stores alone."""
+    widths = {"pairs": 2, "neg_docs": None, "neg_queries": None}
+    arrays = {
+        name: read_array(folder / f"{name}.npy", "<i4", (num_pairs, width), rebuild=_MEND)
+        for name, width in widths.items()
+        if f"{name}.npy" in names
+    }
+    arrays["pairs"] = np.asarray(arrays["pairs"])
+    num_rows = {"pairs": (queries.num_texts, docs.num_texts), "neg_docs": docs.num_texts, "neg_queries": queries.num_texts}
+    for name, array in arrays.items():
+        least = 0 if name == "pairs" else PADDING_ID
+        if (array < least).any() or (array >= num_rows[name]).any():
+            raise InputError(f"{folder / name}.npy is damaged: it refers to a text that is not there; {_MEND}.")
     return arrays

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from de_jax.data import beir, docstrings, files, near_duplicates
+from de_jax.data import beir, docstrings, files, near_duplicates, schema
 from de_jax.data.docstrings import Docstring
 from de_jax.data.progress import progress_bar
 from de_jax.types import InputError
@@ -151,17 +151,20 @@ def _fraction(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48
 
 
+_VERSIONS = schema.record({"format": schema.text, "sha256": schema.Maybe(schema.map_of(schema.text, keys=schema.relative), {})})
+
+
 def _versions_of(out_dir: Path) -> dict[str, Any]:
     """What `versions.json` says, where this module wrote it; else nothing."""
     with contextlib.suppress(InputError):
-        versions = files.read_json(out_dir / "versions.json")
-        if isinstance(versions, dict) and str(versions.get("format")).startswith("de_jax pydocs "):
+        versions: dict[str, Any] = schema.read(out_dir / "versions.json", _VERSIONS)
+        if versions["format"].startswith("de_jax pydocs "):
             return versions
     return {}
 
 
 def _is_complete(out_dir: Path, versions: dict[str, Any]) -> bool:
-    return all(
+    return set(versions["sha256"]) == set(_DATA_FILES) and all(
         (out_dir / name).is_file() and files.sha256_of(out_dir / name) == sha256 for name, sha256 in versions["sha256"].items()
     )
 

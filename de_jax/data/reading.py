@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
 import math
 import os
@@ -108,6 +109,29 @@ def parse_json(text: str, *, allow_nan: bool = False) -> Any:
         raise ValueError(f"not valid JSON ({error})") from None
 
 
+def parse_object(text: str) -> tuple[dict[str, Any], int]:
+    """The JSON object that a text begins with, and where it ends; see `parse_json`.
+
+    Raises:
+        json.JSONDecodeError: no whole object; more text may make it one.
+        ValueError: an object that is refused.
+    """
+    if not text.startswith("{"):
+        raise ValueError("not a JSON object")
+    return _decode(text, _STRICT, is_prefix=True)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def open_text(path: str | Path) -> Iterator[IO[str]]:
+    """A UTF-8 file, plain or .gz, for readers of something else than lines; errors are those of `read_lines`, without a line."""
+    path = regular_file(path)
+    try:
+        with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
+            yield text
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text.") from None
+
+
 def read_lines(path: str | Path, *, keep_blank: bool = False) -> Iterator[tuple[int, str]]:
     """Yields (number from 1, line without its end) of a UTF-8 file, plain or .gz, a line in memory at a time.
 
@@ -145,7 +169,7 @@ def read_array(
 
     Args:
         path: as `files.save_array` or `np.save` write it.
-        dtype: that it must have, byte order included.
+        dtype: that it must have, byte order included; "S" for byte strings of any width.
         shape: that it must have; None where any size will do.
         in_memory: read the file instead of mapping it.
         rebuild: how a damaged file is mended, for the error.
@@ -162,8 +186,9 @@ def read_array(
     except _HEADER_ERRORS:
         raise InputError(f"{path} is no .npy file or is damaged at its beginning; {rebuild}.") from None
     wanted = np.dtype(dtype)
+    is_of_type = found_dtype == wanted or (wanted.str == "|S0" and found_dtype.kind == "S")
     fits = len(found_shape) == len(shape) and all(s is None or s == f for s, f in zip(shape, found_shape, strict=True))
-    if found_dtype != wanted or not fits or is_fortran:
+    if not is_of_type or not fits or is_fortran:
         sizes = ", ".join("any" if size is None else str(size) for size in shape)
         raise InputError(f"{path} holds {found_dtype} of shape {found_shape}, not {wanted} of shape ({sizes}); {rebuild}.")
     num_bytes, expected = path.stat().st_size, offset + math.prod(found_shape) * found_dtype.itemsize
@@ -214,19 +239,19 @@ def _text(raw: bytes) -> str:
         raise ValueError("not UTF-8 text") from None
 
 
-def _decode(text: str, decoder: json.JSONDecoder) -> Any:
-    """The JSON value of a text; ValueError says why there is none, and JSONDecodeError where."""
+def _decode(text: str, decoder: json.JSONDecoder, *, is_prefix: bool = False) -> Any:
+    """The JSON value of a text, or with its end that which the text begins with; ValueError says why there is none."""
     try:
-        value = decoder.decode(text)
+        value, end = decoder.raw_decode(text) if is_prefix else (decoder.decode(text), len(text))
     except RecursionError:
         raise ValueError(f"more than {MAX_JSON_DEPTH} levels deep") from None
     except json.JSONDecodeError:
         raise
     except ValueError as error:
         raise ValueError("an integer of thousands of digits" if "integer string" in str(error) else str(error)) from None
-    if text.count("[") + text.count("{") > MAX_JSON_DEPTH or _ESCAPED_SURROGATE.search(text):
+    if text.count("[", 0, end) + text.count("{", 0, end) > MAX_JSON_DEPTH or _ESCAPED_SURROGATE.search(text, 0, end):
         _check(value, MAX_JSON_DEPTH)
-    return value
+    return (value, end) if is_prefix else value
 
 
 def _check(value: Any, levels: int) -> None:

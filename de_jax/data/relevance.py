@@ -7,7 +7,6 @@ is the number of the training pair, which a file of scores is looked up by.
 from __future__ import annotations
 
 import functools
-import json
 import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,10 +15,19 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from de_jax.data.reading import read_lines
+from de_jax.data import schema
 from de_jax.types import InputError
 
 Measure = Callable[[int, str, Sequence[str]], Float32[np.ndarray, " n"]]
+
+_LARGEST = float(np.finfo(np.float32).max)
+_SCORES = schema.record(
+    {
+        "query_id": schema.text_id,
+        "doc_id": schema.text_id,
+        "scores": schema.list_of(schema.number(-_LARGEST, _LARGEST)),
+    }
+)
 
 _END = b"\1"
 _PLAIN = bytes(
@@ -73,10 +81,10 @@ class ScoreFile:
         self._path, self._pairs = Path(path), list(pairs)
         found: dict[tuple[str, str], np.ndarray] = {}
         wanted = set(self._pairs)
-        for line, raw in read_lines(self._path):
-            key, scores = _parsed(self._path, line, raw)
+        for _, record in schema.read_records(self._path, _SCORES):
+            key = record["query_id"], record["doc_id"]
             if key in wanted:
-                found[key] = scores
+                found[key] = np.array(record["scores"], np.float32)
         if missing := next((key for key in self._pairs if key not in found), None):
             raise InputError(f"{self._path} has no scores for query {missing[0]} and document {missing[1]}; add them.")
         self._scores = found
@@ -145,14 +153,3 @@ def _stemmer() -> Any:
 def _f_measure(common: np.ndarray, lengths: np.ndarray, gold_length: int) -> Float32[np.ndarray, " n"]:
     precision, recall = common / np.maximum(lengths, 1), common / max(gold_length, 1)
     return (2 * precision * recall / np.where(common > 0, precision + recall, 1.0)).astype(np.float32)
-
-
-def _parsed(path: Path, line: int, raw: str) -> tuple[tuple[str, str], np.ndarray]:
-    try:
-        record = json.loads(raw)
-        scores = np.array(record["scores"], np.float32)
-        if scores.ndim != 1 or not np.isfinite(scores).all():
-            raise ValueError
-        return (str(record["query_id"]), str(record["doc_id"])), scores
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f'{path}, line {line}: expected {{"query_id": ..., "doc_id": ..., "scores": [finite numbers]}}.') from None

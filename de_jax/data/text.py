@@ -6,22 +6,25 @@ places, and so do the two rows of an imported embedding table; a sentencepiece m
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from de_jax.data import files
+from de_jax.data import files, schema
+from de_jax.data.reading import read_bytes
 from de_jax.types import InputError
 
 PAD_ID = 0
 SENTENCEPIECE_FILE = "spiece.model"
 TOKENIZER_JSON_FILE = "tokenizer.json"
 PROMPT_FILE = "prompt.json"
+_PROMPT = schema.record({"prompt": schema.text})
 
 # The expectation step adds up floats thread by thread, so another number of threads is another vocabulary.
 _TRAINING_THREADS = 4
@@ -55,7 +58,7 @@ class SentencePieceTokenizer:
     def __init__(self, path: Path) -> None:
         import sentencepiece
 
-        self._model = path.read_bytes()
+        self._model = read_bytes(path)
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=self._model)
         except RuntimeError:
@@ -91,17 +94,16 @@ class JsonTokenizer:
     def __init__(self, path: Path) -> None:
         import tokenizers
 
-        self._json = path.read_bytes()
-        try:
+        self._json = read_bytes(path)
+        with _rust_errors_named(path):
             self._tokenizer = tokenizers.Tokenizer.from_str(self._json.decode("utf-8"))
-        except Exception as error:  # the Rust library raises plain Exception
-            raise InputError(f"{path} is not a tokenizer.json ({error}).") from None
-        self.pad_id = _json_pad_id(path, self._tokenizer)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True
-        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
-        self.prefix_ids, self.suffix_ids = (tuple(self._ours(np.array(ids)).tolist()) for ids in _surroundings(self._tokenizer))
+            self.pad_id = _json_pad_id(path, self._tokenizer)
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            self._tokenizer.encode_special_tokens = True
+            self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+            surroundings = _surroundings(self._tokenizer)
+        self.prefix_ids, self.suffix_ids = (tuple(self._ours(np.array(ids)).tolist()) for ids in surroundings)
         self.fingerprint = hashlib.sha256(self._json).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -232,10 +234,21 @@ def _training_fault(message: str, vocab_size: int) -> str:
 
 
 def _prompt_of(directory: Path) -> str:
-    value = files.read_json(directory / PROMPT_FILE)
-    if not isinstance(value, dict) or not isinstance(value.get("prompt"), str):
-        raise InputError(f'{directory / PROMPT_FILE} gives no prompt; write {{"prompt": "query: "}}.')
+    value = schema.read(directory / PROMPT_FILE, _PROMPT, mend='write {"prompt": "query: "}')
     return str(value["prompt"])
+
+
+@contextlib.contextmanager
+def _rust_errors_named(path: Path) -> Iterator[None]:
+    """Names the file of a vocabulary that the Rust library refuses, by an Exception, or by a panic, which is not even that."""
+    try:
+        yield
+    except (InputError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise InputError(
+            f"{path} is not a tokenizer.json ({' '.join(str(error).split())[:200] or type(error).__name__})."
+        ) from None
 
 
 def _json_pad_id(path: Path, tokenizer: Any) -> int:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from de_jax.data import schema
 from de_jax.data.beir import Qrels
-from de_jax.data.reading import read_lines
 from de_jax.evaluation.metrics import Results
 from de_jax.types import InputError
 
 MEASURES = ("Success@20", "Success@100")
 """Top-20 and Top-100 coverage: the share of questions with an answer in the first so many passages."""
 
+_ANSWERS = schema.record({"_id": schema.text_id, "answers": schema.list_of(schema.text, least=1)})
 Answers = dict[str, list[str]]
 """The strings that answer a question, by its id."""
 
@@ -30,14 +30,8 @@ def read(path: str | Path) -> Answers:
     """
     path = Path(path)
     answers: Answers = {}
-    for line, raw in read_lines(path):
-        try:
-            record = json.loads(raw)
-            question_id, found = str(record["_id"]), record["answers"]
-            if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
-                raise ValueError
-        except (ValueError, KeyError, TypeError):
-            raise InputError(f"{path}, line {line}: expected an object with '_id' and 'answers', a list of strings.") from None
+    for line, record in schema.read_records(path, _ANSWERS):
+        question_id, found = record["_id"], record["answers"]
         if question_id in answers:
             raise InputError(f"{path}, line {line}: the question {question_id} was answered before.")
         if empty := [one for one in found if not words(one).strip()]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from de_jax.types import InputError, Ranking
 MEASURES = ("nDCG@10", "RR@10", "R@100")
 """BEIR's, as ir-measures writes them."""
 
+_BLANK = re.compile(r"\s")
 Results = dict[str, dict[str, float]]
 """Document ids with their scores by query id, best first; the order is the ranking, also between equal scores."""
 
@@ -152,12 +153,12 @@ def write_trec_run(path: str | Path, results: Results, *, name: str = "de_jax") 
     Raises:
         InputError: an id holds a blank or a score is not finite, which this format cannot carry.
     """
+    name = re.sub(r"\s+", "_", name)
     with files.atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for query_id, docs in results.items():
             below = np.float32(np.inf)
             for rank, (doc_id, value) in enumerate(docs.items(), start=1):
-                if bad := [text_id for text_id in (query_id, doc_id) if re.search(r"\s", text_id) or not text_id]:
-                    raise InputError(f"id {bad[0]!r} is empty or holds a blank, so it cannot stand in a TREC run file; rename it.")
+                check_ids((query_id, doc_id))
                 if not trec_columns.is_score(value):
                     raise InputError(
                         f"document {doc_id!r} of query {query_id!r} has the score {value}, not a finite number of 32 bits; "
@@ -166,6 +167,13 @@ def write_trec_run(path: str | Path, results: Results, *, name: str = "de_jax") 
                 score = min(np.float32(value), below)
                 file.write(f"{query_id} Q0 {doc_id} {rank} {score:.9g} {name}\n")
                 below = np.nextafter(score, np.float32(-np.inf))
+
+
+def check_ids(text_ids: Iterable[str]) -> None:
+    """Raises InputError at the first id that a TREC run file cannot hold; names it."""
+    for text_id in text_ids:
+        if not text_id or _BLANK.search(text_id):
+            raise InputError(f"id {text_id!r} is empty or holds a blank, so it cannot stand in a TREC run file; rename it.")
 
 
 def read_trec_run(path: str | Path) -> Results:

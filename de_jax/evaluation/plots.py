@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.data import files
+from de_jax.data import files, schema
+from de_jax.data.reading import parse_json, read_bytes, read_lines
 from de_jax.types import InputError
 
 QUERY_COLOUR, DOC_COLOUR, INK, GRID = "#c8553d", "#2f6690", "#2b2d33", "#e4e6ea"
@@ -155,19 +155,20 @@ def query_differences(differences: Mapping[str, Float[np.ndarray, " q"]], out_pn
         axes[-1].set_xlabel("queries, by their gain; dashed: the mean")
 
 
+_LOG_LINE = schema.record({"step": schema.integer()})
+
+
 def _read_series(path: Path) -> dict[str, tuple[list[float], list[float]]]:
     """(steps, values) of each scalar, by name."""
-    with files.open_text(path) as file:
-        lines = file.read().split("\n")
+    lines = list(read_lines(path))
+    is_whole = read_bytes(path).endswith(b"\n")
     series: dict[str, tuple[list[float], list[float]]] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, line in lines:
         try:
-            record = json.loads(line)
+            record = _LOG_LINE(parse_json(line, allow_nan=True))
             step = float(record.pop("step"))
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError):
-            if number == len(lines):
+        except ValueError:
+            if number == lines[-1][0] and not is_whole:
                 break  # a run that was killed cuts its last line off
             raise InputError(f"{path}, line {number}: not a JSON object with a 'step'.") from None
         for name, value in record.items():

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data import beir, expansion_files, files, folders, input_policy
+from de_jax.data import beir, expansion_files, files, folders, input_policy, schema
 from de_jax.data.beir import Qrels
 from de_jax.data.corpus import TokenStore, cached_token_store
 from de_jax.data.progress import progress_bar
@@ -117,16 +117,22 @@ def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:
         return _score(task, policy, None)[0]
     folder = run.run_dir / "evaluations" / f"{task.name}-{_key(task, policy, run)}"
 
+    names = metrics.names_of(policy.measures)  # in a file they stand in alphabetical order
+    scores_of_system = schema.Maybe(schema.record(dict.fromkeys(names, schema.number())))
+    kept = schema.record(dict.fromkeys(SYSTEMS, scores_of_system))
+
+    def open_kept(folder: Path) -> Report:
+        return schema.read(folder / RESULT_FILE, kept, mend="remove its folder, and it is scored again")
+
     def build(folder: Path) -> Report:
         report, results = _score(task, policy, run)
         with folders.atomic_dir(folder, KIND) as temporary:
             for system, found in results.items():
                 metrics.write_trec_run(temporary / f"{system}.trec", found, name=f"{run.run_dir.name}-{run.step}-{system}")
             files.write_json(temporary / RESULT_FILE, report)
-        return _kept(folder)
+        return open_kept(folder)
 
-    report = folders.build_once(folder, _kept, build)
-    names = metrics.names_of(policy.measures)  # in a file they stand in alphabetical order
+    report = folders.build_once(folder, open_kept, build)
     scores = {system: {name: report[system][name] for name in names} for system in SYSTEMS if system in report}
     return {**report, **scores, "evaluation_dir": str(folder)}
 
@@ -155,6 +161,7 @@ def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
     """
     query_store, doc_store = _stores(run, task, policy)
     query_ids = _query_ids(task, query_store.ids, query_store.skipped_ids)
+    metrics.check_ids(itertools.chain(query_ids, doc_store.ids))  # before hours of encoding: rankings are kept as TREC run files
     expanded = expanded_.texts(run, doc_store, policy.expansion) if policy.expansion else None
     passages = expanded or passages_of(run, doc_store, policy.passage_length, policy.passage_stride)
     store = passages or doc_store
@@ -209,10 +216,6 @@ def score(results: Results, task: Task, policy: Policy) -> dict[str, float]:
         found = {doc_id: text for doc_id, text in beir.iter_queries(task.corpus, skip_empty=True) if doc_id in texts}
         qrels = answers_.judge(results, found, task.answers)
     return metrics.evaluate_results(results, qrels, measures=policy.measures)
-
-
-def _kept(folder: Path) -> Report:
-    return files.read_json(folder / RESULT_FILE)
 
 
 def _score(task: Task, policy: Policy, run: Run | None) -> tuple[Report, dict[str, Results]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data.files import read_json
+from de_jax.data import schema
 from de_jax.data.text import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, load_tokenizer
 from de_jax.interop import config_keys, tokenizer_settings
 from de_jax.interop.pretrained import Origin, Pretrained, assemble
@@ -102,9 +102,7 @@ def pretrained(source: str, encoder: EncoderFolder, tower: TowerConfig, ignored:
 
 def open_encoder(folder: Path) -> EncoderFolder:
     """The encoder's sizes, vocabulary and the names of its arrays; see `read`."""
-    values = read_json(folder / CONFIG_FILE)
-    if not isinstance(values, dict):
-        raise InputError(f"{folder / CONFIG_FILE} is no JSON object; copy it again.")
+    values = schema.read(folder / CONFIG_FILE, schema.record({}))
     config = _encoder_config(folder / CONFIG_FILE, values)
     if adapter := next((name for name in ADAPTERS if (folder / name).exists()), None):
         raise InputError(

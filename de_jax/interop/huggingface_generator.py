@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from de_jax.data.files import read_json, write_json
+from de_jax.data import schema
+from de_jax.data.files import write_json
 from de_jax.data.text import Tokenizer
 from de_jax.interop import huggingface, tokenizer_files
 from de_jax.interop.huggingface import CONFIG_FILE, EncoderFolder, encoder_origins
@@ -42,9 +43,8 @@ def read(folder: str | Path) -> PretrainedGenerator:
         InputError: another architecture, files that are missing or damaged, arrays that are missing or have no place.
     """
     folder = Path(folder)
-    values = read_json(folder / CONFIG_FILE)
-    if not isinstance(values, dict) or values.get("model_type") not in MODEL_TYPES:
-        kind = values.get("model_type") if isinstance(values, dict) else None
+    values = schema.read(folder / CONFIG_FILE, schema.record({}))
+    if (kind := values.get("model_type")) not in MODEL_TYPES:
         raise InputError(f"{folder / CONFIG_FILE}: model_type {kind!r} is no generator here; there are {', '.join(MODEL_TYPES)}.")
     opened = huggingface.open_encoder(folder)
     if (pad_id := opened.tokenizer.pad_id if opened.tokenizer else START_ID) != START_ID:

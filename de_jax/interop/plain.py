@@ -10,17 +10,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from de_jax.data import files
+from de_jax.data import files, schema
 from de_jax.data.text import load_tokenizer
 from de_jax.interop.pretrained import Origin, Pretrained, assemble, disassemble
 from de_jax.interop.safetensors_files import FILE, save, stored_arrays
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.training import paths
+from de_jax.training import model_schema, paths
 from de_jax.training.run import Run
 from de_jax.types import Params
 
 DESCRIPTION_FILE = "model.json"
 FORMAT = 1
+DESCRIPTION = schema.record(
+    {
+        "format": schema.constant(FORMAT),
+        "model": model_schema.DUAL_ENCODER,
+        "tokenizers": schema.record({"query": schema.relative, "doc": schema.relative}, only=True),
+        "max_query_length": schema.integer(1, schema.MAX_SIZE),
+        "max_doc_length": schema.integer(1, schema.MAX_SIZE),
+    }
+)
 
 
 def write(folder: Path, run: Run) -> None:
@@ -53,8 +62,8 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         InputError: files that are missing or damaged.
     """
     folder = Path(folder)
-    description = files.read_json(folder / DESCRIPTION_FILE)
-    model = DualEncoder.from_json(description["model"])
+    description = schema.read(folder / DESCRIPTION_FILE, DESCRIPTION)
+    model = model_schema.built(folder / DESCRIPTION_FILE, DualEncoder.from_json, description["model"])
     params = model.shapes()
     if not only_sizes:
         params = assemble(str(folder), stored_arrays(folder), _origins(params), params, ignored=ignored)

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from de_jax.data.files import read_json
+from de_jax.data import schema
+from de_jax.data.reading import regular_file
 from de_jax.types import InputError
 
 FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_INDEX = schema.record({"weight_map": schema.map_of(schema.file_name)})
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -36,10 +38,7 @@ def stored_arrays(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
 
 
 def _sharded(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
-    index = read_json(folder / INDEX_FILE)
-    shards = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(shards, dict) or not all(isinstance(shard, str) and Path(shard).name == shard for shard in shards.values()):
-        raise InputError(f"{folder / INDEX_FILE} has no weight_map of array names to files; copy it again.")
+    shards = schema.read(folder / INDEX_FILE, _INDEX)["weight_map"]
     there = {shard: _names(folder / shard) for shard in sorted(set(shards.values()))}
     for name, shard in shards.items():
         if name not in there[shard]:
@@ -68,10 +67,8 @@ def _reader(file: Path, name: str) -> Callable[[], np.ndarray]:
 def _opened(file: Path) -> Any:
     import safetensors
 
-    if not file.is_file():
-        raise InputError(f"{file} does not exist; copy it again.")
     try:
-        return safetensors.safe_open(file, framework="numpy")
+        return safetensors.safe_open(regular_file(file), framework="numpy")
     except safetensors.SafetensorError as error:
         raise InputError(f"{file} is damaged or is no safetensors file ({error}); copy it again.") from None
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from de_jax.data.files import read_json
+from de_jax.data import schema
 from de_jax.data.text import PromptedTokenizer, Tokenizer
 from de_jax.interop import config_keys, huggingface, tokenizer_settings
 from de_jax.interop.config_keys import Keys
@@ -32,6 +32,14 @@ OLD_LENGTH_FILES = tuple(
 PROMPTS_FILE = "config_sentence_transformers.json"
 ROUTER_FILE = "router_config.json"
 ROUTES = {"query": "query", "doc": "document"}
+_MODULES = schema.list_of(schema.record({"type": schema.text, "path": schema.relative}))
+_ROUTER = schema.record(
+    {
+        "types": schema.map_of(schema.text, keys=schema.relative),
+        "structure": schema.record(dict.fromkeys(ROUTES.values(), schema.texts)),
+        "parameters": schema.Maybe(schema.nullable(schema.record({})), None),
+    }
+)
 KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize")
 PROMPT_NAMES = {"query": ("query",), "doc": ("document", "passage", "corpus")}
 """Which prompt a text gets, the first that there is; else the default one."""
@@ -113,13 +121,10 @@ def _read_tower(folder: Path, modules: dict[str, Path], ignored: Sequence[str], 
 def _modules(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
     """The folders of a query's modules and of a document's, by class."""
     file = folder / MODULES_FILE
-    listed = read_json(file)
-    try:
-        for module in listed:
-            config_keys.account(file, module, config_keys.MODULE)
-        listed = [(_kind(file, module["type"]), folder / str(module["path"])) for module in listed]
-    except (TypeError, KeyError, AttributeError):
-        raise InputError(f"{file} is no list of modules with a type and a path; copy it again.") from None
+    values = schema.read(file, _MODULES)
+    for module in values:
+        config_keys.account(file, module, config_keys.MODULE)
+    listed = [(_kind(file, module["type"]), folder / module["path"]) for module in values]
     if [kind for kind, _ in listed[:1]] == ["Router"]:
         router = listed[0][1]
         query, doc = (_in_order(router / ROUTER_FILE, [*_route(router, route), *listed[1:]]) for route in ROUTES.values())
@@ -137,19 +142,15 @@ def _kind(file: Path, type_name: Any) -> str:
 
 def _route(router: Path, route: str) -> list[tuple[str, Path]]:
     file = router / ROUTER_FILE
-    values = _object(file, config_keys.ROUTER)
-    try:
-        config_keys.account(file, values.get("parameters") or {}, config_keys.ROUTER_PARAMETERS)
-        names, routes = values["structure"][route], set(values["structure"])
-        modules = [(_kind(file, values["types"][name]), router / name) for name in names]
-    except (TypeError, KeyError, AttributeError):
-        raise InputError(
-            f"{file} gives no types and structure of the route {route!r}; a model of two towers has the routes "
-            f"{' and '.join(map(repr, ROUTES.values()))}."
-        ) from None
-    if more := sorted(routes - set(ROUTES.values())):
+    values = schema.read(file, _ROUTER)
+    config_keys.account(file, values, config_keys.ROUTER)
+    config_keys.account(file, values["parameters"] or {}, config_keys.ROUTER_PARAMETERS)
+    names = values["structure"][route]
+    if missing := [name for name in names if name not in values["types"]]:
+        raise InputError(f"{file}: the module {missing[0]!r} of the route {route!r} has no type; copy it again.")
+    if more := sorted(set(values["structure"]) - set(ROUTES.values())):
         raise InputError(f"{file} has the route {more[0]!r} too; a model of two towers has none but query and document.")
-    return modules
+    return [(_kind(file, values["types"][name]), router / name) for name in names]
 
 
 def _in_order(file: Path, modules: list[tuple[str, Path]]) -> dict[str, Path]:
@@ -250,8 +251,6 @@ def _prompted(tokenizer: Tokenizer | None, prompt: str) -> Tokenizer | None:
 
 def _object(file: Path, keys: Keys, *, required: bool = True) -> dict[str, Any]:
     """The settings in a file, all of them accounted for; none where it may be absent."""
-    values = read_json(file) if required or file.is_file() else {}
-    if not isinstance(values, dict):
-        raise InputError(f"{file} is no JSON object; copy it again.")
+    values: dict[str, Any] = schema.read(file, schema.record({})) if required or file.is_file() else {}
     config_keys.account(file, values, keys)
     return values

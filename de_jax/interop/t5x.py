@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data import folders
+from de_jax.data.reading import read_bytes
 from de_jax.interop.pretrained import Origin, Pretrained, assemble, disassemble
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
@@ -199,8 +200,8 @@ def _in_msgpack(folder: Path) -> Iterator[tuple[str, Leaf]]:
 
     file = folder / MSGPACK_FILE
     try:
-        content = msgpack.unpackb(file.read_bytes())
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        content = msgpack.unpackb(read_bytes(file))
+    except (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException) as error:
         raise InputError(f"{file} is not a T5X checkpoint, or is cut off ({error or 'not msgpack'}).") from None
     version = content.get("version") if isinstance(content, dict) else None
     if version not in (2, VERSION):

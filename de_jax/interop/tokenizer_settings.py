@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data.files import read_json
+from de_jax.data import schema
 from de_jax.data.text import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE
 from de_jax.interop import config_keys
 from de_jax.types import InputError
@@ -140,7 +140,5 @@ def _contents(value: Any) -> Iterator[str]:
 
 
 def _object(file: Path) -> dict[str, Any]:
-    values = read_json(file) if file.is_file() else {}
-    if not isinstance(values, dict):
-        raise InputError(f"{file} is no JSON object; copy it again.")
+    values: dict[str, Any] = schema.read(file, schema.record({})) if file.is_file() else {}
     return values

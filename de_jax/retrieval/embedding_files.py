@@ -18,11 +18,23 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.data import files, folders
+from de_jax.data import files, folders, schema
+from de_jax.data.reading import read_array
 from de_jax.types import InputError
 
 KIND = "embeddings"
 FORMAT = f"de_jax {KIND} 1"
+MANIFEST = schema.record(
+    {
+        "format": schema.constant(FORMAT),
+        "num_texts": schema.integer(1),
+        "dim": schema.integer(1, schema.MAX_SIZE),
+        "model": schema.Maybe(schema.text),
+        "max_length": schema.Maybe(schema.integer(1, schema.MAX_SIZE)),
+    }
+)
+PROGRESS = schema.record({"dim": schema.integer(1, schema.MAX_SIZE), "num_done": schema.integer()})
+_MEND = "delete the folder and encode again"
 
 
 def open_embeddings(out_dir: str | Path) -> tuple[list[str], np.ndarray, dict[str, Any]]:
@@ -34,21 +46,12 @@ def open_embeddings(out_dir: str | Path) -> tuple[list[str], np.ndarray, dict[st
     out_dir = Path(out_dir)
     if not (out_dir / "manifest.json").is_file():
         raise InputError(f"{out_dir} holds no complete embeddings (no manifest.json); run encode_corpus on it until it ends.")
-    manifest = files.read_json(out_dir / "manifest.json")
-    if manifest.get("format") != FORMAT:
-        raise InputError(f"{out_dir}/manifest.json has format {manifest.get('format')!r}, not {FORMAT!r}; encode the corpus again.")
+    manifest = schema.read(out_dir / "manifest.json", MANIFEST, mend=_MEND)
     folders.check_small(out_dir)
-    ids = files.read_json(out_dir / "ids.json")
-    try:
-        embeddings = np.load(out_dir / "embeddings.npy", mmap_mode="r")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{out_dir}/embeddings.npy cannot be read ({error}); delete {out_dir} and encode again.") from None
-    expected = (manifest["num_texts"], manifest["dim"])
-    if embeddings.shape != expected or len(ids) != len(embeddings):
-        raise InputError(
-            f"{out_dir} holds {len(ids)} ids and embeddings of shape {embeddings.shape}, but its manifest says {expected}; "
-            "delete it and encode again."
-        )
+    ids = schema.read(out_dir / "ids.json", schema.texts, mend=_MEND, max_bytes=None)
+    embeddings = read_array(out_dir / "embeddings.npy", "<f4", (manifest["num_texts"], manifest["dim"]), rebuild=_MEND)
+    if len(ids) != len(embeddings):
+        raise InputError(f"{out_dir} holds {len(ids)} ids and {len(embeddings)} embeddings; {_MEND}.")
     return ids, embeddings, manifest
 
 
@@ -100,10 +103,10 @@ class EmbeddingWriter:
         self._progress = out_dir / "progress.json"
         self.num_done = 0
         if self.is_complete():
-            _check_same(files.read_json(out_dir / "manifest.json"), source, out_dir)
+            _check_same(schema.read(out_dir / "manifest.json", MANIFEST, mend=_MEND), source, out_dir)
             self._clean()
         elif self._progress.is_file():
-            progress = files.read_json(self._progress)
+            progress = schema.read(self._progress, PROGRESS, mend=_MEND)
             _check_same(progress, self._plan, out_dir)
             self.num_done, self._dim = progress["num_done"], progress["dim"]
             if self.num_done and (not self._array.is_file() or self._array.stat().st_size < self._size(self.num_done)):

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data import files
+from de_jax.data import schema
 from de_jax.retrieval import index_files
 from de_jax.retrieval.index import ExactIndex, Index, _check_finite
 from de_jax.types import InputError, Ranking
@@ -182,7 +182,7 @@ class FaissIndex:
         faiss = _faiss()
         _check_device(options)
         manifest = index_files.read_manifest(folder, check_index=not mmap)
-        ids = files.read_json(folder / index_files.IDS_FILE)
+        ids = schema.read(folder / index_files.IDS_FILE, schema.texts, max_bytes=None)
         index_file = folder / index_files.INDEX_FILE
         with _sentence(f"{index_file} cannot be read", "build the index again"):
             index = faiss.read_index(str(index_file), faiss.IO_FLAG_MMAP_IFC if mmap else 0)

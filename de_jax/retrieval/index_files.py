@@ -12,12 +12,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from de_jax.data import files, folders
+from de_jax.data import files, folders, schema
 from de_jax.types import InputError
 
 KIND = "faiss index"
 FORMAT = f"de_jax {KIND} 1"
 INDEX_FILE, IDS_FILE, MANIFEST_FILE = "index.faiss", "ids.json", "manifest.json"
+_PARTS = (INDEX_FILE, IDS_FILE)
+MANIFEST = schema.record(
+    {
+        "format": schema.constant(FORMAT),
+        "factory": schema.some_text,
+        "num_docs": schema.integer(1),
+        "dim": schema.integer(1, schema.MAX_SIZE),
+        "bytes": schema.record(dict.fromkeys(_PARTS, schema.integer()), only=True),
+        "sha256": schema.record(dict.fromkeys(_PARTS, schema.some_text), only=True),
+    }
+)
 
 
 def write(folder: Path, write_index: Callable[[Path], None], ids: Sequence[str], about: dict[str, Any]) -> None:
@@ -53,9 +64,7 @@ def read_manifest(folder: Path, *, check_index: bool) -> dict[str, Any]:
     """
     if not (folder / MANIFEST_FILE).is_file():
         raise InputError(f"{folder} holds no saved index (no {MANIFEST_FILE}); build one and save it there.")
-    manifest = files.read_json(folder / MANIFEST_FILE)
-    if manifest.get("format") != FORMAT:
-        raise InputError(f"{folder}/{MANIFEST_FILE} has format {manifest.get('format')!r}, not {FORMAT!r}; build the index again.")
+    manifest: dict[str, Any] = schema.read(folder / MANIFEST_FILE, MANIFEST, mend="build the index again")
     for name, num_bytes in manifest["bytes"].items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != num_bytes:

@@ -85,7 +85,7 @@ class Miner:
         if self.judgements:
             beir.read_qrels(self.judgements)
         if self.teacher_scores:
-            next(read_lines(Path(self.teacher_scores)), None)
+            next(read_lines(self.teacher_scores), None)
 
     def index_builder(self) -> faiss_index.IndexBuilder:
         """Makes the index of documents; raises InputError for one that cannot be."""

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt64
 
 from de_jax.data import files, folders
+from de_jax.data.reading import read_array
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.micro_batches import Store
 from de_jax.types import InputError
@@ -62,11 +63,10 @@ def find(embeddings_dir: Path, *, model: str, max_length: int) -> Known | None:
     for path in sorted(embeddings_dir.glob(f"*/step_*/{HASHES_FILE}")):
         try:
             _, embeddings, manifest = open_embeddings(path.parent)
-            hashes = np.load(path, allow_pickle=False)
-        except (InputError, OSError, ValueError):  # what is damaged is of no use
+            hashes = read_array(path, "<u8", (len(embeddings),), in_memory=True)
+        except InputError:  # what is damaged is of no use
             continue
-        is_whole = hashes.shape == (len(embeddings),) and hashes.dtype == np.uint64
-        if not is_whole or (manifest.get("model"), manifest.get("max_length")) != (model, max_length):
+        if (manifest.get("model"), manifest.get("max_length")) != (model, max_length):
             continue
         if found is None or len(found.hashes) < len(hashes):
             order = np.argsort(hashes, kind="stable")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from de_jax.training.run import Run
 from de_jax.types import InputError
 
 SNIPPET_CHARACTERS = 300
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 LENGTH_MULTIPLE = 32
 
 
@@ -70,7 +72,12 @@ def padded_tokens(
     return tokens, lengths
 
 
+def printable(text: str) -> str:
+    """A text without control characters, by which a document could move a terminal's cursor or set its title."""
+    return _CONTROL.sub("", text)
+
+
 def snippet(text: str) -> str:
-    """The beginning of a text, on one line."""
-    text = " ".join(text.split())
+    """The beginning of a text, on one line and without control characters."""
+    text = printable(" ".join(text.split()))
     return text if len(text) <= SNIPPET_CHARACTERS else text[: SNIPPET_CHARACTERS - 1].rstrip() + "…"

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import jax
 
+from de_jax.data import schema
 from de_jax.data.batches import prefetch
-from de_jax.data.files import read_json, write_json
+from de_jax.data.files import write_json
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.models.generator import Generator
+from de_jax.training import model_schema, run_log, sharding, sharding_rules
 from de_jax.training import optimizer as optimizers
-from de_jax.training import run_log, sharding, sharding_rules
 from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
 from de_jax.training.faults import NonFiniteError
 from de_jax.training.fit import fit
@@ -38,6 +39,15 @@ from de_jax.types import Batches, InputError, Params
 
 FORMAT = 1
 DESCRIPTION_FILE, PLAN_FILE = "generator.json", "training.json"
+DESCRIPTION = schema.record(
+    {
+        "format": schema.constant(FORMAT),
+        "model": model_schema.GENERATOR,
+        "tokenizer": schema.file_name,
+        "max_query_length": schema.integer(1, schema.MAX_SIZE),
+        "max_doc_length": schema.integer(1, schema.MAX_SIZE),
+    }
+)
 OPTIMIZERS: dict[str, optimizers.OptimizerFn] = {"adafactor": optimizers.adafactor, "adamw": optimizers.adamw}
 
 
@@ -147,8 +157,8 @@ def describe(run: GeneratorRun) -> None:
     }
     file = run.source / DESCRIPTION_FILE
     if file.is_file():
-        there = read_json(file)
-        return check_same(run.source, {**there, "model": Generator.from_json(there["model"]).to_json()}, description)
+        there, model = _read_description(run.source)
+        return check_same(run.source, {**there, "model": model.to_json()}, description)
     keep_tokenizer(run.source, run.tokenizer)
     write_json(file, description)
 
@@ -167,10 +177,7 @@ def load_generator(run_dir: str | Path, step: int | None = None) -> GeneratorRun
     run_dir = Path(run_dir)
     if not is_generator_run(run_dir):
         raise InputError(f"{run_dir} holds no {DESCRIPTION_FILE}; give a folder that de-jax doc2query train made.")
-    description = read_json(run_dir / DESCRIPTION_FILE)
-    if description.get("format") != FORMAT:
-        raise InputError(f"{run_dir / DESCRIPTION_FILE} has format {description.get('format')}; this version reads {FORMAT}.")
-    model = Generator.from_json(description["model"])
+    description, model = _read_description(run_dir)
     on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device), abstract)
@@ -186,10 +193,17 @@ def load_generator(run_dir: str | Path, step: int | None = None) -> GeneratorRun
     )
 
 
+def _read_description(run_dir: Path) -> tuple[dict[str, Any], Generator]:
+    """What `generator.json` says, with the model that it describes."""
+    file = run_dir / DESCRIPTION_FILE
+    description: dict[str, Any] = schema.read(file, DESCRIPTION)
+    return description, model_schema.built(file, Generator.from_json, description["model"])
+
+
 def _keep_plan(run_dir: Path, plan: Plan) -> None:
     """Writes the settings beside the description; warns where the run goes on with others than it had."""
     file = run_dir / PLAN_FILE
-    before = read_json(file) if file.is_file() else plan._asdict()
+    before = schema.read(file, schema.record({})) if file.is_file() else plan._asdict()
     changed = [f"{name} = {value!r}" for name, value in plan._asdict().items() if before.get(name) != value]
     if changed:
         warnings.warn(f"{run_dir} continues with other settings than it had: {', '.join(changed)}.", stacklevel=3)

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from de_jax.data.files import only_one, read_json, write_json
+from de_jax.data import schema
+from de_jax.data.files import only_one, write_json
 from de_jax.data.folders import atomic_dir
+from de_jax.data.reading import read_lines
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.training import distributed
+from de_jax.training import distributed, model_schema
 from de_jax.training.checkpoint import Checkpoints
 from de_jax.types import InputError, Params, TrainState
 
@@ -28,6 +30,17 @@ FORMAT = 1
 DESCRIPTION_FILE = "run.json"
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
+_LENGTH = schema.integer(1, schema.MAX_SIZE)
+DESCRIPTION = schema.record(
+    {
+        "format": schema.constant(FORMAT),
+        "model": model_schema.DUAL_ENCODER,
+        "max_query_length": _LENGTH,
+        "max_doc_length": _LENGTH,
+        "max_passages": schema.Maybe(_LENGTH, 1),
+        "tokenizers": schema.record({"query": schema.file_name, "doc": schema.file_name}),
+    }
+)
 
 
 class Run(NamedTuple):
@@ -80,9 +93,8 @@ def describe_run(
         "tokenizers": {"query": query_tokenizer.fingerprint, "doc": doc_tokenizer.fingerprint},
     }
     if (run_dir / DESCRIPTION_FILE).exists():
-        there = read_json(run_dir / DESCRIPTION_FILE)
-        # A setting that came after that run was begun has its default there.
-        check_same(run_dir, {"max_passages": 1, **there, "model": DualEncoder.from_json(there["model"]).to_json()}, description)
+        there, model_there = _read_description(run_dir)
+        check_same(run_dir, {**there, "model": model_there.to_json()}, description)
         return
     if not distributed.is_first():
         return
@@ -120,8 +132,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
         InputError: no run there, no such checkpoint, or a damaged one; names the steps there are.
     """
     run_dir = Path(run_dir)
-    description = _read_description(run_dir)
-    model = DualEncoder.from_json(description["model"])
+    description, model = _read_description(run_dir)
     on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     params = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device),
@@ -143,7 +154,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
         doc_tokenizer=tokenizers["doc"],
         max_query_length=description["max_query_length"],
         max_doc_length=description["max_doc_length"],
-        max_passages=description.get("max_passages", 1),
+        max_passages=description["max_passages"],
     )
 
 
@@ -162,8 +173,10 @@ def read_settings(run_dir: str | Path) -> dict[str, str]:
     path = Path(run_dir) / "config.gin"
     settings: dict[str, str] = {}
     name = ""
-    for line in path.read_text().splitlines() if path.is_file() else ():
+    for number, line in read_lines(path) if path.exists() else ():
         if line[:1].isspace():  # gin writes a long value in the lines below its name, indented
+            if not name:
+                raise InputError(f"{path}, line {number}: an indented line without a setting above it.")
             settings[name] = f"{settings[name]} {line.strip()}".strip()
         elif " =" in line and not line.startswith("#"):
             name, _, value = line.partition(" =")
@@ -171,13 +184,12 @@ def read_settings(run_dir: str | Path) -> dict[str, str]:
     return settings
 
 
-def _read_description(run_dir: Path) -> dict[str, Any]:
+def _read_description(run_dir: Path) -> tuple[dict[str, Any], DualEncoder]:
+    """What `run.json` says, with the model that it describes."""
     if not (run_dir / DESCRIPTION_FILE).is_file():
         raise InputError(f"{run_dir} holds no {DESCRIPTION_FILE}, so it is not a run; give the folder of a training run.")
-    description = read_json(run_dir / DESCRIPTION_FILE)
-    if description.get("format") != FORMAT:
-        raise InputError(f"{run_dir / DESCRIPTION_FILE} has format {description.get('format')}; this version reads {FORMAT}.")
-    return description
+    description: dict[str, Any] = schema.read(run_dir / DESCRIPTION_FILE, DESCRIPTION)
+    return description, model_schema.built(run_dir / DESCRIPTION_FILE, DualEncoder.from_json, description["model"])
 
 
 def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple[int, Params]:

@@ -80,9 +80,9 @@ def test_text_files_stand_beside_the_corpus_blank_lines_too(tmp_path):
     files = {"s0.txt001-10": "c0\n", "s0.txt000-10": "a0\n\n", "s1.txt000-10": "a1\nb1\n", "s1.txt001-10": "c1"}
     expected = [DocQueries("d1", ["a0", "a1"]), DocQueries("d0", ["", "b1"]), DocQueries("d7", ["c0", "c1"])]
     assert released(tmp_path, files, ["d1", "d0", "d7"]) == expected
-    with pytest.raises(InputError, match="s0 has 3 lines, fewer than the corpus has documents"):
+    with pytest.raises(InputError, match=r"s0\S* has 3 lines, fewer than the corpus has documents"):
         released(tmp_path, files, ["d1", "d0", "d7", "d8"])
-    with pytest.raises(InputError, match="s0 has more lines than the corpus has documents, 2"):
+    with pytest.raises(InputError, match=r"s0\S* has more lines than the corpus has documents, 2"):
         released(tmp_path, files, ["d1", "d0"])
 
 

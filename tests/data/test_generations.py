@@ -76,28 +76,29 @@ def test_a_line_that_no_miner_writes_is_named(tmp_path, was, becomes):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "meant"),
+    ("name", "value"),
     [
-        ("num_pairs", "4", "a count"),
-        ("num_pairs", None, "a count"),
-        ("parts", [], "an object of file names"),
-        ("parts", {}, "an object of file names"),
-        ("parts", {"../000002/part-00000.jsonl": "0"}, "an object of file names"),
-        ("checkpoint_step", "8", "a count of updates"),
-        ("checkpoint_step", None, "a count of updates"),
-        ("checkpoint_step", 8.5, "a count of updates"),
-        ("checkpoint_step", True, "a count of updates"),
-        ("checkpoint_step", 10**30, "a count of updates"),
-        ("statistics", [0.5], "an object of finite numbers"),
-        ("statistics", {"overlap_bm25": "0.5"}, "an object of finite numbers"),
-        ("statistics", {"overlap_bm25": None}, "an object of finite numbers"),
-        ("statistics", {"overlap_bm25": 10**400}, "an object of finite numbers"),
+        ("num_pairs", "4"),
+        ("num_pairs", None),
+        ("parts", []),
+        ("parts", {}),
+        ("parts", {"../000002/part-00000.jsonl": "0"}),
+        ("checkpoint_step", "8"),
+        ("checkpoint_step", None),
+        ("checkpoint_step", 8.5),
+        ("checkpoint_step", True),
+        ("checkpoint_step", 10**30),
+        ("statistics", [0.5]),
+        ("statistics", {"overlap_bm25": "0.5"}),
+        ("statistics", {"overlap_bm25": None}),
+        ("statistics", {"overlap_bm25": float("nan")}),
+        ("statistics", {"overlap_bm25": 10**400}),
     ],
 )
-def test_a_manifest_that_says_what_no_miner_says_is_refused(tmp_path, name, value, meant):
+def test_a_manifest_that_says_what_no_miner_says_is_refused(tmp_path, name, value):
     folder = generations.write_generation(tmp_path, 1, MINED, {}).folder
     files.write_json(folder / "manifest.json", files.read_json(folder / "manifest.json") | {name: value})
-    with pytest.raises(DamagedGeneration, match=f"manifest.json: '{name}' is .*, not {meant}"):
+    with pytest.raises(DamagedGeneration, match=rf"manifest\.json: ({name}.* is .*, expected|not valid JSON)"):
         generations.open_generation(tmp_path, 1)
 
 

@@ -25,6 +25,13 @@ def stores(tmp_path_factory, tokenizer):
     return tuple(corpus.build_token_store(texts[kind], tokenizer, folder / kind, progress=False) for kind in "qd")
 
 
+@pytest.mark.parametrize("name", ["{x}", "{run_dir.__class__}", "{}", "{"])
+def test_braces_in_a_folder_of_negatives_are_its_name(stores, name):
+    texts = TrainingTexts("set", *stores, PAIRS, TEXTS)
+    followed = negatives.follow(f"{{run_dir}}/{name}", "runs/a", texts, num_drawn={})
+    assert str(followed.negatives_dir) == f"runs/a/{name}"
+
+
 def mined(shift=0, pairs=PAIRS):
     return [
         Mined(f"q{query}", f"d{doc}", [f"d{(doc + n + shift) % 8}" for n in range(1, 4 - doc % 2)], [f"q{(query + 1 + shift) % 8}"])
@@ -147,7 +154,7 @@ def test_a_damaged_file_of_switches_is_named(tmp_path, stores):
     generations.write_generation(tmp_path / "negatives", 1, mined(), {})
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "switches.jsonl").write_text('{"step": 0, "generation": 1}\n{"step": 0, "generation": 2}\n')
-    with pytest.raises(InputError, match=r"switches.jsonl, line 2: expected a step beyond the last one"):
+    with pytest.raises(InputError, match=r"switches.jsonl, line 2: step is 0, expected a step beyond 0"):
         followed(tmp_path, stores)
 
 

@@ -89,7 +89,7 @@ def test_prompt_stands_before_every_text_and_is_saved_with_the_vocabulary(tmp_pa
     again = text.load_tokenizer(tmp_path)
     assert (again.prompt, again.fingerprint) == (prompted.prompt, prompted.fingerprint)
     (tmp_path / "prompt.json").write_text('{"prompts": 3}')
-    with pytest.raises(InputError, match=r"prompt\.json gives no prompt"):
+    with pytest.raises(InputError, match=r"prompt\.json: prompt is absent"):
         text.load_tokenizer(tmp_path)
 
 

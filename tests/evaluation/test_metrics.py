@@ -154,6 +154,12 @@ def test_an_id_with_a_blank_cannot_stand_in_a_trec_run(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_folder_with_a_blank_in_its_name_gives_six_columns(tmp_path):
+    write_trec_run(tmp_path / "run.trec", {"q": {"d": 1.0}}, name="my first\trun-3")
+    assert (tmp_path / "run.trec").read_text() == "q Q0 d 1 1 my_first_run-3\n"
+    assert read_trec_run(tmp_path / "run.trec") == {"q": {"d": 1.0}}
+
+
 def test_the_least_relevance_goes_into_measures_that_have_one():
     assert with_min_relevance(["nDCG@10", "RR@10", "R@100", "AP"], 2) == ["nDCG@10", "RR(rel=2)@10", "R(rel=2)@100", "AP(rel=2)"]
     assert with_min_relevance(["R(rel=3)@100"], 2) == ["R(rel=3)@100"]

@@ -132,10 +132,12 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
         (modules("Transformer", "Pooling", "LSTM"), "the module 'LSTM' has no place in a tower"),
         (modules("Transformer"), "lists Transformer; a tower is"),
         (modules("Router"), "router_config.json does not exist"),
-        (lambda f: (modules("Router")(f), write(f / "router_config.json", {})), "gives no types .* 'query' and 'document'"),
+        (lambda f: (modules("Router")(f), write(f / "router_config.json", {})), r"router_config\.json: types is absent"),
         (modules("Transformer", "Pooling", "Dense", "Dense"), "lists Transformer, Pooling, Dense, Dense"),
         (modules("Transformer", "Pooling", "Normalize", "Dense"), "lists Transformer, Pooling, Normalize, Dense"),
-        (lambda folder: write(folder / "modules.json", {"0": "Transformer"}), "is no list of modules"),
+        (lambda folder: write(folder / "modules.json", {"0": "Transformer"}), r"modules\.json: found .*, expected a list"),
+        (lambda folder: write(folder / "modules.json", [{"type": "T", "path": "../other"}]), "0/path is '../other'"),
+        (lambda folder: write(folder / "modules.json", [{"type": "T", "path": "/etc"}]), "0/path is '/etc'"),
     ],
 )  # fmt: skip
 def test_what_has_no_place_or_is_missing_is_refused(dense_bert, tmp_path, change, message):

@@ -262,7 +262,7 @@ def test_damaged_embeddings_are_refused(tmp_path):
         (folder / "checksums.json").unlink()  # version 0.1.0 wrote none
     with open(tmp_path / "embeddings.npy", "r+b") as file:
         file.truncate(500)
-    with pytest.raises(InputError, match=r"embeddings\.npy cannot be read"):
+    with pytest.raises(InputError, match=r"embeddings\.npy (is no \.npy file|has \d+ bytes)"):
         open_embeddings(tmp_path)
     (tmp_path / "second" / "ids.json").write_text(json.dumps(["only one"]))
     with pytest.raises(InputError, match="holds 1 ids"):

@@ -224,7 +224,7 @@ def damage(folder, change):
     ("change", "mmap", "message"),
     [
         ("no manifest", False, r"holds no saved index \(no manifest.json\)"),
-        ("format", False, "has format 'something 2'"),
+        ("format", False, "format is 'something 2', expected 'de_jax faiss index 1'"),
         ("short", True, "index.faiss is missing or is not the"),
         ("no ids", False, "ids.json is missing"),
         ("bit", False, "index.faiss does not have the checksum"),

@@ -83,6 +83,11 @@ def test_the_prompt_ends_with_its_input(trained, dataset_dir, capsys, monkeypatc
     assert capsys.readouterr().out == ""
 
 
+def test_a_document_cannot_steer_the_terminal():
+    assert searcher.snippet("a\x1b[2Jb\x07 \x9b31mc\x00\x7f") == "a[2Jb 31mc"
+    assert searcher.printable("d\x1b]0;title") == "d]0;title"
+
+
 def test_a_long_text_is_shown_by_its_beginning():
     assert searcher.snippet("one\n  two") == "one two"
     snippet = searcher.snippet("语" * 1000)
