@@ -14,7 +14,19 @@ import numpy as np
 import tokenizers
 from letters import Letters
 
-from de_jax.data import beir, corpus, curriculum, expansion_files, generations, negatives, reading, relevance, text
+from de_jax.data import (
+    beir,
+    corpus,
+    curriculum,
+    expansion_files,
+    folders,
+    generations,
+    negatives,
+    reading,
+    relevance,
+    store_writer,
+    text,
+)
 from de_jax.evaluation import answers, metrics, plots
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.generator import Generator
@@ -102,10 +114,12 @@ def only(value: dict[str, Any], *names: str) -> Any:
 
 
 def all_readers(folder: Path) -> list[Reader]:
-    """Every reader, its files written below `folder`."""
+    """Every reader, its files written below `folder` without checksums: content alone must tell, as in folders of version 0.1.0."""
     found: list[Reader] = []
     for make in (_plain_files, _texts, _judgements, _queries, _descriptions, _stores, _mined, _settings):
         found += make(folder)
+    for checksums in folder.rglob(folders.CHECKSUMS_FILE):
+        checksums.unlink()
     return found
 
 
@@ -412,7 +426,7 @@ def _stores(folder: Path) -> list[Reader]:
     names = ("factory", "num_docs", "dim")
     assert tokens.num_texts == 3
     return [
-        Reader("token store", folder / "store", ("manifest.json", *corpus.ARRAYS), read_store, naive_store),
+        Reader("token store", folder / "store", ("manifest.json", *store_writer.ARRAYS), read_store, naive_store),
         Reader(
             "embeddings", folder / "embeddings", ("manifest.json", "ids.json", "embeddings.npy"), read_embeddings, naive_embeddings
         ),

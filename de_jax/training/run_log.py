@@ -15,6 +15,7 @@ import numpy as np
 
 from de_jax.data.files import append_text, atomic_file, naming
 from de_jax.data.progress import progress_bar
+from de_jax.data.reading import parse_json
 from de_jax.training.faults import NonFiniteError
 from de_jax.training.fit import Stop
 from de_jax.training.optimizer import Schedule
@@ -166,11 +167,11 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     lines = []
     for number, raw in enumerate([*whole, last], start=1):
         try:
-            line = json.loads(raw.decode())
+            line = parse_json(raw.decode(), allow_nan=True)
             if not isinstance(line["step"], int):
                 raise TypeError
             lines.append(line)
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError):
             if number <= len(whole):
                 warnings.warn(f"{path}, line {number}: damaged, so it is left out; the other lines are kept.", stacklevel=2)
     return lines
