@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import fuzzing
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,12 +40,9 @@ def at_least_1(text):
 
 def parse_args(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--kills", type=at_least_1, default=50, help="kills of training, of mining, of encoding, and of each beside another"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the moments of the kills and of the fuzz; the same seed repeats them"
-    )
+    parser.add_argument("--kills", type=at_least_1, default=50, help="kills of each command")
+    parser.add_argument("--fuzz", type=int, default=10000, help="damaged files that readers are given")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed repeats the moments of the kills, and the fuzz")
     parser.add_argument("--only", default="", help="tests whose name matches, as pytest's -k")
     return parser.parse_args(argv)
 
@@ -56,10 +54,11 @@ def main(argv=None):
     began, outcomes = time.monotonic(), Outcomes()
     with contextlib.redirect_stdout(sys.stderr):
         code = pytest.main(["-m", "soak", "--timeout=36000", *(["-k", args.only] if args.only else [])], plugins=[outcomes])
+    fuzz = fuzzing.run(args.fuzz, args.seed)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    found = {"tests": dict(outcomes.counts), "failed": outcomes.failed, "seconds": round(time.monotonic() - began)}
-    print(json.dumps({"commit": commit, **vars(args), **found}))
-    sys.exit(int(code))
+    found = {"tests": dict(outcomes.counts), "failed_tests": outcomes.failed, "failed_fuzz": fuzz["failures"]}
+    print(json.dumps({"commit": commit, **vars(args), **found, "seconds": round(time.monotonic() - began)}))
+    sys.exit(int(code) or bool(fuzz["failures"]))
 
 
 if __name__ == "__main__":
