@@ -107,7 +107,7 @@ def test_mined_documents_leave_the_doc_to_query_softmax_alone(make_embeddings):
 
 def test_zero_mined_documents_are_none(make_embeddings):
     e = make_embeddings(0, num_neg_docs=0, num_neg_queries=0)
-    empty = e._replace(neg_docs=jnp.zeros((8, 0, 5)), neg_doc_ids=jnp.zeros((8, 0), jnp.int32))
+    empty = e._replace(neg_docs=jnp.zeros((8, 0, 3)), neg_doc_ids=jnp.zeros((8, 0), jnp.int32))
     np.testing.assert_array_equal(in_batch_softmax(empty)[0], in_batch_softmax(e)[0])
 
 

@@ -34,7 +34,7 @@ def test_spread_is_that_of_the_real_rows_alone(make_embeddings):
 
 
 def test_length_is_no_spread_and_a_collapse_is_seen(make_embeddings):
-    e = make_embeddings(num_rows=64, num_padding=0, unique=True, num_neg_docs=0, num_neg_queries=0)
+    e = make_embeddings(num_rows=64, dim=5, num_padding=0, unique=True, num_neg_docs=0, num_neg_queries=0)
     stretched = spread_metrics(e._replace(query=e.query * jnp.arange(1, 65, dtype=jnp.float32)[:, None]))
     np.testing.assert_allclose(stretched["query_variance"], spread_metrics(e)["query_variance"], rtol=1e-5)
     one_vector = spread_metrics(e._replace(query=e.query[:1] + 1e-4 * e.query))
