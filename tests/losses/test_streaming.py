@@ -78,7 +78,7 @@ def test_streaming_equals_dense_where_duplicates_are_negatives(make_embeddings):
 
 
 def test_streaming_equals_dense_where_more_positives_are_known(make_embeddings):
-    dense, streamed = run("samtone_both", make_embeddings(2, num_ids=9, num_positives=2))
+    dense, streamed = run("softmax_smooth", make_embeddings(2, num_ids=9, num_positives=2))
     assert_equal(streamed, dense)
 
 
