@@ -205,7 +205,7 @@ def test_fused_attention_computes_what_ours_does(monkeypatch):
 TOKENS = random_tokens([7, 3], 8)
 
 
-@pytest.mark.parametrize("options", [{"remat": "none"}, {"remat": "dots"}, {"remat": "full"}, {"bias_per_layer": True}])
+@pytest.mark.parametrize("options", [{"remat": "none"}, {"remat": "dots"}, {"remat": "full"}, {"bias_per_layer": True}], ids=str)
 def test_a_loop_over_layers_changes_nothing(options):
     plain, looped = tower_config(bias_per_layer="bias_per_layer" in options), tower_config(**options, scan_layers=True)
     params = tower_params(plain)
