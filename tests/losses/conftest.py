@@ -20,7 +20,7 @@ def make_embeddings():
     """Draws embeddings as JAX arrays: few distinct ids, so duplicates abound; mined negatives with fillers and own positives."""
 
     def make(
-        seed=0, *, num_rows=8, dim=5, num_padding=2, num_ids=5, num_neg_docs=3, num_neg_queries=2, num_positives=0, unique=False
+        seed=0, *, num_rows=8, dim=3, num_padding=2, num_ids=5, num_neg_docs=3, num_neg_queries=2, num_positives=0, unique=False
     ) -> Embeddings:
         rng = np.random.default_rng(seed)
 

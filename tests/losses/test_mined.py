@@ -5,27 +5,31 @@ import jax.numpy as jnp
 import naive
 import numpy as np
 import pytest
+from compiled import compiled
 
+from de_jax.losses import mined
 from de_jax.losses.in_batch import in_batch_softmax
-from de_jax.losses.mined import ance, dance, sampled_softmax
 from de_jax.types import InputError, Sample
+
+ance, dance, sampled_softmax = (compiled(loss) for loss in (mined.ance, mined.dance, mined.sampled_softmax))
 
 
 def test_a_row_does_not_meet_the_negatives_of_another(make_embeddings):
     e = make_embeddings(0, unique=True, num_padding=0)._replace(neg_doc_ids=None)
-    alone = [ance(type(e)(*(None if field is None else field[row : row + 1] for field in e)))[0] for row in range(8)]
+    alone = [ance(jax.tree.map(lambda x, row=row: np.asarray(x)[row : row + 1], e))[0] for row in range(8)]
     np.testing.assert_allclose(ance(e)[0], np.mean(alone), rtol=1e-6)
 
 
 def test_ance_with_one_negative_is_the_logistic_loss_of_the_score_difference(make_embeddings):
     e = make_embeddings(1, unique=True, num_padding=0, num_neg_docs=1)._replace(neg_doc_ids=None)
-    difference = jnp.einsum("BD,BD->B", e.query, e.neg_docs[:, 0] - e.doc)
+    query, doc, neg_docs = (np.asarray(vectors) for vectors in (e.query, e.doc, e.neg_docs))
+    difference = np.einsum("BD,BD->B", query, neg_docs[:, 0] - doc)
     np.testing.assert_allclose(ance(e)[0], np.mean(np.log1p(np.exp(difference))), rtol=1e-5)
 
 
 def test_a_batch_of_one_row_with_in_batch_documents_is_the_plain_softmax(make_embeddings):
     e = make_embeddings(2, num_padding=7)
-    expected, _ = in_batch_softmax(e, temperature=0.1, directions="query_to_doc")
+    expected, _ = compiled(in_batch_softmax)(e, temperature=0.1, directions="query_to_doc")
     np.testing.assert_allclose(ance(e, temperature=0.1, in_batch=True)[0], expected, rtol=1e-5)
 
 
@@ -64,7 +68,7 @@ def test_sampled_softmax_and_its_gradient_equal_loops(make_embeddings):
     e = with_sample(make_embeddings(6))
     vectors = {name: getattr(e, name) for name in ("query", "doc", "neg_docs")}
     of_vectors = lambda vectors: sampled_softmax(e._replace(**vectors), temperature=0.2)[0]  # noqa: E731
-    value, gradient = jax.value_and_grad(of_vectors)(vectors)
+    value, gradient = jax.jit(jax.value_and_grad(of_vectors))(vectors)
     query, doc, neg_docs = (np.asarray(vectors[name], np.float64) for name in vectors)
     losses, expected = [], {name: np.zeros(vector.shape) for name, vector in vectors.items()}
     rows = [row for row in range(len(query)) if e.query_id[row] != -1]

@@ -4,10 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compiled
 
+from de_jax.losses import spread
 from de_jax.losses.in_batch import in_batch_softmax
-from de_jax.losses.spread import spread_metrics, with_spread
+from de_jax.losses.spread import with_spread
 from de_jax.types import PADDING_ID
+
+spread_metrics = compiled(spread.spread_metrics)
 
 
 def by_eigenvalues(vectors):
@@ -34,7 +38,7 @@ def test_spread_is_that_of_the_real_rows_alone(make_embeddings):
 
 
 def test_length_is_no_spread_and_a_collapse_is_seen(make_embeddings):
-    e = make_embeddings(num_rows=64, num_padding=0, unique=True, num_neg_docs=0, num_neg_queries=0)
+    e = make_embeddings(num_rows=64, dim=5, num_padding=0, unique=True, num_neg_docs=0, num_neg_queries=0)
     stretched = spread_metrics(e._replace(query=e.query * jnp.arange(1, 65, dtype=jnp.float32)[:, None]))
     np.testing.assert_allclose(stretched["query_variance"], spread_metrics(e)["query_variance"], rtol=1e-5)
     one_vector = spread_metrics(e._replace(query=e.query[:1] + 1e-4 * e.query))
@@ -49,19 +53,17 @@ def test_length_is_no_spread_and_a_collapse_is_seen(make_embeddings):
 def test_a_loss_is_the_same_with_spread_beside_it_and_so_is_its_gradient(make_embeddings):
     e = make_embeddings()
     plain = lambda e: in_batch_softmax(e, temperature=0.1)  # noqa: E731
-    (value, metrics), (again, more) = plain(e), with_spread(plain)(e)
+    by_query = lambda loss: jax.value_and_grad(lambda query: loss(e._replace(query=query)), has_aux=True)  # noqa: E731
+    ((value, metrics), gradient), ((again, more), same) = (jax.jit(by_query(loss))(e.query) for loss in (plain, with_spread(plain)))
     assert value == again
     assert metrics.keys() < more.keys()
-    gradients = [
-        jax.grad(lambda query, loss=loss: loss(e._replace(query=query))[0])(e.query) for loss in (plain, with_spread(plain))
-    ]
-    np.testing.assert_array_equal(*gradients)
+    np.testing.assert_array_equal(gradient, same)
 
 
 @pytest.mark.parametrize("num_rows", [4, 9])
 def test_a_collapsed_pair_has_the_loss_of_chance(make_embeddings, num_rows):
     e = make_embeddings(num_rows=num_rows, num_padding=0, unique=True, num_neg_docs=0, num_neg_queries=0)
     collapsed = e._replace(query=jnp.broadcast_to(e.query[:1], e.query.shape), doc=jnp.broadcast_to(e.doc[:1], e.doc.shape))
-    _, metrics = in_batch_softmax(collapsed, temperature=0.05)
+    _, metrics = compiled(in_batch_softmax)(collapsed, temperature=0.05)
     np.testing.assert_allclose(metrics["loss_of_chance"], np.log(num_rows), rtol=1e-6)
     np.testing.assert_allclose(metrics["loss_query_to_doc"], metrics["loss_of_chance"], rtol=1e-5)

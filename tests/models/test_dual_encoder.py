@@ -1,9 +1,13 @@
 """What is shared, what is not, and what a gradient reaches."""
 
+import dataclasses
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_params import random_params
 
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
@@ -11,7 +15,7 @@ from de_jax.models.tower import PARTS, TowerConfig
 from de_jax.types import Batch, InputError
 
 
-def tower(num_layers=2, model_dim=16, projection_dim=8, **overrides) -> TowerConfig:
+def tower(num_layers=1, model_dim=16, projection_dim=8, dropout_rate=0.0, **overrides) -> TowerConfig:
     encoder = T5Config(
         vocab_size=31,
         model_dim=model_dim,
@@ -20,7 +24,7 @@ def tower(num_layers=2, model_dim=16, projection_dim=8, **overrides) -> TowerCon
         head_dim=4,
         mlp_dim=16,
         dtype="float32",
-        dropout_rate=0.0,
+        dropout_rate=dropout_rate,
     )
     return TowerConfig(encoder, projection_dim=projection_dim, **overrides)
 
@@ -37,51 +41,49 @@ SHARED = {"sde": PARTS, "ade": (), "ade_spl": ("projection",), "ade_ste": ("embe
 
 @pytest.mark.parametrize("name", SHARED)
 def test_shared_parts_exist_once_and_the_others_twice(name):
-    params = DualEncoder(tower(), tower(), SHARED[name]).init(jax.random.key(0))
+    towers = (tower(num_layers=2), tower()) if name == "ade_spl" else (tower(), tower())
+    model = DualEncoder(*towers, SHARED[name])
+    params = model.shapes()
     own = tuple(part for part in PARTS if part not in SHARED[name])
     assert tuple(params.get("shared", {})) == SHARED[name]
     assert tuple(params.get("query", {})) == own
     assert tuple(params.get("doc", {})) == own
-
-
-@pytest.mark.parametrize("name", SHARED)
-@pytest.mark.parametrize("temperature", [None, 0.1])
-def test_shapes_are_those_of_fresh_parameters(name, temperature):
-    towers = (tower(), tower(num_layers=1)) if name == "ade_spl" else (tower(), tower())
-    model = DualEncoder(*towers, SHARED[name], temperature)
-    assert model.shapes() == jax.eval_shape(model.init, jax.random.key(0))
+    for of_temperature in (model, dataclasses.replace(model, initial_temperature=0.1)):
+        assert of_temperature.shapes() == jax.eval_shape(lambda m=of_temperature: m.init(jax.random.key(0)))
 
 
 def test_sde_embeds_a_text_equally_on_both_sides_and_ade_does_not():
-    tokens = batch().query
     for shared, equal in ((PARTS, True), ((), False)):
         model = DualEncoder(tower(), tower(), shared)
-        params = model.init(jax.random.key(0))
-        assert np.array_equal(model.encode_query(params, tokens), model.encode_doc(params, tokens)) == equal
+        on_both_sides = jax.jit(lambda p, tokens, m=model: (m.encode_query(p, tokens), m.encode_doc(p, tokens)))
+        assert np.array_equal(*on_both_sides(random_params(model.init), batch().query)) == equal
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", ["ade_spl", "ade_ste"])
 def test_query_gradient_reaches_the_query_tower_and_the_shared_parts_only(name):
     model = DualEncoder(tower(), tower(), SHARED[name])
-    params = model.init(jax.random.key(0))
-    gradients = jax.grad(lambda p: jnp.sum(model.encode_query(p, batch().query) * jnp.arange(8.0)[None]))(params)
+    gradient_of = jax.jit(jax.grad(lambda p: jnp.sum(model.encode_query(p, batch().query) * jnp.arange(8.0)[None])))
+    gradients = gradient_of(random_params(model.init))
     moved = {name: any(np.any(leaf) for leaf in jax.tree.leaves(tree)) for name, tree in gradients.items()}
-    assert moved == {name: name != "doc" for name in params}
+    assert moved == {"query": True, "doc": False, "shared": True}
 
 
 def test_towers_of_different_depth_and_width_share_a_projection():
     model = DualEncoder(tower(num_layers=1), tower(num_layers=3), ("projection",))
-    embeddings = model.embed(model.init(jax.random.key(0)), batch())
+    embeddings = jax.eval_shape(model.embed, model.shapes(), batch())
     assert embeddings.query.shape == embeddings.doc.shape == (4, 8)
     model = DualEncoder(tower(model_dim=8), tower(model_dim=16), ())
-    assert model.embed(model.init(jax.random.key(0)), batch()).neg_docs.shape == (4, 3, 8)
+    assert jax.eval_shape(model.embed, model.shapes(), batch()).neg_docs.shape == (4, 3, 8)
+
+
+ADE = DualEncoder(tower(dropout_rate=0.5), tower(dropout_rate=0.5), (), initial_temperature=0.05)
+embed = jax.jit(ADE.embed)
 
 
 def test_mined_negatives_are_embedded_as_documents():
-    model = DualEncoder(tower(), tower(), ())
-    params = model.init(jax.random.key(0))
-    embeddings = model.embed(params, batch())
-    np.testing.assert_allclose(embeddings.neg_docs[2], model.encode_doc(params, batch().neg_docs[2]), atol=1e-6)
+    params = random_params(ADE.init)
+    expected = jax.jit(ADE.encode_doc)(params, batch().neg_docs[2])
+    np.testing.assert_allclose(embed(params, batch()).neg_docs[2], expected, atol=1e-6)
 
 
 def test_sharing_parts_of_different_shape_is_refused():
@@ -95,29 +97,24 @@ def test_towers_must_agree_on_the_embedding_size():
 
 
 def test_learned_temperature_is_a_parameter_with_a_floor():
-    model = DualEncoder(tower(), tower(), initial_temperature=0.05)
-    params = model.init(jax.random.key(0))
-    np.testing.assert_allclose(model.embed(params, batch()).scale, 20.0, rtol=1e-6)
-    params["shared"]["temperature"]["log_scale"] = jnp.asarray(50.0)
-    np.testing.assert_allclose(model.embed(params, batch()).scale, 100.0, rtol=1e-6)
-    assert DualEncoder(tower(), tower()).embed(DualEncoder(tower(), tower()).init(jax.random.key(0)), batch()).scale is None
+    params = random_params(ADE.init)
+    start = jax.jit(lambda: ADE.init(jax.random.key(0))["shared"]["temperature"]["log_scale"])()
+    for log_scale, scale in ((start, 20.0), (np.float32(50.0), 100.0)):
+        params["shared"]["temperature"]["log_scale"] = log_scale
+        np.testing.assert_allclose(embed(params, batch()).scale, scale, rtol=1e-6)
+    without = dataclasses.replace(ADE, initial_temperature=None)
+    assert jax.eval_shape(without.embed, without.shapes(), batch()).scale is None
 
 
 def test_dropout_is_on_exactly_when_a_key_is_given():
-    import dataclasses
-
-    encoder = dataclasses.replace(tower().encoder, dropout_rate=0.5)
-    model = DualEncoder(TowerConfig(encoder, projection_dim=8), TowerConfig(encoder, projection_dim=8))
-    params = model.init(jax.random.key(0))
-    plain, again = (model.embed(params, batch()).query for _ in range(2))
-    dropped, repeated = (model.embed(params, batch(), jax.random.key(7)).query for _ in range(2))
-    np.testing.assert_array_equal(plain, again)
+    params, key = random_params(ADE.init), jax.random.key(7)
+    plain, dropped, repeated = (embed(params, batch(), *rng).query for rng in ((), (key,), (key,)))
+    without = dataclasses.replace(ADE, query=tower(), doc=tower())
+    np.testing.assert_array_equal(plain, jax.jit(without.encode_query)(params, batch().query))
     np.testing.assert_array_equal(dropped, repeated)
     assert not np.allclose(plain, dropped)
 
 
 def test_json_describes_the_model_completely():
     model = DualEncoder(tower(num_layers=1, pooling="first"), tower(normalize=False), ("projection",), initial_temperature=0.02)
-    import json
-
     assert DualEncoder.from_json(json.loads(json.dumps(model.to_json()))) == model

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_params import random_params, tower_params
 
 from de_jax.models.attention import SelfAttention
 from de_jax.models.bert import BertConfig
@@ -28,10 +29,14 @@ def operands(subscripts, dtype):
 @pytest.mark.parametrize("subscripts", PRODUCTS)
 def test_product_and_its_gradients_equal_einsum_in_float32(subscripts):
     a, b = operands(subscripts, jnp.float32)
-    expected, pull_back = jax.vjp(lambda a, b: jnp.einsum(subscripts, a, b, precision="highest"), a, b)
-    actual, our_pull_back = jax.vjp(lambda a, b: product(subscripts, a, b, FLOAT32), a, b)
-    np.testing.assert_allclose(actual, expected, atol=1e-5)
-    for ours, theirs in zip(our_pull_back(jnp.cos(expected)), pull_back(jnp.cos(expected)), strict=True):
+
+    def with_gradients(multiply):
+        value, pull_back = jax.vjp(multiply, a, b)
+        return value, *pull_back(jnp.cos(value))
+
+    expected = jax.jit(lambda: with_gradients(lambda a, b: jnp.einsum(subscripts, a, b, precision="highest")))()
+    actual = jax.jit(lambda: with_gradients(lambda a, b: product(subscripts, a, b, FLOAT32)))()
+    for ours, theirs in zip(actual, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
@@ -39,40 +44,45 @@ def test_product_and_its_gradients_equal_einsum_in_float32(subscripts):
 def test_bfloat16_product_is_accumulated_in_float32_and_its_gradients_keep_the_operands_dtypes(subscripts):
     a, b = operands(subscripts, jnp.bfloat16)
     b = b.astype(jnp.float32)  # as a parameter comes
-    wide = jnp.einsum(subscripts, a.astype(jnp.float32), b, precision="highest")
-    actual, pull_back = jax.vjp(jax.jit(lambda a, b: product(subscripts, a, b, FLOAT32)), a, b)
+    wide = np.einsum(subscripts, np.asarray(a, np.float64), np.asarray(b, np.float64))
+    actual, *gradients = jax.jit(lambda a, b: _value_and_gradients(subscripts, a, b))(a, b)
     assert actual.dtype == jnp.float32
     np.testing.assert_allclose(actual, wide, atol=1e-5)
-    assert [gradient.dtype for gradient in pull_back(jnp.ones_like(actual))] == [jnp.bfloat16, jnp.float32]
+    assert [gradient.dtype for gradient in gradients] == [jnp.bfloat16, jnp.float32]
+
+
+def _value_and_gradients(subscripts, a, b):
+    value, pull_back = jax.vjp(lambda a, b: product(subscripts, a, b, FLOAT32), a, b)
+    return value, *pull_back(jnp.ones_like(value))
 
 
 def test_parameter_gradient_of_a_bfloat16_product_is_not_rounded():
     x = jnp.ones((1, 300, 1), jnp.bfloat16)
     linear = Linear(1, 1.0, jnp.dtype(jnp.bfloat16))
-    params = linear.init(jax.random.key(0), x)
-    gradient = jax.grad(lambda p: jnp.sum(linear.apply(p, x).astype(jnp.float32)))(params)
+    params = random_params(lambda key: linear.init(key, x))
+    gradient = jax.jit(jax.grad(lambda p: jnp.sum(linear.apply(p, x).astype(jnp.float32))))(params)
     assert float(gradient["params"]["kernel"][0, 0]) == 300.0  # bfloat16 has no 301 and sums 300 ones to 256
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (2, 7), (4, 32)])
-@pytest.mark.parametrize(("num_heads", "head_dim", "mlp_dim"), [(1, 1, 1), (3, 8, 33)])
+@pytest.mark.parametrize(
+    ("shape", "num_heads", "head_dim", "mlp_dim"), [((1, 1), 1, 1, 1), ((3, 1), 3, 8, 33), ((2, 7), 3, 8, 33), ((4, 32), 1, 1, 1)]
+)
 def test_bfloat16_gradients_of_odd_sizes_exist(shape, num_heads, head_dim, mlp_dim):
-    config = T5Config(vocab_size=9, model_dim=6, num_layers=1, num_heads=num_heads, head_dim=head_dim, mlp_dim=mlp_dim)
-    tower, tokens = Tower(TowerConfig(config, projection_dim=4)), jnp.ones(shape, jnp.int32)
-    params = tower.init(jax.random.key(0), tokens)
-    rngs = {"dropout": jax.random.key(1)}
-    gradients = jax.jit(jax.grad(lambda p: jnp.sum(tower.apply(p, tokens, False, rngs=rngs)[..., 0])))(params)
+    encoder = T5Config(vocab_size=9, model_dim=6, num_layers=1, num_heads=num_heads, head_dim=head_dim, mlp_dim=mlp_dim)
+    config, tokens = TowerConfig(encoder, projection_dim=4), np.ones(shape, np.int32)
+    embed = lambda p: Tower(config).apply(p, tokens, False, rngs={"dropout": jax.random.key(1)})  # noqa: E731
+    gradients = jax.jit(jax.grad(lambda p: jnp.sum(embed(p)[..., 0])))(tower_params(config))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
 
 
 @pytest.mark.parametrize("width", [1, 6, 7])
 def test_dropout_zeroes_its_share_and_keeps_the_mean(width):
-    x = jnp.ones((20000 // width, 3, width))
-    y = Dropout(0.3).apply({}, x, False, rngs={"dropout": jax.random.key(0)})
+    x = np.ones((20000 // width, 3, width), np.float32)
+    y = np.asarray(jax.jit(lambda x: Dropout(0.3).apply({}, x, False, rngs={"dropout": jax.random.key(0)}))(x))
     assert y.shape == x.shape
-    np.testing.assert_allclose(jnp.mean(y == 0), 0.3, atol=0.01)
-    np.testing.assert_allclose(jnp.unique(y), [0.0, 2**16 / (2**16 - round(0.3 * 2**16))], rtol=1e-6)
-    columns = np.asarray(y == 0).reshape(-1, width)
+    np.testing.assert_allclose(np.mean(y == 0), 0.3, atol=0.01)
+    np.testing.assert_allclose(np.unique(y), [0.0, 2**16 / (2**16 - round(0.3 * 2**16))], rtol=1e-6)
+    columns = (y == 0).reshape(-1, width)
     if width > 1:  # the two values that share a draw are independent
         assert abs(np.corrcoef(columns[:, 0], columns[:, 1])[0, 1]) < 0.05
 
@@ -83,16 +93,18 @@ def test_dropout_is_off_when_deterministic_or_of_rate_zero():
     assert Dropout(0.0).apply({}, x, False) is x
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_inference_params_give_bit_equal_embeddings(dtype):
-    config = T5Config(vocab_size=31, model_dim=16, num_layers=2, num_heads=2, head_dim=8, mlp_dim=24, dtype=dtype)
-    model = DualEncoder(TowerConfig(config, projection_dim=8), TowerConfig(config, projection_dim=8), ("projection",))
-    params = model.init(jax.random.key(0))
+def test_inference_params_give_bit_equal_embeddings():
+    sizes = {"vocab_size": 31, "model_dim": 16, "num_layers": 1, "num_heads": 2, "head_dim": 8, "mlp_dim": 24}
+    towers = {"query": "float32", "doc": "bfloat16"}
+    model = DualEncoder(
+        *(TowerConfig(T5Config(**sizes, dtype=dtype), projection_dim=8) for dtype in towers.values()), ("projection",)
+    )
+    params = random_params(model.init)
     tokens = np.random.default_rng(0).integers(1, 31, (3, 6)).astype(np.int32)
     for tower, encode in (("query", model.encode_query), ("doc", model.encode_doc)):
         rounded = model.inference_params(params, tower)
         assert set(rounded) == {tower, "shared"}
-        assert rounded[tower]["encoder"]["layers_0"]["mlp"]["wo"]["kernel"].dtype == dtype
+        assert rounded[tower]["encoder"]["layers_0"]["mlp"]["wo"]["kernel"].dtype == towers[tower]
         np.testing.assert_array_equal(jax.jit(encode)(rounded, tokens), jax.jit(encode)(params, tokens))
 
 
