@@ -227,8 +227,8 @@ def _wanted_type(value: Any, hint: Any) -> str | None:
         return None if _is_finite(value) else "a finite number"
     if hint is str:
         return "a string" if not _is_text(value) else LOCAL if is_address(value) else None
-    if not inspect.isclass(hint) or hint is object:
-        return None  # `Any`, a type variable
+    if hint in (Any, object) or not inspect.isclass(hint):
+        return None  # anything, or a type variable
     if getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False):
         is_fine = not isinstance(value, str | numbers.Number | tuple | list | dict | None)
     else:

@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import typing
+from collections.abc import Mapping
 
 import gin
 import jax
@@ -236,3 +237,7 @@ def test_a_tower_without_layers_averages_its_embeddings(config):
     if config is T5Config:  # which has a norm after its layers
         embedded = embedded / jnp.sqrt(jnp.mean(embedded**2, axis=-1, keepdims=True) + 1e-6)
     np.testing.assert_allclose(plain[0, 0], embedded[0, :3].mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_mapping_of_anything_takes_anything():
+    settings.check_value("seqio_pairs.module_args", {"a": 1, "b": "x", "c": None}, Mapping[str, typing.Any] | None)
