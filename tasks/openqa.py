@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from de_jax.data import reading, schema
 from de_jax.tasks import registering
@@ -125,7 +126,7 @@ def _records(path: Path) -> Iterator[Any]:
 class _Text:
     """What is left of a file of JSON, a part of it in memory."""
 
-    def __init__(self, path: Path, file: IO[str]) -> None:
+    def __init__(self, path: Path, file: io.TextIOBase) -> None:
         self._path, self._file, self._left, self._line = path, file, "", 1
 
     def is_at_end(self) -> bool:

@@ -90,7 +90,7 @@ def test_a_resumed_stream_goes_on_in_the_same_group_with_the_same_draws(folder):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"relevance": "bleu"}, "the measure is 'bleu'"),
+        ({"relevance": "bleu"}, "relevance is 'bleu'"),
         ({"relevance_file": "scores.jsonl", "negatives_dir": "somewhere"}, "has no scores for hard negatives"),
         ({"max_passages": 2}, "documents of one passage"),
         ({"strategy": "gold", "negatives_dir": "somewhere"}, "has no query for hard negatives"),

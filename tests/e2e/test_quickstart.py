@@ -30,5 +30,5 @@ def test_quickstart_writes_its_report_and_pictures_and_runs_again_at_once(tmp_pa
 
 
 def test_an_impossible_number_of_documents_is_refused(tmp_path):
-    with pytest.raises(InputError, match="--max_docs is 0; it is at least 1"):
+    with pytest.raises(InputError, match="--max_docs is 0; it must be at least 1"):
         quickstart.main([f"--run_dir={tmp_path / 'run'}", "--max_docs=0"])
