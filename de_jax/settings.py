@@ -118,7 +118,7 @@ def hints(configurable: Any) -> dict[str, Any]:
         found = typing.get_type_hints(target, include_extras=True)
     except NameError:  # a user's own function, whose annotations are for a type checker alone
         return {}
-    return {name: hint for name, hint in found.items() if name != "return"}
+    return {name: hint for name, hint in found.items() if name != "return" and typing.get_origin(hint) is not typing.ClassVar}
 
 
 def shown(value: Any) -> str:

@@ -34,6 +34,11 @@ def actions_of(monkeypatch):
     return of
 
 
+def given(action, value):
+    """A command line that gives this argument a value."""
+    return f"{action.option_strings[-1]}={value}" if action.option_strings else str(value)
+
+
 def leaves(parser):
     """The parser, or in its place those of its actions."""
     choices = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
@@ -50,7 +55,7 @@ def test_no_path_of_any_command_may_be_an_address(verb, actions_of):
                 continue
             for value in ("gs://bucket/run", "s3://bucket/run", "name=gs://bucket/run"):
                 with pytest.raises(InputError, match=r"://bucket/run; it must be a path on this machine"):
-                    parser.parse_args([f"{action.option_strings[-1]}={value}"])
+                    parser.parse_args([given(action, value)])
 
 
 @pytest.mark.parametrize("verb", VERBS)

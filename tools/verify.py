@@ -42,8 +42,8 @@ def _is_unfinished(path: Path) -> bool:
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="a run, a token store, embeddings, or a folder of such folders")
+    parser = command.Parser(description=__doc__)
+    parser.add_argument("folder", type=command.Path, help="a run, a token store, embeddings, or a folder of such folders")
     return parser.parse_args(argv)
 
 

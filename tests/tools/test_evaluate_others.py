@@ -157,9 +157,9 @@ def test_bad_trec_files_are_refused(tmp_path, trec):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"_id": "q0", "answers": "fox"}', "line 1: expected an object with '_id' and 'answers'"),
-        ('{"_id": "q0", "answers": []}', "line 1: expected an object"),
-        ('{"_id": "q0"', "line 1: expected an object"),
+        ('{"_id": "q0", "answers": "fox"}', "line 1: answers is 'fox', expected a list"),
+        ('{"_id": "q0", "answers": []}', "line 1: answers is"),
+        ('{"_id": "q0"', "line 1: not valid JSON"),
         ('{"_id": "q0", "answers": [" "]}', "line 1: the answer ' ' has no word"),
         ('{"_id": "q0", "answers": ["a"]}\n{"_id": "q0", "answers": ["b"]}', "line 2: the question q0 was answered before"),
         ('{"_id": "q9", "answers": ["a"]}', "queries that are not in"),

@@ -111,7 +111,7 @@ def test_bm25_finds_documents_with_the_querys_words(printed, dataset_dir, tmp_pa
         ),
         ({"bm25": True, "negatives_dir": "out", "margin": 0.1}, "BM25 knows nothing of margin"),
         ({"bm25": True, "negatives_dir": "out", "split": "dev"}, "dev"),
-        ({"bm25": True, "negatives_dir": "out", "first_rank": 0}, "hold no candidate"),
+        ({"bm25": True, "negatives_dir": "out", "first_rank": 0}, "--first_rank is 0; it must be at least 1"),
     ],
 )
 def test_what_cannot_be_mined_is_refused_and_nothing_is_written(printed, dataset_dir, tmp_path, monkeypatch, flags, sentence):

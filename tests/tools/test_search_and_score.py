@@ -1,6 +1,7 @@
 """encode_corpus, search and evaluate_pairs on a tiny run with random parameters."""
 
 import io
+import itertools
 import json
 
 import jax
@@ -142,14 +143,15 @@ def export(folder, tokenizer, *, with_dev=True):
 
 def test_an_exported_task_scores_as_its_beir_folder_does(trained, dataset_dir, tmp_path, printed):
     folder = export(tmp_path / "pairs", load_run(trained).query_tokenizer)
-    scores = []
-    for flags in ({}, {"keep_identical_ids": True}):
-        report = printed(evaluate_pairs, run_dir=trained, pairs_dir=folder, step=3, **flags)
-        expected = printed(evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, step=3, no_bm25=True, **flags)["dense"]
-        assert (report["num_queries"], report["num_docs"], report["step"]) == (2, 10, 3)
-        scores.append({name: report[name] for name in ("ndcg@10", "mrr@10")})
-        assert scores[-1] == {name: expected[name] for name in ("ndcg@10", "mrr@10")}
-    assert scores[0] != scores[1]
+    scores = {}
+    for step, keep in itertools.product((3, 7), (False, True)):
+        flags = {"keep_identical_ids": True} if keep else {}
+        report = printed(evaluate_pairs, run_dir=trained, pairs_dir=folder, step=step, **flags)
+        expected = printed(evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, step=step, no_bm25=True, **flags)["dense"]
+        assert (report["num_queries"], report["num_docs"], report["step"]) == (2, 10, step)
+        scores[step, keep] = {name: report[name] for name in ("ndcg@10", "mrr@10")}
+        assert scores[step, keep] == {name: expected[name] for name in ("ndcg@10", "mrr@10")}
+    assert any(scores[step, True] != scores[step, False] for step in (3, 7))
 
 
 def test_an_export_that_cannot_score_the_run_is_refused(trained, tmp_path):
