@@ -19,7 +19,7 @@ def test_quickstart_writes_its_report_and_pictures_and_runs_again_at_once(tmp_pa
     report = json.loads((run_dir / "report.json").read_text())
     assert json.loads(printed.out) == report
     assert all(set(report[name]) == MEASURES for name in ("bm25", "untrained", "trained"))
-    assert report["trained"]["recall@100"] > 2 * report["untrained"]["recall@100"]
+    assert report["trained"]["recall@100"] > 0.1 + report["untrained"]["recall@100"]  # which finds many of 1,000 documents
     assert report["num_docs"] == 1000
     assert {"steps", "seconds", "pairs_per_s"} <= set(report)
     for picture in ("curves.png", "embeddings.png"):
