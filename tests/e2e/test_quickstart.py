@@ -10,16 +10,18 @@ from de_jax.types import InputError
 MEASURES = {"ndcg@10", "mrr@10", "recall@100"}
 
 
-def test_quickstart_writes_its_report_and_pictures_and_runs_again_at_once(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("num_steps", [4, pytest.param(40, marks=pytest.mark.soak)])
+def test_quickstart_writes_its_report_and_pictures_and_runs_again_at_once(tmp_path, monkeypatch, capsys, num_steps):
     monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path / "cache"))
     run_dir = tmp_path / "quickstart"
-    options = [f"--run_dir={run_dir}", "--max_docs=1000", "--num_steps=40"]
+    options = [f"--run_dir={run_dir}", "--max_docs=1000", f"--num_steps={num_steps}"]
     quickstart.main(options)
     printed = capsys.readouterr()
     report = json.loads((run_dir / "report.json").read_text())
     assert json.loads(printed.out) == report
     assert all(set(report[name]) == MEASURES for name in ("bm25", "untrained", "trained"))
-    assert report["trained"]["recall@100"] > 0.1 + report["untrained"]["recall@100"]  # which finds many of 1,000 documents
+    if num_steps == 40:
+        assert report["trained"]["recall@100"] > 0.1 + report["untrained"]["recall@100"]  # which finds many of 1,000 documents
     assert report["num_docs"] == 1000
     assert {"steps", "seconds", "pairs_per_s"} <= set(report)
     for picture in ("curves.png", "embeddings.png"):
