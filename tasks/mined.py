@@ -55,7 +55,7 @@ def register(name: str, *, negatives_dir: str, texts: str, num_neg_docs: int = 0
 
 
 def _found(folder: Path, name: str) -> tuple[list[Path], registering.Reader]:
-    """The files of a generation, or of a folder that is none, and their reader."""
+    """The files of a generation, or the jsonl files of another folder, and their reader."""
     paths = sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")])
     is_generation = (folder / "manifest.json").exists() or re.fullmatch("[0-9]{6,}", folder.resolve().name)
     if not paths or is_generation or generations.numbers(folder):

@@ -23,6 +23,7 @@ import numpy as np
 from de_jax.data import files, generations, schema
 from de_jax.data.batches import Negatives
 from de_jax.data.generations import DamagedGeneration
+from de_jax.data.reading import read_bytes
 from de_jax.data.rows_of_pairs import TrainingTexts, rows_of_pairs
 from de_jax.types import InputError
 
@@ -278,7 +279,7 @@ def read_switches(path: str | Path) -> list[Switch]:
     """
     path = Path(path)
     switches: list[Switch] = []
-    num_whole = path.read_bytes().count(b"\n") if path.exists() else 0
+    num_whole = read_bytes(path).count(b"\n") if path.exists() else 0
     records = schema.read_records(path, _SWITCH) if path.exists() else iter(())
     while True:
         try:

@@ -193,22 +193,11 @@ def of_class(kind: Any, **given: Check) -> Check:
     return record({name: check if is_needed[name] else Maybe(check) for name, check in checks.items()}, only=True)
 
 
-def inside(folder: Path, name: str) -> Path:
-    """The path of a file or folder that a description names, which must lie in the description's own folder.
+def relative(value: Any) -> str:
+    """The name of a file below the folder that a description stands in; "" is the folder itself.
 
     Symbolic links are followed wherever they lead: the hub's cache consists of them.
-
-    Raises:
-        InputError: the name is absolute or leads out of the folder.
     """
-    try:
-        return folder / relative(name)
-    except Mismatch:
-        raise InputError(f"{folder}: the name {_SHORT.repr(name)} leads out of the folder; copy the folder again.") from None
-
-
-def relative(value: Any) -> str:
-    """The name of a file below the folder that a description stands in; "" is the folder itself."""
     path = Path(text(value))
     if path.is_absolute() or ".." in path.parts or "\0" in value or "\\" in value:
         raise Mismatch(value, "the name of a file in the same folder")

@@ -83,7 +83,7 @@ def checked_pooling(name: str) -> str:
     """What a tower calls a pooling of `POOLING`.
 
     Raises:
-        InputError: a pooling that there is none of.
+        InputError: an unknown pooling.
     """
     if name not in POOLING:
         raise InputError(f"pooling is {name!r}; a tower has {' or '.join(POOLING)}.")
