@@ -22,9 +22,9 @@ from typing import Any
 
 from benchmarks import commands
 from de_jax import command
+from de_jax.configurables import read_recipe
 from de_jax.data import beir
 from de_jax.evaluation import daft_plots, dev_scores, plots
-from de_jax.recipe import read_recipe
 from de_jax.train import first_params
 from de_jax.training import run_log
 from de_jax.training.collapse import CHANCE, LOSS, CollapseAlarm, diagnoses

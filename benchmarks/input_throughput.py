@@ -11,6 +11,7 @@ one repeat. `opening` is what happens before the first step: texts are tokenized
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import itertools
 import json
@@ -28,6 +29,7 @@ from benchmarks import lengths, measure
 from benchmarks.step_time import Ours
 from de_jax import command
 from de_jax.data import beir, text
+from de_jax.data.options import PairsOptions
 from de_jax.data.pair_store import stored_pairs
 from de_jax.data.seqio_batches import import_seqio, seqio_pairs
 from de_jax.data.training_set import TrainingSet, beir_pairs
@@ -86,15 +88,16 @@ class _Input:
 def _open_sources(folder: Path, args: argparse.Namespace) -> tuple[dict[str, TrainingSet], dict[str, float]]:
     """The sources by name, and the seconds that each took to open."""
     now = measure.CLOCKS[args.clock]
-    options = {"batch_size": args.batch_size, "seed": args.seed}
+    options = PairsOptions(batch_size=args.batch_size, seed=args.seed)
     dataset, tokenizer = {"dataset_dir": str(folder / "data")}, {"tokenizer": str(folder)}
-    makers: dict[str, Callable[[], TrainingSet]] = {"beir_pairs": lambda: beir_pairs(**dataset, **tokenizer, **options)}
+    with_tokenizer = dataclasses.replace(options, **tokenizer)
+    makers: dict[str, Callable[[], TrainingSet]] = {"beir_pairs": lambda: beir_pairs(**dataset, options=with_tokenizer)}
     if importlib.util.find_spec("seqio") is not None:
         import_seqio()  # its seconds are not those of the data
 
         arguments = {"task": "benchmark", "module": "de_jax.tasks.beir", "module_args": dataset | tokenizer}
-        makers["seqio_pairs"] = lambda: seqio_pairs(**arguments, **options)
-        makers["stored_pairs"] = lambda: stored_pairs(pairs_dir=str(next(folder.glob("cache/pair_stores/benchmark-*"))), **options)
+        makers["seqio_pairs"] = lambda: seqio_pairs(**arguments, options=options)
+        makers["stored_pairs"] = lambda: stored_pairs(str(next(folder.glob("cache/pair_stores/benchmark-*"))), options=options)
     sources, opening = {}, {}
     for name, make in makers.items():
         start = now()

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from de_jax.configurables import read_recipe
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.recipe import read_recipe
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers", "sentence-transformers")
 

@@ -55,7 +55,7 @@ class Step:
 
     def __init__(self, args: argparse.Namespace, name: str) -> None:
         self.recipe, self._num_steps = _recipe(args, name), args.num_steps
-        mesh, rng = self.recipe.mesh(), np.random.default_rng(args.seed)
+        mesh, rng = self.recipe.devices.mesh(), np.random.default_rng(args.seed)
         abstract = jax.eval_shape(self.recipe.init)
         shardings = sharding_rules.state_shardings(abstract, mesh)
         like = sharding_rules.with_shardings(abstract, shardings)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import ast
-import copy
-import importlib.resources
+import argparse
+import dataclasses
+import difflib
+import functools
 import inspect
-import logging
-import re
-import tokenize
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import gin
 
-from de_jax import gin_files as gin_files_
-from de_jax import settings
+from de_jax import gin_settings, settings
 from de_jax.data.curriculum import Curriculum
+from de_jax.data.options import PairsOptions
 from de_jax.data.pair_store import stored_pairs
 from de_jax.data.seqio_batches import seqio_pairs
 from de_jax.data.training_set import beir_pairs
+from de_jax.gin_settings import Bound, Macro, Reference, Setting, Settings, is_literal, replaced, values_in
 from de_jax.interop.fine_tuning import pretrained_tokenizer, pretrained_tower
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
 from de_jax.losses.mined import ance, dance, sampled_softmax
@@ -29,6 +27,7 @@ from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
+from de_jax.recipe import Devices, HardNegatives, Initialization, Logging, Optimization, Recipe
 from de_jax.retrieval.miner import Miner
 from de_jax.training.alignment import Alignment
 from de_jax.training.collapse import CollapseAlarm
@@ -46,190 +45,259 @@ MINERS = (Miner, NegativeCache)
 MESH = (make_mesh,)
 HOOKS = (Alignment, CollapseAlarm)
 
-RECIPES_DIR = str(importlib.resources.files("de_jax.gin_configs"))
+GROUPS = (PairsOptions, Optimization, Initialization, HardNegatives, Devices, Logging)
+"""Settings of several parts in one: `PairsOptions.batch_size` holds for every source of pairs, `beir_pairs.batch_size` for one."""
+
+_REPLACEABLE = (*MODELS, *LOSSES, *DATA, *MINERS, *HOOKS)
+_own: dict[str, Any] = {}
 
 
 def register(*more: tuple[str, Any]) -> None:
-    """Makes everything above known to gin under its own name, and `more` under the names given.
+    """Makes functions and classes known to gin under the names given, so that `train.loss = @name` finds them.
 
     What is given again under a name replaces what had it, so that a notebook's cell can be mended and run again.
     """
-    own = {configurable.__name__: configurable for configurable in (*MODELS, *LOSSES, *OPTIMIZERS, *DATA, *MINERS, *MESH, *HOOKS)}
-    for name, configurable in {**own, **_registered, **dict(more)}.items():
-        if _registered.get(name) is configurable:
-            continue
-        with gin.unlock_config(), gin.config.interactive_mode():
-            gin.external_configurable(configurable, name=name, module="de_jax")
-        _registered[name] = configurable
-    # First, not last as gin's own function would have it: gin takes "models/x.gin" for a file of a Python package `models`.
-    if RECIPES_DIR not in gin.config._LOCATION_PREFIXES:
-        gin.config._LOCATION_PREFIXES.insert(0, RECIPES_DIR)
+    _own.update(more)
 
 
-_registered: dict[str, Any] = {}
-_typed: set[str] = set()
-"""Names of the settings that did not come from a file."""
+def known() -> dict[str, Any]:
+    """All that gin can see, by name."""
+    parts = (*MODELS, *LOSSES, *OPTIMIZERS, *DATA, *MINERS, *MESH, *HOOKS, *GROUPS)
+    return {**{part.__name__: part for part in parts}, "train": Recipe, **_own}
 
 
-def parse(gin_files: Sequence[str], bindings: Sequence[str], *, allow_imports: bool = False) -> None:
-    """Reads recipes and then `name=value` settings, which win.
+class Built(NamedTuple):
+    """A recipe, and the settings that it was built with."""
 
-    Args:
-        gin_files: paths, or names under the package's own `gin_configs`, such as "recipes/sde.gin".
-        bindings: for example `train.num_steps=100`; a value that is not a gin literal is taken as a string.
-        allow_imports: whether the files may import modules outside this package.
+    recipe: Recipe
+    settings: dict[str, tuple[Any, bool]]  # by name: the value as it was written, or the default, and whether it is the default
 
-    Raises:
-        InputError: a missing file, a syntax error, an import, a name that nothing has, or a value that its setting cannot have.
-    """
-    register()
-    gin.clear_config()
-    _typed.clear()
-    _typed.update(binding.partition("=")[0].strip() for binding in bindings)
-    files = [_find(name) for name in gin_files]
-    for file in files:
-        gin_files_.check(file, _find_included, allow_imports=allow_imports)
-    try:
-        logging.disable(logging.ERROR)  # gin logs every place that it looks for an included file in
-        gin.parse_config_files_and_bindings(files, [_as_binding(binding) for binding in bindings], finalize_config=True)
-    except (ValueError, SyntaxError, TypeError, OSError, AttributeError, ImportError, tokenize.TokenError) as error:
-        raise InputError(f"the gin settings cannot be used: {sentence(error)}") from None
-    finally:
-        logging.disable(logging.NOTSET)
-    _check_values()
+    def as_gin(self) -> str:
+        """Every setting that was read, as a gin file."""
+        by_part: dict[str, list[str]] = {}
+        for name, (value, _) in sorted(self.settings.items(), key=lambda item: item[0].lower()):
+            by_part.setdefault(name.rpartition(".")[0], []).append(f"{name} = {value!r}")
+        return "\n".join(f"# {part or 'Macros'}\n" + "".join(f"{line}\n" for line in lines) for part, lines in by_part.items())
 
 
-def sentence(error: Exception) -> str:
-    """An error of gin, or of what it called, in one line; functions and classes have their names."""
-    lines = [line for line in str(error).splitlines() if not line.lstrip().startswith("In call to configurable")]
-    return re.sub(r"<(?:function|class) '?(?:[\w<>]+\.)*(\w+)[^>]*>", r"@\1", " ".join(" ".join(lines).split()))
-
-
-def _check_values() -> None:
-    """Checks the value of every binding by its annotation; a reference is checked when it is called."""
-    for (scope, name), values in gin.config._CONFIG.items():
-        configurable = _registered.get(name.removeprefix("de_jax."))
-        hints = settings.hints(configurable) if configurable else {}
-        for parameter, value in values.items():
-            value = _without_macros(value)
-            if parameter in hints and not any(_references(value)):
-                settings.check_value(_label(scope, name, parameter), value, hints[parameter])
-
-
-def _without_macros(value: Any) -> Any:
-    """A binding's value with each %NAME replaced by what NAME stands for."""
-    if isinstance(value, gin.config.ConfigurableReference):
-        bound = gin.config._CONFIG.get(value.config_key, {}) if value.selector == "gin.macro" else {}
-        return _without_macros(bound["value"]) if "value" in bound else value
-    if isinstance(value, Mapping):
-        return {key: _without_macros(entry) for key, entry in value.items()}
-    return type(value)(map(_without_macros, value)) if isinstance(value, list | tuple) else value
-
-
-def _references(value: Any) -> Iterator[Any]:
-    """The references to configurables in a binding's value."""
-    if isinstance(value, gin.config.ConfigurableReference):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for entry in value.values() if isinstance(value, Mapping) else value:
-            yield from _references(entry)
-
-
-def setting(configurable: Any, parameter: str) -> Any:
-    """The value that a recipe gives a configurable's parameter, or its default.
+def build(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Built:
+    """The recipe that gin files and `name=value` settings describe; see `gin_settings.read`.
 
     Raises:
-        KeyError: it has no such parameter.
+        InputError: what cannot be read, an unknown name, a missing setting, a value that its setting cannot have or that does not
+            fit the others, or a setting that nothing reads.
     """
-    default = inspect.signature(configurable).parameters[parameter].default
-    bound = gin.get_bindings(configurable.__name__, resolve_references=False).get(parameter, default)
-    return copy.deepcopy(bound)  # which is how gin calls what a reference names
+    bound = gin_settings.read(gin_files, bindings, allow_imports=allow_imports)
+    builder = _Builder(bound)
+    recipe = builder.call("train", "")
+    builder.check_all_read()
+    return Built(recipe, builder.operative)
 
 
-def check_all_used(will_call: Any = None) -> None:
-    """Refuses bindings that nothing has read, which is what a misplaced or leftover setting looks like.
-
-    Call it once everything that a recipe configures has been called. A file may hold the settings of a part that a later file or
-    setting replaces or takes out: a model, a loss, a miner, an alarm. A setting typed on the command line must be read.
-
-    Args:
-        will_call: a configurable that was not called yet; what its settings refer to counts as called with it.
-
-    Raises:
-        InputError: names the bindings.
-    """
-    # gin offers its tables as text only; the private ones are what that text is made of.
-    bindings, used = gin.config._CONFIG, gin.config._OPERATIVE_CONFIG | _reads(will_call)
-    parts = (*MODELS, *LOSSES, *MINERS, *HOOKS)
-    replaceable = {f"de_jax.{configurable.__name__}" for configurable in parts} - {key[1] for key in used}
-    unused = []
-    for (scope, name), values in bindings.items():
-        if name in replaceable:
-            values = {parameter: value for parameter, value in values.items() if _label(scope, name, parameter) in _typed}
-        read: set[str] = set().union(*(used[key] for key in used if key[1] == name and _applies(scope, key[0])))
-        unused += [_label(scope, name, parameter) for parameter in values.keys() - read]
-    if unused:
-        raise InputError(f"nothing in this recipe reads {', '.join(sorted(unused))}; remove the setting or mend its name.")
+def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Recipe:
+    """The recipe of `build` alone."""
+    return build(gin_files, bindings, allow_imports=allow_imports).recipe
 
 
-def _reads(configurable: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    """The settings that a call of a configurable reads, and those that they refer to: by active scope and name, as gin has them."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    waiting = [("", f"de_jax.{configurable.__name__}")] if configurable is not None else []
-    while waiting:
-        active, name = waiting.pop()
-        if (active, name) in found:
-            continue
-        # gin looks a macro up by its whole scope, so both agree there too.
-        read = {scope: values for (scope, other), values in gin.config._CONFIG.items() if other == name and _applies(scope, active)}
-        found[active, name] = {parameter: None for values in read.values() for parameter in values}
-        for value in (value for values in read.values() for value in values.values()):
-            waiting += [("/".join(reference.scopes) or active, reference.configurable.selector) for reference in _references(value)]
+def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The arguments that `parser` knows, and the recipe's settings, written --gin.NAME=VALUE, as "NAME=VALUE"."""
+    parser.epilog = "--gin.NAME=VALUE sets any setting of the recipe, for example --gin.train.num_steps=100."
+    parser.add_argument("--allow_imports", action="store_true", help="let gin files import modules outside de_jax, which is code")
+    args, rest = parser.parse_known_args(argv)
+    for argument in rest:
+        if not argument.startswith("--gin."):
+            parser.error(f"unknown argument {argument}; settings are written --gin.name=value")
+    return args, [argument.removeprefix("--gin.") for argument in rest]
+
+
+class _Builder:
+    """Makes objects of what is bound, and remembers what it read for that."""
+
+    def __init__(self, bound: Settings) -> None:
+        self._bound, self._known = bound, known()
+        self._read: set[Setting] = set()
+        self._called: set[str] = set()
+        self._open: list[str] = []
+        self.operative: dict[str, tuple[Any, bool]] = {}
+        for setting, (value, place, _) in bound.items():
+            self._check(setting, value, place)
+
+    def call(self, name: str, scope: str) -> Any:
+        """What a configurable gives with its settings in a scope."""
+        configurable, arguments = self._known[name], self._arguments(name, scope)
+        missing = [
+            parameter.name
+            for parameter in inspect.signature(configurable).parameters.values()
+            if parameter.default is parameter.empty and parameter.kind in _NAMED and parameter.name not in arguments
+        ]
+        if missing and name == "train":
+            raise InputError(f"the recipe does not set train.{missing[0]}; add it to the gin file.")
+        if missing:
+            raise InputError(
+                f"the recipe cannot be used: @{name}() has no value for {missing[0]}; set {name}.{missing[0]}, or write @{name} "
+                "without parentheses where a function is wanted."
+            )
+        return configurable(**arguments)
+
+    def check_all_read(self) -> None:
+        """Refuses settings that nothing has read, which is what a misplaced or leftover one looks like.
+
+        A file may hold the settings of a part that a later file or setting replaces or takes out: a model, a loss, a source of
+        data, a miner, an alarm. A setting typed on the command line must be read.
+        """
+        replaced = {part.__name__ for part in _REPLACEABLE} - self._called
+        referred = {part.name for bound in self._bound.values() for part in values_in(bound.value) if isinstance(part, Macro)}
+        unread = [
+            str(setting)
+            for setting, bound in self._bound.items()
+            if setting not in self._read
+            and (bound.is_typed or setting.name not in replaced | (set() if setting.parameter else referred))
+        ]
+        if unread:
+            raise InputError(f"nothing in this recipe reads {', '.join(sorted(unread))}; remove the setting or mend its name.")
+
+    def _arguments(self, name: str, scope: str) -> dict[str, Any]:
+        label = str(Setting(scope, name))
+        if label in self._open:
+            raise InputError(f"@{label} refers to itself, through {' and '.join(self._open)}; remove one of the references.")
+        self._open.append(label)
+        self._called.add(name)
+        configurable, found = self._known[name], self._collected(name, scope)
+        allowed = hints_of(configurable) or {}
+        defaults = {key: default for key, default in defaults_of(configurable).items() if is_literal(default)}
+        written = {key: (default, True) for key, default in defaults.items()} | {
+            key: (bound.value, False) for key, bound in found.items()
+        }
+        self.operative |= {str(Setting(scope, name, key)): value for key, value in written.items()}
+        values = {key: self._value(bound.value, scope) for key, bound in found.items()}
+        for key, value in values.items():
+            if key in allowed:  # once more, as a reference can be of the wrong kind
+                settings.check_value(str(Setting(scope, name, key)), value, allowed[key])
+        arguments = nested(configurable, values)
+        self._open.pop()
+        return arguments
+
+    def _collected(self, name: str, scope: str) -> dict[str, Bound]:
+        """The settings of a configurable that hold in a scope, those of its groups included; those of a nearer scope win."""
+        found: dict[str, Bound] = {}
+        for group in groups_of(self._known[name]).values():
+            found |= self._collected(group.__name__, scope)
+        parts = scope.split("/") if scope else []
+        for outer in ("/".join(parts[:number]) for number in range(len(parts) + 1)):
+            own = [setting for setting in self._bound if setting.parameter and (setting.scope, setting.name) == (outer, name)]
+            self._read.update(own)
+            found |= {setting.parameter: self._bound[setting] for setting in own}
+        return found
+
+    def _value(self, value: Any, scope: str) -> Any:
+        """A value with its references and macros resolved."""
+
+        def resolve(part: Any) -> Any:
+            if isinstance(part, Macro):
+                return self._value(self._macro(part), scope)
+            if not isinstance(part, Reference):
+                return part
+            inner = part.scope or scope
+            if part.is_called:
+                return self.call(part.name, inner)
+            return functools.partial(self._known[part.name], **self._arguments(part.name, inner))
+
+        return replaced(value, resolve)
+
+    def _macro(self, macro: Macro) -> Any:
+        setting = Setting("", macro.name)
+        if setting not in self._bound:
+            raise InputError(f"%{macro.name} has no value; add --gin.{macro.name}=<value>.")
+        self._read.add(setting)
+        self.operative[macro.name] = (self._bound[setting].value, False)
+        return self._bound[setting].value
+
+    def _check(self, setting: Setting, value: Any, place: str) -> None:
+        """Whether there is such a setting, and its value is one that it can have; a reference is checked when it is called."""
+        for part in values_in(value):
+            if isinstance(part, Reference):
+                self._find(part.name, f"{place}: {setting} = {part!r}")
+        if not setting.parameter:
+            return
+        configurable = self._find(setting.name, place)
+        allowed = hints_of(configurable)
+        if allowed is not None and setting.parameter not in allowed:
+            near = difflib.get_close_matches(setting.parameter, allowed, 1)
+            raise InputError(f"{place}: {setting.name} has no setting '{setting.parameter}'{_meant(near)}.")
+        value = self._without_macros(value, ())
+        if allowed and not any(isinstance(part, Reference | Macro) for part in values_in(value)):
+            settings.check_value(str(setting), value, allowed[setting.parameter])
+
+    def _find(self, name: str, place: str) -> Any:
+        if name not in self._known and (found := _decorated(name)) is not None:
+            self._known[name] = found
+        if name not in self._known:
+            raise InputError(
+                f"{place}: a recipe can set nothing called '{name}'{_meant(difflib.get_close_matches(name, self._known, 1))}."
+            )
+        return self._known[name]
+
+    def _without_macros(self, value: Any, above: tuple[str, ...]) -> Any:
+        """A value with each %NAME replaced by what NAME stands for, where it has a value."""
+
+        def replace(part: Any) -> Any:
+            if not isinstance(part, Macro) or Setting("", part.name) not in self._bound:
+                return part
+            if part.name in above:
+                raise InputError(f"%{part.name} stands for itself; give it a value.")
+            return self._without_macros(self._bound[Setting("", part.name)].value, (*above, part.name))
+
+        return replaced(value, replace)
+
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def groups_of(configurable: Any) -> dict[str, Any]:
+    """The groups of settings that a configurable takes, by parameter."""
+    return {name: hint for name, hint in settings.hints(configurable).items() if hint in GROUPS}
+
+
+def hints_of(configurable: Any) -> dict[str, Any] | None:
+    """The annotations of what gin can set, by name, those of its groups included; None where anything may be set."""
+    parameters = inspect.signature(configurable).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    annotated = settings.hints(configurable)
+    found = {parameter.name: annotated.get(parameter.name, Any) for parameter in parameters}
+    for group in groups_of(configurable).values():
+        found |= hints_of(group) or {}
     return found
 
 
-def operative() -> str:
-    """Every setting that was read, as a gin file."""
-    return gin.operative_config_str(max_line_length=120)
+def defaults_of(configurable: Any) -> dict[str, Any]:
+    """What holds where nothing is set, by name, groups resolved."""
+    found: dict[str, Any] = {}
+    for group in groups_of(configurable).values():
+        found |= defaults_of(group)
+    parameters = inspect.signature(configurable).parameters.values()
+    own = {one.name: one.default for one in parameters if one.default is not one.empty and one.name not in groups_of(configurable)}
+    return found | own
 
 
-def _label(scope: str, name: str, parameter: str) -> str:
-    """A binding's name as a recipe writes it."""
-    return scope if name == "gin.macro" else f"{scope}/{name}.{parameter}".lstrip("/").replace("de_jax.", "")
+def nested(configurable: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Arguments with the settings of each group put into it."""
+    for parameter, group in groups_of(configurable).items():
+        own = {name: values.pop(name) for name in hints_of(group) or () if name in values}
+        if parameter not in values:
+            values[parameter] = group(**own)
+        elif own and isinstance(values[parameter], group):
+            values[parameter] = dataclasses.replace(values[parameter], **own)
+    return values
 
 
-def _applies(scope: str, active: str) -> bool:
-    """Whether a binding made in `scope` is seen by a call in the scope `active`."""
-    return not scope or active == scope or active.startswith(scope + "/")
+def _decorated(name: str) -> Any:
+    """What a module that a gin file imports has made known to gin itself, by `@gin.configurable`."""
+    try:
+        return gin.get_configurable(name).__wrapped__
+    except (ValueError, AttributeError):
+        return None
 
 
-def _find(name: str) -> str:
-    packaged = Path(RECIPES_DIR)
-    for path in (Path(name), packaged / name):
-        if path.is_file():
-            return str(path)
-    there = ", ".join(sorted(str(path.relative_to(packaged)) for path in packaged.glob("recipes/*.gin")))
-    raise InputError(f"the gin file {name} does not exist; the recipes are {there}.")
-
-
-def _find_included(name: str) -> str:
-    """Where gin finds an included file."""
-    found = (Path(prefix) / name for prefix in gin.config._LOCATION_PREFIXES)
-    path = next((path for path in found if path.is_file()), None)
-    if path is None:
-        raise InputError(f"the included file {name} does not exist, neither here nor in {RECIPES_DIR}.")
-    return str(path)
-
-
-def _as_binding(binding: str) -> str:
-    """`a.b=c` as a gin line; a value that is no literal, reference or macro becomes a string."""
-    name, separator, value = binding.partition("=")
-    if not separator:
-        raise InputError(f"the setting {binding!r} has no value; write --gin.name=value.")
-    value = value.strip()
-    if not value.startswith(("@", "%")):
-        try:
-            ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            value = repr(value)
-    return f"{name.strip()} = {value}"
+def _meant(near: Sequence[str]) -> str:
+    return f"; did you mean {near[0]}?" if near else ""

@@ -43,25 +43,26 @@ def make_hooks(
         state: the first one.
         terminate: whether the run was asked to stop.
     """
+    logging, negatives, num_steps = recipe.logging, recipe.negatives, recipe.optimization.num_steps
     start_step, sinks = int(state.step), list[run_log.Sink]()
     beside = checkpoints.beside(start_step) if start_step else {}
     if distributed.is_first():
         sinks = [
             run_log.jsonl_sink(run_dir, start_step),
             run_log.tensorboard_sink(run_dir, start_step),
-            run_log.progress_sink(recipe.num_steps, start_step),
+            run_log.progress_sink(num_steps, start_step),
         ]
     watch = None
-    if recipe.collapse_alarm:
+    if logging.collapse_alarm:
         logged = run_log.read_metrics(run_dir / run_log.METRICS_FILE) if start_step and sinks else []
-        watch = WatchForCollapse(recipe.collapse_alarm, logged)
+        watch = WatchForCollapse(logging.collapse_alarm, logged)
         sinks.append(watch.line)
     log = run_log.LogMetrics(
         sinks,
-        every_steps=recipe.log_every_steps,
-        num_steps=recipe.num_steps,
+        every_steps=logging.log_every_steps,
+        num_steps=num_steps,
         pairs_per_step=data.batch_size,
-        schedule=recipe.schedule,
+        schedule=recipe.optimization.rates(),
         begun=beside.get("log"),
     )
     hooks: list[Hook] = [log, *([watch] if watch else [])]
@@ -71,8 +72,8 @@ def make_hooks(
         hooks.append(
             EvaluateOnDev(
                 lambda params: score_dev(run_at(start_step, params), dev),
-                every_steps=recipe.evaluate_every_steps,
-                num_steps=recipe.num_steps,
+                every_steps=logging.evaluate_every_steps,
+                num_steps=num_steps,
                 best=best,
                 sinks=sinks,
                 **timed,
@@ -86,22 +87,27 @@ def make_hooks(
         if not start_step:
             aligned.measure(0, state.params)
         hooks.append(aligned)
-    if data.mined and recipe.miner and recipe.mine_every_steps:
+    if data.mined and negatives.miner and negatives.mine_every_steps:
         hooks.append(
             MineNegatives(
-                run_at, data.mined, recipe.miner, every_steps=recipe.mine_every_steps, num_steps=recipe.num_steps, **timed
+                run_at,
+                data.mined,
+                negatives.miner,
+                every_steps=negatives.mine_every_steps,
+                num_steps=num_steps,
+                **timed,
             )
         )
-    if data.mined and recipe.follow_every_steps:
-        hooks.append(FollowNegatives(data.mined, every_steps=recipe.follow_every_steps, sinks=sinks))
-    if recipe.profile_steps:
-        first, count = recipe.profile_steps
-        hooks.append(ProfileSteps(run_dir / "profile", first=first, count=count, num_steps=recipe.num_steps))
+    if data.mined and (between := negatives.steps_between_looks()):
+        hooks.append(FollowNegatives(data.mined, every_steps=between, sinks=sinks))
+    if logging.profile_steps:
+        first, count = logging.profile_steps
+        hooks.append(ProfileSteps(run_dir / "profile", first=first, count=count, num_steps=num_steps))
     enders = [one for one in (aligned, watch) if one]
     save = SaveCheckpoints(
         checkpoints,
-        every_steps=recipe.save_every_steps,
-        num_steps=recipe.num_steps,
+        every_steps=logging.save_every_steps,
+        num_steps=num_steps,
         beside=lambda: {
             "log": log.unfinished(),
             "switches": data.mined.switches if data.mined else [],

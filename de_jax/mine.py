@@ -14,17 +14,17 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from de_jax import command
 from de_jax.data.generations import Generation
+from de_jax.data.options import Share
 from de_jax.data.training_set import TrainingSet
 from de_jax.evaluation.dev_scores import score_index
-from de_jax.recipe import Recipe, parse_with_settings, read_recipe
+from de_jax.recipe import Recipe
 from de_jax.retrieval.mining_run import mine_generation, mined_steps, only_miner
-from de_jax.settings import PositiveFloat, numeric
+from de_jax.settings import PositiveFloat, name_of, numeric
 from de_jax.training.run import CHECKPOINTS_DIR, Run, complete_steps, load_run
 from de_jax.types import InputError
 
@@ -32,7 +32,7 @@ DEV_DEPTH = 101
 """Documents ranked for a dev query: Recall@100 where the query itself is in the corpus."""
 
 
-def mine(recipe: Recipe, run_dir: Path, *, once: bool = False, poll_seconds: float = 5.0) -> Iterator[Generation]:
+def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_seconds: float = 5.0) -> Iterator[Generation]:
     """Mines by the run's newest checkpoint, again and again as there are newer ones; ends when the run's last is reached.
 
     A checkpoint that the trainer removes in the meantime is passed over, and so is one for which the disk was too full; of those
@@ -48,14 +48,15 @@ def mine(recipe: Recipe, run_dir: Path, *, once: bool = False, poll_seconds: flo
         InputError: the recipe mines nothing, another miner is at work, the run is of other texts or another vocabulary, or, with
             `once`, there is no checkpoint.
     """
-    if recipe.miner is None:
+    run_dir = Path(run_dir)
+    if recipe.negatives.miner is None:
         raise InputError("the recipe mines nothing; set train.miner = @Miner().")
-    if recipe.mine_every_steps is not None and not once:
+    if recipe.negatives.mine_every_steps is not None and not once:
         raise InputError("the run mines by itself every train.mine_every_steps updates; set that to None to mine beside it.")
-    recipe.miner.check()
-    data = recipe.data(host_index=0, num_hosts=1, row_multiple=1, run_dir=str(run_dir))
+    recipe.negatives.miner.check()
+    data = recipe.data(share=Share(run_dir=str(run_dir)))
     if data.mined is None:
-        raise InputError(f"generations have no folder to go to; set {recipe.data.__name__}.negatives_dir.")
+        raise InputError(f"generations have no folder to go to; set {name_of(recipe.data)}.negatives_dir.")
     if not once:
         # The folder is the run's until it has a first generation, which the run mines itself where there is none.
         mined = data.mined
@@ -64,13 +65,13 @@ def mine(recipe: Recipe, run_dir: Path, *, once: bool = False, poll_seconds: flo
         # A generation beyond the newest checkpoint is another run's, a warm-up's for example.
         newest = max(complete_steps(run_dir / CHECKPOINTS_DIR), default=-1)
         last = max((step for step in mined_steps(data.mined) if step <= newest), default=-1)
-        steps = iter([_newest_step(run_dir)]) if once else _new_steps(run_dir, last, recipe.num_steps, poll_seconds)
+        steps = iter([_newest_step(run_dir)]) if once else _new_steps(run_dir, last, recipe.optimization.num_steps, poll_seconds)
         for step in steps:
             try:
                 run = load_run(run_dir, None if once else step)  # the trainer may remove the newest, and another is as good
                 _check_same_texts(run, data)
                 score = functools.partial(score_index, run, data.dev, doc_ids=data.dev.doc_store.ids) if data.dev else None
-                generation = mine_generation(run, data.mined, recipe.miner, keep=True, score=score)
+                generation = mine_generation(run, data.mined, recipe.negatives.miner, keep=True, score=score)
                 assert generation is not None  # this is the only process
                 yield generation
             except InputError:
@@ -86,9 +87,11 @@ def mine(recipe: Recipe, run_dir: Path, *, once: bool = False, poll_seconds: flo
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
-    args, bindings = _parse_args(argv)
+    from de_jax import configurables  # mining from Python needs no gin
+
+    args, bindings = configurables.parse_with_settings(_parser(), argv)
     command.use_memory_fraction(args.memory_fraction)
-    recipe = read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
+    recipe = configurables.read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
     for generation in mine(recipe, Path(args.run_dir), once=args.once, poll_seconds=args.poll_seconds):
         said = ("checkpoint_step", "num_pairs", "seconds", "statistics")
         print(
@@ -134,7 +137,7 @@ def _check_same_texts(run: Run, data: TrainingSet) -> None:
             )
 
 
-def _parse_args(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
+def _parser() -> command.Parser:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--gin_file", action="append", default=[], required=True, help="the run's recipe, as for de-jax train")
     parser.add_argument("--run_dir", required=True, help="the run; it may begin later")
@@ -143,7 +146,7 @@ def _parse_args(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
         "--poll_seconds", type=numeric(PositiveFloat), default=5.0, help="between two looks for a newer checkpoint (default 5)"
     )
     command.add_memory_fraction(parser)
-    return parse_with_settings(parser, argv)
+    return parser
 
 
 if __name__ == "__main__":

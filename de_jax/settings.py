@@ -121,10 +121,29 @@ def hints(configurable: Any) -> dict[str, Any]:
     return {name: hint for name, hint in found.items() if name != "return" and typing.get_origin(hint) is not typing.ClassVar}
 
 
+def name_of(function: Any) -> str:
+    """The name of a function or class, also of one with bound arguments."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def bound(function: Callable[..., Any], parameter: str) -> Any:
+    """The value that a function's parameter has where a call does not give it: what `functools.partial` bound, or its default.
+
+    Raises:
+        KeyError: it has no such parameter, or no value for it.
+    """
+    found = inspect.signature(function).parameters[parameter]
+    if found.default is found.empty:
+        raise KeyError(parameter)
+    return found.default
+
+
 def shown(value: Any) -> str:
     """A value as a message shows it: a function by its name, anything long cut."""
-    if callable(value) and hasattr(value, "__name__"):
-        return f"@{value.__name__}"
+    if isinstance(value, functools.partial) or (callable(value) and hasattr(value, "__name__")):
+        return f"@{name_of(value)}"
     text = re.sub(r"<(?:function|class) '?([\w.]+)'?[^>]*>", lambda match: f"@{match[1].rpartition('.')[2]}", repr(value))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 

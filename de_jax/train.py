@@ -6,31 +6,31 @@ de-jax train --gin_file=recipes/samtone_query.gin --gin.beir_pairs.dataset_dir=d
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import json
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from de_jax import command, configurables
+from de_jax import command, recipe_file
 from de_jax.data.batches import prefetch
 from de_jax.data.files import atomic_file
 from de_jax.data.negatives import Switch
+from de_jax.data.options import Share
 from de_jax.data.training_set import TrainingSet
 from de_jax.hooks import make_hooks, run_of
 from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.recipe import Recipe, parse_with_settings, read_recipe
+from de_jax.recipe import Recipe
 from de_jax.retrieval.mining_run import mine_generation, only_miner
-from de_jax.settings import NonNegativeInt, numeric
+from de_jax.settings import NonNegativeInt, name_of, numeric
 from de_jax.training import distributed, faults, sharding, sharding_rules
 from de_jax.training.alignment import KL
 from de_jax.training.checkpoint import Checkpoints
@@ -40,33 +40,38 @@ from de_jax.training.run import BEST_DIR, CHECKPOINTS_DIR, complete_steps, descr
 from de_jax.types import Batches, InputError, Params, TrainState
 
 
-def train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
+def train(recipe: Recipe, run_dir: str | Path, *, gin: str = "") -> dict[str, Any]:
     """Trains to the recipe's last step, from the newest checkpoint in `run_dir` if there is one; returns a summary.
+
+    Args:
+        recipe: what is trained, on what, and how.
+        run_dir: gets checkpoints, logs and `recipe.json`; see `training.run`.
+        gin: the recipe as a gin file, where it was written as one; kept as `config.gin`.
 
     Raises:
         InputError: another trainer is at work in `run_dir`, or anything that cannot be trained on.
     """
     with only_trainer(run_dir):
-        return _train(recipe, run_dir)
+        return _train(recipe, Path(run_dir), gin)
 
 
-def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
+def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
     start = time.monotonic()
     abstract, mesh = check(recipe, run_dir)
-    shardings = sharding_rules.state_shardings(abstract, mesh, recipe.sharding_rules)
+    shardings = sharding_rules.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
     host_index, num_hosts = sharding.host_share(mesh)
-    row_multiple = sharding.num_row_shares(mesh) * recipe.num_chunks
-    data = recipe.data(host_index=host_index, num_hosts=num_hosts, row_multiple=row_multiple, run_dir=str(run_dir))
+    row_multiple = sharding.num_row_shares(mesh) * recipe.devices.num_chunks
+    share = Share(host_index=host_index, num_hosts=num_hosts, row_multiple=row_multiple, run_dir=str(run_dir))
+    data = recipe.data(share=share)
     sizes = {name: getattr(data, name) for name in ("batch_size", "max_query_length", "max_doc_length", "has_negatives")}
     recipe.check_sizes(mesh, **sizes)
     _check_vocabularies(recipe.model, data)
     _check_negatives(recipe, data)
     _check_alignment(recipe, data)
-    configurables.check_all_used()
-    _describe(recipe, run_dir, data)
+    _describe(recipe, run_dir, data, gin)
     with (
         _only_miner(recipe, data),
-        contextlib.closing(Checkpoints(run_dir / CHECKPOINTS_DIR, keep=recipe.keep_checkpoints)) as checkpoints,
+        contextlib.closing(Checkpoints(run_dir / CHECKPOINTS_DIR, keep=recipe.logging.keep_checkpoints)) as checkpoints,
         contextlib.closing(Checkpoints(run_dir / BEST_DIR, keep=1)) as best,
         StopOnTerminate() as terminate,
     ):
@@ -80,7 +85,9 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
             stop = _ended(recipe, checkpoints, int(state.step))
             if stop is None:
                 hooks = make_hooks(recipe, run_dir, data, checkpoints, best, state, terminate)
-                state, stop = fit(step_fn, state, _on_mesh(data.batches, mesh), num_steps=recipe.num_steps, hooks=hooks)
+                state, stop = fit(
+                    step_fn, state, _on_mesh(data.batches, mesh), num_steps=recipe.optimization.num_steps, hooks=hooks
+                )
     return {
         "run_dir": str(run_dir),
         "step": int(state.step),
@@ -92,45 +99,47 @@ def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
 
 def check(recipe: Recipe, run_dir: Path | None) -> tuple[TrainState, jax.sharding.Mesh]:
     """Refuses what shows without data, before any text is tokenized; the state's shapes, and the devices to train on."""
-    mesh = recipe.mesh()
+    mesh = recipe.devices.mesh()
     is_fresh = run_dir is None or not complete_steps(run_dir / CHECKPOINTS_DIR)
     recipe.check_before_data(mesh, recipe.model.shapes(), is_fresh=is_fresh)
     abstract = recipe.check()
-    sharding_rules.state_shardings(abstract, mesh, recipe.sharding_rules)
-    configurables.check_all_used(will_call=recipe.data)
+    sharding_rules.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
     return abstract, mesh
 
 
 def first_params(recipe: Recipe) -> Params:
     """The parameters that a run of this recipe has before its first update."""
-    abstract, mesh = recipe.check(), recipe.mesh()
-    shardings = sharding_rules.state_shardings(abstract, mesh, recipe.sharding_rules)
+    abstract, mesh = recipe.check(), recipe.devices.mesh()
+    shardings = sharding_rules.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
     return _fresh_state(recipe, sharding_rules.with_shardings(abstract, shardings)).params
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command; prints a JSON object when the run is complete."""
-    args, bindings = _parse_args(argv)
+    from de_jax import configurables  # training from Python needs no gin
+
+    args, bindings = configurables.parse_with_settings(_parser(), argv)
     command.use_memory_fraction(args.memory_fraction)
     process = {name: getattr(args, name) for name in ("coordinator_address", "num_processes", "process_id")}
     if distributed.is_asked_for(automatic=args.distributed, **process):
         command.go_on_in_child()
         distributed.join(**process, lost_after_seconds=args.lost_after_seconds)
-    recipe = read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
+    built = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports)
+    recipe = built.recipe
     if args.dry_run:
         params = check(recipe, Path(args.run_dir) if args.run_dir else None)[0].params
         print(json.dumps({"num_parameters": sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))}))
     else:
         if not args.run_dir:
             raise InputError("--run_dir is missing; name the folder that checkpoints and logs go to.")
-        summary = train(recipe, Path(args.run_dir))
+        summary = train(recipe, args.run_dir, gin=built.as_gin())
         if distributed.is_first():
             print(json.dumps(summary))
         if summary["stopped"] == StopOnTerminate.REASON:
             sys.exit(command.EXIT_STOPPED)
 
 
-def _describe(recipe: Recipe, run_dir: Path, data: TrainingSet) -> None:
+def _describe(recipe: Recipe, run_dir: Path, data: TrainingSet, gin: str) -> None:
     describe_run(
         run_dir,
         model=recipe.model,
@@ -140,14 +149,13 @@ def _describe(recipe: Recipe, run_dir: Path, data: TrainingSet) -> None:
         max_doc_length=data.max_doc_length,
         max_passages=data.max_passages,
     )
-    settings, path = configurables.operative(), run_dir / "config.gin"
-    before = path.read_text().splitlines() if path.exists() else settings.splitlines()
-    changed = [line for line in settings.splitlines() if line not in before and not line.startswith("#")]
-    if changed:
+    if changed := recipe_file.changes(recipe, run_dir):
         warnings.warn(f"{run_dir} continues with other settings than it had: {'; '.join(changed)}.", stacklevel=2)
     if distributed.is_first():
-        with atomic_file(path) as temporary:
-            temporary.write_text(settings)
+        recipe_file.write(recipe, run_dir)
+        if gin:
+            with atomic_file(run_dir / "config.gin") as temporary:
+                temporary.write_text(gin)
 
 
 def _first_state(recipe: Recipe, like: TrainState, checkpoints: Checkpoints) -> TrainState:
@@ -155,16 +163,17 @@ def _first_state(recipe: Recipe, like: TrainState, checkpoints: Checkpoints) -> 
     latest = checkpoints.latest_step()
     if latest is None:
         return _fresh_state(recipe, like)
-    if latest > recipe.num_steps:
-        raise InputError(f"the run is at step {latest} already, past train.num_steps = {recipe.num_steps}; raise it.")
+    if latest > recipe.optimization.num_steps:
+        raise InputError(f"the run is at step {latest} already, past train.num_steps = {recipe.optimization.num_steps}; raise it.")
     return checkpoints.restore(latest, like)
 
 
 def _fresh_state(recipe: Recipe, like: TrainState) -> TrainState:
     state = jax.jit(recipe.init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))()
-    if not recipe.init_from:
+    start = recipe.initialization
+    if not start.init_from:
         return state
-    params = initial_params(recipe.init_from, state.params, new=recipe.init_new, layers=recipe.init_layers)
+    params = initial_params(start.init_from, state.params, new=start.init_new, layers=start.init_layers)
     return state._replace(params=params)
 
 
@@ -212,22 +221,22 @@ def _ended(recipe: Recipe, checkpoints: Checkpoints, step: int) -> Stop | None:
 
 def _check_negatives(recipe: Recipe, data: TrainingSet) -> None:
     """Whether there are hard negatives to begin with, or somebody to mine them."""
-    if recipe.miner and data.mined is None:
+    if recipe.negatives.miner and data.mined is None:
         raise InputError(
-            f"the recipe has a miner, but its negatives have no folder; set {recipe.data.__name__}.negatives_dir, such as "
+            f"the recipe has a miner, but its negatives have no folder; set {name_of(recipe.data)}.negatives_dir, such as "
             "{run_dir}/negatives."
         )
-    if recipe.miner and recipe.miner.num_neg_queries and data.max_passages > 1:
+    if recipe.negatives.miner and recipe.negatives.miner.num_neg_queries and data.max_passages > 1:
         raise InputError("mined queries are for documents of one passage; set max_passages to 1, or Miner.num_neg_queries to 0.")
-    if recipe.miner:
-        recipe.miner.check()
+    if recipe.negatives.miner:
+        recipe.negatives.miner.check()
     elif data.mined:
         data.mined.check()
 
 
 def _only_miner(recipe: Recipe, data: TrainingSet) -> contextlib.AbstractContextManager[None]:
     """The lock of the folder of negatives, where this process is the one that mines."""
-    if data.mined and recipe.mine_every_steps and distributed.is_first():
+    if data.mined and recipe.negatives.mine_every_steps and distributed.is_first():
         return only_miner(data.mined.negatives_dir)
     return contextlib.nullcontext()
 
@@ -237,10 +246,10 @@ def _begin_negatives(recipe: Recipe, run_dir: Path, data: TrainingSet, checkpoin
     if data.mined is None:
         return
     step = int(state.step)
-    if recipe.miner and distributed.agreed(data.mined.needs_first()):
-        is_held = recipe.mine_every_steps or not distributed.is_first()
+    if recipe.negatives.miner and distributed.agreed(data.mined.needs_first()):
+        is_held = recipe.negatives.mine_every_steps or not distributed.is_first()
         with contextlib.nullcontext() if is_held else only_miner(data.mined.negatives_dir):
-            mine_generation(run_of(recipe, run_dir, data, step, state.params), data.mined, recipe.miner, keep=False)
+            mine_generation(run_of(recipe, run_dir, data, step, state.params), data.mined, recipe.negatives.miner, keep=False)
         distributed.agreed(True)  # the first process searches and writes; the others wait for it
     known = checkpoints.beside(step).get("switches", []) if step else []
     data.mined.begin(step, [Switch(*switch) for switch in known])
@@ -252,7 +261,7 @@ def _check_vocabularies(model: DualEncoder, data: TrainingSet) -> None:
         model.check_vocabulary(tower, getattr(data, f"{tower}_tokenizer").vocab_size)
 
 
-def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+def _parser() -> command.Parser:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--gin_file", action="append", default=[], required=True, help="a recipe; may be given several times")
     parser.add_argument("--run_dir", help="folder of checkpoints and logs; if it holds a run, that run continues")
@@ -271,7 +280,7 @@ def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
         default=60,
         help="a process that is silent for so long is lost, and the others end",
     )
-    return parse_with_settings(parser, argv)
+    return parser
 
 
 if __name__ == "__main__":

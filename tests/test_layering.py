@@ -77,11 +77,12 @@ RULES = {
     "de_jax.interop.served_encoder": Rule((), ("jax", "numpy"), ("sentencepiece", "tokenizers")),
     "de_jax.interop.tokenizer_files": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
     "de_jax.interop.t5x": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
-    "de_jax.gin_files": Rule(("types", "data")),
-    "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_files")),
-    "de_jax.recipe": PROCESS,
+    "de_jax.gin_settings": Rule(("types", "data"), ("gin",)),
+    "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings", "recipe")),
+    "de_jax.recipe": PROCESS._replace(packages=("jax",)),
+    "de_jax.recipe_file": Rule(("types", "data", "recipe")),
     "de_jax.hooks": PROCESS._replace(layers=(*PROCESS.layers, "recipe")),
-    "de_jax.train": PROCESS._replace(layers=(*PROCESS.layers, "recipe", "hooks")),
+    "de_jax.train": PROCESS._replace(layers=(*PROCESS.layers, "recipe", "recipe_file", "hooks")),
     "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "recipe")),
 }
 
@@ -244,6 +245,10 @@ def test_data_runs_without_jax():
     loaded = loaded_by(importing("data"))
     assert "numpy" in loaded
     assert not loaded & {"jax", "jaxlib", "flax"}
+
+
+def test_training_and_mining_from_python_need_no_gin():
+    assert "gin" not in loaded_by("import de_jax.train, de_jax.mine")
 
 
 def test_losses_load_no_model_and_no_optimizer():

@@ -8,15 +8,17 @@ import math
 import typing
 from collections.abc import Mapping
 
-import gin
 import jax
 import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
 import toy_run
+from flat_settings import flat
 
 from de_jax import configurables, settings
+from de_jax.configurables import read_recipe
+from de_jax.data.options import PairsOptions
 from de_jax.data.seqio_batches import seqio_pairs
 from de_jax.data.training_set import beir_pairs
 from de_jax.losses.in_batch import in_batch_softmax
@@ -26,8 +28,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import Tower, TowerConfig
-from de_jax.recipe import Recipe, read_recipe
-from de_jax.training.optimizer import adamw, linear
+from de_jax.recipe import Recipe
 from de_jax.training.run import read_settings
 from de_jax.types import Embeddings, InputError, Sample
 
@@ -39,6 +40,7 @@ PARAMS = {"query": {"encoder": {"kernel": np.ones((4, 4), np.float32)}}}
 CONFIGS = {T5Config: SIZES, BertConfig: SIZES, TowerConfig: {"encoder": TOWER.encoder}, DualEncoder: {"query": TOWER, "doc": TOWER}}
 CONFIGS |= {Generator: {"t5": TOWER.encoder}, Decoding: {}}
 CONFIGS |= {config: {} for config in (*configurables.MINERS, *configurables.HOOKS, configurables.Curriculum)}
+CONFIGS |= {group: {} for group in configurables.GROUPS if group is not PairsOptions}
 
 
 def batch():
@@ -54,7 +56,7 @@ def use(configurable, changed, dataset_dir):
     if configurable in CONFIGS:
         return configurable(**{**CONFIGS[configurable], **changed})
     if configurable is Recipe:
-        base = {"model": MODEL, "loss": in_batch_softmax, "data": beir_pairs, "optimizer": adamw, "schedule": linear}
+        base = {"model": MODEL, "loss": in_batch_softmax, "data": beir_pairs}
         return Recipe(**{**base, **changed})
     if configurable in configurables.LOSSES:
         return jax.eval_shape(functools.partial(configurable, **changed), batch())
@@ -62,9 +64,9 @@ def use(configurable, changed, dataset_dir):
         return jax.eval_shape(configurable(lambda step: 0.1, PARAMS, **changed).init, PARAMS)
     if configurable in configurables.OPTIMIZERS:
         return configurable(**{"peak": 0.1, "num_steps": 10, **changed})(0)
-    if configurable is beir_pairs:
+    if configurable in (beir_pairs, PairsOptions):
         data = {"dataset_dir": str(dataset_dir), "tokenizer": str(dataset_dir / "spiece.model"), "batch_size": 8}
-        opened = beir_pairs(**{**data, **changed})
+        opened = flat(beir_pairs)(**{**data, **changed})
         if opened.mined:
             opened.mined.check()  # as the trainer does
         return next(opened.batches(0))
@@ -112,7 +114,7 @@ def dataset_dir(tmp_path_factory):
 
 
 ALL = (*configurables.MODELS, *configurables.LOSSES, *configurables.OPTIMIZERS, *configurables.DATA, *configurables.MESH)
-ALL = (*dict.fromkeys((*ALL, *configurables.MINERS, *configurables.HOOKS, *CONFIGS, Recipe)),)
+ALL = (*dict.fromkeys((*ALL, *configurables.MINERS, *configurables.HOOKS, *configurables.GROUPS, *CONFIGS, Recipe)),)
 
 
 @pytest.mark.parametrize("configurable", ALL, ids=lambda configurable: configurable.__name__)
@@ -181,8 +183,8 @@ def test_a_value_that_trains_something_else_is_refused(setting, sentence):
 
 def test_tensorflows_own_folders_may_be_addresses():
     settings.check(seqio_pairs, {"task_cache_dirs": ["gs://bucket/cache"]})
-    with pytest.raises(InputError, match=r"seqio_pairs\.cache_dir is 'gs://bucket'; it must be a path on this machine"):
-        settings.check(seqio_pairs, {"cache_dir": "gs://bucket"})
+    with pytest.raises(InputError, match=r"PairsOptions\.cache_dir is 'gs://bucket'; it must be a path on this machine"):
+        PairsOptions(cache_dir="gs://bucket")
 
 
 def test_a_macro_is_checked_as_the_setting_that_takes_it():
@@ -190,7 +192,7 @@ def test_a_macro_is_checked_as_the_setting_that_takes_it():
         read_recipe(["recipes/sde.gin"], ["SIZE=many", "beir_pairs.batch_size=%SIZE"])
 
 
-def test_an_error_of_gin_holds_names_and_no_addresses():
+def test_an_error_holds_names_and_no_addresses():
     with pytest.raises(InputError) as refused:
         read_recipe(["recipes/sde.gin", "models/t5_1_1_tiny.gin"], ["train.optimizer=@linear()"])
     assert "linear()" in str(refused.value)
@@ -198,15 +200,22 @@ def test_an_error_of_gin_holds_names_and_no_addresses():
     assert "\n" not in str(refused.value)
 
 
-def test_a_wrapped_setting_of_a_run_is_read_whole(tmp_path):
+def test_a_long_setting_of_a_run_is_read_whole(tmp_path):
     folder, factors = "/data/" + "long/" * 30, {f"query/encoder/layers_{layer}/.*": 0.5 for layer in range(6)}
-    configurables.register(("train", Recipe))
-    configurables.parse(["recipes/sde.gin"], [f"beir_pairs.dataset_dir={folder}", f"train.learning_rate_factors={factors}"])
-    (tmp_path / "config.gin").write_text(gin.config_str(max_line_length=120))
+    given = [f"beir_pairs.dataset_dir={folder}", f"train.learning_rate_factors={factors}"]
+    (tmp_path / "config.gin").write_text(configurables.build(["recipes/sde.gin"], given).as_gin())
     found = read_settings(tmp_path)
     assert ast.literal_eval(found["beir_pairs.dataset_dir"]) == folder
     assert ast.literal_eval(found["train.learning_rate_factors"]) == factors
     assert found["train.loss"] == "@in_batch_softmax"
+    again = configurables.build([str(tmp_path / "config.gin")])
+    assert again.as_gin() == (tmp_path / "config.gin").read_text()
+
+
+def test_a_setting_that_gin_wrapped_is_read_whole(tmp_path):
+    """As runs of version 0.1 have it."""
+    (tmp_path / "config.gin").write_text("beir_pairs.dataset_dir = \\\n    '/data/long'\ntrain.frozen = \\\n    ('a',\n     'b')\n")
+    assert read_settings(tmp_path) == {"beir_pairs.dataset_dir": "'/data/long'", "train.frozen": "('a', 'b')"}
 
 
 def test_an_array_and_a_tracer_pass_and_nothing_of_the_check_is_compiled():

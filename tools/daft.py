@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax import command
+from de_jax.configurables import read_recipe
 from de_jax.data import beir, files, input_policy
 from de_jax.evaluation import daft_plots, daft_report, dev_scores, latency
 from de_jax.evaluation.task import Policy, beir_tasks, evaluate
 from de_jax.interop import checkpoints
 from de_jax.interop.pretrained import Pretrained
-from de_jax.recipe import Recipe, read_recipe
+from de_jax.recipe import Recipe
 from de_jax.settings import NonNegativeInt, PositiveFloat, Seed, numeric
 from de_jax.train import first_params, train
 from de_jax.training.preemption import StopOnTerminate

@@ -19,9 +19,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from de_jax import command, configurables
-from de_jax.recipe import Recipe, parse_with_settings, read_recipe
+from de_jax import command
+from de_jax.configurables import parse_with_settings, read_recipe
+from de_jax.recipe import Recipe
 from de_jax.training import plan, sharding, sharding_rules
+from de_jax.types import InputError
 
 GIB = 2**30
 SHAPE = {"batch_size": "batch_size", "query_length": "max_query_length", "doc_length": "max_doc_length"}
@@ -37,7 +39,9 @@ def main(argv: list[str] | None = None) -> None:
     recipe = read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
     given = {name: getattr(args, name) for name in (*SHAPE, "query_rows", "doc_rows")}
     plan.compiler_options(args.effort)  # an impossible one is refused before the recipe is read
-    shape = given | {name: given[name] or configurables.setting(recipe.data, setting) for name, setting in SHAPE.items()}
+    shape = given | {name: given[name] or getattr(recipe.options, setting, None) for name, setting in SHAPE.items()}
+    if missing := [name for name in SHAPE if shape[name] is None]:
+        raise InputError(f"the recipe's data has no options, so its sizes are not known; add --{missing[0]}.")
     print(json.dumps(plan_run(recipe, topology, effort=args.effort, **shape, **recipe.texts_of_a_pair())))
 
 
@@ -50,13 +54,12 @@ def plan_run(recipe: Recipe, topology: plan.Topology, *, effort: float, **shape:
         effort: see `plan.compile_for`.
         shape: the arguments of `plan.batch_shapes`.
     """
-    chip, mesh, state = topology.chip, recipe.mesh(devices=topology.devices), recipe.check()
+    chip, mesh, state = topology.chip, recipe.devices.mesh(devices=topology.devices), recipe.check()
     for rows in {shape["batch_size"], shape["query_rows"], shape["doc_rows"]} - {None}:
-        sharding.check_batch_size(rows, mesh, recipe.num_chunks)
-    if recipe.negative_cache:
-        recipe.negative_cache.check(shape["batch_size"], sharding.num_row_shares(mesh))
-    configurables.check_all_used(will_call=recipe.data)
-    shardings = sharding_rules.state_shardings(state, mesh, recipe.sharding_rules)
+        sharding.check_batch_size(rows, mesh, recipe.devices.num_chunks)
+    if recipe.negatives.negative_cache:
+        recipe.negatives.negative_cache.check(shape["batch_size"], sharding.num_row_shares(mesh))
+    shardings = sharding_rules.state_shardings(state, mesh, recipe.devices.sharding_rules)
     step = sharding_rules.compiled_step(recipe.train_step(state.params), shardings, mesh)
     placed = sharding_rules.with_shardings(state, shardings)
     compiled = plan.compile_for(mesh, step, state, plan.batch_shapes(**shape), effort=effort)
@@ -65,7 +68,7 @@ def plan_run(recipe: Recipe, topology: plan.Topology, *, effort: float, **shape:
         "device": topology.devices[0].device_kind,
         "mesh": dict(mesh.shape),
         **shape,
-        "num_chunks": recipe.num_chunks,
+        "num_chunks": recipe.devices.num_chunks,
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         "state_gib": _gib(plan.bytes_per_device(placed)),
         "negative_cache_gib": _gib(plan.bytes_per_device(placed.cache)),

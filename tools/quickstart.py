@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
+from de_jax.configurables import read_recipe
 from de_jax.data import beir, files, pydocs, text
 from de_jax.data.training_set import open_stores
 from de_jax.evaluation import analysis, metrics, plots
-from de_jax.recipe import Recipe, read_recipe
+from de_jax.recipe import Recipe
 from de_jax.retrieval import encode
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import open_embeddings

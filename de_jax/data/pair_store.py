@@ -18,16 +18,15 @@ from typing import NamedTuple
 import numpy as np
 
 from de_jax.data import batches as batches_
-from de_jax.data import beir, curriculum_texts, files, folders, input_policy, schema
+from de_jax.data import beir, files, folders, input_policy, schema
 from de_jax.data.corpus import TokenStore, open_token_store
-from de_jax.data.curriculum import Curriculum, ranked_texts
+from de_jax.data.curriculum import RankedQueries, ranked_texts
 from de_jax.data.mixing import mixed_epochs
-from de_jax.data.negatives import TrainingTexts, follow
+from de_jax.data.options import PairsOptions, Share
 from de_jax.data.reading import read_array
-from de_jax.data.relevance import MEASURES, MeasureName
 from de_jax.data.text import Tokenizer, load_tokenizer
-from de_jax.data.training_set import TrainingSet, dev_set, store_dir
-from de_jax.settings import NonNegativeInt, PositiveInt, Seed, checked
+from de_jax.data.training_set import Pairs, TrainingSet, opened, training_set
+from de_jax.settings import checked
 from de_jax.types import PADDING_ID, InputError
 
 KIND = "pair store"
@@ -70,114 +69,60 @@ class PairStore(NamedTuple):
 
 
 @checked
-def stored_pairs(
-    *,
-    pairs_dir: str = "",
-    batch_size: PositiveInt = 512,
-    max_query_length: PositiveInt = 64,
-    max_doc_length: PositiveInt = 256,
-    num_neg_docs: NonNegativeInt = 1,
-    num_neg_queries: NonNegativeInt = 0,
-    dev_max_queries: PositiveInt = 1000,
-    dev_max_docs: NonNegativeInt = 20000,
-    keep_identical_ids: bool = False,
-    seed: Seed = 0,
-    unique_in_batch: bool = True,
-    pack: bool = True,
-    length_multiple: PositiveInt = 32,
-    negatives_dir: str = "",
-    expansion: str = "",
-    curriculum: Curriculum | None = None,
-    relevance: MeasureName = "rouge_l",
-    relevance_file: str = "",
-    max_generated_length: PositiveInt = 32,
-    cache_dir: str = "",
-    run_dir: str = "",
-    row_multiple: PositiveInt = 1,
-    host_index: NonNegativeInt = 0,
-    num_hosts: PositiveInt = 1,
-) -> TrainingSet:
+def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(), share: Share = Share()) -> TrainingSet:
     """Opens a folder of pairs for training, as `export_batches` writes it; nothing but numpy is needed.
+
+    Where the folder holds several tasks, an epoch holds them by rate. Its dev split scores checkpoints, where it has one.
 
     Args:
         pairs_dir: the folder.
-        num_neg_docs, num_neg_queries: mined negatives in each row of a batch, drawn anew in every epoch, where there are any.
-        negatives_dir: generations of negatives to take them from in the place of the folder's own.
-        expansion, curriculum: as for `beir_pairs`; queries of documents that are not in the folder are passed over, and a
-            pair's own query is what its tokens spell.
-        cache_dir: where the tokens of generated queries are kept; by default under `files.cache_dir()`.
-
-    The other arguments are those of `training_set.beir_pairs`. Where the folder holds several tasks, an epoch holds them by rate.
+        options: how the pairs become batches. `tokenizer` and `doc_tokenizer` may be left out; if given, they must be the folder's.
+            With a curriculum, queries of documents that are not in the folder are passed over, and a pair's own query is what its
+            tokens spell.
+        share: what this process makes of them.
 
     Raises:
-        InputError: no folder, a damaged one, or a batch that its pairs cannot fill.
+        InputError: no folder, a damaged one, other tokenizers, or a batch that its pairs cannot fill.
     """
     if not pairs_dir:
         raise InputError("stored_pairs.pairs_dir is not set; add --gin.stored_pairs.pairs_dir=<folder written by export_batches>.")
     store = open_pair_store(pairs_dir)
-    stores, drop = (store.query_store, store.doc_store), not keep_identical_ids
-    texts = TrainingTexts(Path(pairs_dir).resolve().name, *stores, store.pairs, {}, drop_identical_ids=drop)
-    mined = None
-    if negatives_dir:
-        drawn = {"neg_docs": num_neg_docs, "neg_queries": num_neg_queries}
-        mined = follow(negatives_dir, run_dir, texts, num_drawn=drawn, is_first=host_index == 0)
-    negatives = mined.at if mined else _always(store, num_neg_docs, num_neg_queries)
-    doc_texts = None
-    if curriculum:
-        has_negatives = mined is not None or "neg_docs" in negatives(0)
-        curriculum_texts.check(curriculum, expansion, relevance_file=relevance_file, has_negatives=has_negatives)
+    _check_tokenizers(store, pairs_dir, options)
+
+    def ranked_queries(options: PairsOptions) -> tuple[list[str], RankedQueries]:
         golds = _query_texts(store)
         ranked = ranked_texts(
             lambda: (_ids_of_pairs(store), golds),
             [files.sha256_of(Path(pairs_dir) / "pairs.npy"), store.query_store.content_hash, store.doc_store.content_hash],
-            expansion,
-            measure=relevance,
-            score_file=relevance_file,
+            options.expansion,
+            measure=options.relevance,
+            score_file=options.relevance_file,
         )
-        expanded = curriculum_texts.open_expansion(
-            expansion, store.doc_store, store.pairs, golds, ranked, curriculum, MEASURES[relevance],
-            tokenizer=store.doc_tokenizer, max_query_length=max_generated_length, is_part=True,
-            cache_dir=store_dir(cache_dir),
-        )  # fmt: skip
-        doc_texts = batches_.DocTexts(expanded.store, expanded.rows_of)
+        return golds, ranked
+
     sizes, rates = [part.num_pairs for part in store.parts], [part.rate for part in store.parts]
-    batches = batches_.pair_batches(
+    pairs = Pairs(
+        Path(pairs_dir).resolve().name,
         store.query_store,
         store.doc_store,
         store.pairs,
-        batch_size=batch_size,
-        max_query_length=max_query_length,
-        max_doc_length=max_doc_length,
-        seed=seed,
-        unique_in_batch=unique_in_batch,
-        pack=pack,
-        length_multiple=length_multiple,
-        row_multiple=row_multiple,
-        negatives=negatives,
-        doc_texts=doc_texts,
-        epoch_order=mixed_epochs(sizes, rates, seed) if len(store.parts) > 1 else None,
-        host_index=host_index,
-        num_hosts=num_hosts,
+        store.query_tokenizer,
+        store.doc_tokenizer,
+        ranked_queries,
+        negatives=_negatives(store, options.num_neg_docs, options.num_neg_queries),
+        epoch_order=mixed_epochs(sizes, rates, options.seed) if len(store.parts) > 1 else None,
+        is_part=True,
     )
-    dev = None
-    if store.dev_qrels is not None:
-        with input_policy.spelled("--gin.stored_pairs.{}=True"):
-            limits = (dev_max_queries, dev_max_docs)
-            dev = dev_set(store.dev_qrels, *stores, *limits, keep_identical_ids=keep_identical_ids)
-    return TrainingSet(
-        batches=batches,
-        batch_size=batch_size,
-        query_tokenizer=store.query_tokenizer,
-        doc_tokenizer=store.doc_tokenizer,
-        max_query_length=max_query_length,
-        max_doc_length=max_doc_length,
-        dev=dev,
-        query_ids=store.query_store.ids,
-        doc_ids=store.doc_store.ids,
-        texts=texts,
-        mined=mined,
-        has_negatives=mined is not None or bool(negatives(0)),
-    )
+    with input_policy.spelled("--gin.stored_pairs.{}=True"):
+        return training_set(pairs, store.dev_qrels, options, share)
+
+
+def _check_tokenizers(store: PairStore, pairs_dir: str, options: PairsOptions) -> None:
+    """Whether the texts were tokenized as the options say, where they say anything."""
+    given = {"tokenizer": (options.tokenizer, store.query_tokenizer), "doc_tokenizer": (options.doc_tokenizer, store.doc_tokenizer)}
+    for name, (wanted, there) in given.items():
+        if wanted and opened(wanted).fingerprint != there.fingerprint:
+            raise InputError(f"the texts in {pairs_dir} are tokenized with another {name}; leave {name} out, or write them again.")
 
 
 def save(
@@ -240,11 +185,10 @@ def open_pair_store(pairs_dir: str | Path) -> PairStore:
     )
 
 
-def _always(store: PairStore, num_neg_docs: int, num_neg_queries: int) -> batches_.NegativesAt:
-    """The folder's negatives, at every step."""
+def _negatives(store: PairStore, num_neg_docs: int, num_neg_queries: int) -> dict[str, batches_.Negatives]:
+    """The folder's own, by the names of `Batch`."""
     mined = {"neg_docs": (store.neg_docs, num_neg_docs), "neg_queries": (store.neg_queries, num_neg_queries)}
-    negatives = {name: batches_.Negatives(rows, drawn) for name, (rows, drawn) in mined.items() if rows is not None and drawn}
-    return lambda step: negatives
+    return {name: batches_.Negatives(rows, drawn) for name, (rows, drawn) in mined.items() if rows is not None and drawn}
 
 
 def _query_texts(store: PairStore) -> list[str]:

@@ -25,14 +25,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data import files, folders, input_policy, pair_store, pair_writer
-from de_jax.data.curriculum import Curriculum
+from de_jax.data.options import PairsOptions, Share
 from de_jax.data.pair_store import PairStore
 from de_jax.data.pair_writer import SIDES, Columns, PairSource, TextSource
 from de_jax.data.progress import progress_bar
-from de_jax.data.relevance import MeasureName
 from de_jax.data.text import Tokenizer, load_tokenizer
 from de_jax.data.training_set import TrainingSet
-from de_jax.settings import AnyPath, NonNegativeInt, PositiveInt, Seed, checked
+from de_jax.settings import AnyPath, checked
 from de_jax.types import InputError
 
 TEXTS_SPLIT = "all"
@@ -54,38 +53,16 @@ class Selection(NamedTuple):
 
 @checked
 def seqio_pairs(
-    *,
     task: str = "",
+    *,
     module: str = "",
     module_args: Mapping[str, Any] | None = None,
     split: str = "train",
     dev_task: str = "",
-    dev_split: str | None = None,
     use_cached: bool = False,
     task_cache_dirs: Sequence[AnyPath] = (),
-    batch_size: PositiveInt = 512,
-    max_query_length: PositiveInt = 64,
-    max_doc_length: PositiveInt = 256,
-    num_neg_docs: NonNegativeInt = 1,
-    num_neg_queries: NonNegativeInt = 0,
-    dev_max_queries: PositiveInt = 1000,
-    dev_max_docs: NonNegativeInt = 20000,
-    keep_identical_ids: bool = False,
-    seed: Seed = 0,
-    unique_in_batch: bool = True,
-    pack: bool = True,
-    length_multiple: PositiveInt = 32,
-    negatives_dir: str = "",
-    expansion: str = "",
-    curriculum: Curriculum | None = None,
-    relevance: MeasureName = "rouge_l",
-    relevance_file: str = "",
-    max_generated_length: PositiveInt = 32,
-    cache_dir: str = "",
-    run_dir: str = "",
-    row_multiple: PositiveInt = 1,
-    host_index: NonNegativeInt = 0,
-    num_hosts: PositiveInt = 1,
+    options: PairsOptions = PairsOptions(),
+    share: Share = Share(),
 ) -> TrainingSet:
     """Opens a seqio task or mixture for training; it is read on first use and its tokens are kept.
 
@@ -94,49 +71,22 @@ def seqio_pairs(
         module: the Python module that registers it.
         module_args: given to the module's `register(task, ...)`; without them, importing it is all.
         split: of the training pairs.
-        dev_task, dev_split: score checkpoints; without a dev split there is no evaluation while training.
+        dev_task: scores checkpoints by its split `options.dev_split`; by default `task`.
         use_cached: read what `seqio_cache_tasks` wrote.
         task_cache_dirs: where to look for that, beside the folders that seqio knows.
-        cache_dir: where folders of pairs are kept; by default under `files.cache_dir()`.
-
-    The other arguments are those of `pair_store.stored_pairs`.
+        options, share: of `pair_store.stored_pairs`; folders of pairs are kept in `options.cache_dir`.
 
     Raises:
         InputError: an unknown task, features that do not fit, or whatever is wrong with its source.
     """
     load_tasks(task, module, module_args, task_cache_dirs)
-    selection = Selection(task, split, dev_task, dev_split, use_cached)
-    parent = Path(cache_dir) if cache_dir else files.cache_dir() / "pair_stores"
+    selection = Selection(task, split, dev_task, options.dev_split, use_cached)
+    parent = Path(options.cache_dir) if options.cache_dir else files.cache_dir() / "pair_stores"
     made_from = fingerprint(selection, module, module_args)
     folder = parent / f"{task.replace(':', '_')}-{made_from[:16]}"
     folders.build_once(folder, pair_store.open_pair_store, lambda path: export(selection, path, made_from))
-    stored_pairs = input_policy.spelled("--gin.seqio_pairs.{}=True")(pair_store.stored_pairs)
-    return stored_pairs(
-        pairs_dir=str(folder),
-        batch_size=batch_size,
-        max_query_length=max_query_length,
-        max_doc_length=max_doc_length,
-        num_neg_docs=num_neg_docs,
-        num_neg_queries=num_neg_queries,
-        dev_max_queries=dev_max_queries,
-        dev_max_docs=dev_max_docs,
-        keep_identical_ids=keep_identical_ids,
-        seed=seed,
-        unique_in_batch=unique_in_batch,
-        pack=pack,
-        length_multiple=length_multiple,
-        negatives_dir=negatives_dir,
-        expansion=expansion,
-        curriculum=curriculum,
-        relevance=relevance,
-        relevance_file=relevance_file,
-        max_generated_length=max_generated_length,
-        cache_dir=cache_dir,
-        run_dir=run_dir,
-        row_multiple=row_multiple,
-        host_index=host_index,
-        num_hosts=num_hosts,
-    )
+    with input_policy.spelled("--gin.seqio_pairs.{}=True"):
+        return pair_store.stored_pairs(str(folder), options=options, share=share)
 
 
 def import_seqio() -> Any:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from de_jax.data import batches as batches_
 from de_jax.data import beir, curriculum_texts, files, input_policy
-from de_jax.data.batches import DocTexts
+from de_jax.data.batches import DocTexts, Negatives
 from de_jax.data.corpus import TokenStore, cached_token_store
-from de_jax.data.curriculum import Curriculum, ranked_pairs
+from de_jax.data.curriculum import RankedQueries, ranked_pairs
 from de_jax.data.negatives import MinedNegatives, TrainingTexts, follow
+from de_jax.data.options import PairsOptions, Share, TokenizerSource
 from de_jax.data.passages import PassageStore
-from de_jax.data.relevance import MEASURES, MeasureName
+from de_jax.data.relevance import MEASURES
 from de_jax.data.text import PromptedTokenizer, Tokenizer, load_tokenizer
-from de_jax.settings import NonNegativeInt, PositiveInt, Seed, checked
+from de_jax.settings import NonNegativeInt, checked
 from de_jax.types import Batches, InputError
 
 _SPELLING = "--gin.beir_pairs.{}=True"
@@ -64,157 +66,155 @@ class TrainingSet(NamedTuple):
     has_negatives: bool = False  # mined ones come with the batches
 
 
+class Pairs(NamedTuple):
+    """Training pairs as a source gives them, before they are batches."""
+
+    name: str  # of the source, for messages
+    query_store: TokenStore
+    doc_store: TokenStore
+    rows: np.ndarray  # int32 [P, 2], (query row, document row)
+    query_tokenizer: Tokenizer
+    doc_tokenizer: Tokenizer
+    ranked_queries: Callable[[PairsOptions], tuple[Sequence[str], RankedQueries]]
+    """Each pair's own query, and the order of its generated ones."""
+    negatives: Mapping[str, Negatives] | None = None  # that come with the pairs, by the names of `Batch`
+    epoch_order: Callable[[int], np.ndarray] | None = None  # see `batches.pair_batches`
+    hashes: Mapping[str, str] = MappingProxyType({})  # see `TrainingTexts`
+    is_part: bool = False  # of the corpus whose generated queries are given
+
+    @property
+    def stores(self) -> tuple[TokenStore, TokenStore]:
+        return self.query_store, self.doc_store
+
+
 @checked
 def beir_pairs(
-    *,
     dataset_dir: str = "",
-    tokenizer: str | Tokenizer = "",
-    doc_tokenizer: str | Tokenizer | None = None,
-    skip_empty: bool = False,
-    keep_identical_ids: bool = False,
-    batch_size: PositiveInt = 512,
-    max_query_length: PositiveInt = 64,
-    max_doc_length: PositiveInt = 256,
-    max_passages: PositiveInt = 1,
+    *,
     split: str = "train",
-    dev_split: str | None = None,
-    dev_max_queries: PositiveInt = 1000,
-    dev_max_docs: NonNegativeInt = 20000,
+    skip_empty: bool = False,
     num_for_both: NonNegativeInt = 0,
-    expansion: str = "",
-    curriculum: Curriculum | None = None,
-    relevance: MeasureName = "rouge_l",
-    relevance_file: str = "",
-    max_generated_length: PositiveInt = 32,
-    seed: Seed = 0,
-    unique_in_batch: bool = True,
-    mask_positives: bool = False,
-    pack: bool = True,
-    length_multiple: PositiveInt = 32,
-    negatives_dir: str = "",
-    num_neg_docs: NonNegativeInt = 1,
-    num_neg_queries: NonNegativeInt = 0,
-    cache_dir: str = "",
-    run_dir: str = "",
-    row_multiple: PositiveInt = 1,
-    host_index: NonNegativeInt = 0,
-    num_hosts: PositiveInt = 1,
+    options: PairsOptions = PairsOptions(),
+    share: Share = Share(),
 ) -> TrainingSet:
     """Opens a BEIR folder for training; its texts are tokenized on first use and kept.
 
     Args:
         dataset_dir: holds corpus.jsonl, queries.jsonl (or .tsv, .gz) and qrels/.
-        tokenizer: a sentencepiece model or tokenizer.json, or a folder with one; or a tokenizer itself.
-        doc_tokenizer: the document tower's, where it differs.
-        skip_empty: leave empty texts out instead of refusing them; no pair of theirs is trained on.
-        keep_identical_ids: a document with the id of its query is ranked and mined like any other; otherwise it is left out of dev
-            scores and of mined negatives, as BEIR leaves it out of its scores.
-        batch_size: rows of the global batch.
-        max_query_length, max_doc_length: tokens, special ones included.
-        max_passages: how many passages of `max_doc_length` tokens a document is at most; it scores as its best one (ANCE's MaxP; 1
-            is FirstP). See `DualEncoder.embed` for what that means for the losses.
         split: whose judgements are the training pairs.
-        dev_split: whose judgements score checkpoints; None for no evaluation while training.
-        dev_max_queries: a fixed random sample of the dev queries, so that an evaluation stays short.
-        dev_max_docs: a fixed random sample of the corpus to search, to which every relevant document is added.
+        skip_empty: leave empty texts out instead of refusing them; no pair of theirs is trained on.
         num_for_both: queries that both towers embed where a run measures how far apart they are (`Alignment`): of `dev_split`, else
             of the folder's dev split, else of the training split.
-        expansion: generated queries of the corpus, as `de-jax doc2query` writes them.
-        curriculum: documents get one of them after their text, chosen so; None leaves documents as they are.
-        relevance: by which a pair's generated queries are ranked, a name out of `relevance.MEASURES`.
-        relevance_file: scores of another model for the pairs in its place, see `relevance.ScoreFile`.
-        max_generated_length: tokens of a generated query, for which room is kept in `max_doc_length`.
-        seed: of the shuffling.
-        unique_in_batch: keep a query or document from standing twice in a batch.
-        mask_positives: batches say which documents are judged relevant to their queries, so that losses with `mask_duplicates` take
-            none of them for a negative, in the batch, mined or from a cache; for sets with many relevant documents a query.
-        pack: lay several texts in a row instead of padding each; the numbers are the same, with much less work.
-        length_multiple: without `pack`, texts are padded to multiples of this many tokens.
-        negatives_dir: generations of hard negatives, see `negatives`; "{run_dir}" in it stands for the run's folder. "" for none.
-        num_neg_docs, num_neg_queries: hard negatives in each row of a batch, drawn anew in every epoch.
-        cache_dir: where token stores are kept; by default under `files.cache_dir()`.
-        run_dir: where the run writes which generation it took from which step on; the trainer sets it.
-        row_multiple, host_index, num_hosts: how rows are split over devices and hosts; the trainer sets them.
+        options: how the pairs become batches; `tokenizer` must be set.
+        share: what this process makes of them.
 
     Raises:
         InputError: anything in the folder that cannot be used; names the file and line.
     """
-    for name, value in (("dataset_dir", dataset_dir), ("tokenizer", tokenizer)):
+    for name, value in (("dataset_dir", dataset_dir), ("tokenizer", options.tokenizer)):
         if not value:
             raise InputError(f"beir_pairs.{name} is not set; add --gin.beir_pairs.{name}=<path>.")
-    query_tokenizer = _opened(tokenizer)
-    tokenizers = {"query": query_tokenizer, "doc": _opened(doc_tokenizer) if doc_tokenizer else query_tokenizer}
+    query_tokenizer = opened(options.tokenizer)
+    doc_tokenizer = opened(options.doc_tokenizer) if options.doc_tokenizer else query_tokenizer
+    cache_dir, dev_split = options.cache_dir, options.dev_split
     with input_policy.spelled(_SPELLING):
-        stores = open_stores(dataset_dir, tokenizers["query"], tokenizers["doc"], cache_dir, skip_empty=skip_empty)
-    pairs = batches_.qrel_pairs(_read_split(dataset_dir, split), *stores)
-    passages = _passages(stores[1], tokenizers["doc"], max_doc_length, max_passages)
-    doc_texts = DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
-    if curriculum:
-        if max_passages > 1:
-            raise InputError("a curriculum expands documents of one passage; set beir_pairs.max_passages to 1.")
-        curriculum_texts.check(curriculum, expansion, relevance_file=relevance_file, has_negatives=bool(negatives_dir))
-        ranked = ranked_pairs(dataset_dir, split, expansion, measure=relevance, score_file=relevance_file, skip_empty=skip_empty)
-        texts_of_queries = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=skip_empty))
-        golds = [texts_of_queries[stores[0].ids[int(row)]] for row in pairs[:, 0]]
-        expanded = curriculum_texts.open_expansion(
-            expansion, stores[1], pairs, golds, ranked, curriculum, MEASURES[relevance],
-            tokenizer=tokenizers["doc"], max_query_length=max_generated_length, cache_dir=store_dir(cache_dir),
-        )  # fmt: skip
-        doc_texts = DocTexts(expanded.store, expanded.rows_of)
-    hashes = text_hashes(dataset_dir) if negatives_dir else {}
-    texts = TrainingTexts(
-        Path(dataset_dir).resolve().name, *stores, pairs, hashes, passages, drop_identical_ids=not keep_identical_ids
+        stores = open_stores(dataset_dir, query_tokenizer, doc_tokenizer, cache_dir, skip_empty=skip_empty)
+    rows = batches_.qrel_pairs(_read_split(dataset_dir, split), *stores)
+
+    def ranked_queries(options: PairsOptions) -> tuple[Sequence[str], RankedQueries]:
+        by = functools.partial(ranked_pairs, measure=options.relevance, score_file=options.relevance_file, skip_empty=skip_empty)
+        ranked = by(dataset_dir, split, options.expansion)
+        texts = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=skip_empty))
+        return [texts[stores[0].ids[int(row)]] for row in rows[:, 0]], ranked
+
+    hashes = text_hashes(dataset_dir) if options.negatives_dir else {}
+    name = Path(dataset_dir).resolve().name
+    pairs = Pairs(name, *stores, rows, query_tokenizer, doc_tokenizer, ranked_queries, hashes=hashes)
+    of_both = dev_split or beir.dev_split(dataset_dir) or split
+    with input_policy.spelled(_SPELLING):
+        qrels = _read_split(dataset_dir, dev_split) if dev_split is not None else None
+        found = training_set(pairs, qrels, options, share)
+    return found._replace(
+        for_both=_for_both(dataset_dir, of_both, doc_tokenizer, stores[0], num_for_both, cache_dir, skip_empty=skip_empty)
     )
+
+
+def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptions, share: Share) -> TrainingSet:
+    """What a trainer reads of any source of pairs.
+
+    Args:
+        pairs: what is trained on.
+        dev_qrels: judgements that score checkpoints, of texts in the pairs' stores; None for no evaluation.
+        options, share: of the source.
+
+    Raises:
+        InputError: settings that do not go together, negatives or generated queries of other texts, or batches that the pairs
+            cannot fill.
+    """
+    drop = not options.keep_identical_ids
+    passages = _passages(pairs.doc_store, pairs.doc_tokenizer, options.max_doc_length, options.max_passages)
+    texts = TrainingTexts(pairs.name, *pairs.stores, pairs.rows, dict(pairs.hashes), passages, drop_identical_ids=drop)
     mined = None
-    if negatives_dir:
-        drawn = {"neg_docs": num_neg_docs, "neg_queries": num_neg_queries}
-        mined = follow(negatives_dir, run_dir, texts, num_drawn=drawn, is_first=host_index == 0)
+    if options.negatives_dir:
+        drawn = {"neg_docs": options.num_neg_docs, "neg_queries": options.num_neg_queries}
+        mined = follow(options.negatives_dir, share.run_dir, texts, num_drawn=drawn, is_first=share.host_index == 0)
+    brought = pairs.negatives or {}
+    has_negatives = mined is not None or bool(brought)
     batches = batches_.pair_batches(
-        *stores,
-        pairs,
-        batch_size=batch_size,
-        max_query_length=max_query_length,
-        max_doc_length=max_doc_length,
-        seed=seed,
-        unique_in_batch=unique_in_batch,
-        pack=pack,
-        length_multiple=length_multiple,
-        row_multiple=row_multiple,
-        negatives=mined.at if mined else None,
-        doc_texts=doc_texts,
-        positives=batches_.positives_of(pairs, stores[0].num_texts) if mask_positives else None,
-        host_index=host_index,
-        num_hosts=num_hosts,
+        *pairs.stores,
+        pairs.rows,
+        batch_size=options.batch_size,
+        max_query_length=options.max_query_length,
+        max_doc_length=options.max_doc_length,
+        seed=options.seed,
+        unique_in_batch=options.unique_in_batch,
+        pack=options.pack,
+        length_multiple=options.length_multiple,
+        row_multiple=share.row_multiple,
+        negatives=mined.at if mined else lambda step: brought,
+        doc_texts=_doc_texts(pairs, passages, options, has_negatives=has_negatives),
+        positives=batches_.positives_of(pairs.rows, pairs.query_store.num_texts) if options.mask_positives else None,
+        epoch_order=pairs.epoch_order,
+        host_index=share.host_index,
+        num_hosts=share.num_hosts,
     )
     dev = None
-    if dev_split is not None:
-        with input_policy.spelled(_SPELLING):
-            qrels = _read_split(dataset_dir, dev_split)
-            dev = dev_set(qrels, *stores, dev_max_queries, dev_max_docs, keep_identical_ids=keep_identical_ids)
+    if dev_qrels is not None:
+        sizes = (options.dev_max_queries, options.dev_max_docs)
+        dev = dev_set(dev_qrels, *pairs.stores, *sizes, keep_identical_ids=options.keep_identical_ids)
     return TrainingSet(
         batches=batches,
-        batch_size=batch_size,
-        query_tokenizer=tokenizers["query"],
-        doc_tokenizer=tokenizers["doc"],
-        max_query_length=max_query_length,
-        max_doc_length=max_doc_length,
+        batch_size=options.batch_size,
+        query_tokenizer=pairs.query_tokenizer,
+        doc_tokenizer=pairs.doc_tokenizer,
+        max_query_length=options.max_query_length,
+        max_doc_length=options.max_doc_length,
         dev=dev,
-        query_ids=stores[0].ids,
-        doc_ids=stores[1].ids,
+        query_ids=pairs.query_store.ids,
+        doc_ids=pairs.doc_store.ids,
         texts=texts,
         mined=mined,
-        has_negatives=mined is not None,
-        max_passages=max_passages,
-        for_both=_for_both(
-            dataset_dir,
-            dev_split or beir.dev_split(dataset_dir) or split,
-            tokenizers["doc"],
-            stores[0],
-            num_for_both,
-            cache_dir,
-            skip_empty=skip_empty,
-        ),
+        has_negatives=has_negatives,
+        max_passages=options.max_passages,
     )
+
+
+def _doc_texts(pairs: Pairs, passages: PassageStore | None, options: PairsOptions, *, has_negatives: bool) -> DocTexts | None:
+    """What is encoded in the place of documents' beginnings: their passages, or documents with a generated query."""
+    if options.curriculum is None:
+        return DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
+    if passages:
+        raise InputError("a curriculum expands documents of one passage; set max_passages to 1.")
+    curriculum_texts.check(
+        options.curriculum, options.expansion, relevance_file=options.relevance_file, has_negatives=has_negatives
+    )
+    golds, ranked = pairs.ranked_queries(options)
+    expanded = curriculum_texts.open_expansion(
+        options.expansion, pairs.doc_store, pairs.rows, golds, ranked, options.curriculum, MEASURES[options.relevance],
+        tokenizer=pairs.doc_tokenizer, max_query_length=options.max_generated_length, is_part=pairs.is_part,
+        cache_dir=store_dir(options.cache_dir),
+    )  # fmt: skip
+    return DocTexts(expanded.store, expanded.rows_of)
 
 
 def _for_both(
@@ -251,8 +251,11 @@ def _passages(docs: TokenStore, tokenizer: Tokenizer, length: int, max_passages:
     return PassageStore(docs, length, max_passages=max_passages)
 
 
-def _opened(tokenizer: str | Tokenizer) -> Tokenizer:
-    return load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+def opened(tokenizer: TokenizerSource) -> Tokenizer:
+    """The tokenizer that a setting names."""
+    if isinstance(tokenizer, str):
+        return load_tokenizer(tokenizer)
+    return tokenizer() if callable(tokenizer) else tokenizer
 
 
 def open_stores(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -96,13 +96,17 @@ def _changed(config: Any, **changes: Any) -> Any:
 
 
 @checked
-def pretrained_tokenizer(*, source: str = "", tower: TowerName = "query") -> Tokenizer:
-    """What a tower's texts are tokenized with, its prompt included; arguments as of `pretrained_tower`."""
-    tokenizer: Tokenizer | None = getattr(_sizes(source), f"{_checked(tower)}_tokenizer")
-    if tokenizer is None:
-        raise InputError(
-            f"{source} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>, and start from that run."
-        )
+def pretrained_tokenizer(*, source: str = "", tower: TowerName = "query") -> Callable[[], Tokenizer]:
+    """A function that opens a tower's tokenizer, its prompt included; the arguments are those of `pretrained_tower`."""
+
+    def tokenizer() -> Tokenizer:
+        found: Tokenizer | None = getattr(_sizes(source), f"{_checked(tower)}_tokenizer")
+        if found is None:
+            raise InputError(
+                f"{source} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>, and start from that run."
+            )
+        return found
+
     return tokenizer
 
 

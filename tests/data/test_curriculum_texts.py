@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from flat_settings import flat
 
 from de_jax.data import beir, text
 from de_jax.data.curriculum import Curriculum, ranked_pairs
@@ -33,7 +34,7 @@ def folder(tmp_path_factory):
 
 def opened(folder, *, strategy="curriculum", num_steps=6, **changes):
     options = {"batch_size": 4, "max_query_length": 16, "max_doc_length": 90, "pack": False, "max_generated_length": 40, **changes}
-    return beir_pairs(
+    return flat(beir_pairs)(
         dataset_dir=str(folder / "data"),
         tokenizer=str(folder / "spiece.model"),
         cache_dir=str(folder / "cache"),
@@ -90,7 +91,6 @@ def test_a_resumed_stream_goes_on_in_the_same_group_with_the_same_draws(folder):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"relevance": "bleu"}, "relevance is 'bleu'"),
         ({"relevance_file": "scores.jsonl", "negatives_dir": "somewhere"}, "has no scores for hard negatives"),
         ({"max_passages": 2}, "documents of one passage"),
         ({"strategy": "gold", "negatives_dir": "somewhere"}, "has no query for hard negatives"),

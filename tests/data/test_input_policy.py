@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from flat_settings import flat
 
 from de_jax.data import beir, corpus, curriculum, input_policy
 from de_jax.data.batches import qrel_pairs
@@ -91,8 +92,8 @@ def test_trainers_read_a_folder_with_empty_texts_when_asked(dataset_dir, tokeniz
     sizes = {"max_query_length": 8, "max_doc_length": 16, "cache_dir": str(tmp_path)}
     options = {"dataset_dir": str(dataset_dir), "tokenizer": tokenizer, "batch_size": 4, "dev_split": "dev", "pack": False, **sizes}
     with pytest.raises(InputError, match=r"the text of q3 is empty; .* with --gin\.beir_pairs\.skip_empty=True\.$"):
-        beir_pairs(**options)
-    data = beir_pairs(**options, skip_empty=True, num_for_both=8)
+        flat(beir_pairs)(**options)
+    data = flat(beir_pairs)(**options, skip_empty=True, num_for_both=8)
     assert len(data.texts.pairs) == len(TRAINED)
     assert {data.query_ids[row] for row in data.for_both.rows.tolist()} == {"q0", "q5"}
     assert next(data.batches(0)).query_id.shape == (4,)

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from flat_settings import flat
 
 from de_jax.data import pair_store, pair_writer
 from de_jax.types import PADDING_ID, InputError
@@ -63,7 +64,7 @@ def test_identical_ids_are_dropped_from_dev_scores_and_negatives_unless_kept(tok
     write(tmp_path / "same", tokenizer, [same], [same])
     found = []
     for options in ({}, {"keep_identical_ids": True}):
-        data = pair_store.stored_pairs(pairs_dir=str(tmp_path / "same"), batch_size=3, **options)
+        data = flat(pair_store.stored_pairs)(pairs_dir=str(tmp_path / "same"), batch_size=3, **options)
         found.append((data.dev.drop_identical_ids, data.texts.drop_identical_ids))
     assert found == [(True, True), (False, False)]
     (said,) = [str(one.message) for one in recwarn if "judgements dropped" in str(one.message)]
@@ -72,7 +73,7 @@ def test_identical_ids_are_dropped_from_dev_scores_and_negatives_unless_kept(tok
 
 
 def test_negatives_are_drawn_from_a_rows_own_and_again_in_the_next_epoch(folder):
-    data = pair_store.stored_pairs(pairs_dir=str(folder), batch_size=3, num_neg_docs=1, unique_in_batch=False, pack=False)
+    data = flat(pair_store.stored_pairs)(pairs_dir=str(folder), batch_size=3, num_neg_docs=1, unique_in_batch=False, pack=False)
     stream = list(itertools.islice(data.batches(0), 60))
     mined = pair_store.open_pair_store(folder).neg_docs
     drawn = {}
@@ -85,13 +86,13 @@ def test_negatives_are_drawn_from_a_rows_own_and_again_in_the_next_epoch(folder)
         assert (batch.neg_docs[batch.neg_doc_ids == PADDING_ID] == 0).all()
     again = next(data.batches(41))
     np.testing.assert_array_equal(again.neg_doc_ids, stream[41].neg_doc_ids)
-    none = next(pair_store.stored_pairs(pairs_dir=str(folder), batch_size=3, num_neg_docs=0).batches(0))
+    none = next(flat(pair_store.stored_pairs)(pairs_dir=str(folder), batch_size=3, num_neg_docs=0).batches(0))
     assert none.neg_docs is None
 
 
 def test_packed_negatives_are_the_padded_ones_and_padding_is_a_text_without_tokens(folder):
     padded, packed = (
-        next(pair_store.stored_pairs(pairs_dir=str(folder), batch_size=4, num_neg_docs=2, pack=pack).batches(7))
+        next(flat(pair_store.stored_pairs)(pairs_dir=str(folder), batch_size=4, num_neg_docs=2, pack=pack).batches(7))
         for pack in (False, True)
     )
     np.testing.assert_array_equal(packed.neg_doc_ids, padded.neg_doc_ids)
@@ -136,9 +137,9 @@ def test_tokens_beyond_the_vocabulary_are_refused(tokenizer, tmp_path):
 
 def test_what_is_no_whole_folder_is_refused(tokenizer, tmp_path):
     with pytest.raises(InputError, match=r"stored_pairs\.pairs_dir is not set"):
-        pair_store.stored_pairs()
+        flat(pair_store.stored_pairs)()
     with pytest.raises(InputError, match="is not a complete folder of pairs"):
-        pair_store.stored_pairs(pairs_dir=str(tmp_path))
+        flat(pair_store.stored_pairs)(pairs_dir=str(tmp_path))
     write(tmp_path / "store", tokenizer, [pair_source(tokenizer)])
     (tmp_path / "store" / "checksums.json").unlink()  # version 0.1.0 wrote none
     manifest = tmp_path / "store" / "manifest.json"
@@ -164,11 +165,11 @@ def run(code):
 
 def test_training_data_from_a_folder_loads_no_tensorflow(folder):
     code = (
-        "import sys; from de_jax.data.pair_store import stored_pairs\n"
-        f"batch = next(stored_pairs(pairs_dir={str(folder)!r}, batch_size=4).batches(2))\n"
+        "import sys; from de_jax.data.pair_store import stored_pairs; from de_jax.data.options import PairsOptions\n"
+        f"batch = next(stored_pairs({str(folder)!r}, options=PairsOptions(batch_size=4)).batches(2))\n"
         "print(batch.query_id.tolist(), sorted({'tensorflow', 'seqio', 'jax'} & set(sys.modules)))"
     )
-    expected = next(pair_store.stored_pairs(pairs_dir=str(folder), batch_size=4).batches(2)).query_id.tolist()
+    expected = next(flat(pair_store.stored_pairs)(pairs_dir=str(folder), batch_size=4).batches(2)).query_id.tolist()
     done = run(code)
     assert done.stdout.splitlines() == [f"{expected} []"], done.stderr
 
@@ -178,7 +179,7 @@ def test_a_machine_without_seqio_is_told_what_to_install():
         "import sys; sys.modules['seqio'] = None\n"
         "from de_jax.data.seqio_batches import seqio_pairs\n"
         "from de_jax.types import InputError\n"
-        "try: seqio_pairs(task='t')\n"
+        "try: seqio_pairs('t')\n"
         "except InputError as error: print(error)"
     )
     done = run(code)

@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from flat_settings import flat
 
 from de_jax.data import beir, generations, pair_store, seqio_batches, text, training_set
 from de_jax.data.curriculum import Curriculum
@@ -66,7 +67,7 @@ def assert_same(ours, theirs):
 
 def beir_task(dataset_dir, spiece, **settings):
     arguments = {"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)}
-    return seqio_batches.seqio_pairs(task="toy", module="de_jax.tasks.beir", module_args=arguments, **BATCHING | settings)
+    return flat(seqio_batches.seqio_pairs)(task="toy", module="de_jax.tasks.beir", module_args=arguments, **BATCHING | settings)
 
 
 def write_jsonl(path, records):
@@ -77,7 +78,7 @@ def write_jsonl(path, records):
 def test_a_task_and_the_token_stores_give_identical_batches_on_every_host_from_every_step(dataset_dir, spiece, options):
     for hosts in ({}, {"host_index": 0, "num_hosts": 2}, {"host_index": 1, "num_hosts": 2}):
         settings = BATCHING | options | hosts
-        theirs = training_set.beir_pairs(dataset_dir=str(dataset_dir), tokenizer=str(spiece), **settings)
+        theirs = flat(training_set.beir_pairs)(dataset_dir=str(dataset_dir), tokenizer=str(spiece), **settings)
         ours = beir_task(dataset_dir, spiece, **settings)
         assert_same(take(ours, 0, 20), take(theirs, 0, 20))
         assert_same(take(ours, 13, 5), take(theirs, 0, 18)[13:])
@@ -89,7 +90,7 @@ def test_a_curriculum_expands_documents_of_a_task_as_those_of_the_token_stores(d
     write_jsonl(tmp_path / "expansion.jsonl", lines)
     curriculum = Curriculum(strategy, num_steps=20)
     settings = {"expansion": str(tmp_path / "expansion.jsonl"), "curriculum": curriculum, "max_generated_length": 8}
-    theirs = training_set.beir_pairs(dataset_dir=str(dataset_dir), tokenizer=str(spiece), **BATCHING | settings)
+    theirs = flat(training_set.beir_pairs)(dataset_dir=str(dataset_dir), tokenizer=str(spiece), **BATCHING | settings)
     ours = beir_task(dataset_dir, spiece, **settings)
     assert_same(take(ours, 0, 20), take(theirs, 0, 20))
     assert_same(take(ours, 13, 5), take(theirs, 13, 5))
@@ -108,7 +109,7 @@ def test_what_no_task_can_be_expanded_with_is_refused(dataset_dir, spiece, tmp_p
 
 def test_a_dev_split_scores_as_the_token_stores_do(dataset_dir, spiece):
     settings = {"dev_split": "dev", "dev_max_queries": 7, "dev_max_docs": 40}
-    theirs = training_set.beir_pairs(dataset_dir=str(dataset_dir), tokenizer=str(spiece), **BATCHING | settings).dev
+    theirs = flat(training_set.beir_pairs)(dataset_dir=str(dataset_dir), tokenizer=str(spiece), **BATCHING | settings).dev
     ours = beir_task(dataset_dir, spiece, **settings).dev
     np.testing.assert_array_equal(ours.query_rows, theirs.query_rows)
     np.testing.assert_array_equal(ours.doc_rows, theirs.doc_rows)
@@ -150,7 +151,7 @@ def test_ids_of_the_t5_vocabulary_are_the_tokenizers_own(shared_data, tmp_path):
     seqio.TaskRegistry.add_provider("theirs", task)
     expected = [13959, 1566, 12, 2968, 10, 37, 629, 19, 1627, 5]
     for name in ("ours", "theirs"):
-        data = seqio_batches.seqio_pairs(task=name, batch_size=1, pack=False, length_multiple=1)
+        data = flat(seqio_batches.seqio_pairs)(task=name, batch_size=1, pack=False, length_multiple=1)
         batch = next(data.batches(0))
         assert batch.query[0].tolist() == [*expected, 1]
         assert batch.doc[0].tolist() == [*text.load_tokenizer(spiece).encode([f"{sentence} Ünïcode, 雪."])[0], 1]
@@ -176,7 +177,7 @@ def test_a_mixture_holds_its_tasks_by_their_rates_and_resumes_anywhere(spiece, t
     task_of_pairs("small", 20, spiece, tmp_path)
     task_of_pairs("large", 100, spiece, tmp_path)
     seqio.MixtureRegistry.add("both", [("small", 1), ("large", 2)])
-    make = lambda: seqio_batches.seqio_pairs(task="both", **BATCHING | {"unique_in_batch": False})  # noqa: E731
+    make = lambda: flat(seqio_batches.seqio_pairs)(task="both", **BATCHING | {"unique_in_batch": False})  # noqa: E731
     data = make()
     stream = take(data, 0, 45)  # three epochs of 120
     store = pair_store.open_pair_store(next((tmp_path / "cache" / "pair_stores").glob("both-*")))
@@ -202,7 +203,7 @@ def test_mined_negatives_come_from_the_texts_of_another_task(dataset_dir, spiece
         file.writelines(json.dumps(line) + "\n" for line in lines[10:])
     seqio_batches.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
     mined.register("mined", negatives_dir=str(folder), texts="toy")
-    data = seqio_batches.seqio_pairs(task="mined", num_neg_docs=2, num_neg_queries=1, **BATCHING)
+    data = flat(seqio_batches.seqio_pairs)(task="mined", num_neg_docs=2, num_neg_queries=1, **BATCHING)
     docs = pair_store.open_pair_store(next((tmp_path / "cache" / "pair_stores").glob("mined-*"))).doc_store
     drawn = set()
     for batch in take(data, 0, 12):
@@ -217,7 +218,7 @@ def test_mined_negatives_come_from_the_texts_of_another_task(dataset_dir, spiece
         np.testing.assert_array_equal(batch.neg_docs[:, 0], docs.pad(batch.neg_doc_ids[:, 0], 16, batch.neg_docs.shape[2]))
     assert drawn == {(i, 40 + j) for i in range(16) for j in range(i % 4)}
     one, other = (
-        seqio_batches.seqio_pairs(task="mined", num_neg_docs=2, **BATCHING, host_index=host, num_hosts=2) for host in (0, 1)
+        flat(seqio_batches.seqio_pairs)(task="mined", num_neg_docs=2, **BATCHING, host_index=host, num_hosts=2) for host in (0, 1)
     )
     for whole, *shares in zip(take(data, 5, 4), take(one, 5, 4), take(other, 5, 4), strict=True):
         np.testing.assert_array_equal(whole.neg_docs, np.concatenate([share.neg_docs for share in shares]))
@@ -259,7 +260,7 @@ def test_a_generation_that_is_cut_after_its_task_was_registered_is_refused_with_
     part = generations_dir / "000002" / "part-00000.jsonl"
     part.write_text("".join(part.read_text().splitlines(keepends=True)[:3]))
     with pytest.raises(InputError, match=r"^\S*part-00000\.jsonl is missing, half-copied or damaged"):
-        seqio_batches.seqio_pairs(task="mined", **BATCHING)
+        flat(seqio_batches.seqio_pairs)(task="mined", **BATCHING)
 
 
 def test_a_generation_of_other_texts_is_refused(generations_dir, dataset_dir, spiece, tmp_path):
@@ -270,7 +271,7 @@ def test_a_generation_of_other_texts_is_refused(generations_dir, dataset_dir, sp
     seqio_batches.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(changed), "tokenizer": str(spiece)})
     mined.register("mined", negatives_dir=str(generations_dir), texts="toy")
     with pytest.raises(InputError, match=r"000002 was mined from other queries than those of .*queries\.jsonl; mine again"):
-        seqio_batches.seqio_pairs(task="mined", **BATCHING)
+        flat(seqio_batches.seqio_pairs)(task="mined", **BATCHING)
 
 
 def test_mined_negatives_as_tokens_are_those_of_their_texts(generations_dir):
@@ -308,7 +309,7 @@ def test_a_mined_id_without_a_text_is_named(generations_dir):
         records(sequence_length=None)
     mined.register("mined", negatives_dir=str(generations_dir), texts="toy")
     with pytest.raises(InputError, match=r"values of neg_doc_ids that have no text: 1 \(d999\)"):
-        seqio_batches.seqio_pairs(task="mined", **BATCHING)
+        flat(seqio_batches.seqio_pairs)(task="mined", **BATCHING)
 
 
 def test_mined_pairs_mixed_with_their_task_hold_every_text_once(dataset_dir, spiece, tmp_path):
@@ -316,7 +317,7 @@ def test_mined_pairs_mixed_with_their_task_hold_every_text_once(dataset_dir, spi
     seqio_batches.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
     mined.register("mined", negatives_dir=str(tmp_path), texts="toy")
     seqio.MixtureRegistry.add("both", [("toy", 1), ("mined", 1)])
-    data = seqio_batches.seqio_pairs(task="both", **BATCHING)
+    data = flat(seqio_batches.seqio_pairs)(task="both", **BATCHING)
     store = pair_store.open_pair_store(next((tmp_path / "cache" / "pair_stores").glob("both-*")))
     assert (store.query_store.num_texts, store.doc_store.num_texts) == (40, 60)
     assert store.query_store.ids[5] == "q5"
@@ -335,7 +336,7 @@ def test_an_export_gives_the_batches_of_its_task_and_is_made_once(dataset_dir, s
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "export").rglob("*")} == written
     with pytest.raises(InputError, match="holds something else than this task"):
         export_batches.main([*command, "--split=dev"])
-    stored = pair_store.stored_pairs(pairs_dir=str(tmp_path / "export"), **BATCHING)
+    stored = flat(pair_store.stored_pairs)(pairs_dir=str(tmp_path / "export"), **BATCHING)
     assert_same(take(stored, 3, 9), take(beir_task(dataset_dir, spiece), 3, 9))
     assert stored.dev is not None
 
@@ -409,7 +410,7 @@ def register_from_files(kind, folder, spiece):
 @pytest.mark.parametrize("kind", REGISTERED)
 def test_every_kind_of_file_gives_its_pairs(kind, spiece, tokenizer, tmp_path):
     arguments = register_from_files(kind, tmp_path, spiece)
-    data = seqio_batches.seqio_pairs(task="t", **arguments, batch_size=2, pack=False, length_multiple=1)
+    data = flat(seqio_batches.seqio_pairs)(task="t", **arguments, batch_size=2, pack=False, length_multiple=1)
     batch = next(data.batches(0))
     docs = {"multireqa": ["a quick fox.", "the lazy dog."], "msmarco_documents": ["quick a quick fox", "the lazy dog"]}
     docs = docs.get(kind, ["a quick fox", "the lazy dog"])
@@ -419,7 +420,7 @@ def test_every_kind_of_file_gives_its_pairs(kind, spiece, tokenizer, tmp_path):
     if kind == "openqa":
         assert sorted(batch.neg_doc_ids[:, 0].tolist()) == [PADDING_ID, 1]
     if kind == "msmarco":
-        dev = seqio_batches.seqio_pairs(task="t", **arguments, batch_size=2, dev_split="dev.small").dev
+        dev = flat(seqio_batches.seqio_pairs)(task="t", **arguments, batch_size=2, dev_split="dev.small").dev
         assert (dev.qrels, dev.query_rows.tolist(), dev.doc_rows.tolist()) == ({"12": {"2": 1}}, [0], [0, 1, 2])
 
 
@@ -445,7 +446,7 @@ def test_a_broken_file_is_named_with_its_line(kind, file, content, message, spie
     arguments = register_from_files(kind, tmp_path, spiece)
     (tmp_path / file).write_text(content)
     with pytest.raises(InputError, match=message):
-        seqio_batches.seqio_pairs(task="t", **arguments, batch_size=1)
+        flat(seqio_batches.seqio_pairs)(task="t", **arguments, batch_size=1)
     assert not list(tmp_path.glob("cache/pair_stores/t-*"))
 
 
@@ -460,7 +461,7 @@ def test_a_tensorflow_dataset_is_a_task(spiece, tokenizer, tmp_path):
     )
     arguments = {"tfds_name": "toy_qa:1.0.0", "data_dir": str(tmp_path), "tokenizer": str(spiece),
                  "features": {"query": "question", "doc": "passage/text", "query_id": "id"}}  # fmt: skip
-    data = seqio_batches.seqio_pairs(
+    data = flat(seqio_batches.seqio_pairs)(
         task="qa", module="de_jax.tasks.tfds", module_args=arguments, batch_size=13, pack=False, length_multiple=1
     )
     batch = next(data.batches(0))
@@ -471,7 +472,7 @@ def test_a_tensorflow_dataset_is_a_task(spiece, tokenizer, tmp_path):
     assert store.doc_store.num_texts == 13
     arguments["features"] = {"query": "question", "doc": "passage/body"}
     with pytest.raises(InputError, match="no feature 'passage/body'; at 'body' it has text"):
-        seqio_batches.seqio_pairs(task="qa", module="de_jax.tasks.tfds", module_args=arguments, batch_size=2)
+        flat(seqio_batches.seqio_pairs)(task="qa", module="de_jax.tasks.tfds", module_args=arguments, batch_size=2)
 
 
 def write_cache(name, folder):
@@ -506,7 +507,7 @@ def test_tasks_are_read_from_the_cache_of_seqio(dataset_dir, spiece, tmp_path, m
     monkeypatch.setattr(registering.FilesSource, "get_dataset", None)
     batch = next(beir_task(dataset_dir, spiece, use_cached=True, task_cache_dirs=(str(tmp_path / "task_cache"),)).batches(0))
     cached = pair_store.open_pair_store(next((tmp_path / "cache" / "pair_stores").glob("toy-*")))
-    plain = training_set.beir_pairs(dataset_dir=str(dataset_dir), tokenizer=str(spiece), **BATCHING)
+    plain = flat(training_set.beir_pairs)(dataset_dir=str(dataset_dir), tokenizer=str(spiece), **BATCHING)
     ids = {(cached.query_store.ids[q], cached.doc_store.ids[d]) for q, d in cached.pairs.tolist()}
     qrels = beir.read_qrels(dataset_dir / "qrels" / "train.tsv")
     assert ids == {(query_id, doc_id) for query_id, docs in qrels.items() for doc_id, score in docs.items() if score}
@@ -517,7 +518,7 @@ def test_tasks_are_read_from_the_cache_of_seqio(dataset_dir, spiece, tmp_path, m
 
 def test_what_cannot_be_a_task_of_pairs_is_refused(dataset_dir, spiece, tmp_path):
     task_of_pairs("pairs", 10, spiece, tmp_path)
-    pairs = lambda name="pairs", **settings: seqio_batches.seqio_pairs(task=name, **{"batch_size": 2} | settings)  # noqa: E731
+    pairs = lambda name="pairs", **settings: flat(seqio_batches.seqio_pairs)(task=name, **{"batch_size": 2} | settings)  # noqa: E731
     with pytest.raises(InputError, match="no seqio task or mixture is named 'pair'; there are pairs"):
         pairs("pair")
     with pytest.raises(InputError, match="no task is named"):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tiny_run
+from flat_settings import flat
 
 from de_jax.data import beir
 from de_jax.data.text import train_sentencepiece
@@ -19,7 +20,7 @@ def folder(tmp_path):
 
 
 def queries_for_both(folder, **settings):
-    data = beir_pairs(
+    data = flat(beir_pairs)(
         dataset_dir=str(folder / "data"),
         tokenizer=str(folder / "spiece.model"),
         cache_dir=str(folder / "cache"),

@@ -9,11 +9,11 @@ import pytest
 from toy_run import arguments
 
 from de_jax import mine, train
+from de_jax.configurables import read_recipe
 from de_jax.data import files, generations, negatives
 from de_jax.data.generations import Mined
 from de_jax.data.negatives import Switch
 from de_jax.data.training_set import text_hashes
-from de_jax.recipe import read_recipe
 from de_jax.retrieval import mining_run
 from de_jax.training import run_log
 from de_jax.training.run import load_run

@@ -9,11 +9,11 @@ import pytest
 from pretrained_folders import WORDS, write_encoder, write_sentence_transformer
 
 from de_jax import configurables, train
+from de_jax.configurables import read_recipe
 from de_jax.data import beir
 from de_jax.interop import checkpoints, fine_tuning
 from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.recipe import read_recipe
 from de_jax.training import paths, sharding
 from de_jax.types import InputError
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from de_jax.configurables import read_recipe
 from de_jax.models import layers
 from de_jax.models.t5 import T5Config
-from de_jax.recipe import read_recipe
 from de_jax.training import hlo, plan, sharding_rules
 from de_jax.training.sharding import make_mesh, replicated
 from de_jax.types import InputError
@@ -24,8 +24,8 @@ SHAPE = {"batch_size": 16, "query_length": 8, "doc_length": 16}
 def step_on(topology_name, *settings):
     """(step, state, mesh, encoder) of a tiny recipe, as training has them."""
     recipe = read_recipe(["recipes/sde.gin"], [*(f"T5Config.{setting}" for setting in TINY), *settings])
-    mesh, state = recipe.mesh(devices=plan.open_topology(topology_name).devices), recipe.check()
-    shardings = sharding_rules.state_shardings(state, mesh, recipe.sharding_rules)
+    mesh, state = recipe.devices.mesh(devices=plan.open_topology(topology_name).devices), recipe.check()
+    shardings = sharding_rules.state_shardings(state, mesh, recipe.devices.sharding_rules)
     step = sharding_rules.compiled_step(recipe.train_step(state.params), shardings, mesh)
     return step, sharding_rules.with_shardings(state, shardings), mesh, recipe.model.query.encoder
 

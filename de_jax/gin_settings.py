@@ -1,0 +1,215 @@
+"""gin files as plain values: what is bound to which setting, and where it stands. Only gin's grammar is used, not its globals.
+
+A gin file is code: it chooses what is called. So imports of modules outside the package need a flag, and every fault names the file
+and the line.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.resources
+import math
+import tokenize
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gin import config_parser
+
+from de_jax.data.reading import read_lines
+from de_jax.types import InputError
+
+PACKAGE = "de_jax"
+RECIPES_DIR = Path(str(importlib.resources.files(f"{PACKAGE}.gin_configs")))
+
+
+class Reference(NamedTuple):
+    """`@scope/name`, or with parentheses what a call of it gives."""
+
+    scope: str
+    name: str
+    is_called: bool
+
+    def __repr__(self) -> str:
+        return f"@{_label(self.scope, self.name)}{'()' if self.is_called else ''}"
+
+
+class Macro(NamedTuple):
+    """`%NAME`: the value that NAME is given somewhere."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+
+class Setting(NamedTuple):
+    """What a value is bound to. A macro has no parameter."""
+
+    scope: str
+    name: str
+    parameter: str = ""
+
+    def __str__(self) -> str:
+        label = _label(self.scope, self.name)
+        return f"{label}.{self.parameter}" if self.parameter else label
+
+
+class Bound(NamedTuple):
+    """A value, in which `Reference` and `Macro` stand for others."""
+
+    value: Any
+    place: str  # where it stands, for messages: "recipes/sde.gin, line 3"
+    is_typed: bool  # on the command line, not in a file
+
+
+Settings = dict[Setting, Bound]
+
+
+def read(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Settings:
+    """Reads gin files and then `name=value` settings; what comes later wins.
+
+    Args:
+        gin_files: paths, or names under the package's own `gin_configs`, such as "recipes/sde.gin".
+        bindings: for example `train.num_steps=100`; a value that is not a gin literal is taken as a string.
+        allow_imports: whether the files may import modules outside this package.
+
+    Raises:
+        InputError: a file that is absent, not UTF-8 or includes itself, a syntax error, or an import; names file and line.
+    """
+    found: Settings = {}
+    for name in gin_files:
+        _read_file(_find(name), found, allow_imports, ())
+    for binding in bindings:
+        _read_typed(binding, found)
+    return found
+
+
+def values_in(value: Any) -> Iterator[Any]:
+    """A value's parts, itself included where it holds no others."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from values_in(key)
+            yield from values_in(entry)
+    elif isinstance(value, list | tuple) and not isinstance(value, Reference | Macro):
+        for entry in value:
+            yield from values_in(entry)
+    else:
+        yield value
+
+
+def replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
+    """A value with `replace(part)` in the place of each of `values_in`."""
+    if isinstance(value, Mapping):
+        return {replaced(key, replace): replaced(entry, replace) for key, entry in value.items()}
+    if isinstance(value, list | tuple) and not isinstance(value, Reference | Macro):
+        return type(value)(replaced(entry, replace) for entry in value)
+    return replace(value)
+
+
+def is_literal(value: Any) -> bool:
+    """Whether a gin file can hold a value."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict | list | tuple):
+        return all(map(is_literal, value.items() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, bool | int | str)
+
+
+class _Delegate(config_parser.ParserDelegate):
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        scope, _, name = scoped_configurable_name.rpartition("/")
+        return Reference(scope, _bare(name), evaluate)
+
+    def macro(self, macro_name: str) -> Macro:
+        return Macro(macro_name)
+
+
+def _label(scope: str, name: str) -> str:
+    return f"{scope}/{name}" if scope else name
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix(f"{PACKAGE}.")
+
+
+def _read_file(path: Path, found: Settings, allow_imports: bool, above: tuple[Path, ...]) -> None:
+    if path.resolve() in above:
+        raise InputError(f"{path} includes itself, through {' and '.join(one.name for one in above)}; remove one of the includes.")
+    text = "".join(f"{line}\n" for _, line in read_lines(path, keep_blank=True))
+    for statement in _statements(text, str(path)):
+        place = f"{path}, line {statement.location.line_num}"
+        if isinstance(statement, config_parser.IncludeStatement):
+            _read_file(_find_included(statement.filename, place), found, allow_imports, (*above, path.resolve()))
+        elif isinstance(statement, config_parser.ImportStatement):
+            _import(statement.module, place, allow_imports)
+        elif isinstance(statement, config_parser.BindingStatement):
+            found[_setting(statement)] = Bound(statement.value, place, is_typed=False)
+
+
+def _statements(text: str, place: str) -> Iterator[Any]:
+    try:
+        yield from config_parser.ConfigParser(text, _Delegate())
+    except SyntaxError as error:
+        raise InputError(f"{place}, line {error.lineno}: {_first_line(error.msg)}.") from None
+    except tokenize.TokenError as error:
+        reason, (line, _) = error.args
+        raise InputError(f"{place}, line {line}: {reason}.") from None
+    except (ValueError, TypeError, RecursionError) as error:  # a null byte; a key that cannot be one; brackets without end
+        raise InputError(f"{place}: the gin settings cannot be used: {_first_line(error)}.") from None
+
+
+def _setting(statement: Any) -> Setting:
+    if not statement.arg_name:
+        return Setting("", _label(statement.scope, statement.selector))
+    return Setting(statement.scope, _bare(statement.selector), statement.arg_name)
+
+
+def _read_typed(binding: str, found: Settings) -> None:
+    """A setting of the command line; a value that is no literal, reference or macro is a string."""
+    name, separator, value = binding.partition("=")
+    if not separator:
+        raise InputError(f"the setting {binding!r} has no value; write --gin.name=value.")
+    value = value.strip()
+    if not value.startswith(("@", "%")):
+        try:
+            ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            value = repr(value)
+    place = f"--gin.{name.strip()}"
+    statements = list(_statements(f"{name.strip()} = {value}\n", place))
+    if len(statements) != 1 or not isinstance(statements[0], config_parser.BindingStatement):
+        raise InputError(f"{place} is not the name of a setting; write --gin.name=value.")
+    found[_setting(statements[0])] = Bound(statements[0].value, place, is_typed=True)
+
+
+def _find(name: str) -> Path:
+    for path in (Path(name), RECIPES_DIR / name):
+        if path.is_file():
+            return path
+    there = ", ".join(sorted(str(path.relative_to(RECIPES_DIR)) for path in RECIPES_DIR.glob("recipes/*.gin")))
+    raise InputError(f"the gin file {name} does not exist; the recipes are {there}.")
+
+
+def _find_included(name: str, place: str) -> Path:
+    # The package's own come first: "models/x.gin" would otherwise be a file beside the user's own models.
+    for path in (RECIPES_DIR / name, Path(name)):
+        if path.is_file():
+            return path
+    raise InputError(f"{place}: the included file {name} does not exist, neither here nor in {RECIPES_DIR}.")
+
+
+def _import(module: str, place: str, allow_imports: bool) -> None:
+    if not allow_imports and module.partition(".")[0] != PACKAGE:
+        raise InputError(
+            f"{place}: imports {module}, which runs code from outside {PACKAGE}; if you trust that code, add --allow_imports."
+        )
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f"{place}: {module} cannot be imported: {_first_line(error)}.") from None
+
+
+def _first_line(error: Any) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
