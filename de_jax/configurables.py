@@ -300,4 +300,4 @@ def _decorated(name: str) -> Any:
 
 
 def _meant(near: Sequence[str]) -> str:
-    return f"; did you mean {near[0]}?" if near else ""
+    return f" (did you mean {near[0]}?)" if near else ""

@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import json
+import numbers
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from de_jax.data.files import write_json
-from de_jax.data.reading import read_json
 from de_jax.recipe import Recipe
-from de_jax.types import InputError
-
-FILE = "recipe.json"
+from de_jax.training.run import RECIPE_FILE, read_recipe_file, read_settings
 
 
 def to_json(value: Any) -> Any:
@@ -24,8 +21,10 @@ def to_json(value: Any) -> Any:
     A dataclass is {"type": "module.Name", field: value, ...}, a function {"function": "module.name", parameter: value, ...} with
     what `functools.partial` bound and the defaults of the rest, any other object {"type": "module.Name"}.
     """
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | str):
         return value
+    if isinstance(value, numbers.Real):  # NumPy's too
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, Mapping):
         return {str(key): to_json(entry) for key, entry in value.items()}
     if isinstance(value, Path):
@@ -42,36 +41,32 @@ def to_json(value: Any) -> Any:
 
 def write(recipe: Recipe, run_dir: Path) -> None:
     """Writes `recipe.json`."""
-    write_json(run_dir / FILE, to_json(recipe))
+    write_json(run_dir / RECIPE_FILE, to_json(recipe))
 
 
-def read(run_dir: Path) -> dict[str, Any] | None:
-    """What `write` wrote; None for a run of version 0.1, which has none.
+def changes(recipe: Recipe, run_dir: Path, gin: str = "") -> list[str]:
+    """What the run that is there was made with otherwise, as "setting = value" with the new value.
 
-    Raises:
-        InputError: it is damaged.
+    Args:
+        recipe: what the run continues with.
+        run_dir: the run; one of version 0.1 has no `recipe.json`, so its `config.gin` is held against `gin`.
+        gin: the recipe as a gin file.
     """
-    path = run_dir / FILE
-    if not path.is_file():
-        return None
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise InputError(f"{path} is damaged: it holds no JSON object; copy it again, or remove it.")
-    return found
+    described = read_recipe_file(run_dir)
+    if described is not None:
+        before, here = _flat(described), _flat(to_json(recipe))
+        return [f"{path} = {value!r}" for path, value in here.items() if before.get(path) != value]
+    written = read_settings(run_dir)
+    lines = {line.partition(" = ")[0]: line for line in gin.splitlines() if not line.startswith("#")}
+    squeezed = {name: f"{name} = {value}".replace(" ", "") for name, value in written.items()}
+    return [line for name, line in lines.items() if squeezed.get(name, line.replace(" ", "")) != line.replace(" ", "")]
 
 
-def changes(recipe: Recipe, run_dir: Path) -> list[str]:
-    """What the run that is there was made with otherwise, as "setting = value"; nothing where it has no `recipe.json`."""
-    before = flat(read(run_dir) or {})
-    here = flat(json.loads(json.dumps(to_json(recipe))))
-    return [f"{path} = {value!r}" for path, value in here.items() if before and before.get(path) != value]
-
-
-def flat(found: Any, above: str = "") -> dict[str, Any]:
-    """Each setting under its path, such as "optimization.num_steps"."""
-    if not isinstance(found, dict):
-        return {above: found}
-    return {path: value for key, entry in found.items() for path, value in flat(entry, f"{above}.{key}".lstrip(".")).items()}
+def _flat(found: Any, path: str = "") -> dict[str, Any]:
+    """Each setting under its path, such as "optimization.num_steps"; where a function or class lives does not matter."""
+    if isinstance(found, dict):
+        return {key: value for name, entry in found.items() for key, value in _flat(entry, f"{path}.{name}".lstrip(".")).items()}
+    return {path: found.rpartition(".")[2] if path.endswith(("type", "function")) else found}
 
 
 def _bound(function: Any) -> Iterator[tuple[str, Any]]:

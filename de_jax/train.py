@@ -149,7 +149,7 @@ def _describe(recipe: Recipe, run_dir: Path, data: TrainingSet, gin: str) -> Non
         max_doc_length=data.max_doc_length,
         max_passages=data.max_passages,
     )
-    if changed := recipe_file.changes(recipe, run_dir):
+    if changed := recipe_file.changes(recipe, run_dir, gin):
         warnings.warn(f"{run_dir} continues with other settings than it had: {'; '.join(changed)}.", stacklevel=2)
     if distributed.is_first():
         recipe_file.write(recipe, run_dir)

@@ -80,7 +80,7 @@ RULES = {
     "de_jax.gin_settings": Rule(("types", "data"), ("gin",)),
     "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings", "recipe")),
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),
-    "de_jax.recipe_file": Rule(("types", "data", "recipe")),
+    "de_jax.recipe_file": Rule(("data", "recipe", "training")),
     "de_jax.hooks": PROCESS._replace(layers=(*PROCESS.layers, "recipe")),
     "de_jax.train": PROCESS._replace(layers=(*PROCESS.layers, "recipe", "recipe_file", "hooks")),
     "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "recipe")),

@@ -19,7 +19,7 @@ from de_jax import command
 from de_jax.data.files import atomic_file
 from de_jax.evaluation import plots
 from de_jax.training import paths, sharding
-from de_jax.training.run import Run, load_run, read_settings
+from de_jax.training.run import Run, load_run, read_recipe_file, read_settings
 from de_jax.training.run_log import METRICS_FILE, read_metrics
 
 USED_BY = {"query": "query tower", "doc": "doc tower", "shared": "both towers"}
@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     summary = {
         "run_dir": str(run.run_dir),
         "step": run.step,
+        "recipe": read_recipe_file(run.run_dir),
         "settings": read_settings(run.run_dir),
         "shared": list(run.model.shared),
         "max_query_length": run.max_query_length,

@@ -1,7 +1,7 @@
 """A run folder's own description, so that a tool needs one flag and cannot mismatch model, vocabulary and lengths.
 
 <run_dir>/run.json            the model, the tokenizers' folders and the maximum lengths
-          config.gin          every setting that was in effect
+          recipe.json         every setting that was in effect; config.gin the same, where a gin file was given
           tokenizers/         what text was tokenized with
           checkpoints/<step>  the newest ones      best/<step>  the best one by the dev score
           metrics.jsonl       the curves           tensorboard/ the same for TensorBoard
@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from de_jax.types import InputError, Params, TrainState
 
 FORMAT = 1
 DESCRIPTION_FILE = "run.json"
+RECIPE_FILE = "recipe.json"
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
 _LENGTH = schema.integer(1, schema.MAX_SIZE)
@@ -169,8 +171,13 @@ def load_params(run_dir: str | Path, like: Params) -> Params:
 
 
 def read_settings(run_dir: str | Path) -> dict[str, str]:
-    """The settings of a run's config.gin as they stand there, by name; none where it was not trained here."""
-    path = Path(run_dir) / "config.gin"
+    """The settings of a run as its config.gin has them, by name; none where it was not trained here.
+
+    A run that no gin file describes has them in recipe.json: there, a setting's name is that of its function or class.
+    """
+    path, described = Path(run_dir) / "config.gin", Path(run_dir) / RECIPE_FILE
+    if not path.exists() and described.exists():
+        return dict(_named_settings("train", read_recipe_file(run_dir) or {}))
     settings: dict[str, str] = {}
     name = ""
     for number, line in read_lines(path) if path.exists() else ():
@@ -182,6 +189,27 @@ def read_settings(run_dir: str | Path) -> dict[str, str]:
             name, _, value = line.partition(" =")
             settings[name] = value.strip().removesuffix("\\").strip()
     return settings
+
+
+def read_recipe_file(run_dir: str | Path) -> dict[str, Any] | None:
+    """What a run was made with, as `recipe_file.to_json` says; None for a run of version 0.1, which does not say.
+
+    Raises:
+        InputError: recipe.json is damaged.
+    """
+    path = Path(run_dir) / RECIPE_FILE
+    found: dict[str, Any] | None = schema.read(path, schema.map_of(lambda value: value)) if path.is_file() else None
+    return found
+
+
+def _named_settings(name: str, settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in settings.items():
+        place = (value.get("function") or value.get("type")) if isinstance(value, dict) else None
+        if place is None:
+            yield f"{name}.{key}", repr(value)
+        else:
+            yield f"{name}.{key}", f"@{place.rpartition('.')[2]}"
+            yield from _named_settings(place.rpartition(".")[2], value)
 
 
 def _read_description(run_dir: Path) -> tuple[dict[str, Any], DualEncoder]:

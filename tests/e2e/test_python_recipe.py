@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import toy_run
 
-from de_jax import recipe_file
 from de_jax.data.options import PairsOptions
 from de_jax.data.training_set import beir_pairs
 from de_jax.losses.in_batch import samtone
@@ -15,7 +14,7 @@ from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Logging, Optimization, Recipe
 from de_jax.train import train
-from de_jax.training.run import load_run
+from de_jax.training.run import load_run, read_recipe_file, read_settings
 
 
 def toy_recipe(dataset_dir):
@@ -40,10 +39,12 @@ def test_it_trains_the_same_parameters_and_describes_itself(dataset_dir, finishe
     train(recipe, tmp_path / "run")
     jax.tree.map(np.testing.assert_array_equal, load_run(tmp_path / "run").params, load_run(finished_run).params)
     assert not (tmp_path / "run" / "config.gin").exists()
-    told = recipe_file.read(tmp_path / "run")
+    told = read_recipe_file(tmp_path / "run")
     assert told["loss"]["function"] == "de_jax.losses.in_batch.samtone"
     assert (told["loss"]["same_tower"], told["loss"]["mask_duplicates"]) == ("query", True)
     assert told["data"]["dataset_dir"] == str(dataset_dir)
     assert told["data"]["options"]["batch_size"] == 16
     assert told["optimization"]["optimizer"]["function"] == "de_jax.training.optimizer.adafactor"
-    assert told == recipe_file.read(finished_run)
+    assert told == read_recipe_file(finished_run)
+    settings = read_settings(tmp_path / "run")
+    assert (settings["samtone.temperature"], settings["train.loss"]) == ("0.05", "@samtone")

@@ -61,7 +61,7 @@ def test_plan_for_a_tpu_says_whether_it_fits(capsys):
         (["--topology=cpu:8", "--batch_size=12"], "batch_size 12 is not divisible by the 8 devices"),
         (["--topology=cpu:8", "--gin.make_mesh.fsdp=3"], "8 devices cannot be shared out as data=-1, fsdp=3"),
         (["--topology=v1:2x2"], "'v1:2x2' is unknown"),
-        (["--topology=cpu:8", "--gin.train.nun_steps=3"], "doesn't have a parameter named 'nun_steps'"),
+        (["--topology=cpu:8", "--gin.train.nun_steps=3"], r"train has no setting 'nun_steps' \(did you mean num_steps\?\)"),
         (["--topology=cpu:8", "--gin.pair.alpha=0.2"], r"nothing in this recipe reads pair\.alpha"),
         (["--topology=cpu:8", "--doc_rows=12"], "batch_size 12 is not divisible"),
         (["--topology=cpu:8", "--batch_size=0"], "--batch_size is 0; it must be at least 1"),

@@ -1,0 +1,51 @@
+"""recipe.json holds every setting, and a run that continues with other ones says which."""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from de_jax import recipe_file
+from de_jax.data.options import PairsOptions
+from de_jax.data.training_set import beir_pairs
+from de_jax.losses.in_batch import in_batch_softmax
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import TowerConfig
+from de_jax.recipe import Optimization, Recipe
+
+TOWER = TowerConfig(T5Config(vocab_size=32, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=16))
+
+
+def own_loss(e, *, margin=0.5):
+    return e, margin
+
+
+def recipe(**changes):
+    data = functools.partial(beir_pairs, "data/scifact", options=PairsOptions(tokenizer=len, **changes))
+    return Recipe(model=DualEncoder(query=TOWER, doc=TOWER), data=data, loss=in_batch_softmax)
+
+
+def test_functions_classes_and_what_is_bound_are_told():
+    told = recipe_file.to_json(dataclasses.replace(recipe(), loss=functools.partial(own_loss, margin=0.25)))
+    assert told["loss"] == {"function": f"{own_loss.__module__}.own_loss", "margin": 0.25}
+    assert told["data"]["dataset_dir"] == "data/scifact"
+    assert told["data"]["options"]["tokenizer"]["function"] == "builtins.len"
+    assert told["model"]["query"]["encoder"]["num_layers"] == 1
+    assert told["optimization"]["schedule"]["warmup_steps"] == 0
+    assert (recipe_file.to_json(np.int64(3)), recipe_file.to_json(np.float32(0.5))) == (3, 0.5)
+
+
+def test_a_run_says_what_changed(tmp_path):
+    recipe_file.write(recipe(), tmp_path)
+    assert recipe_file.changes(recipe(), tmp_path) == []
+    other = dataclasses.replace(recipe(batch_size=8), optimization=Optimization(num_steps=7))
+    assert recipe_file.changes(other, tmp_path) == ["data.options.batch_size = 8", "optimization.num_steps = 7"]
+
+
+def test_a_run_of_version_0_1_says_so_too(tmp_path):
+    (tmp_path / "config.gin").write_text(
+        "train.num_steps = 5\ntrain.frozen = \\\n    ('a',\n     'b')\nsamtone.temperature = 0.05\n"
+    )
+    gin = "# train\ntrain.num_steps = 7\ntrain.frozen = ('a', 'b')\ntrain.loss = @samtone\n"
+    assert recipe_file.changes(recipe(), tmp_path, gin) == ["train.num_steps = 7"]
