@@ -158,32 +158,22 @@ def pair_batches(
     sides = {"query": (query_store, max_query_length), "doc": (doc_texts.store if doc_texts else doc_store, max_doc_length)}
     sides |= {"neg_queries": sides["query"], "neg_docs": sides["doc"]}
 
-    def chosen_at(number: int) -> np.ndarray:
-        """The pairs of a global batch."""
+    def rows_and_texts(number: int, in_force: Mapping[str, Negatives]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """A global batch as rows of its stores, and the rows of the texts that are encoded: these, or what stands for documents."""
         epoch, step = divmod(number, plan.num_batches)
-        return plan.epoch(epoch)[step]
-
-    def rows_of(number: int, in_force: Mapping[str, Negatives]) -> dict[str, np.ndarray]:
-        """The queries and documents of a global batch, as rows of their stores."""
-        chosen = chosen_at(number)
-        epoch, step = divmod(number, plan.num_batches)
+        chosen = plan.epoch(epoch)[step]
         rows = {"query": pairs[chosen, 0], "doc": pairs[chosen, 1]}
-        drawn = {
-            name: in_force[name].draw(chosen, (seed, epoch, step, kind)) for kind, name in enumerate(_MINED) if name in in_force
-        }
-        return rows | drawn
-
-    def texts_of(rows: dict[str, np.ndarray], number: int) -> dict[str, np.ndarray]:
-        """The texts that are encoded: documents, or what stands for them."""
+        for kind, name in enumerate(_MINED):
+            if name in in_force:
+                rows[name] = in_force[name].draw(chosen, (seed, epoch, step, kind))
         if doc_texts is None:
-            return rows
-        chosen = chosen_at(number)
-        return rows | {name: doc_texts.rows_of(rows[name], chosen, number) for name in _DOCS if name in rows}
+            return rows, rows
+        return rows, rows | {name: doc_texts.rows_of(rows[name], chosen, number) for name in _DOCS if name in rows}
 
     @functools.cache  # the first generation of negatives may not be there before the first batch is asked for
     def layouts() -> dict[str, layout.Layout]:
         first = negatives(0) if negatives else {}
-        sample = [texts_of(rows_of(number, first), number) for number in range(_SAMPLE_BATCHES)]
+        sample = [rows_and_texts(number, first)[1] for number in range(_SAMPLE_BATCHES)]
 
         def layout_of(name: str) -> layout.Layout:
             if not pack:
@@ -199,8 +189,8 @@ def pair_batches(
             raise ValueError(f"the first step is {start}; steps count from 0")
         lay_out = layouts()
         for number in itertools.count(start):
-            rows = rows_of(number, negatives(number) if negatives else {})
-            texts = {name: lay_out[name](all_texts, host_index) for name, all_texts in texts_of(rows, number).items()}
+            rows, encoded = rows_and_texts(number, negatives(number) if negatives else {})
+            texts = {name: lay_out[name](all_texts, host_index) for name, all_texts in encoded.items()}
             ids = {_IDS[name]: all_rows[host_rows] for name, all_rows in rows.items()}
             yield Batch(**texts, **ids, positive_ids=positives.of(ids["query_id"]) if positives else None)
 
