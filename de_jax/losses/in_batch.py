@@ -63,6 +63,13 @@ def in_batch_softmax(
 
     Raises:
         InputError: a hyper-parameter is out of its range.
+
+    Example:
+        >>> ids = jnp.arange(3)
+        >>> e = Embeddings(query=jnp.eye(3), doc=jnp.eye(3), query_id=ids, doc_id=ids)
+        >>> loss, metrics = in_batch_softmax(e, temperature=1.0)
+        >>> round(float(loss), 3), float(metrics["accuracy"])
+        (1.103, 1.0)
     """
     loss, metrics, _ = _sum_of_softmaxes(
         e,
@@ -112,6 +119,13 @@ def samtone(
 
     Raises:
         InputError: a hyper-parameter is out of its range.
+
+    Example:
+        >>> ids = jnp.arange(3)
+        >>> e = Embeddings(query=jnp.eye(3), doc=jnp.eye(3), query_id=ids, doc_id=ids)
+        >>> loss, metrics = samtone(e, temperature=1.0, same_tower="query")
+        >>> round(float(loss), 3), round(float(metrics["same_tower_share"]), 3)
+        (1.456, 0.298)
     """
     with_same_tower = SAME_TOWER[same_tower]
     if not set(with_same_tower) <= set(DIRECTIONS[directions]):
@@ -153,6 +167,13 @@ def nce(
 
     Raises:
         InputError: a hyper-parameter is out of its range.
+
+    Example:
+        >>> ids = jnp.arange(3)
+        >>> e = Embeddings(query=jnp.eye(3), doc=jnp.eye(3), query_id=ids, doc_id=ids)
+        >>> loss, metrics = nce(e, temperature=1.0)
+        >>> round(float(loss), 3), float(metrics["hardest_score"])
+        (0.313, 0.0)
     """
     scale = scores.scale_of(e, temperature)
     sets = scores.items(e)

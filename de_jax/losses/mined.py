@@ -37,6 +37,13 @@ def ance(
 
     Raises:
         InputError: the batch has no mined documents, or the temperature is out of its range.
+
+    Example:
+        >>> ids, queries = jnp.arange(3), jnp.eye(3)
+        >>> e = Embeddings(queries, queries, ids, ids, neg_docs=jnp.full((3, 1, 3), 0.5))
+        >>> loss, metrics = ance(e, temperature=1.0)
+        >>> round(float(loss), 3), float(metrics["negative_score"])
+        (0.474, 0.5)
     """
     scale, sets = scores.scale_of(e, temperature), _sets(e, ("neg_docs",))
     negatives = _own(sets["query"], sets["neg_docs"], scale, mask_duplicates)
@@ -66,6 +73,13 @@ def dance(
 
     Raises:
         InputError: the batch lacks mined documents or mined queries, or a hyper-parameter is out of its range.
+
+    Example:
+        >>> ids, queries = jnp.arange(3), jnp.eye(3)
+        >>> e = Embeddings(queries, queries, ids, ids, neg_docs=jnp.full((3, 1, 3), 0.5), neg_queries=-queries[:, None])
+        >>> loss, metrics = dance(e, dual_weight=0.1, temperature=1.0)
+        >>> round(float(loss), 3), round(float(metrics["loss_doc_to_query"]), 3)
+        (0.487, 0.127)
     """
     sets = _sets(e, ("neg_docs", "neg_queries"))
     scale = scores.scale_of(e, temperature)
@@ -91,6 +105,14 @@ def sampled_softmax(e: Embeddings, *, temperature: PositiveFloat | None = 0.05) 
 
     Raises:
         InputError: the batch has no sample, or the temperature is out of its range.
+
+    Example:
+        >>> from de_jax.types import Sample
+        >>> drawn = Sample(log_sum_exp=jnp.ones(3), weights=jnp.ones((3, 1)))
+        >>> ids, queries = jnp.arange(3), jnp.eye(3)
+        >>> e = Embeddings(queries, queries, ids, ids, neg_docs=jnp.full((3, 1, 3), 0.5), sample=drawn)
+        >>> round(float(sampled_softmax(e, temperature=1.0)[0]), 3)
+        0.693
     """
     if e.sample is None:
         raise InputError("sampled_softmax needs a negative cache to draw from; set train.negative_cache = @NegativeCache().")

@@ -59,6 +59,13 @@ def pair(
 
     Raises:
         InputError: a hyper-parameter is out of its range.
+
+    Example:
+        >>> ids = jnp.arange(3)
+        >>> e = Embeddings(query=jnp.eye(3), doc=jnp.eye(3), query_id=ids, doc_id=ids)
+        >>> loss, metrics = pair(e, form="samtone_eq3", alpha=0.1, temperature=1.0)
+        >>> round(float(loss), 3), round(float(metrics["loss_doc_centric"]), 3)
+        (0.962, -0.307)
     """
     query_centric, metrics = in_batch_softmax(
         e,

@@ -35,6 +35,15 @@ class DualEncoder:
         shared: names out of `PARTS`.
         initial_temperature: start of a learned softmax temperature, at least `MIN_TEMPERATURE` as it stays; None leaves the
             temperature to the loss.
+
+    Example:
+        >>> from de_jax.models.t5 import T5Config
+        >>> encoder = T5Config(vocab_size=20, model_dim=8, num_layers=1, num_heads=1, head_dim=8, mlp_dim=8)
+        >>> tower = TowerConfig(encoder, projection_dim=4)
+        >>> model = DualEncoder(query=tower, doc=tower, shared=("projection",))
+        >>> params = model.init(jax.random.key(0))
+        >>> sorted(params), model.encode_query(params, jnp.array([[5, 6, 1, 0]])).shape
+        (['doc', 'query', 'shared'], (1, 4))
     """
 
     query: TowerConfig

@@ -63,7 +63,7 @@ class FaissIndex:
     Example:
         >>> index = FaissIndex.build(np.eye(3, dtype=np.float32), ["c", "a", "b"], factory="Flat")
         >>> index.search(np.array([[0.0, 1.0, 1.0]], np.float32), k=2).doc_rows.tolist()
-        [[1, 2]]
+        [[2, 1]]
     """
 
     def __init__(self, index: Any, ids: Sequence[str], factory: str, options: SearchOptions) -> None:

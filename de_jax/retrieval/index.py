@@ -41,7 +41,7 @@ class ExactIndex:
     Example:
         >>> index = ExactIndex(np.eye(3, dtype=np.float32), ["c", "a", "b"])
         >>> index.search(np.array([[0.0, 1.0, 1.0]], np.float32), k=2).doc_rows.tolist()
-        [[1, 2]]
+        [[2, 1]]
     """
 
     def __init__(
