@@ -14,6 +14,7 @@ import gin
 import jax
 
 from de_jax import configurables
+from de_jax.data import curriculum_texts
 from de_jax.data.training_set import TrainingSet
 from de_jax.interop.fine_tuning import InitFrom, Layers, check_init_from
 from de_jax.losses.spread import with_spread
@@ -21,7 +22,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval.miner import Miner
 from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range, Seed, check
 from de_jax.training import grad_norms, plan, sharding, sharding_rules
-from de_jax.training.alignment import Alignment
+from de_jax.training.alignment import KL, Alignment
 from de_jax.training.chunked import ChunkedModel
 from de_jax.training.collapse import CollapseAlarm
 from de_jax.training.frozen import FrozenModel
@@ -206,21 +207,70 @@ class Recipe:
                 "mined negatives."
             )
 
+    def check_parts(self, *, has_mined: bool, max_passages: int, has_queries_for_both: bool, has_dev: bool) -> None:
+        """Refuses a miner or an alignment that lacks what it needs of the data.
+
+        Args:
+            has_mined: there is a folder for mined negatives.
+            max_passages: of a document.
+            has_queries_for_both: there are queries that both towers embed.
+            has_dev: there is a dev set.
+        """
+        if self.miner and not has_mined:
+            raise InputError(
+                f"the recipe has a miner, but its negatives have no folder; set {self.data.__name__}.negatives_dir, such as "
+                "{run_dir}/negatives."
+            )
+        if self.miner and self.miner.num_neg_queries and max_passages > 1:
+            raise InputError(
+                "mined queries are for documents of one passage; set max_passages to 1, or Miner.num_neg_queries to 0."
+            )
+        if self.miner:
+            self.miner.check()
+        measure = self.alignment.measure if self.alignment else None
+        if measure == KL and not has_queries_for_both:
+            take = "" if self.data.__name__ == "beir_pairs" else "take @beir_pairs and "
+            raise InputError(
+                f"train.alignment compares the towers on queries, but the data have none for that; {take}set "
+                "beir_pairs.num_for_both = 1000."
+            )
+        if measure not in (None, KL) and not has_dev:
+            raise InputError(f"train.alignment waits for {measure} on the dev set, but there is none; set dev_split.")
+
     def check_before_data(self, mesh: jax.sharding.Mesh, params: Params, *, is_fresh: bool) -> None:
-        """Refuses what shows before anything is traced or read: sizes, and the sources of parameters.
+        """Refuses what shows before anything is traced or read: sizes, parts that do not fit, and the sources of parameters.
 
         Args:
             mesh: the devices to train on.
             params: the model's shapes.
             is_fresh: the run has no checkpoint yet, so it begins with `init_from`.
         """
+        # A source that is not ours may bring what it has no setting for.
+        is_known = self.data.__name__ in {source.__name__ for source in configurables.DATA}
+        negatives_dir, max_passages = self._of_data("negatives_dir", not is_known), self._of_data("max_passages", 1)
         with contextlib.suppress(KeyError):  # a source of batches that has other settings
             sizes = {name: configurables.setting(self.data, name) for name in ("batch_size", "max_query_length", "max_doc_length")}
             is_beir = self.data.__name__ == "beir_pairs"  # other sources may bring negatives of their own
-            has_negatives = bool(configurables.setting(self.data, "negatives_dir")) or not is_beir
-            self.check_sizes(mesh, **sizes, has_negatives=has_negatives)
+            self.check_sizes(mesh, **sizes, has_negatives=bool(negatives_dir) or not is_beir)
+        self.check_parts(
+            has_mined=bool(negatives_dir),
+            max_passages=max_passages,
+            has_queries_for_both=bool(self._of_data("num_for_both", not is_known)),
+            has_dev=self._of_data("dev_split", "") is not None,
+        )
+        if curriculum := self._of_data("curriculum", None):
+            expansion, relevance_file = self._of_data("expansion", ""), self._of_data("relevance_file", "")
+            limits = {"has_negatives": bool(negatives_dir), "max_passages": max_passages}
+            curriculum_texts.check(curriculum, expansion, relevance_file=relevance_file, **limits)
         if self.init_from and is_fresh:
             check_init_from(self.init_from, params, new=self.init_new, layers=self.init_layers)
+
+    def _of_data(self, name: str, otherwise: Any) -> Any:
+        """A setting of the data; `otherwise` where this source of data has no such setting."""
+        try:
+            return configurables.setting(self.data, name)
+        except KeyError:
+            return otherwise
 
     def _temperature(self) -> float | None:
         """The loss's."""

@@ -130,8 +130,10 @@ def open_expansion(
     return CurriculumTexts(docs, pairs, generated, queries, golds, ranked, curriculum, measure, max_query_length=max_query_length)
 
 
-def check(curriculum: Curriculum, expansion: str, *, relevance_file: str, has_negatives: bool) -> None:
+def check(curriculum: Curriculum, expansion: str, *, relevance_file: str, has_negatives: bool, max_passages: int = 1) -> None:
     """Raises `InputError` where settings of a source of pairs do not go together."""
+    if max_passages > 1:
+        raise InputError("a curriculum expands documents of one passage; set beir_pairs.max_passages to 1.")
     if not expansion:
         raise InputError("the curriculum has no queries to choose from; set `expansion` beside it to what de-jax doc2query writes.")
     if curriculum.strategy == "gold" and has_negatives:

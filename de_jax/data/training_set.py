@@ -142,6 +142,9 @@ def beir_pairs(
     for name, value in (("dataset_dir", dataset_dir), ("tokenizer", tokenizer)):
         if not value:
             raise InputError(f"beir_pairs.{name} is not set; add --gin.beir_pairs.{name}=<path>.")
+    if curriculum:
+        limits = {"has_negatives": bool(negatives_dir), "max_passages": max_passages}
+        curriculum_texts.check(curriculum, expansion, relevance_file=relevance_file, **limits)
     query_tokenizer = _opened(tokenizer)
     tokenizers = {"query": query_tokenizer, "doc": _opened(doc_tokenizer) if doc_tokenizer else query_tokenizer}
     with input_policy.spelled(_SPELLING):
@@ -150,9 +153,6 @@ def beir_pairs(
     passages = _passages(stores[1], tokenizers["doc"], max_doc_length, max_passages)
     doc_texts = DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
     if curriculum:
-        if max_passages > 1:
-            raise InputError("a curriculum expands documents of one passage; set beir_pairs.max_passages to 1.")
-        curriculum_texts.check(curriculum, expansion, relevance_file=relevance_file, has_negatives=bool(negatives_dir))
         ranked = ranked_pairs(dataset_dir, split, expansion, measure=relevance, score_file=relevance_file, skip_empty=skip_empty)
         texts_of_queries = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=skip_empty))
         golds = [texts_of_queries[stores[0].ids[int(row)]] for row in pairs[:, 0]]
