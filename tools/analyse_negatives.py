@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     grad_norms.group_norms(first.params, groups)  # refuses patterns that match nothing
     stores = open_stores(args.dataset_dir, first.query_tokenizer, first.doc_tokenizer, skip_empty=args.skip_empty)
     pairs, passages = qrel_pairs(qrels, *stores), maxp.passages_of(first, stores[1])
-    texts = TrainingTexts(name, *stores, pairs, text_hashes(args.dataset_dir), passages)
+    texts = TrainingTexts(name, *stores, pairs, text_hashes(args.dataset_dir), passages, not args.keep_identical_ids)
     counts = {"num_pairs": args.num_pairs, "num_negatives": args.num_negatives}
     sample = negative_analysis.sample(texts, generations, seed=args.seed, **counts)
     steps = sorted({first.step, *(other.step for other in others)})
@@ -73,7 +73,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", nargs="+", help="its checkpoints: steps, or best; default the newest")
     parser.add_argument("--dataset_dir", required=True, help="the BEIR folder that it trains on")
     parser.add_argument("--split", default="train", help="whose pairs (default train)")
-    input_policy.add_flags(parser)
+    input_policy.add_flags(parser, identical_ids=True)
     parser.add_argument("--negatives", nargs="+", default=[], metavar="NAME=FOLDER", help="a generation, or a folder's newest one")
     parser.add_argument("--num_pairs", type=int, default=64, help="a sample of the training pairs (default 64)")
     parser.add_argument("--num_negatives", type=int, default=1, help="of each pair in the loss (default 1, as in ANCE)")
