@@ -72,7 +72,9 @@ def require_replaceable(path: str | Path, kind: str | None) -> None:
         raise InputError(f"{path} is a file; choose a folder that is absent or empty.")
     if (foreign := _foreign(path, kind)) is not None:
         reason = f", which is not part of a former {kind}" if kind else ""
-        raise InputError(f"{path} exists already and holds {foreign}{reason}; choose a folder that is absent or empty.")
+        has_mark = kind is None or any((path / name).exists() for name in (CHECKSUMS_FILE, MANIFEST_FILE))
+        mend = "choose a folder that is absent or empty" + ("" if has_mark else ", or remove this one if version 0.1.0 wrote it")
+        raise InputError(f"{path} exists already and holds {foreign}{reason}; {mend}.")
 
 
 def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[Path], T]) -> T:
