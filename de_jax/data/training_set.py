@@ -143,8 +143,9 @@ def beir_pairs(
         if not value:
             raise InputError(f"beir_pairs.{name} is not set; add --gin.beir_pairs.{name}=<path>.")
     if curriculum:
-        limits = {"has_negatives": bool(negatives_dir), "max_passages": max_passages}
-        curriculum_texts.check(curriculum, expansion, relevance_file=relevance_file, **limits)
+        curriculum_texts.check(
+            curriculum, expansion, relevance_file=relevance_file, has_negatives=bool(negatives_dir), max_passages=max_passages
+        )
     query_tokenizer = _opened(tokenizer)
     tokenizers = {"query": query_tokenizer, "doc": _opened(doc_tokenizer) if doc_tokenizer else query_tokenizer}
     with input_policy.spelled(_SPELLING):
