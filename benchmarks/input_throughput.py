@@ -31,7 +31,8 @@ from de_jax import command
 from de_jax.data import beir, text
 from de_jax.data.options import PairsOptions
 from de_jax.data.pair_store import stored_pairs
-from de_jax.data.seqio_batches import import_seqio, seqio_pairs
+from de_jax.data.seqio_batches import seqio_pairs
+from de_jax.data.seqio_tasks import import_seqio
 from de_jax.data.training_set import TrainingSet, beir_pairs
 
 NUM_WORDS = 500

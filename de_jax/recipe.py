@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import jax
 
+from de_jax.data import curriculum_texts
 from de_jax.data.options import PairsOptions
 from de_jax.data.training_set import TrainingSet
 from de_jax.interop.fine_tuning import InitFrom, Layers, check_init_from
@@ -20,7 +21,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval.miner import Miner
 from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range, Seed, bound, check_fields, name_of
 from de_jax.training import grad_norms, plan, sharding
-from de_jax.training.alignment import Alignment
+from de_jax.training.alignment import KL, Alignment
 from de_jax.training.chunked import ChunkedModel
 from de_jax.training.collapse import CollapseAlarm
 from de_jax.training.frozen import FrozenModel
@@ -289,18 +290,56 @@ class Recipe:
                 "mined negatives."
             )
 
+    def check_parts(self, *, has_mined: bool, max_passages: int, has_queries_for_both: bool, has_dev: bool) -> None:
+        """Refuses a miner or an alignment that lacks what it needs of the data.
+
+        Args:
+            has_mined: there is a folder for mined negatives.
+            max_passages: of a document.
+            has_queries_for_both: there are queries that both towers embed.
+            has_dev: there is a dev set.
+        """
+        miner = self.negatives.miner
+        if miner and not has_mined:
+            raise InputError(
+                f"the recipe has a miner, but its negatives have no folder; set {name_of(self.data)}.negatives_dir, such as "
+                "{run_dir}/negatives."
+            )
+        if miner and miner.num_neg_queries and max_passages > 1:
+            raise InputError(
+                "mined queries are for documents of one passage; set max_passages to 1, or Miner.num_neg_queries to 0."
+            )
+        if miner:
+            miner.check()
+        measure = self.alignment.measure if self.alignment else None
+        if measure == KL and not has_queries_for_both:
+            take = "" if name_of(self.data) == "beir_pairs" else "take @beir_pairs and "
+            raise InputError(
+                f"train.alignment compares the towers on queries, but the data have none for that; {take}set "
+                "beir_pairs.num_for_both = 1000."
+            )
+        if measure not in (None, KL) and not has_dev:
+            raise InputError(f"train.alignment waits for {measure} on the dev set, but there is none; set dev_split.")
+
     def check_before_data(self, mesh: jax.sharding.Mesh, params: Params, *, is_fresh: bool) -> None:
-        """Refuses what shows before anything is traced or read: sizes, and the sources of parameters.
+        """Refuses what shows before anything is traced or read: sizes, parts that do not fit, and the sources of parameters.
 
         Args:
             mesh: the devices to train on.
             params: the model's shapes.
             is_fresh: the run has no checkpoint yet, so it begins with `init_from`.
         """
-        if self.options:
-            sizes = {name: getattr(self.options, name) for name in ("batch_size", "max_query_length", "max_doc_length")}
-            may_bring_negatives = name_of(self.data) != "beir_pairs"
-            self.check_sizes(mesh, **sizes, has_negatives=bool(self.options.negatives_dir) or may_bring_negatives)
+        if options := self.options:
+            sizes = {name: getattr(options, name) for name in ("batch_size", "max_query_length", "max_doc_length")}
+            is_beir, has_mined = name_of(self.data) == "beir_pairs", bool(options.negatives_dir)
+            self.check_sizes(mesh, **sizes, has_negatives=has_mined or not is_beir)  # other sources may bring negatives
+            self.check_parts(
+                has_mined=has_mined,
+                max_passages=options.max_passages,
+                has_queries_for_both=is_beir and bound(self.data, "num_for_both") > 0,
+                has_dev=options.dev_split is not None or name_of(self.data) == "stored_pairs",
+            )
+            curriculum_texts.check(options, has_negatives=has_mined)
         start = self.initialization
         if start.init_from and is_fresh:
             check_init_from(start.init_from, params, new=start.init_new, layers=start.init_layers)

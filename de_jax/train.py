@@ -30,9 +30,8 @@ from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import Recipe
 from de_jax.retrieval.mining_run import mine_generation, only_miner
-from de_jax.settings import NonNegativeInt, name_of, numeric
+from de_jax.settings import NonNegativeInt, numeric
 from de_jax.training import distributed, faults, sharding, sharding_rules
-from de_jax.training.alignment import KL
 from de_jax.training.checkpoint import Checkpoints
 from de_jax.training.fit import Stop, fit
 from de_jax.training.preemption import StopOnTerminate
@@ -66,8 +65,14 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
     sizes = {name: getattr(data, name) for name in ("batch_size", "max_query_length", "max_doc_length", "has_negatives")}
     recipe.check_sizes(mesh, **sizes)
     _check_vocabularies(recipe.model, data)
-    _check_negatives(recipe, data)
-    _check_alignment(recipe, data)
+    recipe.check_parts(
+        has_mined=data.mined is not None,
+        max_passages=data.max_passages,
+        has_queries_for_both=data.for_both is not None,
+        has_dev=data.dev is not None,
+    )
+    if data.mined and not recipe.negatives.miner:
+        data.mined.check()
     _describe(recipe, run_dir, data, gin)
     with (
         _only_miner(recipe, data),
@@ -199,39 +204,12 @@ def _on_mesh(batches: Batches, mesh: jax.sharding.Mesh) -> Batches:
     return lambda start: sharding.placed(prefetch(batches(start)), mesh)
 
 
-def _check_alignment(recipe: Recipe, data: TrainingSet) -> None:
-    """Whether there is what the towers are measured by."""
-    if recipe.alignment is None:
-        return
-    if recipe.alignment.measure == KL and data.for_both is None:
-        raise InputError(
-            "train.alignment compares the towers on queries, but the data have none for that; set beir_pairs.num_for_both = 1000."
-        )
-    if recipe.alignment.measure != KL and data.dev is None:
-        raise InputError(f"train.alignment waits for {recipe.alignment.measure} on the dev set, but there is none; set dev_split.")
-
-
 def _ended(recipe: Recipe, checkpoints: Checkpoints, step: int) -> Stop | None:
     """Why a run needs no more updates although it has not reached its last one."""
     if not step or recipe.alignment is None:
         return None
     reason = (checkpoints.beside(step).get("alignment") or {}).get("stop")
     return Stop(reason) if reason else None
-
-
-def _check_negatives(recipe: Recipe, data: TrainingSet) -> None:
-    """Whether there are hard negatives to begin with, or somebody to mine them."""
-    if recipe.negatives.miner and data.mined is None:
-        raise InputError(
-            f"the recipe has a miner, but its negatives have no folder; set {name_of(recipe.data)}.negatives_dir, such as "
-            "{run_dir}/negatives."
-        )
-    if recipe.negatives.miner and recipe.negatives.miner.num_neg_queries and data.max_passages > 1:
-        raise InputError("mined queries are for documents of one passage; set max_passages to 1, or Miner.num_neg_queries to 0.")
-    if recipe.negatives.miner:
-        recipe.negatives.miner.check()
-    elif data.mined:
-        data.mined.check()
 
 
 def _only_miner(recipe: Recipe, data: TrainingSet) -> contextlib.AbstractContextManager[None]:

@@ -10,7 +10,15 @@ from de_jax.data import beir
 from de_jax.tasks import registering
 
 
-def register(name: str, *, dataset_dir: str, tokenizer: str, doc_tokenizer: str | None = None, min_relevance: int = 1) -> None:
+def register(
+    name: str,
+    *,
+    dataset_dir: str,
+    tokenizer: str,
+    doc_tokenizer: str | None = None,
+    min_relevance: int = 1,
+    skip_empty: bool = False,
+) -> None:
     """Registers `<name>`, `<name>_queries` and `<name>_docs`; the splits are those of `qrels/`.
 
     Args:
@@ -18,25 +26,28 @@ def register(name: str, *, dataset_dir: str, tokenizer: str, doc_tokenizer: str 
         dataset_dir: holds corpus.jsonl, queries.jsonl (or .tsv, .gz) and qrels/.
         tokenizer, doc_tokenizer: sentencepiece models; the second for documents where it differs.
         min_relevance: pairs judged lower are left out.
+        skip_empty: yield empty texts instead of refusing them, for `seqio_pairs` or `export_batches` to leave out.
     """
     queries, docs = beir.find_file(dataset_dir, "queries"), beir.find_file(dataset_dir, "corpus")
     qrels = {split: [path] for split, path in beir.find_splits(dataset_dir).items()}
     if not qrels:
         beir.find_qrels(dataset_dir, "train")  # raises
-    registering.add_texts(name, "query", read_queries, [queries], tokenizer=tokenizer)
-    registering.add_texts(name, "doc", read_docs, [docs], tokenizer=doc_tokenizer or tokenizer)
+    of_queries, of_docs = (functools.partial(read, skip_empty=skip_empty) for read in (read_queries, read_docs))
+    registering.add_texts(name, "query", of_queries, [queries], tokenizer=tokenizer)
+    registering.add_texts(name, "doc", of_docs, [docs], tokenizer=doc_tokenizer or tokenizer)
     read = functools.partial(read_qrels, min_relevance=min_relevance)
     registering.add_task(name, read, qrels, ("query_id", "doc_id", "relevance"), tokenizer=tokenizer, doc_tokenizer=doc_tokenizer)
 
 
-def read_queries(path: Path) -> Iterator[registering.Record]:
-    """The queries of a jsonl or tsv file."""
-    return ({"query_id": query_id, "query": query} for query_id, query in beir.iter_queries(path))
+def read_queries(path: Path, *, skip_empty: bool = False) -> Iterator[registering.Record]:
+    """The queries of a jsonl or tsv file; see `beir.iter_all`."""
+    texts = beir.iter_all(path, with_title=False, skip_empty=skip_empty)
+    return ({"query_id": query_id, "query": query} for query_id, query in texts)
 
 
-def read_docs(path: Path) -> Iterator[registering.Record]:
+def read_docs(path: Path, *, skip_empty: bool = False) -> Iterator[registering.Record]:
     """The documents of a jsonl or tsv file; a title stands before its text."""
-    return ({"doc_id": doc_id, "doc": doc} for doc_id, doc in beir.iter_docs(path))
+    return ({"doc_id": doc_id, "doc": doc} for doc_id, doc in beir.iter_all(path, with_title=True, skip_empty=skip_empty))
 
 
 def read_qrels(path: Path, *, min_relevance: int = 1) -> Iterator[registering.Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,25 +13,29 @@ from de_jax.tasks import registering
 from de_jax.types import InputError
 
 
-def register(name: str, *, files: Mapping[str, str], tokenizer: str, doc_tokenizer: str | None = None) -> None:
+def register(
+    name: str, *, files: Mapping[str, str], tokenizer: str, doc_tokenizer: str | None = None, skip_empty: bool = False
+) -> None:
     """Registers `<name>`, whose texts stand in its pairs; equal texts without an id are one text.
 
     Args:
         name: of the task.
         files: .jsonl or .tsv, plain or .gz, by split.
         tokenizer, doc_tokenizer: sentencepiece models; the second for documents where it differs.
+        skip_empty: as of `beir.register`.
     """
     paths = {split: [Path(path)] for split, path in files.items()}
     registering.require_files(*files.values())
     features = ("query", "doc", "query_id", "doc_id")
-    registering.add_task(name, _read, paths, features, tokenizer=tokenizer, doc_tokenizer=doc_tokenizer)
+    read = functools.partial(_read, skip_empty=skip_empty)
+    registering.add_task(name, read, paths, features, tokenizer=tokenizer, doc_tokenizer=doc_tokenizer)
 
 
-def _read(path: Path) -> Iterator[registering.Record]:
+def _read(path: Path, *, skip_empty: bool) -> Iterator[registering.Record]:
     parse = _parse_tsv if path.name.removesuffix(".gz").endswith(".tsv") else parse_json
     for line, raw in read_lines(path):
         try:
-            yield _with_ids(parse(raw))
+            yield _with_ids(parse(raw), skip_empty)
         except ValueError as error:
             raise InputError(f"{path}, line {line}: {error}.") from None
 
@@ -42,12 +47,13 @@ def _parse_tsv(raw: str) -> dict[str, str]:
     return {"query": columns[0], "doc": columns[1]}
 
 
-def _with_ids(record: Any) -> registering.Record:
+def _with_ids(record: Any, skip_empty: bool) -> registering.Record:
     found = {}
     for side in ("query", "doc"):
         text = record.get(side) if isinstance(record, dict) else None
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"expected an object with the string '{side}', which is not empty")
+        if not isinstance(text, str):
+            raise ValueError(f"expected an object with the string '{side}'")
+        registering.require_text(text, f"the {side}", skip_empty)
         found[side] = text.strip()
         found[f"{side}_id"] = schema.text_id(record.get(f"{side}_id", registering.text_id(text.strip())))
     return found

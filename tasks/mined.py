@@ -18,7 +18,7 @@ import seqio
 from de_jax.data import files, generations
 from de_jax.data.pair_writer import SIDES
 from de_jax.data.reading import read_lines
-from de_jax.data.seqio_batches import TEXTS_SPLIT
+from de_jax.data.seqio_tasks import TEXTS_SPLIT
 from de_jax.tasks import mined_tokens, registering
 from de_jax.types import InputError
 

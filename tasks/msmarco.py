@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,15 @@ from de_jax.tasks import registering
 from de_jax.tasks.beir import read_docs, read_qrels, read_queries
 
 
-def register(name: str, *, dataset_dir: str, tokenizer: str, doc_tokenizer: str | None = None, kind: str = "passages") -> None:
+def register(
+    name: str,
+    *,
+    dataset_dir: str,
+    tokenizer: str,
+    doc_tokenizer: str | None = None,
+    kind: str = "passages",
+    skip_empty: bool = False,
+) -> None:
     """Registers `<name>`, `<name>_queries` and `<name>_docs`; every split with judgements in the folder is one of the task.
 
     Args:
@@ -18,21 +27,23 @@ def register(name: str, *, dataset_dir: str, tokenizer: str, doc_tokenizer: str 
         dataset_dir: holds the files.
         tokenizer, doc_tokenizer: sentencepiece models; the second for documents where it differs.
         kind: "passages" or "documents".
+        skip_empty: as of `beir.register`.
     """
     files = msmarco.find_files(dataset_dir, kind)
-    registering.add_texts(name, "query", _read_all_queries, list(files.queries.values()), tokenizer=tokenizer)
-    registering.add_texts(name, "doc", read_docs, [files.docs], tokenizer=doc_tokenizer or tokenizer)
+    of_queries, of_docs = (functools.partial(read, skip_empty=skip_empty) for read in (_read_all_queries, read_docs))
+    registering.add_texts(name, "query", of_queries, list(files.queries.values()), tokenizer=tokenizer)
+    registering.add_texts(name, "doc", of_docs, [files.docs], tokenizer=doc_tokenizer or tokenizer)
     splits = {split: [path] for split, path in files.qrels.items()}
     registering.add_task(
         name, read_qrels, splits, ("query_id", "doc_id", "relevance"), tokenizer=tokenizer, doc_tokenizer=doc_tokenizer
     )
 
 
-def _read_all_queries(*paths: Path) -> Iterator[registering.Record]:
+def _read_all_queries(*paths: Path, skip_empty: bool) -> Iterator[registering.Record]:
     """The queries of all splits; `dev` and `dev.small` share some."""
     seen = set()
     for path in paths:
-        for record in read_queries(path):
+        for record in read_queries(path, skip_empty=skip_empty):
             if record["query_id"] not in seen:
                 seen.add(record["query_id"])
                 yield record

@@ -42,6 +42,7 @@ def register(
     doc_tokenizer: str | None = None,
     max_positives: int = 1,
     max_negatives: int = 0,
+    skip_empty: bool = False,
 ) -> None:
     """Registers `<name>`, with questions in its pairs, and `<name>_docs`: the passages that are used, once each.
 
@@ -51,10 +52,11 @@ def register(
         tokenizer, doc_tokenizer: sentencepiece models; the second for documents where it differs.
         max_positives: pairs of one question, from its first positive passages on.
         max_negatives: its first hard negatives, as `neg_doc_ids`.
+        skip_empty: as of `beir.register`.
     """
     registering.require_files(*files.values())
     splits = {split: [Path(path)] for split, path in files.items()}
-    options = {"max_positives": max_positives, "max_negatives": max_negatives}
+    options = {"max_positives": max_positives, "max_negatives": max_negatives, "skip_empty": skip_empty}
     doc_paths = [path for paths in splits.values() for path in paths]
     read_docs = functools.partial(_read_docs, **options)
     registering.add_texts(name, "doc", read_docs, doc_paths, tokenizer=doc_tokenizer or tokenizer)
@@ -64,43 +66,43 @@ def register(
     )
 
 
-def _read_pairs(path: Path, *, max_positives: int, max_negatives: int) -> Iterator[registering.Record]:
-    for question, positives, negatives in _questions(path, max_positives, max_negatives):
+def _read_pairs(path: Path, **options: Any) -> Iterator[registering.Record]:
+    for question, positives, negatives in _questions(path, **options):
         query_id = registering.text_id(question)
         for doc_id, _ in positives:
             yield {"query": question, "query_id": query_id, "doc_id": doc_id, "neg_doc_ids": [one for one, _ in negatives]}
 
 
-def _read_docs(*paths: Path, max_positives: int, max_negatives: int) -> Iterator[registering.Record]:
+def _read_docs(*paths: Path, **options: Any) -> Iterator[registering.Record]:
     seen = set()
     for path in paths:
-        for _, positives, negatives in _questions(path, max_positives, max_negatives):
+        for _, positives, negatives in _questions(path, **options):
             for doc_id, text in [*positives, *negatives]:
                 if doc_id not in seen:
                     seen.add(doc_id)
                     yield {"doc_id": doc_id, "doc": text}
 
 
-def _questions(path: Path, max_positives: int, max_negatives: int) -> Iterator[tuple[str, list[Any], list[Any]]]:
+def _questions(
+    path: Path, *, max_positives: int, max_negatives: int, skip_empty: bool
+) -> Iterator[tuple[str, list[Any], list[Any]]]:
     """Yields (question, positives, negatives), passages as (id, text); questions without a positive passage are passed over."""
     for number, record in enumerate(_records(path), start=1):
         try:
             found = _QUESTION(record)
-            positives = [_passage(passage) for passage in found["positive_ctxs"][:max_positives]]
-            negatives = [_passage(passage) for passage in found["hard_negative_ctxs"][:max_negatives]]
+            positives = [_passage(passage, skip_empty) for passage in found["positive_ctxs"][:max_positives]]
+            negatives = [_passage(passage, skip_empty) for passage in found["hard_negative_ctxs"][:max_negatives]]
             question = found["question"].strip()
-            if not question:
-                raise ValueError("the question is empty")
+            registering.require_text(question, "the question", skip_empty)
         except ValueError as error:
             raise InputError(f"{path}, question {number}: {error}.") from None
         if positives:
             yield question, positives, negatives
 
 
-def _passage(passage: Mapping[str, Any]) -> tuple[str, str]:
+def _passage(passage: Mapping[str, Any], skip_empty: bool) -> tuple[str, str]:
     text = " ".join([passage["title"] or "", passage["text"]]).strip()
-    if not text:
-        raise ValueError("a passage is empty")
+    registering.require_text(text, "a passage", skip_empty)
     return str(passage["passage_id"] or passage["psg_id"] or registering.text_id(text)), text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import hashlib
 import itertools
@@ -13,8 +14,9 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
+from de_jax.data import input_policy
 from de_jax.data.pair_writer import SIDES
-from de_jax.data.seqio_batches import TEXTS_SPLIT
+from de_jax.data.seqio_tasks import TEXTS_SPLIT
 from de_jax.data.text import SENTENCEPIECE_FILE, Tokenizer, load_tokenizer
 from de_jax.types import InputError
 
@@ -126,6 +128,12 @@ def text_id(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def require_text(text: str, name: str, skip_empty: bool) -> None:
+    """Raises ValueError for an empty text, unless those are left out later."""
+    if not text.strip() and not skip_empty:
+        raise ValueError(f"{name} is empty; remove it, or skip empty texts with {input_policy.option('skip_empty')}")
+
+
 def require_files(*paths: str | Path) -> None:
     """Raises InputError for the first of the files that is not there."""
     for path in paths:
@@ -161,10 +169,13 @@ def _dataset(
     seed: int | None = None,
 ) -> tf.data.Dataset:
     # Many records at a time: TensorFlow calls Python slowly.
+    context = contextvars.copy_context()  # TensorFlow calls from a thread that would not know how options are spelled
+
     def chunks() -> Iterator[dict[str, list[Any]]]:
+        own = context.copy()
         try:
-            records = read(*map(Path, files[split]))
-            while chunk := list(itertools.islice(records, _CHUNK_RECORDS)):
+            records = own.run(read, *map(Path, files[split]))
+            while chunk := own.run(lambda: list(itertools.islice(records, _CHUNK_RECORDS))):
                 yield {name: [_value(record[name], name) for record in chunk] for name in features}
         except InputError as error:
             raise InputError(str(error)) from None  # TensorFlow tells the class by its name

@@ -11,6 +11,7 @@ from de_jax import train
 from de_jax.types import InputError
 
 BERT = {"vocab_size": 32, "model_dim": 16, "num_layers": 1, "num_heads": 2, "mlp_dim": 16, "max_positions": 20}
+MINED = ["train.miner=@Miner()", "beir_pairs.negatives_dir={run_dir}/negatives"]
 
 
 def dry_run(*settings, recipe="recipes/samtone_query.gin"):
@@ -43,6 +44,25 @@ def test_settings_that_nothing_reads_are_refused(capsys):
         (
             ["train.negative_cache=@NegativeCache()", "NegativeCache.capacity=12", "NegativeCache.num_negatives=2"],
             "capacity 12 is less than the 16 documents of a batch",
+        ),
+        (["train.miner=@Miner()"], r"its negatives have no folder; set beir_pairs\.negatives_dir"),
+        ([*MINED, "Miner.num_neg_queries=2", "beir_pairs.max_passages=2"], "mined queries are for documents of one passage"),
+        ([*MINED, "Miner.index='IVF'"], "FAISS cannot make an index 'IVF'"),
+        ([*MINED, "Miner.judgements='/absent/qrels.tsv'"], "/absent/qrels.tsv"),
+        (["train.alignment=@Alignment()"], r"the data have none for that; set beir_pairs\.num_for_both = 1000"),
+        (["train.alignment=@Alignment()", "train.data=@stored_pairs"], r"take @beir_pairs and set beir_pairs\.num_for_both = 1000"),
+        (
+            ["train.alignment=@Alignment()", "Alignment.measure='mrr@10'", "beir_pairs.dev_split=None"],
+            "waits for mrr@10 on the dev set, but there is none; set dev_split",
+        ),
+        (["beir_pairs.curriculum=@Curriculum()"], "the curriculum has no queries to choose from"),
+        (
+            ["beir_pairs.curriculum=@Curriculum()", "beir_pairs.expansion=x", "beir_pairs.max_passages=2"],
+            "a curriculum expands documents of one passage",
+        ),
+        (
+            ["beir_pairs.curriculum=@Curriculum()", "Curriculum.strategy='gold'", "beir_pairs.expansion=x", MINED[1]],
+            "Curriculum.strategy is 'gold', which has no query for hard negatives",
         ),
     ],
 )

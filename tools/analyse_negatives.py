@@ -43,18 +43,18 @@ def main(argv: list[str] | None = None) -> None:
     folders = named("--negatives", args.negatives)
     generations = {kind: open_newest(folder) for kind, folder in folders.items()}
     qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
-    first, *others = [load_run(args.run_dir, step, only_sizes=True) for step in args.steps or [None]]  # all are there
+    wanted = {load_run(args.run_dir, step, only_sizes=True).step: step for step in args.steps or [None]}  # all are there
+    first = load_run(args.run_dir, only_sizes=True)
     temperature = negative_analysis.temperature_of(first, args.temperature)
     grad_norms.group_norms(first.params, groups)  # refuses patterns that match nothing
     stores = open_stores(args.dataset_dir, first.query_tokenizer, first.doc_tokenizer, skip_empty=args.skip_empty)
     pairs, passages = qrel_pairs(qrels, *stores), maxp.passages_of(first, stores[1])
-    texts = TrainingTexts(name, *stores, pairs, text_hashes(args.dataset_dir), passages)
+    texts = TrainingTexts(name, *stores, pairs, text_hashes(args.dataset_dir), passages, not args.keep_identical_ids)
     counts = {"num_pairs": args.num_pairs, "num_negatives": args.num_negatives}
     sample = negative_analysis.sample(texts, generations, seed=args.seed, **counts)
-    steps = sorted({first.step, *(other.step for other in others)})
     options: dict[str, Any] = {"temperature": temperature, "groups": groups, "depth": args.depth}
-    with progress_bar(total=len(steps) * (1 + len(sample.kinds)), desc="analyse", delay=0.5) as bar:
-        runs = (load_run(args.run_dir, step) for step in steps)
+    with progress_bar(total=len(wanted) * (1 + len(sample.kinds)), desc="analyse", delay=0.5) as bar:
+        runs = (load_run(args.run_dir, step) for _, step in sorted(wanted.items()))  # a trainer may have written newer ones
         checkpoints = list(negative_analysis.analyse(runs, sample, progress=bar.update, **options))
     about = {"run": str(args.run_dir), "dataset": name, "split": args.split, "seed": args.seed, "temperature": temperature}
     about |= {"num_pairs": len(sample.pairs), "drawn_from": sample.num_pairs, "num_negatives": args.num_negatives}
@@ -73,7 +73,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", nargs="+", help="its checkpoints: steps, or best; default the newest")
     parser.add_argument("--dataset_dir", required=True, help="the BEIR folder that it trains on")
     parser.add_argument("--split", default="train", help="whose pairs (default train)")
-    input_policy.add_flags(parser)
+    input_policy.add_flags(parser, identical_ids=True)
     parser.add_argument("--negatives", nargs="+", default=[], metavar="NAME=FOLDER", help="a generation, or a folder's newest one")
     parser.add_argument("--num_pairs", type=int, default=64, help="a sample of the training pairs (default 64)")
     parser.add_argument("--num_negatives", type=int, default=1, help="of each pair in the loss (default 1, as in ANCE)")

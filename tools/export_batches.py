@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import pair_store, seqio_batches
+from de_jax.data import input_policy, pair_store, seqio_tasks
 from de_jax.types import InputError
 
 
@@ -24,10 +24,10 @@ def main(argv: list[str] | None = None) -> None:
     """The command; prints the folder's counts."""
     args = _parse_args(argv)
     module_args = dict(map(_argument, args.module_arg)) or None
-    seqio_batches.load_tasks(args.task, args.module, module_args, args.task_cache_dir)
-    selection = seqio_batches.Selection(args.task, args.split, args.dev_task, args.dev_split, args.use_cached)
-    made_from = seqio_batches.fingerprint(selection, args.module, module_args)
-    store = _open(args.out_dir, made_from) or seqio_batches.export(selection, args.out_dir, made_from)
+    seqio_tasks.load_tasks(args.task, args.module, module_args, args.task_cache_dir, skip_empty=args.skip_empty)
+    selection = seqio_tasks.Selection(args.task, args.split, args.dev_task, args.dev_split, args.use_cached, args.skip_empty)
+    made_from = seqio_tasks.fingerprint(selection, args.module, module_args)
+    store = _open(args.out_dir, made_from) or seqio_tasks.export(selection, args.out_dir, made_from)
     report: dict[str, Any] = {"pairs_dir": str(args.out_dir), "pairs": len(store.pairs)}
     report |= {"tasks": {part.task: part.num_pairs for part in store.parts}}
     for name, texts in (("queries", store.query_store), ("docs", store.doc_store)):
@@ -66,6 +66,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--split", default="train", help="of the training pairs (default train)")
     parser.add_argument("--dev_task", default="", help="scores checkpoints; default --task")
     parser.add_argument("--dev_split", help="of the pairs that score checkpoints; without it there are none")
+    input_policy.add_flags(parser)
     parser.add_argument("--use_cached", action="store_true", help="read what seqio_cache_tasks wrote")
     parser.add_argument("--task_cache_dir", type=str, action="append", default=[], help="where to look for that; repeated")
     parser.add_argument("--out_dir", type=Path, required=True, help="the folder to write")

@@ -57,7 +57,7 @@ def _described(pretrained: Pretrained, args: argparse.Namespace) -> dict[str, An
     """What `describe_run` wants, of the model and of what the arguments change."""
     described: dict[str, Any] = {"model": pretrained.model.with_dtype(args.dtype)}
     for tower in ("query", "doc"):
-        described[f"{tower}_tokenizer"] = _tokenizer(getattr(pretrained, f"{tower}_tokenizer"), tower, args)
+        described[f"{tower}_tokenizer"] = _tokenizer(pretrained, tower, args)
         length = getattr(args, f"max_{tower}_length") or getattr(pretrained, f"max_{tower}_length")
         pretrained.model.check_length(tower, length)
         pretrained.model.check_vocabulary(tower, described[f"{tower}_tokenizer"].vocab_size)
@@ -65,9 +65,15 @@ def _described(pretrained: Pretrained, args: argparse.Namespace) -> dict[str, An
     return described
 
 
-def _tokenizer(tokenizer: Tokenizer | None, tower: str, args: argparse.Namespace) -> Tokenizer:
-    if args.tokenizer:
-        tokenizer = load_tokenizer(args.tokenizer)
+def _tokenizer(pretrained: Pretrained, tower: str, args: argparse.Namespace) -> Tokenizer:
+    own: Tokenizer | None = getattr(pretrained, f"{tower}_tokenizer")
+    tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else own
+    pad_id = own.pad_id if own else getattr(pretrained, f"{tower}_pad_id")
+    if tokenizer and tokenizer.pad_id != pad_id:
+        raise InputError(
+            f"{args.tokenizer} pads with {tokenizer.pad_id}, but the weights of the {tower} tower with {pad_id}; give the "
+            "vocabulary that the model was trained with."
+        )
     if tokenizer is None:
         raise InputError(f"{args.source} holds no vocabulary; give --tokenizer, a spiece.model or tokenizer.json.")
     return with_prompt(tokenizer, getattr(args, f"{tower}_prompt"))

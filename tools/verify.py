@@ -4,17 +4,18 @@ de-jax verify runs/sde
 de-jax verify ~/.cache/de_jax
 
 Restoring a checkpoint reads all of its files for their checksums, and opening any other folder its small ones. Large arrays, which
-are memory-mapped, are checked by this command alone. Exits with 2 where a file is damaged; "damaged" names all of them.
+are memory-mapped, are checked by this command alone. Exits with 2 where a file is damaged; "damaged" names all of them. Folders of
+version 0.1.0 without checksums are "unchecked".
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
+import sys
 
 from de_jax import command
-from de_jax.data import files, folders
+from de_jax.data import folders
 from de_jax.data.progress import progress_bar
 from de_jax.types import InputError
 
@@ -24,21 +25,21 @@ def main(argv: list[str] | None = None) -> None:
     folder = _parse_args(argv).folder
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give a run, a store, embeddings, or a folder of such folders.")
-    described = sorted(path.parent for path in folder.rglob(folders.CHECKSUMS_FILE) if not _is_unfinished(path.relative_to(folder)))
-    if not described:
+    damaged, unchecked = [], []
+    outputs = folders.find_outputs(folder)
+    for child in progress_bar(outputs, desc="verify", unit=" folders", delay=0.5):
+        found = list(folders.damages(child)) if (child / folders.CHECKSUMS_FILE).exists() else folders.manifest_damages(child)
+        if not child.is_dir():
+            continue  # a trainer removed an old checkpoint meanwhile
+        damaged += found or []
+        if found is None:
+            unchecked.append(str(child))
+            print(f"{child}: no checksums were written, as by version 0.1.0, so nothing was checked.", file=sys.stderr)
+    if len(unchecked) == len(outputs):
         raise InputError(f"no folder below {folder} has a {folders.CHECKSUMS_FILE}; version 0.1.0 wrote none, so make it again.")
-    damaged = []
-    for child in progress_bar(described, desc="verify", unit=" folders", delay=0.5):
-        found = list(folders.damages(child))
-        damaged += found if child.is_dir() else []  # a trainer may have removed an old checkpoint meanwhile
-    print(json.dumps({"folder": str(folder), "num_folders": len(described), "damaged": damaged}))
+    print(json.dumps({"folder": str(folder), "num_folders": len(outputs), "damaged": damaged, "unchecked": unchecked}))
     if damaged:
         raise InputError(f"{damaged[0]}; files below {folder} that are damaged: {len(damaged)}, so copy or make them again.")
-
-
-def _is_unfinished(path: Path) -> bool:
-    """Whether this is in a folder that appears under its own name later."""
-    return any(files.is_leftover(Path(part)) or part.endswith(".orbax-checkpoint-tmp") for part in path.parts)
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

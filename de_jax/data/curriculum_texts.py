@@ -14,6 +14,7 @@ from de_jax.data.corpus import TokenStore
 from de_jax.data.curriculum import GOLD, NONE, Curriculum, RankedQueries, usable_queries
 from de_jax.data.expansion import GeneratedQueries, tokenized_queries, with_one_query
 from de_jax.data.expansion_files import queries_by_row
+from de_jax.data.options import PairsOptions
 from de_jax.data.relevance import Measure
 from de_jax.data.text import Tokenizer
 from de_jax.types import PADDING_ID, InputError
@@ -130,13 +131,17 @@ def open_expansion(
     return CurriculumTexts(docs, pairs, generated, queries, golds, ranked, curriculum, measure, max_query_length=max_query_length)
 
 
-def check(curriculum: Curriculum, expansion: str, *, relevance_file: str, has_negatives: bool) -> None:
-    """Raises `InputError` where settings of a source of pairs do not go together."""
-    if not expansion:
+def check(options: PairsOptions, *, has_negatives: bool) -> None:
+    """Raises `InputError` where the settings of a curriculum do not go together."""
+    if options.curriculum is None:
+        return
+    if options.max_passages > 1:
+        raise InputError("a curriculum expands documents of one passage; set max_passages to 1.")
+    if not options.expansion:
         raise InputError("the curriculum has no queries to choose from; set `expansion` beside it to what de-jax doc2query writes.")
-    if curriculum.strategy == "gold" and has_negatives:
+    if options.curriculum.strategy == "gold" and has_negatives:
         raise InputError("Curriculum.strategy is 'gold', which has no query for hard negatives; train without them.")
-    if relevance_file and has_negatives:
+    if options.relevance_file and has_negatives:
         raise InputError("a relevance_file has no scores for hard negatives; use relevance = 'rouge_l'.")
 
 

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 FORMAT = "de_jax checksums 1"
 CHECKSUMS_FILE, MANIFEST_FILE = "checksums.json", "manifest.json"
+CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
+"""Orbax's, of every checkpoint."""
 SMALL_BYTES = 16 * 2**20
 """Files up to this size are read for their checksum whenever their folder is opened."""
 
@@ -70,7 +72,9 @@ def require_replaceable(path: str | Path, kind: str | None) -> None:
         raise InputError(f"{path} is a file; choose a folder that is absent or empty.")
     if (foreign := _foreign(path, kind)) is not None:
         reason = f", which is not part of a former {kind}" if kind else ""
-        raise InputError(f"{path} exists already and holds {foreign}{reason}; choose a folder that is absent or empty.")
+        has_mark = kind is None or any((path / name).exists() for name in (CHECKSUMS_FILE, MANIFEST_FILE))
+        mend = "choose a folder that is absent or empty" + ("" if has_mark else ", or remove this one if version 0.1.0 wrote it")
+        raise InputError(f"{path} exists already and holds {foreign}{reason}; {mend}.")
 
 
 def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[Path], T]) -> T:
@@ -165,6 +169,34 @@ def damages(folder: Path, *, below: Sequence[str] = ("",), largest: int | None =
             yield f"{path} has another SHA-256 than in {CHECKSUMS_FILE}"
 
 
+def find_outputs(folder: Path) -> list[Path]:
+    """The outputs of this library at and below a folder, the outermost where one holds others."""
+    marks = (CHECKSUMS_FILE, MANIFEST_FILE, CHECKPOINT_FILE)
+    marked = {path.parent for name in marks for path in folder.rglob(name) if not _is_unfinished(path.relative_to(folder))}
+    outermost: list[Path] = []
+    for child in sorted(marked):
+        is_within = bool(outermost) and child.is_relative_to(outermost[-1])
+        is_marked = (child / CHECKSUMS_FILE).exists() or (child / CHECKPOINT_FILE).exists() or _has_own_manifest(child)
+        if is_marked and not is_within:
+            outermost.append(child)
+    return outermost
+
+
+def manifest_damages(folder: Path) -> list[str] | None:
+    """As `damages`, by the SHA-256 of files in the manifest; None where it has none, as in most folders of version 0.1.0."""
+    path = folder / MANIFEST_FILE
+    try:
+        manifest = files.read_json(path) if path.is_file() else {}
+    except InputError as error:
+        return [str(error).removesuffix(".")]
+    sums = next((sums for key in ("parts", "sha256") if isinstance(sums := manifest.get(key), dict)), None)
+    if sums is None:
+        return None
+    of_files = {folder / name: sha256 for name, sha256 in sums.items()}
+    wrong = [path for path, sha256 in of_files.items() if not path.is_file() or files.sha256_of(path) != sha256]
+    return [f"{path} is missing or has another SHA-256 than in {MANIFEST_FILE}" for path in wrong]
+
+
 def check_small(folder: Path) -> None:
     """Compares the sizes of a folder's files, and the checksums of those up to `SMALL_BYTES`; `de-jax verify` reads all.
 
@@ -177,6 +209,20 @@ def check_small(folder: Path) -> None:
 
 def _is_fact(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("bytes"), int) and isinstance(value.get("sha256"), str)
+
+
+def _has_own_manifest(folder: Path) -> bool:
+    """Whether the manifest is this library's; a damaged one may be."""
+    try:
+        manifest = files.read_json(folder / MANIFEST_FILE)
+    except InputError:
+        return True
+    return isinstance(manifest, dict) and str(manifest.get("format")).startswith("de_jax ")
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Whether this is in a folder that appears under its own name later."""
+    return any(files.is_leftover(Path(part)) or part.endswith(".orbax-checkpoint-tmp") for part in path.parts)
 
 
 def _foreign(folder: Path, kind: str | None) -> str | None:

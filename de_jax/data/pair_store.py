@@ -169,6 +169,8 @@ def open_pair_store(pairs_dir: str | Path) -> PairStore:
     manifest = schema.read(folder / "manifest.json", MANIFEST, mend=_MEND)
     folders.check_small(folder)
     queries, docs = open_token_store(folder / "queries"), open_token_store(folder / "docs")
+    for store in (queries, docs):
+        input_policy.tell_skipped(store.store_dir, store.skipped_ids)
     parts = tuple(Part(**part) for part in manifest["parts"])
     arrays = _open_arrays(folder, list(manifest["file_sizes"]), sum(part.num_pairs for part in parts), queries, docs)
     return PairStore(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data import beir, folders, pair_store
+from de_jax.data import beir, folders, input_policy, pair_store
 from de_jax.data.corpus import TokenStore, open_token_store
 from de_jax.data.pair_store import PairStore, Part
 from de_jax.data.store_writer import StoreWriter, writing
@@ -46,6 +46,8 @@ def write(
     dev_sources: Sequence[PairSource],
     tokenizers: Mapping[str, Tokenizer],
     made_from: str,
+    *,
+    skip_empty: bool = False,
 ) -> PairStore:
     """Reads every source once and writes the folder, which appears when it is complete; memory is bounded by the ids of the pairs.
 
@@ -55,21 +57,24 @@ def write(
         dev_sources: of the judgements that score checkpoints; may be empty.
         tokenizers: of the query and the document side.
         made_from: see `pair_store.save`.
+        skip_empty: leave empty texts out, and the training pairs that have one.
 
     Raises:
-        InputError: ids without a text, an id with two texts, tokens beyond the vocabulary, or no pair at all.
+        InputError: an empty text, ids without a text, an id with two texts, tokens beyond the vocabulary, or no pair at all.
     """
     readings, dev_readings = ([_Reading(source) for source in some] for some in (sources, dev_sources))
     with folders.atomic_dir(out_dir, pair_store.KIND) as folder:
-        _write_texts(folder, [*readings, *dev_readings], tokenizers)
+        _write_texts(folder, [*readings, *dev_readings], tokenizers, skip_empty)
         stores = {side: open_token_store(folder / name) for side, name in SIDES.items()}
+        for reading in readings:
+            reading.leave_out_empty(stores)
         parts = [Part(reading.source.name, reading.source.rate, reading.num_pairs) for reading in readings]
         arrays = {"pairs": np.concatenate([reading.pairs(stores) for reading in readings])}
         for name in MINED:
             if (mined := _side_by_side([reading.mined(name, stores) for reading in readings])).shape[1]:
                 arrays[name] = mined
         for reading in dev_readings:
-            reading.pairs(stores)
+            reading.check(stores)
         pair_store.save(folder, parts=parts, arrays=arrays, dev_qrels=_qrels(dev_readings) or None, made_from=made_from)
     return pair_store.open_pair_store(out_dir)
 
@@ -105,6 +110,26 @@ class _Reading:
         if not self.num_pairs:
             raise InputError(f"{self.source.name} yields no pair.")
 
+    def leave_out_empty(self, stores: Mapping[str, TokenStore]) -> None:
+        """Drops pairs with a text that the stores left out, counted on stderr, and such texts of the mined ones."""
+        empty = {side: set(store.skipped_ids) for side, store in stores.items()}
+        both = zip(self._ids["query"], self._ids["doc"], strict=True)
+        kept = [row for row, (query, doc) in enumerate(both) if query not in empty["query"] and doc not in empty["doc"]]
+        if not kept:
+            raise InputError(f"{self.source.name} yields no pair of texts that are not empty.")
+        input_policy.tell_unused(self.num_pairs - len(kept))
+        self.num_pairs, self._relevance = len(kept), [self._relevance[row] for row in kept]
+        self._ids = {side: [ids[row] for row in kept] for side, ids in self._ids.items()}
+        for name, rows in self._mined.items():
+            left_out = empty[MINED[name][1]]
+            self._mined[name] = [[text_id for text_id in rows[row] if text_id not in left_out] for row in kept]
+
+    def check(self, stores: Mapping[str, TokenStore]) -> None:
+        """Refuses ids without a text; a judgement of an empty one stays, and counts as not found."""
+        for side, store in stores.items():
+            empty = set(store.skipped_ids)
+            self._rows(store, [text_id for text_id in self._ids[side] if text_id not in empty], f"{side}_id")
+
     def pairs(self, stores: Mapping[str, TokenStore]) -> np.ndarray:
         """(query row, document row), int32 [P, 2]."""
         return np.stack([self._rows(stores[side], self._ids[side], f"{side}_id") for side in SIDES], axis=1)
@@ -134,8 +159,8 @@ class _Reading:
 class _TextWriter:
     """Appends texts to one store."""
 
-    def __init__(self, writer: StoreWriter, tokenizer: Tokenizer) -> None:
-        self._writer = writer
+    def __init__(self, writer: StoreWriter, tokenizer: Tokenizer, skip_empty: bool) -> None:
+        self._writer, self._skip_empty = writer, skip_empty
         self._vocab_size = tokenizer.vocab_size
         self._seen: dict[str, bytes] = {}  # a digest of each text that came with a pair, by id
 
@@ -147,7 +172,14 @@ class _TextWriter:
                     f"the text {text_id} holds the token {int(text.max())}, and the vocabulary has {self._vocab_size} pieces, "
                     "extra ids aside; remove symbols such as <extra_id_0> from the text."
                 )
-        self._writer.append(list(text_ids), list(tokens))
+        empty = [text_id for text_id, text in zip(text_ids, tokens, strict=True) if not text.size]
+        if empty and not self._skip_empty:
+            skip = input_policy.option("skip_empty")
+            raise InputError(f"the text of {empty[0]} is empty; remove it, or skip empty texts with {skip}.")
+        self._writer.skip(empty)
+        kept = [(text_id, text) for text_id, text in zip(text_ids, tokens, strict=True) if text.size]
+        if kept:
+            self._writer.append([text_id for text_id, _ in kept], [text for _, text in kept])
 
     def append_new(self, text_ids: Sequence[str], tokens: Sequence[np.ndarray]) -> None:
         """Texts as they come with pairs, of which some came before."""
@@ -163,7 +195,7 @@ class _TextWriter:
             self.append([text_ids[row] for row in new], [tokens[row] for row in new])
 
 
-def _write_texts(folder: Path, readings: Sequence[_Reading], tokenizers: Mapping[str, Tokenizer]) -> None:
+def _write_texts(folder: Path, readings: Sequence[_Reading], tokenizers: Mapping[str, Tokenizer], skip_empty: bool) -> None:
     """Writes both token stores and the tokenizers; afterwards the readings hold the ids of their pairs."""
     for side, name in SIDES.items():
         for directory in (folder / name, folder / f"{side}_tokenizer"):
@@ -174,7 +206,8 @@ def _write_texts(folder: Path, readings: Sequence[_Reading], tokenizers: Mapping
             # Two sources may use one id for different texts.
             reading.prefixes[side] = f"{reading.texts_name(side)}/" if len(names) > 1 else ""
     with writing(folder / "queries", tokenizers["query"]) as queries, writing(folder / "docs", tokenizers["doc"]) as docs:
-        writers = {"query": _TextWriter(queries, tokenizers["query"]), "doc": _TextWriter(docs, tokenizers["doc"])}
+        stores = {"query": queries, "doc": docs}
+        writers = {side: _TextWriter(writer, tokenizers[side], skip_empty) for side, writer in stores.items()}
         for side, writer in writers.items():
             separate = {texts.name: (reading, texts) for reading in readings if (texts := reading.source.texts[side])}
             for reading, texts in separate.values():

@@ -203,11 +203,7 @@ def _doc_texts(pairs: Pairs, passages: PassageStore | None, options: PairsOption
     """What is encoded in the place of documents' beginnings: their passages, or documents with a generated query."""
     if options.curriculum is None:
         return DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
-    if passages:
-        raise InputError("a curriculum expands documents of one passage; set max_passages to 1.")
-    curriculum_texts.check(
-        options.curriculum, options.expansion, relevance_file=options.relevance_file, has_negatives=has_negatives
-    )
+    curriculum_texts.check(options, has_negatives=has_negatives)
     golds, ranked = pairs.ranked_queries(options)
     expanded = curriculum_texts.open_expansion(
         options.expansion, pairs.doc_store, pairs.rows, golds, ranked, options.curriculum, MEASURES[options.relevance],

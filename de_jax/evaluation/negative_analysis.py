@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 
     texts: TrainingTexts
     pairs: Int[np.ndarray, "S 2"]
-    positives: Sequence[np.ndarray]  # all known ones of each pair's query
+    positives: Sequence[np.ndarray]  # all known ones of each pair's query, and what has its id (`texts.drop_identical_ids`)
     kinds: Mapping[str, Int[np.ndarray, "S _"]]  # all negatives, filled up with PADDING_ID
     drawn: Mapping[str, Int[np.ndarray, "S N"]]  # those that the loss and its gradient are of
     num_pairs: int  # that the sample was drawn from: those with enough negatives of every kind
@@ -89,16 +89,21 @@ def sample(
         raise InputError(f"negatives are named {taken.pop()!r}, which stands for a kind that is always there; name them otherwise.")
     pairs = texts.pairs
     tables = {name: negatives.rows_of_pairs(generation, texts)["neg_docs"] for name, generation in generations.items()}
-    enough = len(np.unique(pairs[:, 1])) - np.bincount(pairs[:, 0])[pairs[:, 0]] >= num_negatives  # documents of other pairs
+    of_pairs, identical = np.unique(pairs[:, 1]), _identical(texts)
+    known = np.unique(np.concatenate([pairs, np.stack([pairs[:, 0], identical], axis=1)[np.isin(identical, of_pairs)]]), axis=0)
+    enough = len(of_pairs) - np.bincount(known[:, 0])[pairs[:, 0]] >= num_negatives  # documents of other pairs
     for table in tables.values():
         enough &= np.count_nonzero(table != PADDING_ID, axis=1) >= num_negatives
     if not enough.any():
         raise InputError(f"no training pair has {num_negatives} negatives of every kind; mine more, or ask for fewer.")
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.permutation(np.flatnonzero(enough))[:num_pairs])
-    positives = [pairs[pairs[:, 0] == query, 1] for query in pairs[chosen, 0]]
+    positives = [
+        np.union1d(pairs[pairs[:, 0] == query, 1], same[same >= 0])
+        for query, same in zip(pairs[chosen, 0], identical[chosen, None], strict=True)
+    ]
     kinds = {
-        IN_BATCH: _others(np.unique(pairs[:, 1]), positives, rng),
+        IN_BATCH: _others(of_pairs, positives, rng),
         RANDOM: _others(np.arange(texts.doc_store.num_texts), positives, rng),
         **{name: table[chosen] for name, table in tables.items()},
     }
@@ -243,6 +248,13 @@ def place_numbers(ranks: Int[np.ndarray, "S K"], margins: Float[np.ndarray, "S K
         "overlap": rounded(np.mean(near)),
         "mean_rank": rounded(np.mean(ranks[is_there])),
     }
+
+
+def _identical(texts: TrainingTexts) -> Int[np.ndarray, " P"]:
+    """By pair, the document with the id of its query, which is no negative of it; -1 where there is none, or it is kept."""
+    if not texts.drop_identical_ids:
+        return np.full(len(texts.pairs), -1)
+    return texts.doc_store.rows_of([texts.query_store.ids[row] for row in texts.pairs[:, 0].tolist()])
 
 
 def _others(candidates: np.ndarray, positives: Sequence[np.ndarray], rng: np.random.Generator) -> Int[np.ndarray, "S _"]:

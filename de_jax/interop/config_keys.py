@@ -75,8 +75,8 @@ _REFUSED = {"auto_map": OWN_CODE}
 BERT = Keys(
     read=_ENCODER_READ
     + """ hidden_size num_hidden_layers num_attention_heads intermediate_size max_position_embeddings type_vocab_size layer_norm_eps
-hidden_dropout_prob""",
-    harmless=_ENCODER_HARMLESS + " attention_probs_dropout_prob directionality pooler_.*",
+hidden_dropout_prob attention_probs_dropout_prob""",
+    harmless=_ENCODER_HARMLESS + " directionality pooler_.*",
     fixed={**_ENCODER_FIXED, "hidden_act": ("gelu",), "position_embedding_type": ("absolute",)},
     refused=_REFUSED,
 )

@@ -13,6 +13,7 @@ import jax
 from de_jax.data.text import Tokenizer
 from de_jax.interop import checkpoints, huggingface
 from de_jax.interop.pretrained import Pretrained
+from de_jax.models.bert import BertConfig
 from de_jax.models.layer_stack import Remat
 from de_jax.models.tower import PARTS, ProjectionInit, TowerConfig
 from de_jax.settings import NonNegativeInt, PositiveInt, ShareBelowOne, checked
@@ -73,9 +74,11 @@ def pretrained_tower(
     if pooling is None:
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
-    num_layers = None if layers is None else len(layers)
+    num_layers, base = None if layers is None else len(layers), config.encoder
+    if dropout_rate is not None and isinstance(base, BertConfig):
+        base = dataclasses.replace(base, attention_dropout_rate=None)
     encoder = _changed(
-        config.encoder,
+        base,
         num_layers=num_layers,
         dtype=dtype,
         dropout_rate=dropout_rate,

@@ -46,6 +46,7 @@ class EncoderFolder(NamedTuple):
 
     config: T5Config | BertConfig
     tokenizer: Tokenizer | None
+    pad_id: int
     max_length: int  # tokens
     stored: dict[str, Callable[[], Array]]
     origins: dict[str, Origin]  # by path within a tower
@@ -97,7 +98,8 @@ def pretrained(source: str, encoder: EncoderFolder, tower: TowerConfig, ignored:
     if not only_sizes:
         origins = {f"shared/{path}": origin for path, origin in encoder.origins.items()}
         params = assemble(source, encoder.stored, origins, params, ignored=[*ignored, *encoder.heads])
-    return Pretrained(model, params, encoder.tokenizer, encoder.tokenizer, encoder.max_length, encoder.max_length)
+    tokenizer, length, pad_id = encoder.tokenizer, encoder.max_length, encoder.pad_id
+    return Pretrained(model, params, tokenizer, tokenizer, length, length, pad_id, pad_id)
 
 
 def open_encoder(folder: Path) -> EncoderFolder:
@@ -127,7 +129,7 @@ def open_encoder(folder: Path) -> EncoderFolder:
         raise InputError(f"{folder / CONFIG_FILE} tells of {config.num_layers} layers, but there are only {len(stored)} arrays.")
     longest = config.max_length or DEFAULT_LENGTH
     max_length = min(tokenizer_settings.read(folder).max_length or longest, longest)
-    return EncoderFolder(config, tokenizer, max_length, stored, encoder_origins(config, pad_id))
+    return EncoderFolder(config, tokenizer, pad_id, max_length, stored, encoder_origins(config, pad_id))
 
 
 def encoder_origins(config: EncoderConfig, pad_id: int = 0) -> dict[str, Origin]:
@@ -176,6 +178,7 @@ def _bert_config(file: Path, values: dict[str, Any], model_type: str) -> BertCon
     epsilon = values.get("layer_norm_eps", 1e-12)
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
         raise InputError(f"{file}: layer_norm_eps is {epsilon!r}; it must be a small positive number.")
+    dropped, of_weights = (_share(file, values, name) for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"))
     return BertConfig(
         vocab_size=_size(file, values, "vocab_size"),
         model_dim=_size(file, values, "hidden_size"),
@@ -186,7 +189,8 @@ def _bert_config(file: Path, values: dict[str, Any], model_type: str) -> BertCon
         position_offset=_pad_id(file, values) + 1 if model_type in ROBERTA_TYPES else 0,
         num_token_types=_size(file, values, "type_vocab_size", 2),
         norm_epsilon=epsilon,
-        dropout_rate=_share(file, values, "hidden_dropout_prob"),
+        dropout_rate=dropped,
+        attention_dropout_rate=None if of_weights == dropped else of_weights,
         dtype="float32",
     )
 

@@ -24,6 +24,8 @@ class Pretrained(NamedTuple):
     doc_tokenizer: Tokenizer | None
     max_query_length: int  # tokens
     max_doc_length: int  # tokens
+    query_pad_id: int = 0  # of the weights' vocabulary where there is no tokenizer, see `Origin.swapped_row`
+    doc_pad_id: int = 0
     notes: tuple[str, ...] = ()  # what was assumed, in sentences for whoever reads it
 
 
@@ -48,6 +50,8 @@ def paired(query: Pretrained, doc: Pretrained) -> Pretrained:
         doc_tokenizer=doc.doc_tokenizer,
         max_query_length=query.max_query_length,
         max_doc_length=doc.max_doc_length,
+        query_pad_id=query.query_pad_id,
+        doc_pad_id=doc.doc_pad_id,
         notes=tuple(dict.fromkeys((*query.notes, *doc.notes))),
     )
 

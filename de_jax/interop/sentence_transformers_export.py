@@ -166,7 +166,7 @@ def _bert_json(config: BertConfig, pad_id: int) -> tuple[dict[str, Any], int]:
         "type_vocab_size": config.num_token_types,
         "hidden_act": "gelu",
         "hidden_dropout_prob": config.dropout_rate,
-        "attention_probs_dropout_prob": config.dropout_rate,
+        "attention_probs_dropout_prob": config.weights_dropout_rate,
         "layer_norm_eps": config.norm_epsilon,
         "pad_token_id": pad_id,
         "dtype": "float32",

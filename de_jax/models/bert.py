@@ -32,6 +32,7 @@ class BertConfig:
         num_token_types: rows of the type table; texts are always of type 0, the others are kept for other libraries.
         norm_epsilon: 1e-12 in BERT, 1e-5 in RoBERTa.
         dropout_rate: share dropped of the embeddings, the attention weights and each sub-layer's result.
+        attention_dropout_rate: of the attention weights, where it differs.
         dtype: what matrices are multiplied in; parameters, norms and softmax stay float32.
         remat, scan_layers: as of `T5Config`.
     """
@@ -47,6 +48,7 @@ class BertConfig:
     num_token_types: PositiveInt = 2
     norm_epsilon: PositiveFloat = 1e-12
     dropout_rate: ShareBelowOne = 0.1
+    attention_dropout_rate: ShareBelowOne | None = None
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Remat = "none"
     scan_layers: bool = False
@@ -63,6 +65,11 @@ class BertConfig:
     @property
     def head_dim(self) -> int:
         return self.model_dim // self.num_heads
+
+    @property
+    def weights_dropout_rate(self) -> float:
+        """Of the attention weights."""
+        return self.dropout_rate if self.attention_dropout_rate is None else self.attention_dropout_rate
 
     @property
     def max_length(self) -> int | None:
@@ -124,7 +131,7 @@ class BertLayer(nn.Module):
         self.attention = SelfAttention(
             config.num_heads,
             config.head_dim,
-            config.dropout_rate,
+            config.weights_dropout_rate,
             config.attention_dropout,
             jnp.dtype(config.dtype),
             scale=config.head_dim**-0.5,

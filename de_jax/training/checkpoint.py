@@ -22,7 +22,7 @@ from de_jax.training.fit import Stop
 from de_jax.types import Array, InputError, Metrics, Params, TrainState
 
 UNFINISHED = "*.orbax-checkpoint-tmp"
-STAMP_FILE = "_CHECKPOINT_METADATA"
+STAMP_FILE = folders.CHECKPOINT_FILE
 """Orbax writes into it when it renames a checkpoint, and nothing of the state depends on it."""
 _REMOVALS, _REMOVAL_SECONDS = 20, 0.1
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from de_jax.settings import NonNegativeFloat, PositiveInt, check_fields
+from de_jax.training import distributed
 from de_jax.training.fit import Stop
 from de_jax.types import Metrics, TrainState
 
@@ -50,6 +51,8 @@ class CollapseAlarm:
 class WatchForCollapse:
     """Takes a run's lines as a sink, and warns once for each kind of collapse; as a hook it ends the run, if that is asked for.
 
+    Of several processes the first one judges, as it alone has the log, and the others end with it.
+
     Args:
         alarm: what counts as a collapse.
         logged: the lines of a run that goes on here.
@@ -65,16 +68,20 @@ class WatchForCollapse:
         """A line of the log; see `run_log.Sink`."""
         if "query_variance" not in scalars:
             return
+        said = self._judge(scalars) if distributed.is_first() else []
+        for sentence in said:
+            warnings.warn(f"step {step}: {sentence}", stacklevel=2)
+        if self._alarm.stop and distributed.agreed(bool(said)):
+            self._stop = Stop(f"collapsed at step {step}: {said[-1] if said else 'the first process says how'}")
+
+    def _judge(self, scalars: Mapping[str, Any]) -> list[str]:
+        """What has been wrong for as many lines as it takes to be said."""
         if self._start is None:
             self._start = dict(scalars)
-            return
+            return []
         found = diagnoses(self._alarm, scalars, self._start)
         self._counts = {what: self._counts.get(what, 0) + 1 for what in found}
-        for what, sentence in found.items():
-            if self._counts[what] == self._alarm.patience:
-                warnings.warn(f"step {step}: {sentence}", stacklevel=2)
-                if self._alarm.stop:
-                    self._stop = Stop(f"collapsed at step {step}: {sentence}")
+        return [sentence for what, sentence in found.items() if self._counts[what] == self._alarm.patience]
 
     def reason(self) -> str | None:
         """Why the run is over, or None."""

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from de_jax.training.checkpoint import Checkpoints
 from de_jax.types import InputError, Params, TrainState
 
 FORMAT = 1
+_REMOVAL_SECONDS = 1.0
 DESCRIPTION_FILE = "run.json"
 RECIPE_FILE = "recipe.json"
 CHECKPOINTS_DIR = "checkpoints"
@@ -223,7 +225,7 @@ def _read_description(run_dir: Path) -> tuple[dict[str, Any], DualEncoder]:
 def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple[int, Params]:
     """The step and the parameters of a checkpoint, chosen as in `load_run`, each placed as its counterpart in `like`.
 
-    A trainer that keeps few checkpoints may remove this one while it is read; then its successor is taken.
+    A trainer that keeps few checkpoints may remove this one while it is read; then its successor is taken, where no step was named.
     """
     folder, found = find_checkpoint(run_dir, step)
     while True:
@@ -232,6 +234,8 @@ def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple
                 return found, checkpoints.restore_params(found, like)
         except InputError:
             failed = found
+            if complete_steps(folder)[-1:] != [failed]:
+                time.sleep(_REMOVAL_SECONDS)  # what is being removed is listed until it is gone
             folder, found = find_checkpoint(run_dir, step)
             if found == failed:
                 raise

@@ -11,6 +11,7 @@ import pytest
 from letters import Letters
 
 from de_jax.data import corpus, files, folders, generations, pair_store, pair_writer
+from de_jax.data.expansion_files import DocQueries, ExpansionWriter
 from de_jax.data.generations import Mined
 from de_jax.interop import t5x
 from de_jax.models.dual_encoder import DualEncoder
@@ -165,6 +166,35 @@ def test_a_flipped_bit_is_found_when_a_folder_is_opened_and_by_verify_where_file
     open_folder(folder)
     with pytest.raises(InputError, match=r"has a checksums\.json"):
         verify.main([str(folder)])
+
+
+def test_verify_reads_checksums_of_manifests_and_names_folders_without_any(tmp_path, tokenizer, capsys):
+    write_generation(tmp_path / "negatives" / "000001", tokenizer)
+    expansion = ExpansionWriter(tmp_path / "expansion", {})
+    expansion.append([DocQueries("d", ["a fox"])])
+    expansion.finish(num_docs=1)
+    write_pair_store(tmp_path / "pairs", tokenizer)
+    for write, name in ((write_index, "index"), (write_token_store, "old")):
+        write(tmp_path / name, tokenizer)
+        (tmp_path / name / folders.CHECKSUMS_FILE).unlink()  # as version 0.1.0 wrote it
+    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "3" / folders.CHECKPOINT_FILE).write_text("{}")
+    (tmp_path / "manifest.json").write_text('{"name": "somebody else\'s"}')
+    verify.main([str(tmp_path)])
+    out, err = capsys.readouterr()
+    unchecked = [str(tmp_path / "checkpoints" / "3"), str(tmp_path / "old")]
+    assert json.loads(out) == {"folder": str(tmp_path), "num_folders": 6, "damaged": [], "unchecked": unchecked}
+    assert [line.partition(": ")[0] for line in err.splitlines()] == unchecked
+    parts = {name: next((tmp_path / name).rglob(pattern)) for name, pattern in PARTS_OF_MANIFESTS.items()}
+    for name, part in parts.items():
+        before = part.read_bytes()
+        part.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        with pytest.raises(InputError, match=rf"{part.name} is missing or has another SHA-256 than in manifest\.json; .*: 1,"):
+            verify.main([str(tmp_path / name)])
+        part.write_bytes(before)
+
+
+PARTS_OF_MANIFESTS = {"negatives": "part-*.jsonl", "expansion": "part-*.jsonl.gz", "index": "ids.json"}
 
 
 def test_verify_passes_over_what_is_not_finished(tmp_path, tokenizer):

@@ -35,8 +35,8 @@ def pair_source(tokenizer, name="pairs", rate=1.0, **changes):
     return pair_writer.PairSource(name, rate, lambda: iter([chunk]), {"query": None, "doc": None})
 
 
-def write(folder, tokenizer, sources, dev=()):
-    return pair_writer.write(folder, sources, dev, {"query": tokenizer, "doc": tokenizer}, made_from="test")
+def write(folder, tokenizer, sources, dev=(), **options):
+    return pair_writer.write(folder, sources, dev, {"query": tokenizer, "doc": tokenizer}, made_from="test", **options)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,34 @@ def test_identical_ids_are_dropped_from_dev_scores_and_negatives_unless_kept(tok
     (said,) = [str(one.message) for one in recwarn if "judgements dropped" in str(one.message)]
     assert "its query: 1 (d0); " in said
     assert said.endswith("; --gin.stored_pairs.keep_identical_ids=True ranks them.")
+
+
+def test_empty_texts_are_refused_or_left_out_with_their_pairs_and_counted(tokenizer, tmp_path, recwarn):
+    texts = [" " if i == 2 else f"a {word}" for i, word in enumerate(WORDS)]
+    holes = pair_source(
+        tokenizer,
+        query=[" " if i == 4 else f"the {word}" for i, word in enumerate(WORDS)],
+        doc_id=[f"d{i}" for i in range(9)],
+        doc=texts,
+        neg_doc_ids=[["d2", "d8"], *[["d2"]] * 8],
+    )
+    with pytest.raises(InputError, match=r"the text of q4 is empty; remove it, or skip empty texts with --skip_empty\."):
+        write(tmp_path / "refused", tokenizer, [holes])
+    store = write(tmp_path / "kept", tokenizer, [holes], [holes], skip_empty=True)
+    data = pair_store.stored_pairs(pairs_dir=str(tmp_path / "kept"), batch_size=3)
+    said = {str(one.message) for one in recwarn if "left out" in str(one.message)}
+    assert {sentence.partition(" left out")[2] for sentence in said} == {
+        ": 1 (q4).",
+        ": 1 (d2).",
+        ", as their query or document is an empty text: 2.",
+    }
+    assert [(store.query_store.ids[query], store.doc_store.ids[doc]) for query, doc in store.pairs.tolist()] == [
+        (f"q{i}", f"d{i}") for i in range(9) if i not in (2, 4)
+    ]
+    assert [store.doc_store.ids[row] for row in store.neg_docs[0].tolist()] == ["d8"]
+    assert (store.neg_docs[1:] == PADDING_ID).all()
+    assert data.dev.qrels["q2"] == {"d2": 1}  # it counts as not found
+    assert "q4" not in {data.query_ids[row] for row in data.dev.query_rows.tolist()}
 
 
 def test_negatives_are_drawn_from_a_rows_own_and_again_in_the_next_epoch(folder):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flat_settings import flat
 
-from de_jax.data import beir, generations, pair_store, seqio_batches, text, training_set
+from de_jax.data import beir, generations, pair_store, seqio_batches, seqio_tasks, text, training_set
 from de_jax.data.curriculum import Curriculum
 from de_jax.data.generations import Mined
 from de_jax.data.training_set import text_hashes
@@ -118,11 +118,57 @@ def test_a_dev_split_scores_as_the_token_stores_do(dataset_dir, spiece):
     assert ours.qrels == {query_id: docs for query_id, docs in relevant.items() if docs}
 
 
+def test_empty_texts_of_a_task_are_refused_or_left_out_as_those_of_the_token_stores(spiece, tmp_path, capsys):
+    docs = [(f"d{i}", "", "" if i == 3 else f"{WORDS[i]} fox") for i in range(10)]
+    folder = tmp_path / "holes"
+    qrels = {"train": {f"q{i}": {f"d{i}": 1} for i in range(10)}}
+    beir.write(folder, docs, [(f"q{i}", f"{WORDS[i]} dog") for i in range(10)], qrels)
+    (folder / "qrels" / "train.tsv.gz").write_bytes(gzip.compress((folder / "qrels" / "train.tsv").read_bytes()))
+    (folder / "qrels" / "train.tsv").unlink()
+    settings = BATCHING | {"batch_size": 3, "dev_split": "train"}
+    with pytest.raises(InputError, match=r"line 4: the text of d3 is empty; .* with --gin\.seqio_pairs\.skip_empty=True"):
+        beir_task(folder, spiece, **settings)
+    ours = beir_task(folder, spiece, skip_empty=True, **settings)
+    theirs = training_set.beir_pairs(dataset_dir=str(folder), tokenizer=str(spiece), skip_empty=True, **settings)
+    assert_same(take(ours, 0, 6), take(theirs, 0, 6))
+    assert ours.dev.qrels == theirs.dev.qrels
+    own = [f"--module_arg=dataset_dir={folder}", f"--module_arg=tokenizer={spiece}"]
+    arguments = ["--task=toy", "--module=de_jax.tasks.beir", *own]
+    with pytest.raises(InputError, match=r"line 4: the text of d3 is empty; .* with --skip_empty\.$"):
+        export_batches.main([*arguments, f"--out_dir={tmp_path / 'out'}"])
+    export_batches.main([*arguments, f"--out_dir={tmp_path / 'out'}", "--skip_empty"])
+    assert json.loads(capsys.readouterr().out)["pairs"] == 9
+
+
+@pytest.mark.parametrize(
+    ("module", "lines"),
+    [
+        ("local", [{"query": "a fox", "doc": "the fox"}, {"query": "a dog", "doc": " "}]),
+        (
+            "openqa",
+            [
+                {"question": "a fox", "positive_ctxs": [{"title": "", "text": "the fox"}]},
+                {"question": "a dog", "positive_ctxs": [{"title": "", "text": " "}]},
+            ],
+        ),
+    ],
+)
+def test_files_of_pairs_refuse_or_leave_out_empty_texts(module, lines, spiece, tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    write_jsonl(path, lines)
+    arguments = {"files": {"train": str(path)}, "tokenizer": str(spiece)}
+    task = {"task": "t", "module": f"de_jax.tasks.{module}", "module_args": arguments}
+    with pytest.raises(InputError, match=r" 2: .* is empty; .* skip empty texts with --gin\.seqio_pairs\.skip_empty=True"):
+        flat(seqio_batches.seqio_pairs)(**task, batch_size=1)
+    data = flat(seqio_batches.seqio_pairs)(**task, batch_size=1, skip_empty=True)
+    assert len(data.texts.pairs) == 1
+
+
 def test_a_task_is_read_once_and_again_when_a_file_changes(dataset_dir, spiece, tmp_path, monkeypatch):
     folder = tmp_path / "toy"
     shutil.copytree(dataset_dir, folder)
-    reads, export = [], seqio_batches.export
-    monkeypatch.setattr(seqio_batches, "export", lambda *args: reads.append(args) or export(*args))
+    reads, export = [], seqio_tasks.export
+    monkeypatch.setattr(seqio_tasks, "export", lambda *args: reads.append(args) or export(*args))
     for _ in range(2):
         before = take(beir_task(folder, spiece), 0, 3)
     assert len(reads) == 1
@@ -201,7 +247,7 @@ def test_mined_negatives_come_from_the_texts_of_another_task(dataset_dir, spiece
     write_jsonl(folder / "00.jsonl", lines[:10])
     with gzip.open(folder / "01.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines[10:])
-    seqio_batches.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
+    seqio_tasks.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
     mined.register("mined", negatives_dir=str(folder), texts="toy")
     data = flat(seqio_batches.seqio_pairs)(task="mined", num_neg_docs=2, num_neg_queries=1, **BATCHING)
     docs = pair_store.open_pair_store(next((tmp_path / "cache" / "pair_stores").glob("mined-*"))).doc_store
@@ -227,7 +273,7 @@ def test_mined_negatives_come_from_the_texts_of_another_task(dataset_dir, spiece
 @pytest.fixture
 def generations_dir(dataset_dir, spiece, tmp_path):
     """Two generations for the task "toy", each of two parts, mined over its texts."""
-    seqio_batches.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
+    seqio_tasks.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
     for number in (1, 2):
         lines = [Mined(f"q{i}", f"d{i}", [f"d{40 + number + j}" for j in range(i % 4)], [f"q{39 - i}"]) for i in range(16)]
         facts = text_hashes(dataset_dir)
@@ -268,7 +314,7 @@ def test_a_generation_of_other_texts_is_refused(generations_dir, dataset_dir, sp
     shutil.copytree(dataset_dir, changed)
     with open(changed / "queries.jsonl", "a") as file:
         file.write('{"_id": "more", "text": "a fox"}\n')
-    seqio_batches.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(changed), "tokenizer": str(spiece)})
+    seqio_tasks.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(changed), "tokenizer": str(spiece)})
     mined.register("mined", negatives_dir=str(generations_dir), texts="toy")
     with pytest.raises(InputError, match=r"000002 was mined from other queries than those of .*queries\.jsonl; mine again"):
         flat(seqio_batches.seqio_pairs)(task="mined", **BATCHING)
@@ -314,7 +360,7 @@ def test_a_mined_id_without_a_text_is_named(generations_dir):
 
 def test_mined_pairs_mixed_with_their_task_hold_every_text_once(dataset_dir, spiece, tmp_path):
     write_jsonl(tmp_path / "00.jsonl", [{"query_id": f"q{i}", "doc_id": f"d{i}", "neg_doc_ids": ["d50"]} for i in range(20)])
-    seqio_batches.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
+    seqio_tasks.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
     mined.register("mined", negatives_dir=str(tmp_path), texts="toy")
     seqio.MixtureRegistry.add("both", [("toy", 1), ("mined", 1)])
     data = flat(seqio_batches.seqio_pairs)(task="both", **BATCHING)

@@ -197,6 +197,23 @@ def test_a_sample_has_pairs_with_enough_negatives_of_every_kind_and_no_known_pos
     assert {kind: rows.tolist() for kind, rows in again.drawn.items()} == {kind: rows.tolist() for kind, rows in two.drawn.items()}
 
 
+def test_a_document_with_the_id_of_its_query_is_no_negative_unless_it_is_kept(tmp_path, stores):
+    named = [("d2", "red fox"), ("d5", "red fox"), ("qc", "red fox")]
+    tokenizer = load_tokenizer(stores[0].store_dir.parent / "spiece.model")
+    queries = corpus.build_token_store(named, tokenizer, tmp_path / "q", progress=False)
+    pairs = np.array([[0, 0], [1, 2], [2, 4]], np.int32)
+    dropped, kept = (
+        negative_analysis.sample(TrainingTexts("toy", queries, stores[1], pairs, {}, drop_identical_ids=drop), {}, seed=3)
+        for drop in (True, False)
+    )
+    assert [rows.tolist() for rows in dropped.positives] == [[0, 2], [2, 5], [4]]
+    assert [rows.tolist() for rows in kept.positives] == [[0], [2], [4]]
+    assert set(dropped.kinds["in_batch"][0].tolist()) == {4, -1}
+    assert set(kept.kinds["in_batch"][0].tolist()) == {2, 4, -1}
+    two = negative_analysis.sample(dropped.texts, {}, num_negatives=2, seed=3)
+    assert two.pairs.tolist() == [[1, 2], [2, 4]]  # d2 is no negative of the query d2
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -74,6 +74,20 @@ def test_checkpoint_of_t5x_is_recognised_and_wants_a_vocabulary(tmp_path, capsys
     np.testing.assert_allclose(texts, our_embeddings(original, TEXTS), atol=1e-6)
 
 
+@pytest.mark.parametrize("has_own", [True, False])
+def test_a_vocabulary_that_pads_elsewhere_than_the_weights_is_refused(has_own, tmp_path, capsys):
+    for name, pad_id in (("model", 2), ("other", 0)):
+        write_encoder(tmp_path / name, "t5", pad_id=pad_id)
+    own, other = tmp_path / "model" / "tokenizer.json", tmp_path / "other" / "tokenizer.json"
+    kept = own.rename(tmp_path / "tokenizer.json")
+    if has_own:
+        own.write_bytes(kept.read_bytes())
+    arguments = (f"--from={tmp_path / 'model'}", f"--run_dir={tmp_path / 'run'}")
+    with pytest.raises(InputError, match="pads with 0, but the weights of the query tower with 2; give the vocabulary"):
+        imported(capsys, *arguments, f"--tokenizer={other}")
+    assert imported(capsys, *arguments, f"--tokenizer={kept}")["run_dir"]
+
+
 def test_prompts_lengths_and_precision_are_changed_as_asked(sentence_model, tmp_path, capsys):
     folder, _ = sentence_model
     changes = ["--query_prompt=", "--doc_prompt=passage : ", "--max_query_length=9", "--dtype=bfloat16"]

@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 from pretrained_folders import TEXTS, mean_of, our_embeddings, unit, write_encoder
 
-from de_jax.interop import huggingface
+from de_jax.interop import fine_tuning, huggingface
 from de_jax.types import InputError
 
 KINDS = {
@@ -233,6 +233,7 @@ def config(**values):
         (config(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'"),
         (config(layer_norm_eps="small"), "layer_norm_eps is 'small'"),
         (config(hidden_dropout_prob=2), r"hidden_dropout_prob is 2; it must be in \[0, 1\)"),
+        (config(attention_probs_dropout_prob=-1), "attention_probs_dropout_prob is -1; it must be in"),
         (config(vocab_size=9), "the vocabulary has 14 entries, but config.json says vocab_size 9"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), r"tokenizer\.json is not a tokenizer\.json"),
     ],
@@ -243,6 +244,17 @@ def test_broken_folder_ends_in_one_sentence_that_names_the_file(bert, tmp_path, 
     with pytest.raises(InputError, match=message) as error:
         huggingface.read(folder)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("rates", "expected"), [((0.2, 0.2), (0.2, None)), ((0.2, 0.0), (0.2, 0.0))])
+def test_dropout_of_attention_weights_has_a_rate_of_its_own_where_it_differs(bert, tmp_path, rates, expected):
+    folder = copied(bert, tmp_path / "model")
+    hidden, of_weights = rates
+    config(hidden_dropout_prob=hidden, attention_probs_dropout_prob=of_weights)(folder)
+    encoder = huggingface.read(folder, only_sizes=True).model.query.encoder
+    assert (encoder.dropout_rate, encoder.attention_dropout_rate) == expected
+    given = fine_tuning.pretrained_tower(source=str(folder), dropout_rate=0.3).encoder
+    assert (given.dropout_rate, given.weights_dropout_rate) == (0.3, 0.3)
 
 
 def test_type_of_numbers_that_numpy_has_not_is_named(bert, tmp_path):

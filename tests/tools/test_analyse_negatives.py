@@ -1,6 +1,7 @@
 """Negatives that were made for one checkpoint of a tiny run, looked at from two."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import tiny_run
 from de_jax.data import beir, generations
 from de_jax.data.generations import Mined
 from de_jax.data.training_set import open_stores, text_hashes
+from de_jax.evaluation import negative_analysis
 from de_jax.retrieval import encode
 from de_jax.tools import analyse_negatives
 from de_jax.training.run import load_run
@@ -34,7 +36,7 @@ def mined_dirs(tmp_path_factory, trained, dataset_dir):
     found = {"near": [], "far": []}
     for query_id, judged in QRELS.items():
         scores = docs @ queries[stores[0].row_of(query_id)]
-        ranking = [doc_id for row in np.argsort(-scores).tolist() if (doc_id := stores[1].ids[row]) not in judged]
+        ranking = [doc_id for row in np.argsort(-scores).tolist() if (doc_id := stores[1].ids[row]) not in {*judged, query_id}]
         for doc_id in judged:
             found["near"].append(Mined(query_id, doc_id, ranking[:DEPTH], []))
             found["far"].append(Mined(query_id, doc_id, ranking[DEPTH:], []))
@@ -90,6 +92,32 @@ def test_what_cannot_be_analysed_is_refused_and_nothing_is_written(printed, trai
     with pytest.raises(InputError, match=sentence):
         printed(analyse_negatives, run_dir=trained, dataset_dir=dataset_dir, out_dir=tmp_path / "out", **flags)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_that_the_trainer_removes_meanwhile_is_passed_over_for_the_newest(
+    printed, trained, dataset_dir, tmp_path, monkeypatch
+):
+    run_dir, draw = tmp_path / "run", negative_analysis.sample
+    shutil.copytree(trained, run_dir)
+    shutil.move(run_dir / "checkpoints" / "7", tmp_path / "7")
+
+    def removed_meanwhile(*args, **options):
+        shutil.move(tmp_path / "7", run_dir / "checkpoints" / "7")
+        shutil.rmtree(run_dir / "checkpoints" / "3" / "params")  # half of it is gone
+        return draw(*args, **options)
+
+    monkeypatch.setattr(negative_analysis, "sample", removed_meanwhile)
+    options = {"run_dir": run_dir, "dataset_dir": dataset_dir, "temperature": 0.1, "num_pairs": 1}
+    report = printed(analyse_negatives, **options, out_dir=tmp_path / "out")
+    assert [one["step"] for one in report["checkpoints"]] == [7]
+
+
+def test_an_analysis_without_the_mark_of_this_version_is_refused_with_what_to_do(trained, dataset_dir, tmp_path, printed):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "analysis.json").write_text("{}")
+    sentence = r"holds analysis\.json, .* absent or empty, or remove this one if version 0\.1\.0 wrote it\.$"
+    with pytest.raises(InputError, match=sentence):
+        printed(analyse_negatives, run_dir=trained, dataset_dir=dataset_dir, out_dir=tmp_path / "old")
 
 
 def test_only_a_former_analysis_is_replaced(trained, dataset_dir, tmp_path, printed, monkeypatch):

@@ -11,6 +11,7 @@ import toy_run
 from tiny_run import DOCS, QUERIES
 
 from de_jax import mine, train
+from de_jax.cli import VERBS
 from de_jax.data import beir
 from de_jax.data.expansion_files import DocQueries, ExpansionWriter
 from de_jax.models.generator import Generator
@@ -179,6 +180,32 @@ def test_dropped_judgements_are_counted_with_an_option_that_keeps_them(call, nam
     recwarn.clear()
     call(name, skip, option)
     assert not [one for one in recwarn if "judgements dropped" in str(one.message)]
+
+
+OTHERS = {
+    "quickstart": "builds its data",
+    "build_pydocs": "writes no empty text",
+    "export_batches": "see tests/data/test_seqio_batches.py",
+    "evaluate_pairs": "reads what export_batches wrote; see tests/data/test_pair_store.py",
+    "compare_runs": "reads rankings and judgements alone; see tests/evaluation/test_trec_conformance.py",
+    **dict.fromkeys(("import_model", "export_model", "inspect_run", "plan_run", "verify"), "reads no texts"),
+}
+
+
+def test_every_verb_is_here_or_says_why_not():
+    assert {name.partition(" ")[0] for name in COMMANDS} == VERBS.keys() - OTHERS
+
+
+NO_RANKING = ("encode_corpus", "tokenize_corpus", "doc2query", "measure_query_latency")
+ANY_QUERIES = ("search", "evaluate_msmarco", "evaluate_trec", "evaluate_openqa", "evaluate_sentences")
+"""Ids of queries and documents may be equal by chance, so no document is left out."""
+
+
+@pytest.mark.parametrize("name", sorted({name.partition(" ")[0] for name in COMMANDS} - {"train", "mine", "doc2query"}))
+def test_a_command_has_keep_identical_ids_where_it_leaves_such_documents_out(name, capsys):
+    with pytest.raises(SystemExit):
+        COMMANDS[name][0](["--help"])
+    assert ("--keep_identical_ids" in capsys.readouterr().out) == (name not in (*NO_RANKING, *ANY_QUERIES))
 
 
 COMMANDS_OWN = {

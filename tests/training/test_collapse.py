@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 
+from de_jax.training import distributed
 from de_jax.training.collapse import CollapseAlarm, WatchForCollapse, diagnoses
 from de_jax.types import InputError, TrainState
 
@@ -79,6 +80,23 @@ def test_it_is_said_once_after_as_many_lines_as_patience_asks_for():
     assert [str(warning.message).split(":")[0] for warning in said] == ["step 5"]
     assert "the query tower has collapsed: it gives nearly the same vector" in str(said[0].message)
     assert watch(6, STATE, {}) is None
+
+
+def test_all_processes_end_at_the_same_step_although_the_first_alone_has_the_log(monkeypatch):
+    alarm, said = CollapseAlarm(patience=2, stop=True), []
+    watches = {"first": WatchForCollapse(alarm, [{"step": 0, **HEALTHY}]), "other": WatchForCollapse(alarm)}
+    stopped = []
+    for step in range(3):
+        for name, watch in watches.items():
+            monkeypatch.setattr(distributed, "is_first", lambda name=name: name == "first")
+            agreed = (lambda decision: said.append(decision) or decision) if name == "first" else (lambda decision: said[-1])
+            monkeypatch.setattr(distributed, "agreed", agreed)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                watch.line(step, ONE_VECTOR)
+            assert len(caught) == (name == "first" and step == 1)
+        stopped.append([watch.reason() is not None for watch in watches.values()])
+    assert stopped == [[False, False], [True, True], [True, True]]
 
 
 def test_a_run_ends_by_it_where_that_is_asked_for():
