@@ -19,6 +19,8 @@ def dry_run(*settings, recipe="recipes/samtone_query.gin"):
     given = {setting.partition("=")[0] for setting in settings}
     other = "T5Config." if "TowerConfig.encoder" in given else "none"
     small = [f"{name}={value}" for name, value in small.items() if name not in given and not name.startswith(other)]
+    if "train.data=@stored_pairs" in settings:
+        small = [setting.replace("beir_pairs.", "PairsOptions.") for setting in small]
     train.main([f"--gin_file={recipe}", *(f"--gin.{setting}" for setting in (*small, *settings)), "--dry_run"])
 
 

@@ -84,7 +84,7 @@ def test_empty_texts_are_refused_or_left_out_with_their_pairs_and_counted(tokeni
     with pytest.raises(InputError, match=r"the text of q4 is empty; remove it, or skip empty texts with --skip_empty\."):
         write(tmp_path / "refused", tokenizer, [holes])
     store = write(tmp_path / "kept", tokenizer, [holes], [holes], skip_empty=True)
-    data = pair_store.stored_pairs(pairs_dir=str(tmp_path / "kept"), batch_size=3)
+    data = flat(pair_store.stored_pairs)(pairs_dir=str(tmp_path / "kept"), batch_size=3)
     said = {str(one.message) for one in recwarn if "left out" in str(one.message)}
     assert {sentence.partition(" left out")[2] for sentence in said} == {
         ": 1 (q4).",

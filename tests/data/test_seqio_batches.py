@@ -129,7 +129,7 @@ def test_empty_texts_of_a_task_are_refused_or_left_out_as_those_of_the_token_sto
     with pytest.raises(InputError, match=r"line 4: the text of d3 is empty; .* with --gin\.seqio_pairs\.skip_empty=True"):
         beir_task(folder, spiece, **settings)
     ours = beir_task(folder, spiece, skip_empty=True, **settings)
-    theirs = training_set.beir_pairs(dataset_dir=str(folder), tokenizer=str(spiece), skip_empty=True, **settings)
+    theirs = flat(training_set.beir_pairs)(dataset_dir=str(folder), tokenizer=str(spiece), skip_empty=True, **settings)
     assert_same(take(ours, 0, 6), take(theirs, 0, 6))
     assert ours.dev.qrels == theirs.dev.qrels
     own = [f"--module_arg=dataset_dir={folder}", f"--module_arg=tokenizer={spiece}"]

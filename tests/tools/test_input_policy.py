@@ -72,7 +72,7 @@ DATA, RUN, OUT = "--dataset_dir={folder}", "--run_dir={run}", "--out_dir={out}"
 TINY = " ".join(f"--gin.{name}={value}" for name, value in toy_run.SETTINGS.items() if not name.startswith("beir_pairs"))
 RECIPE = (
     "--gin_file=recipes/{recipe}.gin --run_dir={{out}} --gin.beir_pairs.dataset_dir={{folder}} --gin.beir_pairs.batch_size=8 "
-    f"--gin.beir_pairs.tokenizer={{{{spiece}}}} --gin.beir_pairs.unique_in_batch=False --gin.beir_pairs.dev_split=test {TINY} "
+    "--gin.beir_pairs.tokenizer={{spiece}} --gin.beir_pairs.unique_in_batch=False --gin.beir_pairs.dev_split=test "
 )
 COMMANDS = {
     # name: (main, its arguments, what it does once its texts are read; "" where it goes to its end)
@@ -86,10 +86,10 @@ COMMANDS = {
         "--qrels={folder}/qrels/test.tsv.gz --topics={folder}/queries.jsonl --corpus={folder}/corpus.jsonl.gz",
         "",
     ),
-    "train": (train.main, RECIPE.format(recipe="samtone_query"), "de_jax.train._describe"),
+    "train": (train.main, RECIPE.format(recipe="samtone_query") + TINY, "de_jax.train._describe"),
     "mine": (
         mine.main,
-        RECIPE.format(recipe="ance_firstp") + "--gin.MODEL={run} --gin.linear.warmup_steps=0",
+        RECIPE.format(recipe="ance_firstp") + "--gin.MODEL={run} --gin.beir_pairs.doc_tokenizer={spiece}",
         "de_jax.mine._wait_until",
     ),
     "encode_corpus": (encode_corpus.main, f"{DATA} {RUN} {OUT}", "de_jax.retrieval.encode.docs_to_dir"),
