@@ -146,6 +146,41 @@ def setting(configurable: Any, parameter: str) -> Any:
     return copy.deepcopy(bound)  # which is how gin calls what a reference names
 
 
+def check_calls(**functions: Any) -> None:
+    """Refuses a function, by the name of its setting in `train`, that cannot be called as a recipe does; what gin gives it counts.
+
+    Raises:
+        InputError: names the setting, the function, and one that fits.
+    """
+    for name, function in functions.items():
+        like, arguments, options = _CALLS[name]
+        if not _takes(function, arguments, options):
+            own, given = getattr(function, "__name__", str(function)), ", ".join([*arguments, *options]) or "nothing"
+            raise InputError(f"train.{name} is @{own}, which cannot be called with {given} alone; take one such as @{like}.")
+
+
+_CALLS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "loss": ("samtone", ("embeddings",), ()),
+    "optimizer": ("adafactor", ("schedule", "params"), ()),
+    "schedule": ("linear", (), ("peak", "num_steps")),
+    "data": ("beir_pairs", (), ("host_index", "num_hosts", "row_multiple", "run_dir")),
+    "mesh": ("make_mesh", (), ()),
+}
+"""A function that fits a setting, and what it is called with by place and by name."""
+
+
+def _takes(function: Any, arguments: Sequence[str], options: Sequence[str]) -> bool:
+    """Whether a function can be called with these, and lacks nothing then that gin does not give it."""
+    signature, own = inspect.signature(function), f".{getattr(function, '__name__', '')}"
+    bound = {parameter for (_, name), values in gin.config._CONFIG.items() if name.endswith(own) for parameter in values}
+    try:
+        given = signature.bind_partial(*arguments, **dict.fromkeys(options)).arguments
+    except TypeError:
+        return False
+    lacking = [one for one in signature.parameters.values() if one.default is one.empty and one.name not in {*given, *bound}]
+    return all(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in lacking)
+
+
 def check_all_used(will_call: Any = None) -> None:
     """Refuses bindings that nothing has read, which is what a misplaced or leftover setting looks like.
 

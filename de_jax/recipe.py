@@ -113,6 +113,7 @@ class Recipe:
         profile_steps: tuple[Annotated[int, Range(2)], PositiveInt] | None = None,
     ) -> None:
         check(Recipe, locals(), "train")
+        configurables.check_calls(loss=loss, optimizer=optimizer, schedule=schedule, data=data, mesh=mesh)
         if miner is None and mine_every_steps is not None:
             warnings.warn(
                 f"train.mine_every_steps = {mine_every_steps} has no effect without train.miner = @Miner(); the run trains with "
