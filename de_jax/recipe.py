@@ -19,7 +19,7 @@ from de_jax.interop.fine_tuning import InitFrom, Layers, check_init_from
 from de_jax.losses.spread import with_spread
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval.miner import Miner
-from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range, Seed, bound, check_fields, name_of
+from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range, Seed, bound, check_call, check_fields, name_of
 from de_jax.training import grad_norms, plan, sharding
 from de_jax.training.alignment import KL, Alignment
 from de_jax.training.chunked import ChunkedModel
@@ -64,6 +64,8 @@ class Optimization:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_call("train.optimizer", self.optimizer, "schedule", "params", like="adafactor")
+        check_call("train.schedule", self.schedule, options=("peak", "num_steps"), like="linear")
         self.rates()  # a schedule refuses what it cannot do in so many steps
 
     def rates(self) -> Schedule:
@@ -154,6 +156,7 @@ class Devices:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_call("train.mesh", self.mesh, like="make_mesh")
 
 
 @settings_group
@@ -227,6 +230,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_call("train.loss", self.loss, "embeddings", like="samtone")
+        check_call("train.data", self.data, options=("share",), like="beir_pairs")
 
     @property
     def options(self) -> PairsOptions | None:

@@ -81,6 +81,28 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         raise InputError(f"{name} is {shown(value)}; it must be {wanted}.")
 
 
+def check_call(name: str, function: Callable[..., Any], *arguments: str, like: str, options: Sequence[str] = ()) -> None:
+    """Whether a setting's function can be called with these arguments by place and these options by name, and lacks nothing then.
+
+    Args:
+        name: of the setting, as the user wrote it.
+        function: what it is set to; arguments bound by `functools.partial` count as given.
+        arguments: what the function gets, in words for a message.
+        like: one that fits.
+        options: names of keyword arguments.
+
+    Raises:
+        InputError: names the setting, the function, and one that fits.
+    """
+    try:
+        inspect.signature(function).bind(*arguments, **dict.fromkeys(options))
+    except TypeError:
+        given = ", ".join([*arguments, *options]) or "nothing"
+        raise InputError(
+            f"{name} is {shown(function)}, which cannot be called with {given} alone; take one such as @{like}."
+        ) from None
+
+
 def checked(function: F, name: str | None = None) -> F:
     """A decorator that checks the keyword arguments of every call; `name` replaces the function's own in messages."""
 

@@ -73,8 +73,8 @@ def require_replaceable(path: str | Path, kind: str | None) -> None:
     if (foreign := _foreign(path, kind)) is not None:
         reason = f", which is not part of a former {kind}" if kind else ""
         has_mark = kind is None or any((path / name).exists() for name in (CHECKSUMS_FILE, MANIFEST_FILE))
-        mend = "choose a folder that is absent or empty" + ("" if has_mark else ", or remove this one if version 0.1.0 wrote it")
-        raise InputError(f"{path} exists already and holds {foreign}{reason}; {mend}.")
+        old = "" if has_mark else f", or remove this one if it is an {kind} by version 0.1.0, which left no mark"
+        raise InputError(f"{path} exists already and holds {foreign}{reason}; choose a folder that is absent or empty{old}.")
 
 
 def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[Path], T]) -> T:

@@ -243,10 +243,12 @@ def _shapes(tower: TowerConfig) -> dict[str, Any]:
     """Of `_init`'s parameters; not to be changed. An encoder's layers are alike, so one of them is traced."""
     encoder: Any = tower.encoder
     num_layers = encoder.num_layers
-    one_layer = dataclasses.replace(tower, encoder=dataclasses.replace(encoder, num_layers=min(1, num_layers)))
-    shapes = jax.eval_shape(functools.partial(_init, one_layer), jax.eval_shape(lambda: jax.random.key(0)))
-    layers = {f"layers_{number}": shapes["encoder"]["layers_0"] for number in range(num_layers)}
-    return {**shapes, "encoder": {**shapes["encoder"], **layers}}
+    traced = dataclasses.replace(tower, encoder=dataclasses.replace(encoder, num_layers=min(1, num_layers)))
+    shapes: dict[str, Any] = jax.eval_shape(functools.partial(_init, traced), jax.eval_shape(lambda: jax.random.key(0)))
+    if num_layers:
+        layers = {f"layers_{number}": shapes["encoder"]["layers_0"] for number in range(num_layers)}
+        shapes["encoder"] = {**shapes["encoder"], **layers}
+    return shapes
 
 
 def _encode_texts(encode: Any, params: Params, texts: Array | Packed | None, rng: Array | None) -> Array | None:

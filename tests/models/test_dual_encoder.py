@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from random_params import random_params
 
-from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.dual_encoder import ARCHITECTURES, DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import PARTS, TowerConfig
 from de_jax.types import Batch, InputError
@@ -50,6 +50,15 @@ def test_shared_parts_exist_once_and_the_others_twice(name):
     assert tuple(params.get("doc", {})) == own
     for of_temperature in (model, dataclasses.replace(model, initial_temperature=0.1)):
         assert of_temperature.shapes() == jax.eval_shape(lambda m=of_temperature: m.init(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("num_layers", [0, 1, 3])
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_shapes_are_those_of_the_parameters_whatever_the_number_of_layers(architecture, num_layers):
+    sizes = {"vocab_size": 31, "model_dim": 8, "num_layers": num_layers, "num_heads": 2, "mlp_dim": 8}
+    one = TowerConfig(ARCHITECTURES[architecture](**sizes), projection_dim=8)
+    model = DualEncoder(one, one, ())
+    assert model.shapes() == jax.eval_shape(lambda: model.init(jax.random.key(0)))
 
 
 def test_sde_embeds_a_text_equally_on_both_sides_and_ade_does_not():
