@@ -87,8 +87,7 @@ def build(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_impor
         InputError: what cannot be read, an unknown name, a missing setting, a value that its setting cannot have or that does not
             fit the others, or a setting that nothing reads.
     """
-    bound = gin_settings.read(gin_files, bindings, allow_imports=allow_imports)
-    builder = _Builder(bound)
+    builder = _Builder(gin_settings.read(gin_files, bindings, allow_imports=allow_imports))
     recipe = builder.call("train", "")
     builder.check_all_read()
     return Built(recipe, builder.operative)
@@ -119,8 +118,11 @@ class _Builder:
         self._called: set[str] = set()
         self._open: list[str] = []
         self.operative: dict[str, tuple[Any, bool]] = {}
-        for setting, (value, place, _) in bound.items():
-            self._check(setting, value, place)
+        for setting, (value, place, is_typed) in bound.items():
+            try:
+                self._check(setting, value)
+            except InputError as error:
+                raise (error if is_typed else InputError(f"{place}: {error}")) from None
 
     def call(self, name: str, scope: str) -> Any:
         """What a configurable gives with its settings in a scope."""
@@ -206,46 +208,44 @@ class _Builder:
 
     def _macro(self, macro: Macro) -> Any:
         setting = Setting("", macro.name)
-        if setting not in self._bound:
-            raise InputError(f"%{macro.name} has no value; add --gin.{macro.name}=<value>.")
         self._read.add(setting)
         self.operative[macro.name] = (self._bound[setting].value, False)
         return self._bound[setting].value
 
-    def _check(self, setting: Setting, value: Any, place: str) -> None:
+    def _check(self, setting: Setting, value: Any) -> None:
         """Whether there is such a setting, and its value is one that it can have; a reference is checked when it is called."""
         for part in values_in(value):
             if isinstance(part, Reference):
-                self._find(part.name, f"{place}: {setting} = {part!r}")
+                self._find(part.name, f"{setting} is {part!r}, but")
+        value = self._without_macros(value, ())
         if not setting.parameter:
             return
-        configurable = self._find(setting.name, place)
-        allowed = hints_of(configurable)
+        allowed = hints_of(self._find(setting.name, f"{setting} cannot be set:"))
         if allowed is not None and setting.parameter not in allowed:
             near = difflib.get_close_matches(setting.parameter, allowed, 1)
-            raise InputError(f"{place}: {setting.name} has no setting '{setting.parameter}'{_meant(near)}.")
-        value = self._without_macros(value, ())
+            raise InputError(f"{setting.name} has no setting '{setting.parameter}'{_meant(near)}.")
         if allowed and not any(isinstance(part, Reference | Macro) for part in values_in(value)):
             settings.check_value(str(setting), value, allowed[setting.parameter])
 
-    def _find(self, name: str, place: str) -> Any:
+    def _find(self, name: str, why: str) -> Any:
         if name not in self._known and (found := _decorated(name)) is not None:
             self._known[name] = found
         if name not in self._known:
-            raise InputError(
-                f"{place}: a recipe can set nothing called '{name}'{_meant(difflib.get_close_matches(name, self._known, 1))}."
-            )
+            near = difflib.get_close_matches(name, self._known, 1)
+            raise InputError(f"{why} a recipe can set nothing called '{name}'{_meant(near)}.")
         return self._known[name]
 
     def _without_macros(self, value: Any, above: tuple[str, ...]) -> Any:
-        """A value with each %NAME replaced by what NAME stands for, where it has a value."""
+        """A value with each %NAME replaced by what NAME stands for."""
 
         def replace(part: Any) -> Any:
-            if not isinstance(part, Macro) or Setting("", part.name) not in self._bound:
+            if not isinstance(part, Macro):
                 return part
-            if part.name in above:
-                raise InputError(f"%{part.name} stands for itself; give it a value.")
-            return self._without_macros(self._bound[Setting("", part.name)].value, (*above, part.name))
+            bound = self._bound.get(Setting("", part.name))
+            if bound is None or part.name in above:
+                what = "nothing" if bound is None else "itself"
+                raise InputError(f"%{part.name} stands for {what}; write {part.name} = and its value.")
+            return self._without_macros(bound.value, (*above, part.name))
 
         return replaced(value, replace)
 

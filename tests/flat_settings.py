@@ -10,6 +10,6 @@ def flat(source):
     def opened(*args, **values):
         names = [field.name for field in dataclasses.fields(Share) if field.name in values]
         share = Share(**{name: values.pop(name) for name in names})
-        return source(*args, share=share, **configurables.nested(source, values))
+        return source(*args, **{"share": share} | configurables.nested(source, values))
 
     return opened

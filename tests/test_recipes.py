@@ -142,9 +142,9 @@ def test_model_file_gives_the_published_size(model):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("train.nun_steps=3", "--gin.train.nun_steps: train has no setting 'nun_steps' .did you mean num_steps"),
+        ("train.nun_steps=3", "train has no setting 'nun_steps' .did you mean num_steps"),
         ("samton.temperature=1.0", "a recipe can set nothing called 'samton' .did you mean samtone"),
-        ("train.loss=@samton", "train.loss = @samton: a recipe can set nothing called 'samton' .did you mean samtone"),
+        ("train.loss=@samton", "train.loss is @samton, but a recipe can set nothing called 'samton' .did you mean samtone"),
         ("pair.alpha=0.2", r"nothing in this recipe reads .*pair\.alpha"),
         ("doc/T5Config.num_layer=2", "T5Config has no setting 'num_layer' .did you mean num_layers"),
         ("documents/T5Config.num_layers=2", r"nothing in this recipe reads .*documents/T5Config\.num_layers"),
