@@ -5,7 +5,9 @@ import itertools
 import json
 
 import foreign_runs
+import numpy as np
 import pytest
+import pytrec_eval
 from real_data import SHARED_DATA
 
 from de_jax.data import beir
@@ -56,6 +58,26 @@ def test_any_order_of_lines_ranks_and_ties_scores_as_trec_eval_has_it(tmp_path, 
     run_file = written(tmp_path / "run.trec", foreign_runs.run_text(name))
     qrels_file = written(tmp_path / "qrels.txt", foreign_runs.qrels_text())
     assert scored(run_file, qrels_file) == pytest.approx(FROZEN[name], abs=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ties_rank_by_descending_id_as_in_trec_eval(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    drawn = {f"q{query}": {f"d{doc}": float(rng.integers(3)) for doc in rng.permutation(30)} for query in range(8)}
+    qrels = {query: {doc: int(rng.integers(3)) for doc in docs if rng.integers(2)} for query, docs in drawn.items()}
+    lines = [
+        f"{query} Q0 {doc} {rank} {score} t\n" for query, docs in drawn.items() for rank, (doc, score) in enumerate(docs.items())
+    ]
+    results = metrics.read_trec_run(written(tmp_path / "run.trec", "".join(rng.permutation(lines))))
+    for query, docs in drawn.items():
+        assert list(results[query]) == sorted(docs, key=lambda doc: (docs[doc], doc), reverse=True)
+    theirs = pytrec_eval.RelevanceEvaluator(qrels, set(foreign_runs.MEASURES.values())).evaluate(drawn)
+    for query, expected in theirs.items():
+        by_rank = {query: {doc: -float(rank) for rank, doc in enumerate(results[query])}}  # no ties are left
+        found = metrics.evaluate_results(by_rank, {query: qrels[query]}, measures=list(foreign_runs.MEASURES))
+        assert [found[name] for name in NAMES] == pytest.approx(
+            [expected[name] for name in foreign_runs.MEASURES.values()], abs=1e-8
+        )
 
 
 @pytest.mark.parametrize("form", FORMS)
