@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import importlib.resources
 import inspect
 import logging
+import os
 import re
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,8 +66,13 @@ def register(*more: tuple[str, Any]) -> None:
     # First, not last as gin's own function would have it: gin takes "models/x.gin" for a file of a Python package `models`.
     if RECIPES_DIR not in gin.config._LOCATION_PREFIXES:
         gin.config._LOCATION_PREFIXES.insert(0, RECIPES_DIR)
+        gin.config._FILE_READERS.insert(0, (gin_files_.opened, os.path.isfile))
 
 
+_GIN_ERRORS = (
+    *(ValueError, SyntaxError, TypeError, OSError, AttributeError, ImportError, tokenize.TokenError),
+    *(RecursionError, MemoryError),  # of values deep inside each other
+)
 _registered: dict[str, Any] = {}
 _typed: set[str] = set()
 """Names of the settings that did not come from a file."""
@@ -87,16 +94,31 @@ def parse(gin_files: Sequence[str], bindings: Sequence[str], *, allow_imports: b
     _typed.clear()
     _typed.update(binding.partition("=")[0].strip() for binding in bindings)
     files = [_find(name) for name in gin_files]
+    places: dict[str, str] = {}
     for file in files:
-        gin_files_.check(file, _find_included, allow_imports=allow_imports)
+        places |= gin_files_.check(file, _find_included, allow_imports=allow_imports)
+    for file in files:
+        with _told(file):
+            gin.parse_config_file(file)
+    with _told():
+        gin.parse_config([_as_binding(binding) for binding in bindings])
+    _check_values({name: place for name, place in places.items() if name not in _typed})
+    with _told():
+        gin.finalize()
+
+
+@contextlib.contextmanager
+def _told(file: str = "") -> Iterator[None]:
+    """Makes a sentence with the name of the file of what gin raises."""
     try:
         logging.disable(logging.ERROR)  # gin logs every place that it looks for an included file in
-        gin.parse_config_files_and_bindings(files, [_as_binding(binding) for binding in bindings], finalize_config=True)
-    except (ValueError, SyntaxError, TypeError, OSError, AttributeError, ImportError, tokenize.TokenError) as error:
-        raise InputError(f"the gin settings cannot be used: {sentence(error)}") from None
+        yield
+    except _GIN_ERRORS as error:
+        told = sentence(error)
+        where = f" of {file}" if file not in told else ""
+        raise InputError(f"the gin settings{where} cannot be used: {told}") from None
     finally:
         logging.disable(logging.NOTSET)
-    _check_values()
 
 
 def sentence(error: Exception) -> str:
@@ -105,25 +127,38 @@ def sentence(error: Exception) -> str:
     return re.sub(r"<(?:function|class) '?(?:[\w<>]+\.)*(\w+)[^>]*>", r"@\1", " ".join(" ".join(lines).split()))
 
 
-def _check_values() -> None:
-    """Checks the value of every binding by its annotation; a reference is checked when it is called."""
+def _check_values(places: Mapping[str, str]) -> None:
+    """Checks the value of every binding by its annotation; a reference is checked when it is called.
+
+    Args:
+        places: file and line of the bindings that are in a file.
+    """
     for (scope, name), values in gin.config._CONFIG.items():
         configurable = _registered.get(name.removeprefix("de_jax."))
         hints = settings.hints(configurable) if configurable else {}
         for parameter, value in values.items():
-            value = _without_macros(value)
-            if parameter in hints and not any(_references(value)):
-                settings.check_value(_label(scope, name, parameter), value, hints[parameter])
+            label = _label(scope, name, parameter)
+            try:
+                value = _without_macros(value)
+                if parameter in hints and not any(_references(value)):
+                    settings.check_value(label, value, hints[parameter])
+            except InputError as error:
+                raise InputError(f"{places[label]}: {error}" if label in places else str(error)) from None
 
 
-def _without_macros(value: Any) -> Any:
+def _without_macros(value: Any, above: tuple[str, ...] = ()) -> Any:
     """A binding's value with each %NAME replaced by what NAME stands for."""
     if isinstance(value, gin.config.ConfigurableReference):
-        bound = gin.config._CONFIG.get(value.config_key, {}) if value.selector == "gin.macro" else {}
-        return _without_macros(bound["value"]) if "value" in bound else value
+        if value.selector != "gin.macro":
+            return value
+        name = "/".join(value.scopes)
+        bound = gin.config._CONFIG.get(value.config_key, {})
+        if "value" not in bound or name in above:
+            raise InputError(f"%{name} stands for {'itself' if name in above else 'nothing'}; write {name} = and its value.")
+        return _without_macros(bound["value"], (*above, name))
     if isinstance(value, Mapping):
-        return {key: _without_macros(entry) for key, entry in value.items()}
-    return type(value)(map(_without_macros, value)) if isinstance(value, list | tuple) else value
+        return {key: _without_macros(entry, above) for key, entry in value.items()}
+    return type(value)(_without_macros(entry, above) for entry in value) if isinstance(value, list | tuple) else value
 
 
 def _references(value: Any) -> Iterator[Any]:
@@ -230,6 +265,6 @@ def _as_binding(binding: str) -> str:
     if not value.startswith(("@", "%")):
         try:
             ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
             value = repr(value)
     return f"{name.strip()} = {value}"

@@ -6,6 +6,7 @@ Includes are followed, so that one that is absent or that includes itself is tol
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import tokenize
 from collections.abc import Callable, Iterator
@@ -18,8 +19,8 @@ PACKAGE = "de_jax"
 _PASSED_OVER = {tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT}
 
 
-def check(path: str | Path, find: Callable[[str], str], *, allow_imports: bool = False) -> None:
-    """Looks through a gin file and all that it includes.
+def check(path: str | Path, find: Callable[[str], str], *, allow_imports: bool = False) -> dict[str, str]:
+    """Looks through a gin file and all that it includes; gives file and line of each setting, where it is made last.
 
     Args:
         path: the file.
@@ -29,25 +30,41 @@ def check(path: str | Path, find: Callable[[str], str], *, allow_imports: bool =
     Raises:
         InputError: a file that is absent or not UTF-8, one that includes itself, or an import; names the file and the line.
     """
-    _check(Path(path), find, allow_imports, ())
+    places: dict[str, str] = {}
+    _check(Path(path), find, allow_imports, (), places)
+    return places
 
 
-def _check(path: Path, find: Callable[[str], str], allow_imports: bool, above: tuple[Path, ...]) -> None:
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[io.StringIO]:
+    """A gin file for gin itself, read as every file of lines."""
+    text = io.StringIO(_text(Path(path)))
+    text.name = path  # type: ignore[attr-defined]
+    yield text
+
+
+def _check(path: Path, find: Callable[[str], str], allow_imports: bool, above: tuple[Path, ...], places: dict[str, str]) -> None:
     if path.resolve() in above:
         raise InputError(f"{path} includes itself, through {' and '.join(one.name for one in above)}; remove one of the includes.")
     for line, keyword, rest in _statements(path):
         if keyword == "include":
-            _check(Path(_included(path, line, rest, find)), find, allow_imports, (*above, path.resolve()))
+            _check(Path(_included(path, line, rest, find)), find, allow_imports, (*above, path.resolve()), places)
         elif keyword in ("import", "from") and not allow_imports and rest[:1] not in ([PACKAGE], ["__gin__"]):
             raise InputError(
                 f"{path}, line {line}: imports {''.join(rest)}, which runs code from outside {PACKAGE}; if you trust that code, "
                 "add --allow_imports."
             )
+        elif "=" in rest:
+            places["".join([keyword, *rest[: rest.index("=")]]).replace(f"{PACKAGE}.", "")] = f"{path}, line {line}"
+
+
+def _text(path: Path) -> str:
+    return "".join(f"{line}\n" for _, line in read_lines(path, keep_blank=True))
 
 
 def _statements(path: Path) -> Iterator[tuple[int, str, list[str]]]:
     """Yields the line, the first word and the other words of each statement."""
-    text = "".join(f"{line}\n" for _, line in read_lines(path, keep_blank=True))
+    text = _text(path)
     words: list[tokenize.TokenInfo] = []
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
