@@ -24,6 +24,7 @@ from de_jax import command, configurables
 from de_jax.data.batches import prefetch
 from de_jax.data.files import atomic_file
 from de_jax.data.negatives import Switch
+from de_jax.data.reading import read_lines
 from de_jax.data.training_set import TrainingSet
 from de_jax.hooks import make_hooks, run_of
 from de_jax.interop.fine_tuning import initial_params
@@ -141,7 +142,7 @@ def _describe(recipe: Recipe, run_dir: Path, data: TrainingSet) -> None:
         max_passages=data.max_passages,
     )
     settings, path = configurables.operative(), run_dir / "config.gin"
-    before = path.read_text().splitlines() if path.exists() else settings.splitlines()
+    before = {line for _, line in read_lines(path, keep_blank=True)} if path.exists() else {*settings.splitlines()}
     changed = [line for line in settings.splitlines() if line not in before and not line.startswith("#")]
     if changed:
         warnings.warn(f"{run_dir} continues with other settings than it had: {'; '.join(changed)}.", stacklevel=2)

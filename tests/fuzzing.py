@@ -82,7 +82,7 @@ def run(count: int, seed: int, only: str = "") -> dict[str, Any]:
     return {
         "cases": count,
         "seed": seed,
-        **{name: dict(sorted(found.items())) for name, found in counts.items()},
+        **{outcome: {reader.name: found[reader.name] for reader in readers} for outcome, found in counts.items()},
         "seconds": {name: round(seconds[name], 1) for name in sorted(seconds, key=lambda name: -seconds[name])[:10]},
         "failures": failures,
     }

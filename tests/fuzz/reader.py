@@ -63,6 +63,11 @@ def naive_lines(path: Path) -> list[str]:
     return [line.rstrip("\r") for line in naive_text(path).split("\n") if line.strip()]
 
 
+def ascii_columns(line: str) -> list[str]:
+    """What stands between blanks, those of other alphabets not among them."""
+    return [column.decode() for column in line.encode().split()]
+
+
 def naive_all_lines(path: Path) -> list[str]:
     text = naive_text(path)
     return [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")] if text else []

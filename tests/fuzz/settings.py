@@ -92,7 +92,7 @@ def _logs(folder: Path) -> list[Reader]:
         lines = naive_lines(path)
         records = [json.loads(line) for line in lines[:-1]]
         try:
-            records.append(json.loads(lines[-1]))
+            records += [json.loads(line) for line in lines[-1:]] or [{"step": 0}]
             records[-1]["step"] += 0
         except Exception:
             records = records[: len(lines) - 1]
@@ -112,9 +112,10 @@ def _logs(folder: Path) -> list[Reader]:
         """Every line that is whole; the reader warns of the others."""
         found = []
         for raw in naive_bytes(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"):
-            with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
+            with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError, OverflowError):
                 record = strict_json(raw.decode())
-                if re.fullmatch(r"\d+", repr(record["step"])) and all(type(one) in (int, float) for one in record.values()):
+                numbers = [float(one) for one in record.values() if type(one) in (int, float)]
+                if len(numbers) == len(record) and re.fullmatch(r"\d+", repr(record["step"])):
                     found.append(record)
         return plain(found)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fuzz.reader import Reader, naive_lines, naive_records, naive_text, one_file, plain, strict_json, written
+from fuzz.reader import Reader, ascii_columns, naive_lines, naive_records, naive_text, one_file, plain, strict_json, written
 from fuzz.text_files import DOCS
 
 from de_jax.data import generations
@@ -80,7 +80,7 @@ def _beir(folder: Path) -> list[Reader]:
     def naive_qrels(path: Path) -> Any:
         found: dict[str, dict[str, int]] = {}
         for number, line in enumerate(naive_text(path).split("\n")):
-            columns = line.split("\t") if line.count("\t") in (2, 3) else line.split()
+            columns = line.split("\t") if line.count("\t") in (2, 3) else ascii_columns(line)
             if line.strip() and not (number == 0 and columns == ["query-id", "corpus-id", "score"]):
                 found.setdefault(columns[0], {})[columns[-2]] = int(columns[-1])
         pairs = [(query, doc, grade) for query, judged in found.items() for doc, grade in judged.items() if grade >= 1]

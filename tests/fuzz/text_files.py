@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzz.reader import Reader, naive_all_lines, naive_array, naive_lines, naive_records, naive_text, one_file, plain
+from fuzz.reader import Reader, ascii_columns, naive_all_lines, naive_array, naive_lines, naive_records, naive_text, one_file, plain
 
 from de_jax.data import beir, expansion_files, negatives, reading, relevance
 from de_jax.evaluation import answers, metrics
@@ -85,7 +85,7 @@ def _judgements(folder: Path) -> list[Reader]:
     def naive_qrels(path: Path) -> Any:
         found: dict[str, dict[str, int]] = {}
         for number, line in enumerate(naive_text(path).split("\n")):
-            columns = line.split("\t") if line.count("\t") in (2, 3) else line.split()
+            columns = line.split("\t") if line.count("\t") in (2, 3) else ascii_columns(line)
             if line.strip() and not (number == 0 and columns == ["query-id", "corpus-id", "score"]):
                 found.setdefault(columns[0], {})[columns[-2]] = int(columns[-1])
         return plain(found)
@@ -93,7 +93,7 @@ def _judgements(folder: Path) -> list[Reader]:
     def naive_run(path: Path) -> Any:
         found: dict[str, dict[str, float]] = {}
         for line in naive_lines(path):
-            query_id, _, doc_id, _, score, _ = line.split()
+            query_id, _, doc_id, _, score, _ = ascii_columns(line)
             found.setdefault(query_id, {})[doc_id] = float(np.float32(float(score)))  # as trec_eval keeps it
         return plain(found)
 
