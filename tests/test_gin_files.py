@@ -3,6 +3,7 @@
 import pytest
 
 from de_jax import configurables
+from de_jax.models.t5 import T5Config
 from de_jax.types import InputError
 
 
@@ -22,6 +23,10 @@ from de_jax.types import InputError
         (b"A = 1\nB = (3,\n", r"own\.gin, line 3: EOF in multi-line statement"),
         (b"A = 1\nB c\n", r"own\.gin, line 2"),
         (b"A = 1\0\n", r"own\.gin, line 1"),
+        (b"\nquery/T5Config.num_layers = 'x'\n", r"own\.gin, line 2: query/T5Config\.num_layers is 'x'"),
+        (b"T5Config.num_layers = %NONE\n", r"own\.gin, line 1: %NONE stands for nothing; write NONE = and its value"),
+        (b"A = %B\nB = %A\n", r"own\.gin, line 1: %B stands for itself|own\.gin, line 1: %A stands for itself"),
+        (b"A = {[]: 1}\n", r"the gin settings of .*own\.gin cannot be used: unhashable"),
     ],
 )
 def test_a_fault_is_one_sentence(tmp_path, text, message):
@@ -31,6 +36,18 @@ def test_a_fault_is_one_sentence(tmp_path, text, message):
     with pytest.raises(InputError, match=message) as caught:
         configurables.parse([str(own)], [])
     assert "\n" not in str(caught.value)
+
+
+def test_a_byte_order_mark_and_the_line_ends_of_windows_change_nothing(tmp_path):
+    (tmp_path / "own.gin").write_bytes(b"\xef\xbb\xbfA = 1\r\nT5Config.num_layers = %A\r\n")
+    configurables.parse([str(tmp_path / "own.gin")], [])
+    assert configurables.setting(T5Config, "num_layers") == 1
+
+
+def test_a_typed_setting_of_a_name_that_a_file_has_too_names_no_file(tmp_path):
+    (tmp_path / "own.gin").write_text("T5Config.num_layers = 1\n")
+    with pytest.raises(InputError, match=r"^T5Config\.num_layers is 'x'"):
+        configurables.parse([str(tmp_path / "own.gin")], ["T5Config.num_layers=x"])
 
 
 def test_imports_are_allowed_by_a_flag(tmp_path):

@@ -207,6 +207,9 @@ def test_a_wrapped_setting_of_a_run_is_read_whole(tmp_path):
     assert ast.literal_eval(found["beir_pairs.dataset_dir"]) == folder
     assert ast.literal_eval(found["train.learning_rate_factors"]) == factors
     assert found["train.loss"] == "@in_batch_softmax"
+    (tmp_path / "config.gin").write_text("a.b = 1\na.c\n = 2\n")
+    with pytest.raises(InputError, match=r"config\.gin, line 2: neither a setting nor a comment"):
+        read_settings(tmp_path)
 
 
 def test_an_array_and_a_tracer_pass_and_nothing_of_the_check_is_compiled():

@@ -175,7 +175,10 @@ def _queries(folder: Path) -> list[Reader]:
         return plain([[doc_id, [line]] for doc_id, line in zip(ids, naive_all_lines(path), strict=True)])
 
     def naive_released(path: Path) -> Any:
-        return plain([[str(one["id"]), one["predicted_queries"]] for one in naive_records(path)])
+        found = [(one.get("_id", one.get("id")), one.get("queries", one.get("predicted_queries"))) for one in naive_records(path)]
+        if any(None in one for one in found):
+            raise KeyError("an id or the queries")
+        return plain([[str(doc_id), queries] for doc_id, queries in found])
 
     def naive_expansion(one: Path) -> Any:
         records = [record for part in sorted(one.glob("part*")) for record in naive_records(part)]
