@@ -80,6 +80,18 @@ class Built(NamedTuple):
         return "\n".join(f"# {part or 'Macros'}\n" + "".join(f"{line}\n" for line in lines) for part, lines in by_part.items())
 
 
+def read(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Settings:
+    """What `gin_settings.read` gives, once every setting's name and value were checked."""
+    bound = gin_settings.read(gin_files, bindings, allow_imports=allow_imports)
+    checker = _Builder(bound)
+    for setting, (value, place, is_typed) in bound.items():
+        try:
+            checker.check(setting, value)
+        except InputError as error:
+            raise (error if is_typed else InputError(f"{place}: {error}")) from None
+    return bound
+
+
 def build(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Built:
     """The recipe that gin files and `name=value` settings describe; see `gin_settings.read`.
 
@@ -87,7 +99,7 @@ def build(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_impor
         InputError: what cannot be read, an unknown name, a missing setting, a value that its setting cannot have or that does not
             fit the others, or a setting that nothing reads.
     """
-    builder = _Builder(gin_settings.read(gin_files, bindings, allow_imports=allow_imports))
+    builder = _Builder(read(gin_files, bindings, allow_imports=allow_imports))
     recipe = builder.call("train", "")
     builder.check_all_read()
     return Built(recipe, builder.operative)
@@ -118,11 +130,6 @@ class _Builder:
         self._called: set[str] = set()
         self._open: list[str] = []
         self.operative: dict[str, tuple[Any, bool]] = {}
-        for setting, (value, place, is_typed) in bound.items():
-            try:
-                self._check(setting, value)
-            except InputError as error:
-                raise (error if is_typed else InputError(f"{place}: {error}")) from None
 
     def call(self, name: str, scope: str) -> Any:
         """What a configurable gives with its settings in a scope."""
@@ -212,7 +219,7 @@ class _Builder:
         self.operative[macro.name] = (self._bound[setting].value, False)
         return self._bound[setting].value
 
-    def _check(self, setting: Setting, value: Any) -> None:
+    def check(self, setting: Setting, value: Any) -> None:
         """Whether there is such a setting, and its value is one that it can have; a reference is checked when it is called."""
         for part in values_in(value):
             if isinstance(part, Reference):

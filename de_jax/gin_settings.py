@@ -175,7 +175,7 @@ def _read_typed(binding: str, found: Settings) -> None:
     if not value.startswith(("@", "%")):
         try:
             ast.literal_eval(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             value = repr(value)
     place = f"--gin.{name.strip()}"
     statements = list(_statements(f"{name.strip()} = {value}\n", place))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from de_jax import gin_settings
+from de_jax import configurables
 from de_jax.types import InputError
 
 
@@ -22,6 +22,10 @@ from de_jax.types import InputError
         (b"A = 1\nB = (3,\n", r"own\.gin, line 3: EOF in multi-line statement"),
         (b"A = 1\nB c\n", r"own\.gin, line 2"),
         (b"A = 1\0\n", r"own\.gin, line 1"),
+        (b"\nquery/T5Config.num_layers = 'x'\n", r"own\.gin, line 2: query/T5Config\.num_layers is 'x'"),
+        (b"T5Config.num_layers = %NONE\n", r"own\.gin, line 1: %NONE stands for nothing; write NONE = and its value"),
+        (b"A = %B\nB = %A\n", r"own\.gin, line 1: %B stands for itself|own\.gin, line 1: %A stands for itself"),
+        (b"A = {[]: 1}\n", r"own\.gin: the gin settings cannot be used: unhashable"),
     ],
 )
 def test_a_fault_is_one_sentence(tmp_path, text, message):
@@ -29,10 +33,22 @@ def test_a_fault_is_one_sentence(tmp_path, text, message):
     other.write_text(f"include '{own}'\n")
     own.write_bytes(text.replace(b"{own}", str(own).encode()).replace(b"{other}", str(other).encode()))
     with pytest.raises(InputError, match=message) as caught:
-        gin_settings.read([str(own)], [])
+        configurables.read([str(own)], [])
     assert "\n" not in str(caught.value)
+
+
+def test_a_byte_order_mark_and_the_line_ends_of_windows_change_nothing(tmp_path):
+    (tmp_path / "own.gin").write_bytes(b"\xef\xbb\xbfA = 1\r\nT5Config.num_layers = %A\r\n")
+    found = configurables.read([str(tmp_path / "own.gin")])
+    assert {str(setting): str(bound.value) for setting, bound in found.items()} == {"A": "1", "T5Config.num_layers": "%A"}
+
+
+def test_a_typed_setting_of_a_name_that_a_file_has_too_names_no_file(tmp_path):
+    (tmp_path / "own.gin").write_text("T5Config.num_layers = 1\n")
+    with pytest.raises(InputError, match=r"^T5Config\.num_layers is 'x'"):
+        configurables.read([str(tmp_path / "own.gin")], ["T5Config.num_layers=x"])
 
 
 def test_imports_are_allowed_by_a_flag(tmp_path):
     (tmp_path / "own.gin").write_text("import colorsys\nimport de_jax.types\n")
-    gin_settings.read([str(tmp_path / "own.gin")], [], allow_imports=True)
+    configurables.read([str(tmp_path / "own.gin")], [], allow_imports=True)

@@ -216,6 +216,9 @@ def test_a_setting_that_gin_wrapped_is_read_whole(tmp_path):
     """As runs of version 0.1 have it."""
     (tmp_path / "config.gin").write_text("beir_pairs.dataset_dir = \\\n    '/data/long'\ntrain.frozen = \\\n    ('a',\n     'b')\n")
     assert read_settings(tmp_path) == {"beir_pairs.dataset_dir": "'/data/long'", "train.frozen": "('a', 'b')"}
+    (tmp_path / "config.gin").write_text("a.b = 1\na.c\n = 2\n")
+    with pytest.raises(InputError, match=r"config\.gin, line 2: neither a setting nor a comment"):
+        read_settings(tmp_path)
 
 
 def test_an_array_and_a_tracer_pass_and_nothing_of_the_check_is_compiled():

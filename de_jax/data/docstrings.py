@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from de_jax.data.reading import read_bytes
+from de_jax.types import InputError
+
 # Sections that repeat other functions' summaries, or hold code and literature instead of a description.
 _SKIPPED_SECTIONS = {"see also", "references", "reference", "examples", "example", "example usage", "usage", "doctest"}
 _MIN_QUERY_WORDS, _MAX_QUERY_WORDS = 4, 40
@@ -44,11 +47,11 @@ def read_file(path: Path, module: str) -> list[Docstring]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's strings
-            tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):
+            tree = ast.parse(read_bytes(path))
+        found = [_docstring(module, f"module {module}", tree)]
+        found += [_docstring(f"{module}:{name}", _signature(node, f"{module}.{name}"), node) for name, node in _definitions(tree)]
+    except (InputError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    found = [_docstring(module, f"module {module}", tree)]
-    found += [_docstring(f"{module}:{name}", _signature(node, f"{module}.{name}"), node) for name, node in _definitions(tree)]
     unique: dict[str, Docstring] = {}
     for docstring in found:
         if docstring is not None:

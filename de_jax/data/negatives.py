@@ -249,7 +249,7 @@ class MinedNegatives:
         if self._file is None or not self._is_first or not self.switches:
             return
         text = "".join(map(_line, self.switches))
-        if not self._file.is_file() or self._file.read_text() != text:
+        if not self._file.is_file() or read_bytes(self._file) != text.encode():
             with files.atomic_file(self._file) as temporary:
                 temporary.write_text(text)
 

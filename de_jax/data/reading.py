@@ -31,7 +31,7 @@ MAX_JSON_BYTES = 64 << 20
 MAX_JSON_DEPTH = 64
 """Lists and objects inside each other."""
 
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _HEADER_ERRORS = (
     *(ValueError, SyntaxError, TypeError, KeyError, EOFError, OverflowError),
@@ -56,6 +56,11 @@ def regular_file(path: str | Path) -> Path:
     if not stat.S_ISREG(mode):
         raise InputError(f"{path} is {_kind(mode)}; give a regular file.")
     return path
+
+
+def is_there(path: str | Path) -> bool:
+    """Whether anything stands at a path where a file may be absent; what is no file (a link to nothing) is refused when read."""
+    return os.path.lexists(path)
 
 
 def read_bytes(path: str | Path, *, max_bytes: int | None = None) -> bytes:
@@ -84,7 +89,7 @@ def read_json(path: str | Path, *, max_bytes: int | None = MAX_JSON_BYTES) -> An
     path = Path(path)
     content = read_bytes(path, max_bytes=max_bytes)
     try:
-        return _decode(_text(content.removeprefix(_BOM)), _STRICT)
+        return _decode(_text(content.removeprefix(BOM)), _STRICT)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {error.lineno}: not valid JSON ({error.msg}).") from None
     except ValueError as error:
@@ -153,7 +158,7 @@ def read_lines(path: str | Path, *, keep_blank: bool = False) -> Iterator[tuple[
             if len(raw) > MAX_LINE_BYTES:
                 raise InputError(f"{path}, line {line}: longer than {MAX_LINE_BYTES:,} bytes; cut the text into shorter ones.")
             if line == 1:
-                raw = raw.removeprefix(_BOM)
+                raw = raw.removeprefix(BOM)
             try:
                 text = _text(raw).rstrip("\r\n")
             except ValueError as error:

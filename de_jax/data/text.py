@@ -17,13 +17,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from de_jax.data import files, schema
-from de_jax.data.reading import read_bytes
+from de_jax.data.reading import is_there, read_bytes, read_json
 from de_jax.types import InputError
 
 PAD_ID = 0
 SENTENCEPIECE_FILE = "spiece.model"
 TOKENIZER_JSON_FILE = "tokenizer.json"
 PROMPT_FILE = "prompt.json"
+_UNKNOWN = "\U0010fffe"
 _PROMPT = schema.record({"prompt": schema.text})
 
 # The expectation step adds up floats thread by thread, so another number of threads is another vocabulary.
@@ -63,6 +64,8 @@ class SentencePieceTokenizer:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=self._model)
         except RuntimeError:
             raise InputError(f"{path} is not a sentencepiece model.") from None
+        if not _is_whole(self._model):
+            raise InputError(f"{path} is cut off: a sentencepiece model ends with how it was trained; copy it again.")
         if (pad_id := self._processor.pad_id()) != PAD_ID:
             raise InputError(
                 f"{path}: the padding id must be {PAD_ID} and is {pad_id if pad_id > 0 else 'none'}; take a vocabulary whose "
@@ -85,6 +88,17 @@ class SentencePieceTokenizer:
             temporary.write_bytes(self._model)
 
 
+def _is_whole(model: bytes) -> bool:
+    """Whether a sentencepiece model has the parts behind its pieces; the library itself takes it with some of the pieces alone."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    try:
+        proto: Any = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
+    except Exception:  # protobuf's own, which derives from nothing else
+        return False
+    return bool(proto.HasField("trainer_spec") and proto.HasField("normalizer_spec"))
+
+
 class JsonTokenizer:
     """A `tokenizer.json`; what its post-processor puts around a text becomes the prefix and the suffix.
 
@@ -94,7 +108,8 @@ class JsonTokenizer:
     def __init__(self, path: Path) -> None:
         import tokenizers
 
-        self._json = read_bytes(path)
+        read_json(path, max_bytes=None)  # stricter than the library: no key twice
+        self._path, self._json = path, read_bytes(path)
         with _rust_errors_named(path):
             self._tokenizer = tokenizers.Tokenizer.from_str(self._json.decode("utf-8"))
             self.pad_id = _json_pad_id(path, self._tokenizer)
@@ -103,11 +118,13 @@ class JsonTokenizer:
             self._tokenizer.encode_special_tokens = True
             self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
             surroundings = _surroundings(self._tokenizer)
+            self._tokenizer.encode(_UNKNOWN)  # some fail at the first unknown word
         self.prefix_ids, self.suffix_ids = (tuple(self._ours(np.array(ids)).tolist()) for ids in surroundings)
         self.fingerprint = hashlib.sha256(self._json).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        with _rust_errors_named(self._path):
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._ours(np.array(encoding.ids, dtype=np.int32)) for encoding in encodings]
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
@@ -169,14 +186,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     path = Path(path)
     file = path
     if path.is_dir():
-        found = [path / name for name in (SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE) if (path / name).is_file()]
+        found = [path / name for name in (SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE) if is_there(path / name)]
         if not found:
             raise InputError(f"{path} holds neither {SENTENCEPIECE_FILE} nor {TOKENIZER_JSON_FILE}.")
         file = found[0]
-    if not file.is_file():
+    if not is_there(file):
         raise InputError(f"{file} does not exist; give a {SENTENCEPIECE_FILE}, a {TOKENIZER_JSON_FILE}, or a folder with one.")
     tokenizer = JsonTokenizer(file) if file.suffix == ".json" else SentencePieceTokenizer(file)
-    return PromptedTokenizer(tokenizer, _prompt_of(path)) if (path / PROMPT_FILE).is_file() else tokenizer
+    return PromptedTokenizer(tokenizer, _prompt_of(path)) if is_there(path / PROMPT_FILE) else tokenizer
 
 
 def train_sentencepiece(

@@ -40,6 +40,7 @@ Report = dict[str, Any]
 
 SYSTEMS = ("dense", "bm25", "fusion")
 RESULT_FILE = "result.json"
+_COUNTS = ("num_docs", "num_queries")
 KIND = "evaluation"
 FORMAT = f"de_jax {KIND} 4"
 """Changes where the same inputs come to give other scores."""
@@ -117,12 +118,10 @@ def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:
         return _score(task, policy, None)[0]
     folder = run.run_dir / "evaluations" / f"{task.name}-{_key(task, policy, run)}"
 
-    names = metrics.names_of(policy.measures)  # in a file they stand in alphabetical order
-    scores_of_system = schema.Maybe(schema.record(dict.fromkeys(names, schema.number())))
-    kept = schema.record(dict.fromkeys(SYSTEMS, scores_of_system))
+    names = metrics.names_of(policy.measures)
 
     def open_kept(folder: Path) -> Report:
-        return schema.read(folder / RESULT_FILE, kept, mend="remove its folder, and it is scored again")
+        return kept_report(folder, names)
 
     def build(folder: Path) -> Report:
         report, results = _score(task, policy, run)
@@ -132,13 +131,30 @@ def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:
             files.write_json(temporary / RESULT_FILE, report)
         return open_kept(folder)
 
-    report = folders.build_once(folder, open_kept, build)
-    scores = {system: {name: report[system][name] for name in names} for system in SYSTEMS if system in report}
-    return {**report, **scores, "evaluation_dir": str(folder)}
+    return {**folders.build_once(folder, open_kept, build), "evaluation_dir": str(folder)}
+
+
+def kept_report(evaluation_dir: str | Path, names: Sequence[str]) -> Report:
+    """The report in a folder that `evaluate` kept, with these measures of each system in this order.
+
+    Raises:
+        InputError: a damaged folder, or other measures.
+    """
+    folder = Path(evaluation_dir)
+    folders.check_small(folder)
+    scores = schema.Maybe(schema.record(dict.fromkeys(names, schema.number())))
+    kept = schema.record({"dataset": schema.text, **dict.fromkeys(_COUNTS, schema.integer()), **dict.fromkeys(SYSTEMS, scores)})
+    report: Report = schema.read(folder / RESULT_FILE, kept, mend="remove its folder, and it is scored again")
+    return report | {system: {name: report[system][name] for name in names} for system in SYSTEMS if system in report}
 
 
 def kept_ranking(evaluation_dir: str | Path) -> Results:
-    """What a model ranked, of the folder that `evaluate` kept."""
+    """What a model ranked, of the folder that `evaluate` kept.
+
+    Raises:
+        InputError: a damaged folder.
+    """
+    folders.check_small(Path(evaluation_dir))
     return metrics.read_trec_run(Path(evaluation_dir) / f"{SYSTEMS[0]}.trec")
 
 
@@ -149,7 +165,7 @@ def averaged(name: str, reports: Sequence[Report]) -> Report:
         system: {measure: _mean([report[system][measure] for report in reports]) for measure in reports[0][system]}
         for system in systems
     }
-    counts = {count: sum(report[count] for report in reports) for count in ("num_docs", "num_queries")}
+    counts = {count: sum(report[count] for report in reports) for count in _COUNTS}
     return {"dataset": name, **counts, **means}
 
 

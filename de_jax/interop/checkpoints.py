@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from de_jax.data.reading import is_there
 from de_jax.interop import huggingface, plain, sentence_transformers, t5x
 from de_jax.interop.pretrained import Pretrained
 from de_jax.training.run import DESCRIPTION_FILE, load_run
@@ -36,15 +37,20 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
     """
     folder = folder_of(source)
     if _is_bare_encoder(folder):
+        if pooling is None and is_there(folder / sentence_transformers.PROMPTS_FILE):
+            raise InputError(
+                f"{folder} holds {sentence_transformers.PROMPTS_FILE} but not {sentence_transformers.MODULES_FILE}, which says how "
+                "texts are embedded; copy it again."
+            )
         return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling)
     if pooling is not None:
         raise InputError(f"{source} says itself how its token vectors are pooled; leave pooling={pooling} out.")
     if is_run(folder):
         run = load_run(folder, only_sizes=only_sizes)
         return Pretrained(run.model, run.params, run.query_tokenizer, run.doc_tokenizer, run.max_query_length, run.max_doc_length)
-    if (folder / sentence_transformers.MODULES_FILE).is_file():
+    if is_there(folder / sentence_transformers.MODULES_FILE):
         return sentence_transformers.read(folder, ignored=ignored, only_sizes=only_sizes)
-    if (folder / plain.DESCRIPTION_FILE).is_file():
+    if is_there(folder / plain.DESCRIPTION_FILE):
         return plain.read(folder, ignored=ignored, only_sizes=only_sizes)
     if t5x.recognises(folder):
         return t5x.read(folder, ignored=ignored)
@@ -56,12 +62,12 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
 
 def _is_bare_encoder(folder: Path) -> bool:
     told_by_others = (DESCRIPTION_FILE, sentence_transformers.MODULES_FILE)
-    return (folder / huggingface.CONFIG_FILE).is_file() and not any((folder / name).is_file() for name in told_by_others)
+    return is_there(folder / huggingface.CONFIG_FILE) and not any(is_there(folder / name) for name in told_by_others)
 
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run of this library."""
-    return (folder / DESCRIPTION_FILE).is_file()
+    return is_there(folder / DESCRIPTION_FILE)
 
 
 def folder_of(source: str | Path) -> Path:

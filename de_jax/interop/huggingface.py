@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax.data import schema
+from de_jax.data.reading import is_there
 from de_jax.data.text import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, load_tokenizer
 from de_jax.interop import config_keys, tokenizer_settings
 from de_jax.interop.pretrained import Origin, Pretrained, assemble
@@ -21,6 +22,7 @@ from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import EncoderConfig, TowerConfig
+from de_jax.training import model_schema
 from de_jax.types import Array, InputError
 
 CONFIG_FILE = "config.json"
@@ -110,7 +112,7 @@ def open_encoder(folder: Path) -> EncoderFolder:
         raise InputError(
             f"{folder / adapter} changes the weights beside it; merge it first, with peft's merge_and_unload and save_pretrained."
         )
-    has_tokenizer = any((folder / name).is_file() for name in (SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE))
+    has_tokenizer = any(is_there(folder / name) for name in (SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE))
     tokenizer = load_tokenizer(folder) if has_tokenizer else None
     if tokenizer and tokenizer.vocab_size > config.vocab_size:
         raise InputError(
@@ -147,7 +149,8 @@ def _encoder_config(file: Path, values: dict[str, Any]) -> T5Config | BertConfig
     if model_type not in MODEL_TYPES:
         raise InputError(f"{file}: model_type {model_type!r} has no tower here; there are {', '.join(MODEL_TYPES)}.")
     is_t5 = model_type in T5_TYPES
-    config = _t5_config(file, values, model_type) if is_t5 else _bert_config(file, values, model_type)
+    config_of = _t5_config if is_t5 else _bert_config
+    config = model_schema.built(file, lambda found: config_of(file, found, model_type), values)
     config_keys.account(file, values, config_keys.T5 if is_t5 else config_keys.BERT)
     return config
 

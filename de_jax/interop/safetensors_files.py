@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from de_jax.data import schema
-from de_jax.data.reading import regular_file
+from de_jax.data.reading import is_there, regular_file
 from de_jax.types import InputError
 
 FILE = "model.safetensors"
@@ -24,9 +24,9 @@ def stored_arrays(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
     Raises:
         InputError: no safetensors there, a damaged file, or files that do not hold what the index says.
     """
-    if (folder / FILE).is_file():
+    if is_there(folder / FILE):
         return {name: _reader(folder / FILE, name) for name in _names(folder / FILE)}
-    if (folder / INDEX_FILE).is_file():
+    if is_there(folder / INDEX_FILE):
         return _sharded(folder)
     pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
     if pickles:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from de_jax.data import schema
+from de_jax.data.reading import is_there
 from de_jax.data.text import PromptedTokenizer, Tokenizer
 from de_jax.interop import config_keys, huggingface, tokenizer_settings
 from de_jax.interop.config_keys import Keys
@@ -201,7 +202,7 @@ def _head_origins(modules: dict[str, Path], settings: dict[str, Any]) -> dict[st
 
 
 def _length_file(folder: Path) -> Path:
-    return next((folder / name for name in (LENGTH_FILE, *OLD_LENGTH_FILES) if (folder / name).is_file()), folder / LENGTH_FILE)
+    return next((folder / name for name in (LENGTH_FILE, *OLD_LENGTH_FILES) if is_there(folder / name)), folder / LENGTH_FILE)
 
 
 def _check_loading(file: Path, values: dict[str, Any], encoder: huggingface.EncoderFolder) -> None:
@@ -251,6 +252,6 @@ def _prompted(tokenizer: Tokenizer | None, prompt: str) -> Tokenizer | None:
 
 def _object(file: Path, keys: Keys, *, required: bool = True) -> dict[str, Any]:
     """The settings in a file, all of them accounted for; none where it may be absent."""
-    values: dict[str, Any] = schema.read(file, schema.record({})) if required or file.is_file() else {}
+    values: dict[str, Any] = schema.read(file, schema.record({})) if required or is_there(file) else {}
     config_keys.account(file, values, keys)
     return values

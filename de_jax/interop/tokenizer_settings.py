@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax.data import schema
+from de_jax.data.reading import is_there
 from de_jax.data.text import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE
 from de_jax.interop import config_keys
 from de_jax.types import InputError
@@ -47,7 +48,7 @@ def read(folder: Path) -> TokenizerSettings:
     if not isinstance(names, list) or "attention_mask" not in names:
         raise InputError(f"{file}: model_input_names is {names!r}; without 'attention_mask' padding would count as text.")
     _check_normalizer(file, values, vocabulary)
-    if vocabulary or (folder / SENTENCEPIECE_FILE).is_file():
+    if vocabulary or is_there(folder / SENTENCEPIECE_FILE):
         _check_added_tokens(folder, values, vocabulary)
     return TokenizerSettings(_max_length(values), frozenset(_special_tokens(folder, values, vocabulary)))
 
@@ -111,7 +112,7 @@ def _check_added_tokens(folder: Path, values: dict[str, Any], vocabulary: dict[s
     specials = set(_special_tokens(folder, values, vocabulary))
     told = {**{word: (str(index), word in specials) for word, index in _object(folder / ADDED_FILE).items()}, **told}
     known, used = added, TOKENIZER_JSON_FILE
-    if (folder / SENTENCEPIECE_FILE).is_file():
+    if is_there(folder / SENTENCEPIECE_FILE):
         known, used, told = {}, SENTENCEPIECE_FILE, {**added, **told}
     for word, (index, is_special) in told.items():
         if not is_special and word not in specials and known.get(word, (None,))[0] != index:
@@ -140,5 +141,5 @@ def _contents(value: Any) -> Iterator[str]:
 
 
 def _object(file: Path) -> dict[str, Any]:
-    values: dict[str, Any] = schema.read(file, schema.record({})) if file.is_file() else {}
+    values: dict[str, Any] = schema.read(file, schema.record({})) if is_there(file) else {}
     return values

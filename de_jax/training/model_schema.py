@@ -85,4 +85,5 @@ def built(file: Path, make: Callable[[dict[str, Any]], T], model: dict[str, Any]
     try:
         return make(model)
     except InputError as error:
-        raise InputError(f"{file}: {error}") from None
+        told = str(error)
+        raise InputError(told if told.startswith(str(file)) else f"{file}: {told}") from None

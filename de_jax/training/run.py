@@ -187,9 +187,13 @@ def read_settings(run_dir: str | Path) -> dict[str, str]:
             if not name:
                 raise InputError(f"{path}, line {number}: an indented line without a setting above it.")
             settings[name] = f"{settings[name]} {line.strip()}".strip()
-        elif " =" in line and not line.startswith("#"):
+        elif line.startswith(("#", "import ", "from ")):
+            name = ""
+        elif " =" in line:
             name, _, value = line.partition(" =")
             settings[name] = value.strip().removesuffix("\\").strip()
+        else:
+            raise InputError(f"{path}, line {number}: neither a setting nor a comment.")
     return settings
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,15 +14,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from de_jax.data import schema
 from de_jax.data.files import append_text, atomic_file, naming
 from de_jax.data.progress import progress_bar
-from de_jax.data.reading import parse_json
+from de_jax.data.reading import BOM, parse_json, read_bytes
 from de_jax.training.faults import NonFiniteError
 from de_jax.training.fit import Stop
 from de_jax.training.optimizer import Schedule
 from de_jax.types import Array, Metrics, TrainState
 
 METRICS_FILE = "metrics.jsonl"
+
+
+def _scalar(value: Any) -> int | float:
+    """A number of a log, which may be NaN or infinite."""
+    if type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max):
+        return value  # type: ignore[no-any-return]
+    raise schema.Mismatch(value, "a number")
+
+
+_NUMBERS, _STEP = schema.map_of(_scalar), schema.record({"step": schema.integer()})
 
 Sink = Callable[[int, dict[str, float]], None]
 """Takes (updates done, scalars by name)."""
@@ -162,16 +174,17 @@ def jsonl_sink(run_dir: str | Path, start_step: int) -> Sink:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file; warns of a damaged line and leaves it out, and a last one that was cut off without a word."""
-    *whole, last = Path(path).read_bytes().split(b"\n")
+    """The lines of a metrics file; warns of a damaged line and leaves it out, and a last one that was cut off without a word.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    *whole, last = read_bytes(path).removeprefix(BOM).split(b"\n")
     lines = []
     for number, raw in enumerate([*whole, last], start=1):
         try:
-            line = parse_json(raw.decode(), allow_nan=True)
-            if not isinstance(line["step"], int):
-                raise TypeError
-            lines.append(line)
-        except (ValueError, TypeError, KeyError):
+            lines.append(_STEP(_NUMBERS(parse_json(raw.decode(), allow_nan=True))))
+        except ValueError:
             if number <= len(whole):
                 warnings.warn(f"{path}, line {number}: damaged, so it is left out; the other lines are kept.", stacklevel=2)
     return lines

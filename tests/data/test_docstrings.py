@@ -1,3 +1,4 @@
+import os
 import textwrap
 
 import pytest
@@ -68,6 +69,13 @@ def test_missing_and_undecodable_files_are_passed_over(tmp_path):
     assert docstrings.read_file(tmp_path / "absent.py", "absent") == []
     (tmp_path / "latin.py").write_bytes(b'"""caf\xe9"""')
     assert docstrings.read_file(tmp_path / "latin.py", "latin") == []
+    os.mkfifo(tmp_path / "pipe.py")
+    assert docstrings.read_file(tmp_path / "pipe.py", "pipe") == []
+
+
+def test_a_default_too_deep_to_be_written_down_is_passed_over(tmp_path):
+    deep = "+".join("1" * 4000)
+    assert read(tmp_path, f'def f(a={deep}):\n    """Adds a few numbers to others.\n\n    {REST}\n    """\n') == []
 
 
 def test_of_two_definitions_of_one_name_the_first_counts(tmp_path):

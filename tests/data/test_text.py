@@ -123,6 +123,40 @@ def test_unusable_vocabulary_files_are_named(tmp_path):
         text.load_tokenizer(tmp_path / "tokenizer.json")
 
 
+def test_a_sentencepiece_model_cut_off_between_two_of_its_parts_is_refused(tmp_path, spiece):
+    """The library itself takes one without its last pieces."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto.FromString((spiece / "spiece.model").read_bytes())
+    for part in ("normalizer_spec", "trainer_spec"):
+        model.ClearField(part)
+        (tmp_path / "spiece.model").write_bytes(model.SerializeToString())
+        with pytest.raises(InputError, match=r"spiece\.model is cut off"):
+            text.load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"hello": 4', '"hello": 5, "hello": 4', "the key 'hello' is there twice"),
+        ('"[UNK]": 1', '"[unk]": 1', r"is not a tokenizer\.json \(.*UNK"),
+    ],
+)
+def test_a_vocabulary_that_would_fail_later_is_refused_when_loaded(tmp_path, old, new, message):
+    file = write_wordpiece(tmp_path) / "tokenizer.json"
+    written = json.dumps(json.loads(file.read_text()))
+    assert old in written
+    file.write_text(written.replace(old, new).replace('"content": "[UNK]"', '"content": "[PAD]"'))
+    with pytest.raises(InputError, match=message):
+        text.load_tokenizer(file)
+
+
+def test_a_link_to_nothing_is_no_absent_file(tmp_path):
+    (tmp_path / "tokenizer.json").symlink_to(tmp_path / "gone")
+    with pytest.raises(InputError, match=r"tokenizer\.json does not exist"):
+        text.load_tokenizer(tmp_path)
+
+
 def test_training_twice_gives_the_same_bytes(tmp_path):
     texts = [f"word{number} and another text number {number * 7}" for number in range(300)]
     for name in ("first", "second"):

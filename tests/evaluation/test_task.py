@@ -1,11 +1,13 @@
+import functools
 import json
 
 import pytest
 
-from de_jax.data import beir
+from de_jax.data import beir, folders
 from de_jax.evaluation import metrics, tables
-from de_jax.evaluation.task import Policy, averaged, beir_tasks, bm25_results, evaluate
+from de_jax.evaluation.task import KIND, Policy, averaged, beir_tasks, bm25_results, evaluate, kept_ranking, kept_report
 from de_jax.tools import compare_runs, evaluate_beir, evaluate_trec
+from de_jax.types import InputError
 
 QRELS = {f"q{number}": {f"d{number}": 1, f"d{number + 1}": 2, f"d{number * 3 % 7}": 1} for number in range(7)}
 
@@ -34,6 +36,20 @@ def test_a_score_is_rounded_once_where_it_is_shown():
     below = {**report, "dense": {"ndcg@10": 0.123449999}}
     assert tables.report_tables([below]).split()[-1] == "0.1234"
     assert tables.report_tables([averaged("mean", [report, below])]).split()[-1] == "0.4529"
+
+
+def test_a_kept_evaluation_is_read_as_it_was_written_or_not_at_all(tmp_path):
+    report = {"dataset": "small", "num_docs": 2, "num_queries": 1, "dense": {"ndcg@10": 0.5, "ap": 0.25}}
+    with folders.atomic_dir(tmp_path / "kept", KIND) as temporary:
+        (temporary / "result.json").write_text(json.dumps(report))
+        metrics.write_trec_run(temporary / "dense.trec", {"q": {"d": 2.5}})
+    assert list(kept_report(tmp_path / "kept", ["ap", "ndcg@10"])["dense"]) == ["ap", "ndcg@10"]
+    with pytest.raises(InputError, match=r"result\.json: dense/recall is absent"):
+        kept_report(tmp_path / "kept", ["recall"])
+    (tmp_path / "kept" / "dense.trec").write_text("q Q0 d 1 3.5 de_jax\n")
+    for read in (kept_ranking, functools.partial(kept_report, names=["ap"])):
+        with pytest.raises(InputError, match=r"dense\.trec has another SHA-256"):
+            read(tmp_path / "kept")
 
 
 def test_judged_empty_texts_count_as_not_found(tmp_path):

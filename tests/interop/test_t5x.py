@@ -1,6 +1,7 @@
 """T5X checkpoints in both layouts; small ones made here, and the one that t5x_retrieval was tested with, where it is."""
 
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -288,6 +289,17 @@ def test_a_gzip_chunk_that_is_cut_anywhere_is_refused(tmp_path):
         chunk.write_bytes(whole[:length])
         with pytest.raises(InputError, match="embedding is missing or damaged"):
             t5x.read(folder)
+    chunk.write_bytes(whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:])  # in its checksum, which tensorstore does not compare
+    with pytest.raises(InputError, match=r"embedding is missing or damaged .the chunk 1\.0"):
+        t5x.read(folder)
+
+
+def test_a_pipe_in_the_place_of_a_chunk_is_no_wait(tmp_path):
+    folder = write_msgpack(tmp_path / "checkpoint_7", target_of(params_of(symmetric())), zarr_from=20)
+    (folder / EMBEDDING / "1.0").unlink()
+    os.mkfifo(folder / EMBEDDING / "1.0")
+    with pytest.raises(InputError, match=r"1\.0 is a pipe"):
+        t5x.read(folder)
 
 
 def test_a_path_out_of_the_checkpoint_is_not_followed(tmp_path):

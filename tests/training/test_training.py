@@ -175,14 +175,15 @@ def test_log_averages_its_period_and_a_resumed_log_drops_what_was_cut_off(tmp_pa
 
 def test_a_log_that_is_damaged_in_its_middle_loses_the_damaged_line_alone(tmp_path):
     path = tmp_path / run_log.METRICS_FILE
-    lines = [json.dumps({"step": step, "loss": 0.5}).encode() for step in range(1, 10)]
+    lines = [json.dumps({"step": step, "loss": 0.5}).encode() for step in range(1, 11)]
     lines[2], lines[4], lines[5], lines[6] = b'{"step": 3, "lo', b"\x00\xff", b'{"loss": 1}', b"[" * 9000
+    lines[7] = b'{"step": 8, "loss": "x"}'
     path.write_bytes(b"\n".join(lines)[:-4])
     with pytest.warns(UserWarning, match="damaged") as warned:
-        run_log.jsonl_sink(tmp_path, 7)(8, {"loss": 1.0})
-    named = [f"{path}, line {number}: damaged, so it is left out; the other lines are kept." for number in (3, 5, 6, 7)]
+        run_log.jsonl_sink(tmp_path, 8)(9, {"loss": 1.0})
+    named = [f"{path}, line {number}: damaged, so it is left out; the other lines are kept." for number in (3, 5, 6, 7, 8)]
     assert [str(one.message) for one in warned] == named
-    assert [line["step"] for line in run_log.read_metrics(path)] == [1, 2, 4, 8]
+    assert [line["step"] for line in run_log.read_metrics(path)] == [1, 2, 4, 9]
 
 
 def test_best_checkpoint_is_the_one_with_the_highest_dev_score_also_after_a_restart(tmp_path):

@@ -1,0 +1,207 @@
+"""Readers of lines and arrays: corpora, judgements, runs, generated queries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fuzz.reader import Reader, ascii_columns, naive_all_lines, naive_array, naive_lines, naive_records, naive_text, one_file, plain
+
+from de_jax.data import beir, expansion_files, negatives, reading, relevance
+from de_jax.evaluation import answers, metrics
+from de_jax.retrieval import choose
+
+DOCS = [("d1", "a title", "the first text"), ("d2", "", "zwei Wörter"), ("d3", "", "three \U0001f600")]
+PAIRS = [("q1", "d1"), ("q2", "d2")]
+
+
+def readers(folder: Path) -> list[Reader]:
+    return [*_plain_files(folder), *_texts(folder), *_judgements(folder), *_queries(folder)]
+
+
+def _plain_files(folder: Path) -> list[Reader]:
+    array = np.arange(6, dtype=np.int32).reshape(3, 2)
+    value = {"format": 1, "names": ["a", "b"], "sizes": {"x": 1.5, "y": None}}
+    lines = "first\n\nsecond line\nthird\n"
+    return [
+        one_file(
+            folder,
+            "json",
+            "a.json",
+            json.dumps(value),
+            lambda path: plain(reading.read_json(path)),
+            lambda path: plain(json.loads(naive_text(path))),
+        ),
+        one_file(folder, "lines", "a.txt", lines, lambda path: [line for _, line in reading.read_lines(path)], naive_lines),
+        one_file(
+            folder,
+            "all lines",
+            "a.txt",
+            lines,
+            lambda path: [line for _, line in reading.read_lines(path, keep_blank=True)],
+            naive_all_lines,
+        ),
+        one_file(folder, "lines.gz", "a.txt.gz", lines, lambda path: [line for _, line in reading.read_lines(path)], naive_lines),
+        one_file(folder, "array", "a.npy", array, lambda path: plain(reading.read_array(path, "<i4", (None, 2))), naive_array),
+        one_file(
+            folder,
+            "array in memory",
+            "a.npy",
+            array,
+            lambda path: plain(reading.read_array(path, "<i4", (3, None), in_memory=True)),
+            naive_array,
+        ),
+    ]
+
+
+def _texts(folder: Path) -> list[Reader]:
+    records = "".join(json.dumps({"_id": one, "title": title, "text": body}) + "\n" for one, title, body in DOCS)
+    tsv = "".join(f"{one}\t{body}\n" for one, _, body in DOCS)
+    marco = "".join(f"{one}\thttp://x/{one}\t{title}\t{body}\n" for one, title, body in DOCS)
+
+    def naive_docs(path: Path) -> list[list[str]]:
+        return [[str(one["_id"]), f"{one.get('title') or ''} {one['text']}".strip()] for one in naive_records(path)]
+
+    def naive_tsv(path: Path) -> list[list[str]]:
+        rows = [line.split("\t") for line in naive_lines(path)]
+        # A page without a title and a body has its address as its text.
+        return [[row[0], row[1].strip()] if len(row) == 2 else [row[0], f"{row[2]} {row[3]}".strip() or row[1]] for row in rows]
+
+    def docs(path: Path) -> list[list[str]]:
+        return [list(one) for one in beir.iter_docs(path)]
+
+    return [
+        one_file(folder, "corpus.jsonl", "corpus.jsonl", records, docs, naive_docs),
+        one_file(folder, "corpus.jsonl.gz", "corpus.jsonl.gz", records, docs, naive_docs),
+        one_file(folder, "corpus.tsv", "corpus.tsv", tsv, docs, naive_tsv),
+        one_file(folder, "msmarco.tsv", "msmarco.tsv", marco, docs, naive_tsv),
+        one_file(folder, "msmarco.tsv.gz", "msmarco.tsv.gz", marco, docs, naive_tsv),
+    ]
+
+
+def _judgements(folder: Path) -> list[Reader]:
+    def naive_qrels(path: Path) -> Any:
+        found: dict[str, dict[str, int]] = {}
+        for number, line in enumerate(naive_text(path).split("\n")):
+            columns = line.split("\t") if line.count("\t") in (2, 3) else ascii_columns(line)
+            if line.strip() and not (number == 0 and columns == ["query-id", "corpus-id", "score"]):
+                found.setdefault(columns[0], {})[columns[-2]] = int(columns[-1])
+        return plain(found)
+
+    def naive_run(path: Path) -> Any:
+        found: dict[str, dict[str, float]] = {}
+        for line in naive_lines(path):
+            query_id, _, doc_id, _, score, _ = ascii_columns(line)
+            found.setdefault(query_id, {})[doc_id] = float(np.float32(float(score)))  # as trec_eval keeps it
+        return plain(found)
+
+    beir_qrels = "query-id\tcorpus-id\tscore\n" + "".join(f"{query}\t{doc}\t1\n" for query, doc in PAIRS) + "q1\td3\t0\n"
+    trec_qrels = "".join(f"{query} 0 {doc} {grade}\n" for grade, (query, doc) in enumerate(PAIRS))
+    ranking = "".join(f"{query} Q0 d{rank} {rank} {1 / rank} name\n" for query in ("q1", "q2") for rank in (1, 2, 3))
+    teacher = "".join(f"{query}\t{doc}\t{0.5}\n" for query, doc in PAIRS)
+    scores = "".join(json.dumps({"query_id": query, "doc_id": doc, "scores": [0.5, 2]}) + "\n" for query, doc in PAIRS)
+    answered = '{"_id": "q1", "answers": ["one", "two words"]}\n{"_id": 2, "answers": ["three"]}\n'
+
+    def naive_scores(path: Path) -> Any:
+        found = {(str(one["query_id"]), str(one["doc_id"])): one["scores"] for one in naive_records(path)}
+        return [plain(np.array(found[pair], np.float32)) for pair in PAIRS]
+
+    def read_scores(path: Path) -> Any:
+        return [plain(relevance.ScoreFile(path, PAIRS)(pair, "", ["", ""])) for pair in range(2)]
+
+    def qrels(path: Path) -> Any:
+        return plain(beir.read_qrels(path))
+
+    return [
+        one_file(folder, "qrels.tsv", "qrels.tsv", beir_qrels, qrels, naive_qrels),
+        one_file(folder, "qrels.txt", "qrels.txt", trec_qrels, qrels, naive_qrels),
+        one_file(folder, "run.trec", "run.trec", ranking, lambda path: plain(metrics.read_trec_run(path)), naive_run),
+        one_file(folder, "run.trec.gz", "run.trec.gz", ranking, lambda path: plain(metrics.read_trec_run(path)), naive_run),
+        one_file(
+            folder,
+            "teacher",
+            "teacher.tsv",
+            teacher,
+            _read_teacher,
+            lambda path: plain([float(line.split("\t")[2]) for line in naive_lines(path)]),
+        ),
+        one_file(folder, "scores", "scores.jsonl", scores, read_scores, naive_scores),
+        one_file(
+            folder,
+            "answers",
+            "answers.jsonl",
+            answered,
+            lambda path: plain(answers.read(path)),
+            lambda path: plain({str(one["_id"]): one["answers"] for one in naive_records(path)}),
+        ),
+    ]
+
+
+class _AllTexts:
+    """A store that holds every text, in the order in which it is asked for them."""
+
+    def rows_of(self, ids: list[str]) -> np.ndarray:
+        return np.arange(len(ids))
+
+
+def _read_teacher(path: Path) -> Any:
+    texts = negatives.TrainingTexts("", _AllTexts(), _AllTexts(), np.zeros((0, 2), np.int32), {})  # type: ignore[arg-type]
+    return plain(list(choose.read_teacher(path, texts).values()))
+
+
+def _queries(folder: Path) -> list[Reader]:
+    plan = {"seed": 0}
+    writer = expansion_files.ExpansionWriter(folder / "expansion", plan)
+    writer.append([expansion_files.DocQueries("d1", ["what is a", "b"]), expansion_files.DocQueries("d2", [])])
+    writer.append([expansion_files.DocQueries("d3", ["c"])])
+    writer.finish(num_docs=3)
+    released = '{"id": "d1", "predicted_queries": ["a", "b"]}\n{"id": 2, "predicted_queries": []}\n'
+    tsv = "d1\ta\nd1\tb c\nd2\td\n"
+    ids = ["d1", "d2"]
+
+    def read(paths: list[Path]) -> Any:
+        return plain(list(expansion_files.iter_released(paths, ids)))
+
+    def naive_tsv(path: Path) -> Any:
+        found: dict[str, list[str]] = {}
+        for line in naive_lines(path):
+            doc_id, query = line.split("\t", 1)
+            found.setdefault(doc_id, []).append(query)
+        return plain(list(found.items()))
+
+    def naive_aligned(path: Path) -> Any:
+        return plain([[doc_id, [line]] for doc_id, line in zip(ids, naive_all_lines(path), strict=True)])
+
+    def naive_released(path: Path) -> Any:
+        found = [(one.get("_id", one.get("id")), one.get("queries", one.get("predicted_queries"))) for one in naive_records(path)]
+        if any(None in one for one in found):
+            raise KeyError("an id or the queries")
+        return plain([[str(doc_id), queries] for doc_id, queries in found])
+
+    def naive_expansion(one: Path) -> Any:
+        records = [record for part in sorted(one.glob("part*")) for record in naive_records(part)]
+        return plain([[str(record["_id"]), record["queries"]] for record in records])
+
+    parts = ("part-00000.jsonl.gz", "part-00001.jsonl.gz")
+    return [
+        Reader(
+            "expansion",
+            folder / "expansion",
+            ("manifest.json", *parts),
+            lambda one: plain(list(expansion_files.read_expansion(one))),
+            naive_expansion,
+            parts,
+        ),
+        Reader(
+            "plan",
+            folder / "expansion",
+            ("plan.json",),
+            lambda one: expansion_files.ExpansionWriter(one, plan).num_parts,
+            lambda one: 2,
+        ),
+        one_file(folder, "released.jsonl", "a.jsonl", released, lambda path: read([path]), naive_released),
+        one_file(folder, "released.tsv", "a.tsv", tsv, lambda path: read([path]), naive_tsv),
+        one_file(folder, "released.txt", "a.txt", "one\ntwo\n", lambda path: read([path]), naive_aligned),
+    ]
