@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from pretrained_folders import WORDS, write_encoder, write_sentence_transformer
+from random_params import random_params
 
 from de_jax import configurables, train
 from de_jax.data import beir
@@ -39,7 +40,11 @@ def fresh(query, doc, shared=(), **options):
         fine_tuning.pretrained_tower(source=source, tower=name) for source, name in ((str(query), "query"), (str(doc), "doc"))
     )
     model = DualEncoder(query=query, doc=doc, shared=shared, **options)
-    return jax.device_put(model.init(jax.random.key(1)), sharding.replicated(sharding.make_mesh()))
+    return on_mesh(model)
+
+
+def on_mesh(model):
+    return jax.device_put(random_params(model.init, seed=1), sharding.replicated(sharding.make_mesh()))
 
 
 def by_path(params):
@@ -83,7 +88,7 @@ def test_a_tower_is_cut_from_a_deeper_model(folders, kind):
     assert whole.encoder.num_layers > 1
     last = whole.encoder.num_layers - 1
     model = DualEncoder(query=fine_tuning.pretrained_tower(source=source, layers=(1,)), doc=whole, shared=("projection",))
-    before = jax.device_put(model.init(jax.random.key(1)), sharding.replicated(sharding.make_mesh()))
+    before = on_mesh(model)
     after = by_path(initial_params(source, before, layers={"query": (last,)}))
     there = by_path(checkpoints.read(source).params)
     for path, array in after.items():
