@@ -110,8 +110,10 @@ def close(actual, expected):
     np.testing.assert_allclose(actual / scale, expected / scale, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("prompts", [("", ""), ("query: ", "passage: ")], ids=["plain", "prompts"])
+PROMPTS = ("query: ", "passage: ")
+
+
+@pytest.mark.parametrize(("name", "prompts"), [*((name, PROMPTS) for name in MODELS), ("t5", ("", "")), ("bert_and_t5", ("", ""))])
 def test_sentence_transformers_gives_the_same_embeddings(tmp_path, vocabularies, name, prompts):
     library = pytest.importorskip("sentence_transformers")
     run = make_run(tmp_path, vocabularies, name, prompts=prompts)
