@@ -70,16 +70,6 @@ def test_step_time_stands_beside_a_peer_that_has_the_same_loss(stepped, loss):
     assert report["last_loss"]["ours"] == pytest.approx(report["last_loss"]["peer"], rel=1e-3)
 
 
-def test_input_throughput_compares_sources_that_give_the_same_batches(run):
-    pytest.importorskip("seqio")
-    sizes = ("--batch_size", "4", "--num_pairs", "200", "--num_batches", "1", "--num_input_batches", "2")
-    report = run("input_throughput", *sizes, "--model", "tiny", "--repeats", "1", small=())
-    assert report.keys() >= ENVIRONMENT
-    assert report["times_faster"].keys() == {"beir_pairs", "seqio_pairs", "stored_pairs"}
-    assert report["batches_per_second"].keys() == {*report["times_faster"], "step"}
-    assert report["tokens_per_batch"] > 4 * 50
-
-
 def test_peers_are_compared_in_one_run_by_the_medians_of_both_programs(run, encoded, stepped, monkeypatch):
     reports = {encode_throughput: encoded, step_time: stepped["in_batch_softmax"]}
     for program, report in reports.items():  # asked by arguments that it takes
