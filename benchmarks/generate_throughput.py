@@ -118,7 +118,8 @@ def _same_greedy(model: Generator, params: Any, peer: Any, docs: np.ndarray, max
 
     exact = dataclasses.replace(model, t5=dataclasses.replace(model.t5, dtype="float32"))
     seeds = np.zeros(len(docs), np.uint32)
-    ours = np.asarray(generate(exact, params, docs, seeds, np.uint32(0), Decoding("greedy", max_length=max_length)))[:, 0]
+    greedy = Decoding("greedy", max_length=max_length)
+    ours = np.asarray(jax.jit(generate, static_argnums=(0, 5))(exact, params, docs, seeds, np.uint32(0), greedy))[:, 0]
     tokens = torch.tensor(docs)
     theirs = peer.generate(
         tokens, attention_mask=tokens != 0, do_sample=False, num_beams=1, max_new_tokens=max_length, suppress_tokens=[0]

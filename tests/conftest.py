@@ -37,6 +37,12 @@ def share_settings(settings):
         os.environ[name.upper()] = str(value)
 
 
+def pytest_collection_finish():
+    """What imports made stays: looking through a million such objects takes each collection of garbage most of a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory):
     """Each program is compiled once, whichever worker or process it runs in; as commands do it (`command.keep_compiled`)."""

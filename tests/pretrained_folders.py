@@ -1,7 +1,9 @@
 """Folders as transformers and sentence-transformers write them, of tiny random models, and what torch makes of texts."""
 
+import functools
 import json
 
+import jax
 import numpy as np
 import tokenizers
 import torch
@@ -140,4 +142,9 @@ def our_embeddings(pretrained, texts, tower="doc"):
     for row, ids in zip(tokens, tokenizer.encode(texts), strict=True):
         whole = [*tokenizer.prefix_ids, *ids[:room], *tokenizer.suffix_ids]
         row[: len(whole)] = whole
-    return np.asarray(getattr(pretrained.model, f"encode_{tower}")(pretrained.params, tokens))
+    return np.asarray(_encode(pretrained.model, tower, pretrained.params, tokens))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _encode(model, tower, params, tokens):
+    return getattr(model, f"encode_{tower}")(params, tokens)

@@ -36,7 +36,8 @@ def write_run(folder, steps=(3, 7)):
     describe_run(folder / "run", model=model, query_tokenizer=tokenizer, doc_tokenizer=tokenizer, **lengths)
     checkpoints = Checkpoints(folder / "run" / CHECKPOINTS_DIR, keep=len(steps))
     tx = functools.partial(make_optimizer, adafactor, linear(peak=1e-2, num_steps=10))
+    init = jax.jit(lambda key: init_state(model, tx, key))
     for step in steps:
-        checkpoints.save(step, init_state(model, tx, jax.random.key(step))._replace(step=np.int32(step)))
+        checkpoints.save(step, init(jax.random.key(step))._replace(step=np.int32(step)))
     checkpoints.close()
     return folder / "run"

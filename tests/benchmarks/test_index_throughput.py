@@ -1,16 +1,6 @@
-import json
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_one_json_line_a_size_with_every_index():
-    flags = ["--num_docs", "1000", "500", "--num_queries", "32", "--dim", "64", "--repeats", "1"]
-    command = [sys.executable, "-m", "benchmarks.index_throughput", *flags]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    reports = [json.loads(line) for line in lines]
+def test_one_json_line_a_size_with_every_index(printed):
+    sizes = ["--num_docs", 1000, 500, "--num_queries", 32, "--dim", 64, "--repeats", 1]
+    reports = printed("index_throughput", *sizes)
     assert [report["num_docs"] for report in reports] == [1000, 500]
     for report in reports:
         assert report["exact"]["bytes"] == report["num_docs"] * 64 * 4

@@ -1,12 +1,10 @@
 """docs/plans.md holds what the compiler said, as docs/plans.jsonl keeps it."""
 
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # benchmarks/ is beside the package, not in it
+from benchmarks import plan_tables
 
-from benchmarks import plan_tables  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_tables_in_the_docs_are_those_of_the_results(capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""seqio tasks as training data. Importing seqio takes seconds, so everything that needs it in this process stands in one file."""
+"""seqio tasks as training data, and what else needs seqio in this process: importing it takes seconds and 600 MB."""
 
 import gzip
 import itertools
@@ -7,26 +7,31 @@ import shutil
 
 import numpy as np
 import pytest
+import smallest_towers
 from flat_settings import flat
 
+from benchmarks import input_throughput
 from de_jax.data import beir, generations, pair_store, seqio_batches, seqio_tasks, text, training_set
 from de_jax.data.curriculum import Curriculum
 from de_jax.data.generations import Mined
 from de_jax.data.training_set import text_hashes
 from de_jax.types import PADDING_ID, InputError, Packed
 
-seqio = pytest.importorskip("seqio")
-tf = pytest.importorskip("tensorflow")
-
-from de_jax.tasks import mined, registering  # noqa: E402
-from de_jax.tools import export_batches  # noqa: E402
-
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "boxed")
 BATCHING = {"batch_size": 8, "max_query_length": 8, "max_doc_length": 16, "pack": False, "length_multiple": 4, "seed": 3}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def imported():
+    """Once a worker comes to this file: collected by both, it would take the memory of both."""
+    global seqio, tf, mined, registering, export_batches
+    seqio, tf = pytest.importorskip("seqio"), pytest.importorskip("tensorflow")
+    from de_jax.tasks import mined, registering
+    from de_jax.tools import export_batches
+
+
 @pytest.fixture(autouse=True)
-def registry(tmp_path, monkeypatch):
+def registry(imported, tmp_path, monkeypatch):
     """Empty registries and a cache of the test's own."""
     monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path / "cache"))
     for kind in (seqio.TaskRegistry, seqio.MixtureRegistry):
@@ -494,6 +499,17 @@ def test_a_broken_file_is_named_with_its_line(kind, file, content, message, spie
     with pytest.raises(InputError, match=message):
         flat(seqio_batches.seqio_pairs)(task="t", **arguments, batch_size=1)
     assert not list(tmp_path.glob("cache/pair_stores/t-*"))
+
+
+def test_input_throughput_compares_sources_that_give_the_same_batches(monkeypatch, capsys):
+    smallest_towers.use(monkeypatch)
+    sizes = ["--batch_size=4", "--num_pairs=200", "--num_batches=1", "--num_input_batches=2"]
+    input_throughput.main([*sizes, "--model=tiny", "--repeats=1"])
+    (report,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert report.keys() >= {"device", "backend", "processor", "num_cpus", "load_average", "python", "versions", "commit", "sizes"}
+    assert report["times_faster"].keys() == {"beir_pairs", "seqio_pairs", "stored_pairs"}
+    assert report["batches_per_second"].keys() == {*report["times_faster"], "step"}
+    assert report["tokens_per_batch"] > 4 * 50
 
 
 def test_a_tensorflow_dataset_is_a_task(spiece, tokenizer, tmp_path):

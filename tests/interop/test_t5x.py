@@ -1,5 +1,6 @@
 """T5X checkpoints in both layouts; small ones made here, and the one that t5x_retrieval was tested with, where it is."""
 
+import functools
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore
+from random_params import random_params
 
 from de_jax.interop import t5x
 from de_jax.models.dual_encoder import DualEncoder
@@ -31,8 +33,9 @@ def symmetric(projection_dim=6, **changes):
     return DualEncoder(tower(projection_dim, **changes), tower(projection_dim, **changes))
 
 
+@functools.cache
 def params_of(model):
-    return jax.tree.map(np.asarray, model.init(jax.random.key(0)))
+    return random_params(model.init)
 
 
 def target_of(params):

@@ -5,10 +5,13 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compiled
 
-from de_jax.losses.in_batch import in_batch_softmax
-from de_jax.losses.pair import pair
+from de_jax.losses import in_batch
+from de_jax.losses import pair as pair_
 from de_jax.types import Embeddings
+
+pair, in_batch_softmax = compiled(pair_.pair), compiled(in_batch.in_batch_softmax)
 
 
 def orthogonal(num_rows: int) -> Embeddings:

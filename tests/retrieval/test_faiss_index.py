@@ -378,8 +378,8 @@ def test_an_index_is_built_once_a_folder_and_factory(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-COMPRESSED = ["IVF4,PQ8", "PCA16,Flat", "SQfp16"]
-LONG_TRAINED = ["PQ8", "OPQ8,PQ8", "OPQ8_16,IVF4,PQ8x4fs"]
+COMPRESSED = ["IVF4,PQ8x4", "PCA16,Flat", "SQfp16"]
+LONG_TRAINED = ["PQ8", "IVF4,PQ8", "OPQ8,PQ8", "OPQ8_16,IVF4,PQ8x4fs"]
 
 
 @pytest.mark.parametrize("factory", [*COMPRESSED, *(pytest.param(factory, marks=pytest.mark.soak) for factory in LONG_TRAINED)])

@@ -36,7 +36,7 @@ def train(dataset_dir, run_dir, **changes):
     settings = {
         "dataset_dirs": dataset_dir, "tokenizer": dataset_dir / "spiece.model", "run_dir": run_dir, "num_steps": 6, "batch_size": 8,
         "max_query_length": 8, "max_doc_length": 32, "length_multiple": 32, "learning_rate": 0.01, "dtype": "float32",
-        "log_every_steps": 2, "save_every_steps": 2, **changes,
+        "optimizer": "adamw", "log_every_steps": 2, "save_every_steps": 2, **changes,
     }  # fmt: skip
     doc2query.main(["train", *(f"--{name}={value}" for name, value in settings.items())])
 

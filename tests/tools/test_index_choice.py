@@ -1,25 +1,15 @@
 """--index of search and evaluate_beir, on a tiny run with random parameters."""
 
-import functools
 import json
 
-import jax
 import pytest
+import tiny_run
+from tiny_run import WORDS
 
 from de_jax.data import beir
-from de_jax.data.text import load_tokenizer, train_sentencepiece
 from de_jax.evaluation import arguments
-from de_jax.models.dual_encoder import DualEncoder
-from de_jax.models.t5 import T5Config
-from de_jax.models.tower import TowerConfig
 from de_jax.tools import evaluate_beir, search
-from de_jax.training.checkpoint import Checkpoints
-from de_jax.training.optimizer import adafactor, linear, make_optimizer
-from de_jax.training.run import CHECKPOINTS_DIR, describe_run
-from de_jax.training.train_step import init_state
 from de_jax.types import InputError
-
-WORDS = ("fox", "whale", "wolf", "sea", "den", "red", "blue", "grey", "deep", "quick")
 
 
 @pytest.fixture(scope="module")
@@ -28,17 +18,7 @@ def flags(tmp_path_factory):
     folder = tmp_path_factory.mktemp("index_choice")
     docs = [(f"d{i}", a, f"the {a} and the {b} of it") for i, (a, b) in enumerate((a, b) for a in WORDS for b in WORDS)]
     beir.write(folder / "tiny", docs, [("q0", "red fox"), ("q1", "grey wolf den")], {"test": {"q0": {"d0": 1}, "q1": {"d26": 1}}})
-    train_sentencepiece([text for _, _, text in docs], folder / "spiece.model", vocab_size=30)
-    tokenizer = load_tokenizer(folder / "spiece.model")
-    encoder = T5Config(vocab_size=30, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, dtype="float32")
-    model = DualEncoder(TowerConfig(encoder, projection_dim=8), TowerConfig(encoder, projection_dim=8))
-    lengths = {"max_query_length": 16, "max_doc_length": 24}
-    describe_run(folder / "run", model=model, query_tokenizer=tokenizer, doc_tokenizer=tokenizer, **lengths)
-    checkpoints = Checkpoints(folder / "run" / CHECKPOINTS_DIR, keep=2)
-    tx = functools.partial(make_optimizer, adafactor, linear(peak=1e-2, num_steps=10))
-    checkpoints.save(0, init_state(model, tx, jax.random.key(0)))
-    checkpoints.close()
-    return ["--run_dir", str(folder / "run"), "--dataset_dir", str(folder / "tiny")]
+    return ["--run_dir", str(tiny_run.write_run(folder)), "--dataset_dir", str(folder / "tiny")]
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ from de_jax.tools import plan_run
 from de_jax.types import InputError
 
 RECIPE = ["--gin_file=recipes/samtone_both.gin", "--gin_file=models/t5_1_1_tiny.gin"]
-SMALL = ["--gin.T5Config.vocab_size=64", "--gin.T5Config.num_layers=1", "--gin.T5Config.model_dim=32", "--gin.T5Config.mlp_dim=32"]
+SIZES = {"vocab_size": 64, "num_layers": 1, "model_dim": 32, "mlp_dim": 32, "dropout_rate": 0.0}
+# Dropout and adafactor would be most of what is compiled.
+SMALL = ["--gin.train.optimizer=@adamw", *(f"--gin.T5Config.{name}={value}" for name, value in SIZES.items())]
 
 
 def test_plan_of_simulated_devices_is_one_json_object(capsys):

@@ -1,7 +1,6 @@
 """Each benchmark at its smallest: one JSON line with the figures that the results are read from."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,32 +8,36 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # benchmarks/ is beside the package, not in it
+from benchmarks import compare_peers, encode_throughput, lengths, measure, step_time
+from de_jax.data import beir
 
-from benchmarks import lengths, measure  # noqa: E402
-from de_jax.data import beir  # noqa: E402
-
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {"device", "backend", "processor", "num_cpus", "load_average", "python", "versions", "commit", "sizes"}
-SMALL = ("--model", "tiny", "--repeats", "1", "--peak_tflops", "0.1")
+SMALL = ("--model=tiny", "--repeats=1", "--peak_tflops=0.1")
+ONE_LAYER = "--gin=T5Config.num_layers=1"
 
 
-def run(benchmark: str, *arguments: str, small: tuple[str, ...] = SMALL) -> dict:
-    command = [sys.executable, "-m", f"benchmarks.{benchmark}", *small, *arguments]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 1
-    return json.loads(done.stdout)
+@pytest.fixture
+def run(printed):
+    def run(benchmark, *arguments, small=SMALL):
+        (report,) = printed(benchmark, *small, *arguments)
+        return report
+
+    return run
 
 
-def test_encode_throughput_stands_beside_a_peer_that_gives_the_same_embeddings():
-    report = run(
-        "encode_throughput", "--num_passages", "9", "--num_queries", "20", "--dtype", "float32", "--peer_dtypes", "float32"
+@pytest.fixture(scope="module")
+def encoded():
+    """What `encode_throughput` measures."""
+    return encode_throughput.measured(
+        [*SMALL, "--num_passages=9", "--num_queries=20", "--dtype=float32", "--peer_dtypes", "float32"]
     )
-    assert report.keys() >= ENVIRONMENT | {"peer", "peak_tflops"}
+
+
+def test_encode_throughput_stands_beside_a_peer_that_gives_the_same_embeddings(encoded):
+    assert encoded.keys() >= ENVIRONMENT | {"peer", "peak_tflops"}
     for kind, num_texts in (("passages", 9), ("queries", 20)):
-        found = report[kind]
+        found = encoded[kind]
         assert found["num_texts"] == num_texts
         assert found["texts_per_second"].keys() == {"ours", "peer_float32"}
         assert found["speedup"]["peer_float32"].keys() == {"median", "min", "max"}
@@ -42,20 +45,24 @@ def test_encode_throughput_stands_beside_a_peer_that_gives_the_same_embeddings()
         assert 0 < found["mfu_useful"] < 10
 
 
-def test_the_parts_of_an_encoder_are_timed_beside_the_whole():
+def test_the_parts_of_an_encoder_are_timed_beside_the_whole(run):
     report = run("encoder_parts", "--rows", "2", "--length", "8", "--calls", "1")
     assert {"attention", "mlp in", "whole"} < report["milliseconds"].keys()
     assert report["peak_share"].keys() == report["milliseconds"].keys() - {"activation", "norms and residuals", "whole"}
     assert report["qkv_in_one"].keys() == {"median", "min", "max"}
 
 
-@pytest.mark.parametrize("loss", ["in_batch_softmax", "samtone"])
-def test_step_time_stands_beside_a_peer_that_has_the_same_loss(loss):
-    report = run(
-        *("step_time", "--batch_size", "4", "--real_lengths", "--num_batches", "1", "--dtype", "float32", "--loss", loss),
-        *("--optimizer", "adamw", "--gin", "train.learning_rate=1e-12", "--gin", "T5Config.dropout_rate=0.0"),
-        *("--peer_learning_rate", "1e-12"),
-    )
+@pytest.fixture(scope="module")
+def stepped():
+    """What `step_time` measures, by loss."""
+    flags = [*SMALL, "--batch_size=4", "--real_lengths", "--num_batches=1", "--dtype=float32", "--optimizer=adamw"]
+    flags += ["--peer_learning_rate=1e-12", "--gin=train.learning_rate=1e-12", ONE_LAYER]
+    return {loss: step_time.measured([*flags, f"--loss={loss}"]) for loss in step_time.LOSSES}
+
+
+@pytest.mark.parametrize("loss", step_time.LOSSES)
+def test_step_time_stands_beside_a_peer_that_has_the_same_loss(stepped, loss):
+    report = stepped[loss]
     assert report.keys() >= ENVIRONMENT | {"mfu_useful", "mfu_computed", "computed_over_useful", "memory_gib", "seconds_per_step"}
     assert report["speedup"]["peer"].keys() == {"median", "min", "max"}
     assert report["pairs_per_second"].keys() == {"ours", "peer"}
@@ -63,26 +70,23 @@ def test_step_time_stands_beside_a_peer_that_has_the_same_loss(loss):
     assert report["last_loss"]["ours"] == pytest.approx(report["last_loss"]["peer"], rel=1e-3)
 
 
-def test_input_throughput_compares_sources_that_give_the_same_batches():
-    pytest.importorskip("seqio")
-    sizes = ("--batch_size", "4", "--num_pairs", "200", "--num_batches", "1", "--num_input_batches", "2")
-    report = run("input_throughput", *sizes, "--model", "tiny", "--repeats", "1", small=())
-    assert report.keys() >= ENVIRONMENT
-    assert report["times_faster"].keys() == {"beir_pairs", "seqio_pairs", "stored_pairs"}
-    assert report["batches_per_second"].keys() == {*report["times_faster"], "step"}
-    assert report["tokens_per_batch"] > 4 * 50
-
-
-def test_peers_are_compared_in_one_run():
+def test_peers_are_compared_in_one_run_by_the_medians_of_both_programs(run, encoded, stepped, monkeypatch):
+    reports = {encode_throughput: encoded, step_time: stepped["in_batch_softmax"]}
+    for program, report in reports.items():  # asked by arguments that it takes
+        monkeypatch.setattr(program, "measured", lambda argv, p=program, r=report: p._parse_args(argv) and r)
+    monkeypatch.setitem(compare_peers.NAMES, "peer_float32", "peer")
     report = run("compare_peers", "--batch_size", "4", "--num_passages", "9", "--num_queries", "20", "--no_compiled")
     assert report.keys() >= ENVIRONMENT
-    for work in ("training_step", "encode_passages", "encode_queries"):
-        assert report["speedup"][work]["peer"] > 0
+    works = {"training_step": reports[step_time], "encode_passages": encoded["passages"], "encode_queries": encoded["queries"]}
+    for work, found in works.items():
+        (expected,) = found["speedup"].values()
+        assert report["speedup"][work] == {"peer": expected["median"]}
         assert report["per_second"][work].keys() == {"ours", "peer"}
+        assert report["mfu_useful"][work] == found["mfu_useful"]
 
 
-def test_a_benchmark_without_its_peer_says_why():
-    report = run("step_time", "--batch_size", "2", "--query_length", "8", "--doc_length", "8", "--no_peer")
+def test_a_benchmark_without_its_peer_says_why(run):
+    report = run("step_time", "--batch_size", "2", "--query_length", "8", "--doc_length", "8", "--no_peer", ONE_LAYER)
     assert report["peer"] is None
     assert report["speedup"] == {}
     assert report["no_peer_because"] == "--no_peer was given"
@@ -107,13 +111,16 @@ def test_runs_alternate_and_ratios_are_taken_within_a_repeat():
     assert ratios == {"median": 2.0, "min": 1.0, "max": 3.0}
 
 
-def test_the_memory_of_an_evaluation_is_measured():
-    report = run("evaluation_memory", "--num_docs", "300", "--num_queries", "20", "--doc_words", "20", small=())
+def test_the_memory_of_an_evaluation_is_measured_in_a_process_of_its_own():
+    sizes = ["--num_docs=300", "--num_queries=20", "--doc_words=20"]
+    command = [sys.executable, "-m", "benchmarks.evaluation_memory", *sizes]
+    (line,) = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    report = json.loads(line)
     assert report.keys() >= ENVIRONMENT | {"peak_mib", "seconds"}
     assert 50 < report["peak_mib"] < 4096
 
 
-def test_generation_stands_beside_transformers_with_the_same_texts():
+def test_generation_stands_beside_transformers_with_the_same_texts(run):
     sizes = ("--num_docs", "3", "--docs_per_batch", "2", "--num_queries", "2", "--max_length", "3", "--num_compared", "2")
     report = run("generate_throughput", *sizes, "--repeats", "1", small=())
     assert report.keys() >= ENVIRONMENT
@@ -121,7 +128,7 @@ def test_generation_stands_beside_transformers_with_the_same_texts():
     assert report["share_of_equal_greedy_texts"] == 1
 
 
-def test_relevance_stands_beside_rouge_score_with_the_same_numbers(tmp_path):
+def test_relevance_stands_beside_rouge_score_with_the_same_numbers(run, tmp_path):
     beir.write(tmp_path, [("d", "", "text")], [(f"q{i}", f"some words of number {i}") for i in range(9)], {})
     report = run(
         "relevance_throughput", "--dataset_dir", str(tmp_path), "--num_pairs", "3", "--num_queries", "4", "--repeats", "1", small=()
@@ -131,9 +138,9 @@ def test_relevance_stands_beside_rouge_score_with_the_same_numbers(tmp_path):
     assert report["speedup"]["median"] > 0
 
 
-def test_a_negative_cache_takes_the_memory_that_was_predicted():
+def test_a_negative_cache_takes_the_memory_that_was_predicted(run):
     sizes = ("--batch_size", "4", "--query_length", "8", "--doc_length", "16", "--embedding_dim", "8", "--capacity", "1024")
-    small = ("--model", "tiny", "--repeats", "1", "--num_steps", "1", "--num_negatives", "2", "--gin", "T5Config.vocab_size=64")
+    small = ("--model=tiny", "--repeats=1", "--num_steps=1", "--num_negatives=2", "--gin=make_mesh.data=1", ONE_LAYER)
     report = run("negative_cache", *sizes, small=small)
     assert report.keys() >= ENVIRONMENT | {"steps_per_second", "temporaries_gib"}
     assert report["slowdown"].keys() == {"plain", "mined"}
