@@ -118,6 +118,9 @@ class JsonTokenizer:
             self._tokenizer.encode_special_tokens = True
             self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
             surroundings = _surroundings(self._tokenizer)
+            highest = max((self.vocab_size - 1, self.pad_id, *(token for ids in surroundings for token in ids)))
+            if highest >= min(self.vocab_size, schema.MAX_SIZE):
+                raise InputError(f"{path} has the token id {highest}, beyond its {self.vocab_size} entries or beyond 32 bits.")
             self._tokenizer.encode(_UNKNOWN)  # some fail at the first unknown word
         self.prefix_ids, self.suffix_ids = (tuple(self._ours(np.array(ids)).tolist()) for ids in surroundings)
         self.fingerprint = hashlib.sha256(self._json).hexdigest()

@@ -191,6 +191,7 @@ def read_settings(run_dir: str | Path) -> dict[str, str]:
             name = ""
         elif " =" in line:
             name, _, value = line.partition(" =")
+            name = name.strip()
             settings[name] = value.strip().removesuffix("\\").strip()
         else:
             raise InputError(f"{path}, line {number}: neither a setting nor a comment.")

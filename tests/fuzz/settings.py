@@ -111,7 +111,7 @@ def _logs(folder: Path) -> list[Reader]:
         """Every line that is whole; the reader warns of the others."""
         found = []
         for raw in naive_bytes(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"):
-            with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError, OverflowError):
+            with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError, OverflowError, AttributeError):
                 record = strict_json(raw.decode())
                 numbers = [float(one) for one in record.values() if type(one) in (int, float)]
                 if len(numbers) == len(record) and re.fullmatch(r"\d+", repr(record["step"])):
