@@ -379,6 +379,21 @@ def test_impossible_settings_are_refused(settings, sentence):
         NegativeCache(**settings)
 
 
+def test_batches_with_negatives_of_their_own_or_several_passages_are_refused():
+    batch, cache = batch_of(PAIRS), NegativeCache(capacity=8, num_negatives=1)
+    for other, sentence in (
+        (batch._replace(neg_docs=batch.doc[:, None]), "negative_cache and negatives_dir both give documents as negatives"),
+        (batch._replace(doc=batch.doc[:, None]), "documents of one passage; set max_passages to 1"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            cache.draw(CACHE, other, PAIRS, 0.05, jax.random.key(0))
+
+
+def test_a_loss_that_draws_from_a_cache_asks_for_one():
+    with pytest.raises(InputError, match=r"set train\.negative_cache = @NegativeCache\(\)"):
+        sampled_softmax(PAIRS)
+
+
 def test_a_capacity_that_does_not_suit_batch_or_devices_is_refused():
     cache = NegativeCache(capacity=12, num_negatives=1)
     cache.check(12, 4)
