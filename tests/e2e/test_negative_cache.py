@@ -5,13 +5,13 @@ import shutil
 
 import jax
 import numpy as np
-from toy_run import ALL_DEVICES, SETTINGS, arguments
+from toy_run import SETTINGS, arguments
 
 from de_jax import train
 from de_jax.training.run import load_run
 
 CACHE = {
-    **ALL_DEVICES,
+    "make_mesh__data": 2,
     "train__negative_cache": "@NegativeCache()",
     "NegativeCache__capacity": 48,
     "NegativeCache__num_negatives": 4,
