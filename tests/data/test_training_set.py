@@ -55,7 +55,7 @@ def opened(toy_dir, tmp_path):
 
     def opened(**changes):
         given = {"dataset_dir": str(toy_dir), "tokenizer": str(toy_dir / "spiece.model"), "cache_dir": str(tmp_path / "cache")}
-        return beir_pairs(**{**given, "batch_size": 16, "dev_split": "dev", **changes})
+        return flat(beir_pairs)(**{**given, "batch_size": 16, "dev_split": "dev", **changes})
 
     return opened
 
