@@ -59,7 +59,13 @@ def _check(path: Path, find: Callable[[str], str], allow_imports: bool, above: t
 
 
 def _text(path: Path) -> str:
-    return "".join(f"{line}\n" for _, line in read_lines(path, keep_blank=True))
+    """The file with LF at the end of each line; gin drops the rest of a line behind a carriage return without a word."""
+    lines = []
+    for number, line in read_lines(path, keep_blank=True):
+        if "\r" in line:
+            raise InputError(f"{path}, line {number}: a carriage return within the line; end lines with LF or CRLF.")
+        lines.append(f"{line}\n")
+    return "".join(lines)
 
 
 def _statements(path: Path) -> Iterator[tuple[int, str, list[str]]]:
