@@ -137,8 +137,7 @@ def _bare(name: str) -> str:
 def _read_file(path: Path, found: Settings, allow_imports: bool, above: tuple[Path, ...]) -> None:
     if path.resolve() in above:
         raise InputError(f"{path} includes itself, through {' and '.join(one.name for one in above)}; remove one of the includes.")
-    text = "".join(f"{line}\n" for _, line in read_lines(path, keep_blank=True))
-    for statement in _statements(text, str(path)):
+    for statement in _statements(_text(path), str(path)):
         place = f"{path}, line {statement.location.line_num}"
         if isinstance(statement, config_parser.IncludeStatement):
             _read_file(_find_included(statement.filename, place), found, allow_imports, (*above, path.resolve()))
@@ -146,6 +145,16 @@ def _read_file(path: Path, found: Settings, allow_imports: bool, above: tuple[Pa
             _import(statement.module, place, allow_imports)
         elif isinstance(statement, config_parser.BindingStatement):
             found[_setting(statement)] = Bound(statement.value, place, is_typed=False)
+
+
+def _text(path: Path) -> str:
+    """The file with LF at the end of each line; gin drops the rest of a line behind a carriage return without a word."""
+    lines = []
+    for number, line in read_lines(path, keep_blank=True):
+        if "\r" in line:
+            raise InputError(f"{path}, line {number}: a carriage return within the line; end lines with LF or CRLF.")
+        lines.append(f"{line}\n")
+    return "".join(lines)
 
 
 def _statements(text: str, place: str) -> Iterator[Any]:

@@ -22,6 +22,7 @@ from de_jax.types import InputError
         (b"A = 1\nB = (3,\n", r"own\.gin, line 3: EOF in multi-line statement"),
         (b"A = 1\nB c\n", r"own\.gin, line 2"),
         (b"A = 1\0\n", r"own\.gin, line 1"),
+        (b"A = 1\n\rT5Config.num_layers = 1\n", r"own\.gin, line 2: a carriage return within the line"),
         (b"\nquery/T5Config.num_layers = 'x'\n", r"own\.gin, line 2: query/T5Config\.num_layers is 'x'"),
         (b"T5Config.num_layers = %NONE\n", r"own\.gin, line 1: %NONE stands for nothing; write NONE = and its value"),
         (b"A = %B\nB = %A\n", r"own\.gin, line 1: %B stands for itself|own\.gin, line 1: %A stands for itself"),
