@@ -56,7 +56,18 @@ def compiled_once(tmp_path_factory):
 def bounded_memory():
     """Drops compiled programs between modules once a worker holds 1 GiB: it would grow to several."""
     yield
-    if resident_bytes() > 1 << 30:
+    drop_programs(above=1 << 30)
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory_within_a_module():
+    """Between tests later, as those of a module share programs; one test takes up to 300 MB, and a worker is to stay below 2 GB."""
+    yield
+    drop_programs(above=1600 << 20)
+
+
+def drop_programs(*, above):
+    if resident_bytes() > above:
         jax.clear_caches()
         gc.collect()
         with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
