@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.options import MultiprocessingOptions
 
@@ -25,6 +26,9 @@ UNFINISHED = "*.orbax-checkpoint-tmp"
 STAMP_FILE = "_CHECKPOINT_METADATA"
 """Orbax writes into it when it renames a checkpoint, and nothing of the state depends on it."""
 _REMOVALS, _REMOVAL_SECONDS = 20, 0.1
+_SMALLEST_SLICE = 1 << 20
+"""Bytes that a device writes of an array that lies on several. Smaller arrays are left whole: Orbax would compile a program to cut
+each shape on each device, while the first save holds up training."""
 
 
 class Checkpoints:
@@ -48,6 +52,8 @@ class Checkpoints:
             self._remove_unfinished()
         # Orbax logs what its background threads raise, with a traceback each; here it becomes the sentence of `_writing`.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
+        # Else threads of two folders, such as a run's last and its best, wait at one barrier for those of the other process.
+        processes = MultiprocessingOptions(barrier_sync_key_prefix=self.folder.name)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
             create=keep is not None,
@@ -56,11 +62,11 @@ class Checkpoints:
             lightweight_initialize=keep is None,
             enable_async_checkpointing=True,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
-            # Else threads of two folders, such as a run's last and its best, wait at one barrier for those of the other process.
-            multiprocessing_options=MultiprocessingOptions(barrier_sync_key_prefix=self.folder.name),
+            multiprocessing_options=processes,
         )
-        items = ("params", "training", "beside")  # Orbax would read one called "metrics" of every step, damaged or not
-        self._manager = ocp.CheckpointManager(self.folder, options=options, item_names=items)
+        # Orbax would read an item called "metrics" of every step, damaged or not.
+        items = {"params": _arrays(processes), "training": _arrays(processes), "beside": ocp.JsonCheckpointHandler()}
+        self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=items)
 
     def save(self, step: int, state: TrainState, beside: dict[str, Any] | None = None) -> None:
         """Starts writing `state`; returns once the arrays are copied from the devices. A step that exists is left alone.
@@ -84,8 +90,8 @@ class Checkpoints:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    params=ocp.args.StandardSave(state.params),
-                    training=ocp.args.StandardSave(_training_part(state)),
+                    params=ocp.args.PyTreeSave(state.params),
+                    training=ocp.args.PyTreeSave(_training_part(state)),
                     beside=ocp.args.JsonSave(beside or {}),
                 ),
             )
@@ -201,7 +207,8 @@ class Checkpoints:
         for name, tree in like.items():
             _check_same_tree(folder / name, _stored_shapes(folder / name), tree)
         try:
-            restore = {name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
+            placed = ocp.checkpoint_utils.construct_restore_args
+            restore = {name: ocp.args.PyTreeRestore(tree, restore_args=placed(tree)) for name, tree in like.items()}
             return dict(self._manager.restore(step, args=ocp.args.Composite(**restore)))
         except jax.errors.JaxRuntimeError:  # no memory
             raise
@@ -263,6 +270,17 @@ def _training_part(state: TrainState) -> dict[str, Any]:
 def _is_finite(tree: Any) -> Array:
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]))
+
+
+def _arrays(processes: MultiprocessingOptions) -> ocp.PyTreeCheckpointHandler:
+    """Writes and reads a tree of arrays and numbers, cut up for devices where that pays."""
+    kinds = ocp.type_handlers
+    registry = kinds.create_type_handler_registry(
+        (jax.Array, kinds.ArrayHandler(min_slice_bytes_for_replica_parallel=_SMALLEST_SLICE)),
+        (np.ndarray, kinds.NumpyHandler()),
+        (np.number, kinds.ScalarHandler()),
+    )
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, multiprocessing_options=processes)
 
 
 def _stored_shapes(item: Path) -> dict[str, tuple[int, ...]]:

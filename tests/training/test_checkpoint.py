@@ -10,7 +10,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from de_jax.data import folders
 from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
@@ -122,11 +124,35 @@ def test_a_checkpoint_appears_with_its_checksums_or_not_at_all(tmp_path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
-def test_a_checkpoint_of_an_older_version_has_no_checksums_and_is_restored(intact, tmp_path):
-    shutil.copytree(intact, tmp_path / "copy")
-    for step in (1, 2):
-        (tmp_path / "copy" / str(step) / "checksums.json").unlink()
-    assert refusal(tmp_path / "copy", 2) is None
+def test_a_checkpoint_of_an_older_version_has_no_checksums_and_is_restored(tmp_path):
+    """As versions up to 0.1.0 wrote them: by Orbax's standard handler, arrays cut up for the devices that they lie on."""
+    everywhere = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec())
+    saved = jax.device_put(state(2), everywhere)
+    training = {name: value for name, value in saved._asdict().items() if name != "params" and value is not None}
+    items = {"params": ocp.args.StandardSave(saved.params), "training": ocp.args.StandardSave(training)}
+    with contextlib.closing(ocp.CheckpointManager(tmp_path, item_names=("params", "training", "beside"))) as manager:
+        manager.save(2, args=ocp.args.Composite(**items, beside=ocp.args.JsonSave({"step": 2})))
+    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+        assert_equal(checkpoints.restore(2, state()), state(2))
+        assert checkpoints.beside(2) == {"step": 2}
+
+
+def test_small_arrays_of_many_devices_are_saved_without_a_program_for_each(tmp_path):
+    """Orbax would compile one for each shape and device, while training waits."""
+    compiled = []
+    everywhere = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec())
+    with contextlib.closing(Checkpoints(tmp_path, keep=5)) as checkpoints:
+        checkpoints.save(1, placed := jax.device_put(state(1, size=56), everywhere))
+        checkpoints.wait()
+        listen = lambda event, seconds, **about: compiled.append(event) if "backend_compile" in event else None  # noqa: E731
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            jax.clear_caches()
+            checkpoints.save(2, placed._replace(step=placed.step + 1))
+            checkpoints.wait()
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listen)
+    assert len(compiled) <= 2  # the sum, and whether all is finite
 
 
 @pytest.mark.parametrize("part", ["params", "training"])

@@ -22,7 +22,7 @@ everywhere = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSp
 last, best = Checkpoints(folder + "/checkpoints", keep=2), Checkpoints(folder + "/best", keep=1)
 pauses = random.Random(process)
 for step in range(1, {ROUNDS} + 1):
-    array = jax.make_array_from_callback((200_000,), everywhere, lambda index: np.full(200_000, step, np.float32)[index])
+    array = jax.make_array_from_callback((600_000,), everywhere, lambda index: np.full(600_000, step, np.float32)[index])
     state = TrainState(step=array, params={{"w": array}}, opt_state=(array,), rng=array)
     last.save(step, state)
     best.save(step, state)
