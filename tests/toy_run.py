@@ -16,15 +16,19 @@ SETTINGS = {
     "TowerConfig.projection_dim": 16,
     "samtone.temperature": 0.05,
     "train.learning_rate": 0.02,
-    "train.num_steps": 30,
+    "train.num_steps": 20,
     "train.log_every_steps": 5,
-    "train.save_every_steps": 5,
+    "train.save_every_steps": 10,
     "train.evaluate_every_steps": 10,
     "beir_pairs.batch_size": 16,
     "beir_pairs.max_query_length": 16,
     "beir_pairs.max_doc_length": 32,
     "beir_pairs.dev_split": "dev",
 }
+
+
+ALL_DEVICES = {"make_mesh__data": -1}
+"""For a run that shows something of several devices; the others take one, which is cheaper."""
 
 
 def word(rng):
@@ -50,6 +54,7 @@ def arguments(dataset_dir, run_dir, recipe="recipes/samtone_query.gin", **change
     """The command line of `de-jax train`; `train__num_steps=3` changes a setting."""
     settings = {
         **SETTINGS,
+        "make_mesh.data": 1,
         "beir_pairs.dataset_dir": dataset_dir,
         "beir_pairs.tokenizer": dataset_dir / "spiece.model",
         **{name.replace("__", "."): value for name, value in changes.items()},

@@ -1,12 +1,17 @@
-"""What a run measures the divergence of its towers on."""
+"""A BEIR folder as a trainer opens it: what it is refused for, and what the divergence of towers is measured on."""
+
+import gzip
+import shutil
 
 import numpy as np
 import pytest
 import tiny_run
+import toy_run
 
 from de_jax.data import beir
 from de_jax.data.text import train_sentencepiece
 from de_jax.data.training_set import beir_pairs
+from de_jax.types import InputError
 
 
 @pytest.fixture
@@ -36,3 +41,69 @@ def test_towers_are_compared_on_dev_queries_wherever_there_is_a_dev_split(folder
     beir.write(folder / "data", tiny_run.DOCS, tiny_run.QUERIES, qrels)
     assert queries_for_both(folder) == {"d3"}
     assert queries_for_both(folder, dev_split="test") == set(tiny_run.QRELS["test"])
+
+
+@pytest.fixture(scope="module")
+def toy_dir(tmp_path_factory):
+    return toy_run.write_dataset(tmp_path_factory.mktemp("beir") / "toy")
+
+
+@pytest.fixture
+def opened(toy_dir, tmp_path):
+    """Opens the toy data with other settings."""
+
+    def opened(**changes):
+        given = {"dataset_dir": str(toy_dir), "tokenizer": str(toy_dir / "spiece.model"), "cache_dir": str(tmp_path / "cache")}
+        return beir_pairs(**{**given, "batch_size": 16, "dev_split": "dev", **changes})
+
+    return opened
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"dataset_dir": "/nowhere"}, "/nowhere"),
+        ({"tokenizer": "/nowhere/spiece.model"}, "/nowhere/spiece.model"),
+        ({"split": "tune"}, "has no split 'tune'; it has dev, train"),
+        ({"batch_size": 88}, "batch_size 88 is more than the 80 training pairs"),
+        ({"max_doc_length": 1}, "leaves no room"),
+    ],
+)
+def test_settings_that_do_not_suit_the_folder_are_refused(opened, changes, sentence):
+    with pytest.raises(InputError, match=sentence):
+        next(opened(**changes).batches(0))
+
+
+def rewrite_corpus(change):
+    def apply(folder):
+        path = beir.find_file(folder, "corpus")
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        path.unlink()
+        (folder / "corpus.jsonl").write_text("\n".join(change(lines)) + "\n")
+
+    return apply
+
+
+def truncate(folder):
+    path = beir.find_file(folder, "corpus")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (truncate, r"corpus\.jsonl\.gz"),
+        (rewrite_corpus(lambda lines: [*lines[:4], '{"_id": "d4", "te', *lines[5:]]), r"corpus\.jsonl, line 5"),
+        (rewrite_corpus(lambda lines: [*lines, lines[0]]), "d0"),
+        (rewrite_corpus(lambda lines: lines[:40]), "40"),
+        (rewrite_corpus(lambda lines: ['{"_id": "d0", "text": ""}', *lines[1:]]), r"corpus\.jsonl, line 1"),
+        (lambda folder: (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\n"), r"train\.tsv, line 2"),
+    ],
+    ids=["truncated", "malformed", "duplicate id", "unknown ids", "empty text", "qrels without score"],
+)
+def test_a_broken_folder_is_refused_with_file_and_line(opened, toy_dir, tmp_path, change, sentence):
+    folder = tmp_path / "broken"
+    shutil.copytree(toy_dir, folder)
+    change(folder)
+    with pytest.raises(InputError, match=sentence):
+        opened(dataset_dir=str(folder))

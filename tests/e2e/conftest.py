@@ -3,11 +3,13 @@
 import json
 import os
 import random
+import signal
 
 import pytest
 import toy_run
 
 from de_jax import train
+from de_jax.training import run_log
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +35,19 @@ def num_kills():
 def rng(request):
     """The random choices of one test; the same `--seed` repeats them."""
     return random.Random(f"{SOAK.get('seed', 0)} {request.node.name}")
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """Tells this process to stop, as a machine that is taken away does, with the update after one that is logged."""
+
+    def stop_at(last):
+        def sink(num_steps, start_step):
+            return lambda step, scalars: os.kill(os.getpid(), signal.SIGTERM) if step == last and "loss" in scalars else None
+
+        monkeypatch.setattr(run_log, "progress_sink", sink)
+
+    return stop_at
 
 
 @pytest.fixture(scope="session")

@@ -4,24 +4,29 @@ import json
 
 import jax
 import numpy as np
+import pretrained_folders
 import pytest
 from pretrained_folders import WORDS, write_sentence_transformer
 
 from de_jax import train
 from de_jax.data import beir
+from de_jax.recipe import read_recipe
 from de_jax.tools import daft, measure_query_latency
 from de_jax.training.run import complete_steps, load_run
 from de_jax.training.run_log import read_metrics
 from de_jax.types import InputError
 
-SMALL = ["--max_query_length=16", "--max_doc_length=16", "--batch_size=8", "--num_calls=3"]
+SMALL = ["--gin.make_mesh.data=1", "--max_query_length=16", "--max_doc_length=16", "--batch_size=8", "--num_calls=3"]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("daft")
-    write_sentence_transformer(root / "model", "bert")
-    write_sentence_transformer(root / "t5", "t5", dense=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(pretrained_folders.SIZES, "num_hidden_layers", 1)  # which compiles in half the time
+        write_sentence_transformer(root / "model", "bert")
+        write_sentence_transformer(root / "with_head", "bert", dense=False)
+    write_sentence_transformer(root / "t5", "t5")
     docs = [(f"d{i}", "", f"{WORDS[i % 8]} of texts {WORDS[i // 8]} {WORDS[i % 3]}") for i in range(64)]
     queries = [(f"q{i}", f"{WORDS[i % 8]} {WORDS[i // 8]}") for i in range(64)]
     split = lambda rows: {f"q{i}": {f"d{i}": 1} for i in rows}  # noqa: E731
@@ -29,10 +34,11 @@ def folders(tmp_path_factory):
     return root
 
 
-def stage1(folders, run_dir, **changes):
+def recipe_of(folders, **changes):
     settings = {
         "MODEL": folders / "model",
         "QUERY_LAYERS": (0,),
+        "make_mesh.data": 1,
         "pretrained_tower.projection_dim": 24,
         "beir_pairs.dataset_dir": folders / "data",
         "beir_pairs.batch_size": 8,
@@ -46,46 +52,72 @@ def stage1(folders, run_dir, **changes):
         "Alignment.every_steps": 2,
         **{name.replace("__", "."): value for name, value in changes.items()},
     }
-    arguments = [f"--gin.{name}={value}" for name, value in settings.items()]
-    train.main(["--gin_file=recipes/daft_stage1.gin", *arguments, f"--run_dir={run_dir}"])
+    return read_recipe(["recipes/daft_stage1.gin"], [f"{name}={value}" for name, value in settings.items()])
 
 
-def test_one_command_gives_pairs_of_towers_pictures_and_the_same_again(folders, tmp_path, capsys):
+def stage1(folders, run_dir, **changes):
+    return train.train(recipe_of(folders, **changes), run_dir)
+
+
+@pytest.fixture(scope="module")
+def aligned(folders):
+    """A run whose towers, of two models, count as aligned at the first look; its settings and its summary."""
+    changes = {"QUERY_MODEL": folders / "t5", "Alignment__delta": 1e9}
+    return folders / "aligned", changes, stage1(folders, folders / "aligned", **changes)
+
+
+def test_one_command_gives_a_pair_of_towers_and_pictures(folders, tmp_path, capsys):
     command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
-    command += ["--query_layers", "1", "0", "--num_align_steps=4", "--num_steps=3", "--gin1.Alignment.delta=-1e9"]
+    command += ["--query_layers", "0", "--num_align_steps=4", "--num_steps=3", "--gin1.Alignment.delta=-1e9"]
     daft.main(command)
     report = json.loads(capsys.readouterr().out)
-    assert list(report["systems"]) == ["model", "1_layer", "0_layers"]
-    light = report["systems"]["1_layer"]
+    assert list(report["systems"]) == ["model", "0_layers"]
+    light = report["systems"]["0_layers"]
     assert list(light["divergence"]) == ["0", "1", "2", "3", "4"]
     assert light["threshold"] == -1e9
     assert 0 <= light["scores"]["ndcg@10"] <= 1
     assert {row["batch_size"] for row in light["latency"]} == {1, 32}
     for picture in ("tradeoff", "alignment", "towers"):
         assert (tmp_path / f"{picture}.png").stat().st_size > 5000
-    before, aligned, tuned = (load_run(tmp_path / folder) for folder in ("model", "1_layer/aligned", "1_layer/tuned"))
-    assert (aligned.model.query.encoder.num_layers, aligned.model.doc.encoder.num_layers) == (1, 2)
+    before, aligned, tuned = (load_run(tmp_path / folder) for folder in ("model", "0_layers/aligned", "0_layers/tuned"))
+    assert (aligned.model.query.encoder.num_layers, aligned.model.doc.encoder.num_layers) == (0, 1)
     for part in ("embedder", "encoder"):  # the document tower has not moved by one bit
         jax.tree.map(np.testing.assert_array_equal, aligned.params["doc"][part], before.params["shared"][part])
     moved = [np.any(a != b) for a, b in zip(*(jax.tree.leaves(run.params["doc"]) for run in (aligned, tuned)), strict=True)]
     assert any(moved)
-    assert complete_steps(tmp_path / "1_layer" / "tuned" / "best")
-    daft.main(command)
-    assert json.loads(capsys.readouterr().out)["systems"]["1_layer"]["scores"] == light["scores"]
-    with pytest.raises(InputError, match="--query_layers has 3, but the model has 2 layers"):
-        daft.main([argument if argument != "1" else "3" for argument in command])
+    assert complete_steps(tmp_path / "0_layers" / "tuned" / "best")
+    with pytest.raises(InputError, match="--query_layers has 3, but the model has 1 layers"):
+        daft.main([argument if argument != "0" else "3" for argument in command])
 
 
-def test_without_alignment_the_same_command_trains_both_towers_at_once(folders, tmp_path, capsys):
-    command = [f"--model={folders / 't5'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
-    command += ["--query_layers", "1", "--num_align_steps=0", "--num_steps=3"]
+def test_every_number_of_layers_gives_a_pair_of_its_own(folders, tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def untrained(args, settings, layers, folder, queries):
+        asked.append((layers, folder.name))
+        return daft._Pair(load_run(args.out_dir / "model"), [], {})
+
+    monkeypatch.setattr(daft, "_pair", untrained)
+    monkeypatch.setattr(daft.daft_report, "stages", lambda folders: {})
+    monkeypatch.setattr(daft.daft_report, "draw", lambda *args: None)
+    command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
+    daft.main([*command, "--query_layers", "1", "0"])
+    assert asked == [((0,), "1_layer"), ((), "0_layers")]
+    assert list(json.loads(capsys.readouterr().out)["systems"]) == ["model", "1_layer", "0_layers"]
+
+
+def test_without_alignment_the_same_command_trains_both_towers_at_once_and_gives_the_same_again(folders, tmp_path, capsys):
+    command = [f"--model={folders / 'with_head'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
+    command += ["--query_layers", "0", "--num_align_steps=0", "--num_steps=3"]
     daft.main(command)
-    light = json.loads(capsys.readouterr().out)["systems"]["1_layer"]
-    assert (light["run_dir"], light["divergence"]) == (str(tmp_path / "1_layer" / "at_once"), {})
+    light = json.loads(capsys.readouterr().out)["systems"]["0_layers"]
+    assert (light["run_dir"], light["divergence"]) == (str(tmp_path / "0_layers" / "at_once"), {})
     run = load_run(light["run_dir"])
-    assert (run.model.query.encoder.num_layers, run.model.doc.encoder.num_layers) == (1, 2)
+    assert (run.model.query.encoder.num_layers, run.model.doc.encoder.num_layers) == (0, 1)
     assert run.model.doc.projection_dim == 24  # its own is kept
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["towers.png", "tradeoff.png"]
+    daft.main(command)
+    assert json.loads(capsys.readouterr().out)["systems"]["0_layers"]["scores"] == light["scores"]
     with pytest.raises(InputError, match="--num_align_steps=0 leaves out"):
         daft.main([*command, "--gin1.Alignment.patience=2"])
 
@@ -99,23 +131,19 @@ def test_a_stage_that_was_told_to_stop_is_not_taken_for_a_whole_one(folders, tmp
     assert (exit_.value.code, done) == (75, ["aligned"])
 
 
-def test_an_aligned_run_ends_saves_and_stays_ended(folders, tmp_path, capsys):
-    stage1(folders, tmp_path, Alignment__delta=1e9)
-    summary = json.loads(capsys.readouterr().out)
+def test_an_aligned_run_ends_saves_and_stays_ended(folders, aligned):
+    run_dir, changes, summary = aligned
     assert summary["step"] == 2
     assert summary["stopped"].startswith("aligned: kl_divergence")
-    assert complete_steps(tmp_path / "checkpoints") == [2]
-    before = jax.tree.map(np.asarray, load_run(tmp_path).params)
-    stage1(folders, tmp_path, Alignment__delta=1e9)
-    assert json.loads(capsys.readouterr().out)["stopped"] == summary["stopped"]
-    jax.tree.map(np.testing.assert_array_equal, load_run(tmp_path).params, before)
-    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl") if "alignment/kl_divergence" in line] == [0, 2]
+    assert complete_steps(run_dir / "checkpoints") == [2]
+    before = jax.tree.map(np.asarray, load_run(run_dir).params)
+    assert stage1(folders, run_dir, **changes)["stopped"] == summary["stopped"]
+    jax.tree.map(np.testing.assert_array_equal, load_run(run_dir).params, before)
+    assert [line["step"] for line in read_metrics(run_dir / "metrics.jsonl") if "alignment/kl_divergence" in line] == [0, 2]
 
 
-def test_towers_of_two_models_are_aligned_each_with_its_own_tokenizer(folders, tmp_path, capsys):
-    stage1(folders, tmp_path, QUERY_MODEL=folders / "t5", Alignment__delta=1e9)
-    assert json.loads(capsys.readouterr().out)["stopped"].startswith("aligned: kl_divergence")
-    run = load_run(tmp_path)
+def test_towers_of_two_models_are_aligned_each_with_its_own_tokenizer(aligned):
+    run = load_run(aligned[0])
     assert run.query_tokenizer.fingerprint != run.doc_tokenizer.fingerprint
     assert (type(run.model.query.encoder).__name__, type(run.model.doc.encoder).__name__) == ("T5Config", "BertConfig")
 
@@ -125,19 +153,23 @@ def test_towers_of_two_models_are_aligned_each_with_its_own_tokenizer(folders, t
     [
         ({"beir_pairs__num_for_both": 0}, "set beir_pairs.num_for_both = 1000"),
         ({"Alignment__measure": "ndcg@10"}, "waits for ndcg@10 on the dev set, but there is none"),
-        ({"QUERY_LAYERS": (0, 5)}, "has no value for .* query/encoder/layers_1"),
     ],
 )
-def test_what_cannot_be_aligned_is_refused(folders, tmp_path, changes, sentence):
+def test_towers_that_nothing_can_be_measured_on_are_refused(folders, changes, sentence):
+    recipe = recipe_of(folders, **changes)
     with pytest.raises(InputError, match=sentence):
-        stage1(folders, tmp_path, **changes)
+        train._check_alignment(recipe, recipe.data())
 
 
-def test_latencies_stand_beside_each_other(folders, tmp_path, capsys):
-    stage1(folders, tmp_path / "run", train__num_steps=1)
+def test_a_layer_that_the_model_does_not_have_is_refused(folders, tmp_path):
+    with pytest.raises(InputError, match=r"has no value for .* query/encoder/layers_1"):
+        stage1(folders, tmp_path, QUERY_LAYERS=(0, 5))
+
+
+def test_latencies_stand_beside_each_other(aligned, tmp_path, capsys):
     (tmp_path / "queries.txt").write_text("hello world\n\na dense retrieval\n")
     measure_query_latency.main(
-        ["--runs", *(f"{name}={tmp_path / 'run'}" for name in ("a", "b")), f"--queries={tmp_path / 'queries.txt'}", "--num_calls=4"]
+        ["--runs", *(f"{name}={aligned[0]}" for name in ("a", "b")), f"--queries={tmp_path / 'queries.txt'}", "--num_calls=4"]
     )
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["latencies"]
     assert [(row["name"], row["batch_size"]) for row in rows] == [("a", 1), ("b", 1), ("a", 32), ("b", 32)]

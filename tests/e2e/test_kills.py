@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from toy_run import arguments
+from toy_run import ALL_DEVICES, arguments
 
 from de_jax.training import run_log
 from de_jax.training.run import load_run
@@ -64,6 +64,7 @@ def names(run_dir):
 def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path, num_kills, rng):
     run_dirs = [tmp_path / str(number) for number in range(RUNS_PER_KILL * num_kills + 2)]
     changes = {
+        **ALL_DEVICES,
         "train__num_steps": 160,
         "train__save_every_steps": 4,
         "train__log_every_steps": 3,
@@ -100,12 +101,13 @@ def test_encoding_killed_again_and_again_ends_byte_equal(finished_run, tmp_path,
     assert sorted(whole) == ["embeddings.npy", "ids.json", "manifest.json"]
     for other in others:
         assert other == whole
-    assert load_run(finished_run).step == 30
+    assert load_run(finished_run).step == 20
 
 
 def test_a_run_that_mines_itself_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path, num_kills, rng):
     run_dirs = [tmp_path / str(number) for number in range(RUNS_PER_KILL * num_kills + 2)]
     changes = {
+        **ALL_DEVICES,
         "train__loss": "@ance",
         "train__miner": "@Miner()",
         "train__mine_every_steps": 20,

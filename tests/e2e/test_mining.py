@@ -9,7 +9,7 @@ import pytest
 from toy_run import arguments
 
 from de_jax import mine, train
-from de_jax.data import files, generations, negatives
+from de_jax.data import beir, files, generations, negatives
 from de_jax.data.generations import Mined
 from de_jax.data.negatives import Switch
 from de_jax.data.training_set import text_hashes
@@ -24,7 +24,7 @@ COLOCATED = {
     "train__miner": "@Miner()",
     "train__mine_every_steps": 8,
     "train__num_steps": 24,
-    "train__save_every_steps": 4,
+    "train__save_every_steps": 8,
     "train__evaluate_every_steps": 24,
     "beir_pairs__negatives_dir": "{run_dir}/negatives",
     "beir_pairs__num_neg_docs": 2,
@@ -107,85 +107,98 @@ def test_a_colocated_run_that_dies_while_it_mines_or_switches_ends_bit_equal(
     assert_equal_params(run_dir, colocated)
 
 
-def test_a_miner_beside_a_run_mines_its_newest_checkpoint_and_says_what_it_mined(dataset_dir, tmp_path, capsys):
+def test_a_miner_beside_a_run_mines_its_newest_checkpoint_and_says_what_it_mined(dataset_dir, tmp_path, capsys, stop_at):
     run_dir = tmp_path / "run"
-    arguments = settings(dataset_dir, run_dir, BESIDE, train__num_steps=8)
-    train.main(arguments)
+    argv = settings(dataset_dir, run_dir, BESIDE)
+    stop_at(5)
+    with pytest.raises(SystemExit):
+        train.main(argv)
     assert steps_and_generations(run_dir) == {1: 0}
     capsys.readouterr()
-    mine.main([*arguments, "--once"])
+    mine.main([*argv, "--once"])
     report = json.loads(capsys.readouterr().out)
-    assert report["checkpoint_step"] == 8
+    assert report["checkpoint_step"] == 6
     assert {"overlap_previous", "previous_in_top_100", "dev/ndcg@10"} <= report["statistics"].keys()
-    assert steps_and_generations(run_dir) == {1: 0, 2: 8}
+    assert steps_and_generations(run_dir) == {1: 0, 2: 6}
     assert len(list((run_dir / "embeddings" / mining_run.KEPT_AS).iterdir())) == 1
-    train.main(settings(dataset_dir, run_dir, BESIDE, train__num_steps=24))  # goes on with what was mined meanwhile
-    assert negatives.read_switches(run_dir / "switches.jsonl") == [Switch(0, 1), Switch(17, 2)]
-    mine.main(settings(dataset_dir, run_dir, BESIDE, train__num_steps=24))  # complete: nothing is left to mine for
+    train.main(argv)  # goes on with what was mined meanwhile
+    assert negatives.read_switches(run_dir / "switches.jsonl") == [Switch(0, 1), Switch(15, 2)]
+    mine.main(argv)  # complete: nothing is left to mine for
     assert capsys.readouterr().out.count("checkpoint_step") == 0
 
 
-@pytest.mark.parametrize("removed", [".", "params"], ids=["wholly", "by half"])
-def test_a_checkpoint_that_disappears_under_the_miner_is_passed_over(dataset_dir, tmp_path, colocated, monkeypatch, removed):
+@pytest.fixture
+def beside(dataset_dir, colocated, tmp_path, monkeypatch):
+    """A run of 24 steps that is to go on to 100, and its recipe; nothing is embedded to mine a generation."""
+
+    def mine_generation(run, mined, miner, **options):
+        facts = {**mined.texts.hashes, "checkpoint_step": run.step}
+        return generations.write_generation(mined.negatives_dir, mined.next_number(), [Mined("q0", "d0", ["d1"], [])], facts)
+
+    monkeypatch.setattr(mine, "mine_generation", mine_generation)
     run_dir = tmp_path / "run"
     shutil.copytree(colocated, run_dir)
+    return run_dir, recipe_of(settings(dataset_dir, run_dir, BESIDE, train__num_steps=100))
+
+
+@pytest.mark.parametrize("removed", [".", "params"], ids=["wholly", "by half"])
+def test_a_checkpoint_that_disappears_under_the_miner_is_passed_over(beside, monkeypatch, removed):
+    run_dir, recipe = beside
     shutil.rmtree(run_dir / "best")  # it may hold the same step
-    recipe = recipe_of(settings(dataset_dir, run_dir, BESIDE, train__num_steps=100))
     load = mine.load_run
 
     def removed_meanwhile(folder, step):
         if step == 24:
             shutil.rmtree(run_dir / "checkpoints" / "24" / removed)
-            shutil.copytree(run_dir / "checkpoints" / "20", run_dir / "checkpoints" / "28")
+            shutil.copytree(run_dir / "checkpoints" / "16", run_dir / "checkpoints" / "32")
         return load(folder, step)
 
     monkeypatch.setattr(mine, "load_run", removed_meanwhile)
     with pytest.warns(UserWarning, match="the checkpoint of step 24 was removed while it was read"):
         generation = next(mine.mine(recipe, run_dir, poll_seconds=0.01))
-    assert generation.manifest["checkpoint_step"] == 28
+    assert generation.manifest["checkpoint_step"] == 32
 
 
-def test_a_full_disk_costs_the_miner_one_generation(dataset_dir, tmp_path, colocated, monkeypatch):
-    run_dir = tmp_path / "run"
-    shutil.copytree(colocated, run_dir)
-    recipe = recipe_of(settings(dataset_dir, run_dir, BESIDE, train__num_steps=100))
+def test_a_full_disk_costs_the_miner_one_generation(beside, monkeypatch):
+    run_dir, recipe = beside
     write = generations.write_generation
 
     def full_at_first(*args, **options):
         monkeypatch.setattr(generations, "write_generation", write)
-        shutil.copytree(run_dir / "checkpoints" / "24", run_dir / "checkpoints" / "28")
+        shutil.copytree(run_dir / "checkpoints" / "24", run_dir / "checkpoints" / "32")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(generations, "write_generation", full_at_first)
     with pytest.warns(UserWarning, match="nothing was mined by step 24: No space left on device; the next one is tried"):
         generation = next(mine.mine(recipe, run_dir, poll_seconds=0.01))
-    assert (generation.number, generation.manifest["checkpoint_step"]) == (4, 28)
+    assert (generation.number, generation.manifest["checkpoint_step"]) == (4, 32)
 
 
 @pytest.mark.parametrize("text", ["garbage", '{"format": "de_jax negatives 1", "parts": {"a": "b"}, "checkpoint_step": "8"}'])
-def test_a_manifest_of_garbage_costs_the_miner_a_warning(dataset_dir, tmp_path, colocated, text):
-    run_dir = tmp_path / "run"
-    shutil.copytree(colocated, run_dir)
+def test_a_manifest_of_garbage_costs_the_miner_a_warning(dataset_dir, beside, text):
+    run_dir, recipe = beside
     (run_dir / "negatives" / "000002" / "manifest.json").write_text(text)
     (run_dir / "negatives" / "000004").mkdir()
     warm_up = [Mined("q0", "d0", ["d1"], [])]  # of a run that is further than this one
     generations.write_generation(run_dir / "negatives", 5, warm_up, {**text_hashes(dataset_dir), "checkpoint_step": 1000})
-    recipe = recipe_of(settings(dataset_dir, run_dir, BESIDE, train__num_steps=100))
     with pytest.warns(UserWarning, match="generation 2 of the negatives is passed over: .*000002/manifest.json"):
         generation = next(mine.mine(recipe, run_dir, poll_seconds=0.01))
     assert (generation.number, generation.manifest["checkpoint_step"]) == (6, 24)
 
 
-def test_two_miners_of_one_folder_are_refused(dataset_dir, tmp_path, colocated):
-    run_dir = tmp_path / "run"
-    shutil.copytree(colocated, run_dir)
-    beside = recipe_of(settings(dataset_dir, run_dir, BESIDE, train__num_steps=100))
-    first = mine.mine(beside, run_dir, poll_seconds=0.01)
+def opened(recipe, run_dir):
+    return recipe.data(host_index=0, num_hosts=1, row_multiple=1, run_dir=str(run_dir))
+
+
+def test_two_miners_of_one_folder_are_refused(dataset_dir, beside):
+    run_dir, recipe = beside
+    first = mine.mine(recipe, run_dir, poll_seconds=0.01)
     next(first)
     with pytest.raises(InputError, match=r"process \d+ on .* is mining into .*negatives already; stop it first"):
-        next(mine.mine(beside, run_dir, poll_seconds=0.01))
-    with pytest.raises(InputError, match="is mining into"):
-        train.main(settings(dataset_dir, run_dir, COLOCATED, train__num_steps=32))
+        next(mine.mine(recipe, run_dir, poll_seconds=0.01))
+    colocated = recipe_of(settings(dataset_dir, run_dir, COLOCATED, train__num_steps=32))
+    with pytest.raises(InputError, match="is mining into"), train._only_miner(colocated, opened(colocated, run_dir)):
+        pass
     first.close()
 
 
@@ -194,21 +207,15 @@ def test_a_corpus_that_changed_is_refused_by_both_with_the_reason(dataset_dir, t
     shutil.copytree(colocated, run_dir)
     shutil.copytree(dataset_dir, changed_dir)
     corpus = changed_dir / "corpus.jsonl.gz"
-    texts = list(mine_texts(corpus))
+    texts = list(beir.iter_docs(corpus))
     corpus.unlink()
     (changed_dir / "corpus.jsonl").write_text(
         "".join(json.dumps({"_id": i, "title": "", "text": t + " x"}) + "\n" for i, t in texts)
     )
-    arguments = settings(changed_dir, run_dir, BESIDE, train__num_steps=32)
-    for command in (train.main, lambda given: mine.main([*given, "--once"])):
+    recipe = recipe_of(settings(changed_dir, run_dir, BESIDE, train__num_steps=32))
+    for command in (lambda: next(mine.mine(recipe, run_dir, once=True)), opened(recipe, run_dir).mined.begin):
         with pytest.raises(InputError, match="was mined from other docs than are trained on; mine again"):
-            command(arguments)
-
-
-def mine_texts(path):
-    from de_jax.data import beir
-
-    return beir.iter_docs(path)
+            command()
 
 
 @pytest.mark.parametrize(
@@ -225,10 +232,10 @@ def test_what_cannot_be_mined_beside_a_run_is_refused(dataset_dir, tmp_path, cha
         next(mine.mine(recipe_of(settings(dataset_dir, tmp_path / "run", BESIDE, **changes)), tmp_path / "run"))
 
 
-def test_mined_queries_for_documents_of_several_passages_are_refused_before_anything_is_written(dataset_dir, tmp_path):
+def test_mined_queries_for_documents_of_several_passages_are_refused(dataset_dir, tmp_path):
+    recipe = recipe_of(settings(dataset_dir, tmp_path / "run", COLOCATED, beir_pairs__max_passages=2))
     with pytest.raises(InputError, match="mined queries are for documents of one passage"):
-        train.main(settings(dataset_dir, tmp_path / "run", COLOCATED, beir_pairs__max_passages=2))
-    assert not (tmp_path / "run").exists()
+        train._check_negatives(recipe, opened(recipe, tmp_path / "run"))
 
 
 def test_a_slow_miner_takes_the_newest_checkpoint_and_skips_those_before(tmp_path):

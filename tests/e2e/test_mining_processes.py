@@ -10,7 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from toy_run import arguments
+from toy_run import ALL_DEVICES, arguments
 from two_processes import TwoProcesses, assert_close
 
 from de_jax import command
@@ -19,6 +19,7 @@ from de_jax.training.run import complete_steps, load_run
 
 NEVER = 100_000
 MINED = {
+    **ALL_DEVICES,
     "train__loss": "@ance",
     "train__miner": "@Miner()",
     "train__num_steps": NEVER,

@@ -10,19 +10,32 @@ from de_jax.types import InputError
 MEASURES = {"ndcg@10", "mrr@10", "recall@100"}
 
 
-@pytest.mark.parametrize("num_steps", [4, pytest.param(40, marks=pytest.mark.soak)])
-def test_quickstart_writes_its_report_and_pictures_and_runs_again_at_once(tmp_path, monkeypatch, capsys, num_steps):
+SMALL = """include "recipes/quickstart.gin"
+make_mesh.data = 1
+beir_pairs.batch_size = 32
+T5Config.model_dim = 16
+T5Config.mlp_dim = 32
+"""
+
+
+@pytest.mark.parametrize("is_small", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["small", "as it is"])
+def test_quickstart_writes_its_report_and_pictures_and_runs_again_at_once(tmp_path, monkeypatch, capsys, is_small):
+    """As it is with few documents, `tests/wheel.sh` runs it too."""
     monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path / "cache"))
     run_dir = tmp_path / "quickstart"
-    options = [f"--run_dir={run_dir}", "--max_docs=1000", f"--num_steps={num_steps}"]
+    num_docs, num_steps = (300, 4) if is_small else (1000, 40)
+    options = [f"--run_dir={run_dir}", f"--max_docs={num_docs}", f"--num_steps={num_steps}"]
+    if is_small:
+        (tmp_path / "small.gin").write_text(SMALL)
+        options.append(f"--gin_file={tmp_path / 'small.gin'}")
     quickstart.main(options)
     printed = capsys.readouterr()
     report = json.loads((run_dir / "report.json").read_text())
     assert json.loads(printed.out) == report
     assert all(set(report[name]) == MEASURES for name in ("bm25", "untrained", "trained"))
-    if num_steps == 40:
+    if not is_small:
         assert report["trained"]["recall@100"] > 0.1 + report["untrained"]["recall@100"]  # which finds many of 1,000 documents
-    assert report["num_docs"] == 1000
+    assert report["num_docs"] == num_docs
     assert {"steps", "seconds", "pairs_per_s"} <= set(report)
     for picture in ("curves.png", "embeddings.png"):
         assert (run_dir / picture).read_bytes().startswith(b"\x89PNG")

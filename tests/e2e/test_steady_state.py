@@ -9,7 +9,7 @@ import sys
 import jax
 import pytest
 from jax._src.array import ArrayImpl  # what waits for a device has no public name
-from toy_run import arguments
+from toy_run import ALL_DEVICES, arguments
 
 from de_jax import train
 from de_jax.training import run_log
@@ -68,25 +68,25 @@ def steps(monkeypatch):
 
 
 def test_nothing_is_compiled_and_nothing_waited_for_between_logs(steps, dataset_dir, tmp_path):
-    """Logged every 10 updates, each line one update late; evaluated every 20, saved every 40, and all with the last update."""
-    periods = {"train__log_every_steps": 10, "train__evaluate_every_steps": 20, "train__save_every_steps": 40}
+    """Logged every 5 updates, each line one update late; evaluated every 10, saved every 20, and all with the last update."""
+    periods = {**ALL_DEVICES, "train__log_every_steps": 5, "train__evaluate_every_steps": 10, "train__save_every_steps": 20}
     jax.clear_caches()  # other tests may have compiled the same towers in this process
-    train.main(arguments(dataset_dir, tmp_path / "run", train__num_steps=80, train__grad_norm_groups="thirds", **periods))
-    # By the updates done before: what happens in update 20 and in the hooks after it is counted under 19.
-    start, second_update, first_line, first_evaluation = (-1, 0), 1, 9, 19
+    train.main(arguments(dataset_dir, tmp_path / "run", train__num_steps=40, train__grad_norm_groups="thirds", **periods))
+    # By the updates done before: what happens in update 10 and in the hooks after it is counted under 9.
+    start, second_update, first_line, first_evaluation = (-1, 0), 1, 4, 9
     new_shapes = set(steps.first_of_shape.values())
     assert len(new_shapes) <= 3
     assert set(steps.compilations) - new_shapes <= {*start, second_update, first_line, first_evaluation}
     assert all(steps.compilations[step] == 1 for step in new_shapes if step > first_evaluation)
     assert {0, first_evaluation} <= set(steps.compilations)
-    assert {step for step in steps.waits if step > 0} == {10, 19, 30, 39, 50, 59, 70, 79, 80}
+    assert {step for step in steps.waits if step > 0} == {5, 9, 15, 19, 25, 29, 35, 39, 40}
     lines = [line for line in run_log.read_metrics(tmp_path / "run" / run_log.METRICS_FILE) if "loss" in line]
     assert all(0 < line["grad_norm/middle"] < line["grad_norm"] for line in lines)
 
 
 COUNT = """
 import json, jax, jax.numpy as jnp
-from de_jax import command, train
+from de_jax import command
 found = {"hits": 0, "misses": 0}
 def listen(event, **about):
     for name in found:
@@ -126,8 +126,7 @@ def test_commands_keep_compiled_programs_unless_told_not_to_and_replace_damaged_
 
 @pytest.mark.soak
 def test_second_process_of_a_run_compiles_nothing(dataset_dir, tmp_path, compiled_by):
-    first, second = (
-        compiled_by("command.run(train.main)", *arguments(dataset_dir, tmp_path / name, train__num_steps=10)) for name in "ab"
-    )
+    program = "from de_jax import train; command.run(train.main)"
+    first, second = (compiled_by(program, *arguments(dataset_dir, tmp_path / name, train__num_steps=10)) for name in "ab")
     assert first["misses"] > 10
     assert second == {"hits": first["hits"] + first["misses"], "misses": 0}

@@ -30,6 +30,20 @@ def batch(num_rows=32):
     return Batch(draw(num_rows, 6), draw(num_rows, 10), ids, ids, neg_docs=draw(num_rows, 2, 10), neg_doc_ids=negatives)
 
 
+@pytest.fixture(scope="module")
+def params():
+    return jax.jit(MODEL.init)(jax.random.key(0))
+
+
+def value_and_grad(model, params, rows):
+    return jax.jit(jax.value_and_grad(functools.partial(loss_of, model)))(params, rows)
+
+
+@pytest.fixture(scope="module")
+def whole(params):
+    return value_and_grad(MODEL, params, packed_batch())
+
+
 def loss_of(model, params, rows):
     return in_batch_softmax(model.embed(params, rows), temperature=0.05)[0]
 
@@ -50,30 +64,23 @@ def packed_batch():
     return rows._replace(query=pack(rows.query), doc=pack(rows.doc), neg_docs=pack(rows.neg_docs))
 
 
-def test_chunks_of_packed_rows_change_neither_loss_nor_gradient():
-    params = jax.jit(MODEL.init)(jax.random.key(0))
-    whole = jax.jit(jax.value_and_grad(functools.partial(loss_of, MODEL)))(params, packed_batch())
-    pieces = jax.jit(jax.value_and_grad(functools.partial(loss_of, ChunkedModel(MODEL, 4))))(params, packed_batch())
+def test_chunks_of_packed_rows_change_neither_loss_nor_gradient(params, whole):
+    pieces = value_and_grad(ChunkedModel(MODEL, 4), params, packed_batch())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), pieces, whole)
 
 
-def test_packed_rows_on_eight_devices_give_the_gradient_of_one():
+def test_packed_rows_on_eight_devices_give_the_gradient_of_one(params, whole):
     mesh = sharding.make_mesh(8)
-    params = jax.jit(MODEL.init)(jax.random.key(0))
-    one = jax.jit(jax.value_and_grad(functools.partial(loss_of, MODEL)))(params, packed_batch())
     model = ChunkedModel(MODEL, 2)
     placed = jax.device_put(params, sharding.replicated(mesh)), sharding.place(packed_batch(), mesh)
     step = jax.jit(jax.value_and_grad(functools.partial(loss_of, model))).lower(*placed).compile()
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), step(*placed), one)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), step(*placed), whole)
     # No device computes another's rows: token ids of whole rows are not gathered.
     assert not re.findall(r"s32\[\d+,(?:\d+,)?(?:6|10)\]\S* (?:all-gather|all-to-all|collective-permute)\(", step.as_text())
 
 
-@pytest.mark.parametrize("num_chunks", [2, 4])
-def test_chunks_change_neither_loss_nor_gradient(num_chunks):
-    params = jax.jit(MODEL.init)(jax.random.key(0))
-    whole = jax.jit(jax.value_and_grad(functools.partial(loss_of, MODEL)))(params, batch())
-    pieces = jax.jit(jax.value_and_grad(functools.partial(loss_of, ChunkedModel(MODEL, num_chunks))))(params, batch())
+def test_chunks_change_neither_loss_nor_gradient(params):
+    pieces, whole = (value_and_grad(model, params, batch()) for model in (ChunkedModel(MODEL, 4), MODEL))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), pieces, whole)
 
 
@@ -89,13 +96,13 @@ def test_each_chunk_draws_its_own_dropout():
     assert len(np.unique(drawn)) == drawn.size
 
 
-def test_no_row_changes_its_device():
+def test_no_row_changes_its_device(params):
     mesh = sharding.make_mesh(8)
-    params = jax.device_put(jax.jit(MODEL.init)(jax.random.key(0)), sharding.replicated(mesh))
+    placed = jax.device_put(params, sharding.replicated(mesh))
 
     def gathered(model):
         step = jax.jit(jax.grad(functools.partial(loss_of, model)))
-        text = step.lower(params, sharding.place(batch(), mesh)).compile().as_text()
+        text = step.lower(placed, sharding.place(batch(), mesh)).compile().as_text()
         # Token ids are the only int32 matrices of a text's width: if one is gathered, a device encodes others' rows.
         assert not re.findall(r"s32\[\d+,(?:\d+,)?(?:6|10)\]\S* (?:all-gather|all-to-all|collective-permute)\(", text)
         return len(re.findall(r" all-gather\(", text))
@@ -103,8 +110,8 @@ def test_no_row_changes_its_device():
     assert gathered(ChunkedModel(MODEL, 2)) <= gathered(MODEL)
 
 
-def test_rows_that_do_not_divide_are_refused():
+def test_rows_that_do_not_divide_are_refused(params):
     with pytest.raises(InputError, match="32 rows cannot be cut into 5"):
-        loss_of(ChunkedModel(MODEL, 5), MODEL.init(jax.random.key(0)), batch())
+        jax.eval_shape(functools.partial(loss_of, ChunkedModel(MODEL, 5)), params, batch())
     with pytest.raises(InputError, match=r"batch_size 24 is not divisible by the 8 devices of the mesh times 2 chunks; take 16"):
         sharding.check_batch_size(24, sharding.make_mesh(8), 2)

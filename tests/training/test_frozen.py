@@ -28,7 +28,7 @@ FROZEN = ("doc/.*",)
 
 @pytest.fixture(scope="module")
 def params():
-    return MODEL.init(jax.random.key(0))
+    return jax.jit(MODEL.init)(jax.random.key(0))
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +40,17 @@ def batch():
 @pytest.mark.parametrize("inner", [MODEL, ChunkedModel(MODEL, 2)], ids=["whole", "chunked"])
 def test_a_tower_frozen_as_a_whole_has_no_dropout_and_the_other_has(params, batch, inner):
     model = FrozenModel(inner, FROZEN)
-    first, second = (model.embed(params, batch, jax.random.key(seed)) for seed in (1, 2))
+    embed = jax.jit(model.embed)
+    first, second = (embed(params, batch, jax.random.key(seed)) for seed in (1, 2))
     np.testing.assert_array_equal(first.doc, second.doc)
-    np.testing.assert_allclose(first.doc, MODEL.encode_doc(params, batch.doc), atol=1e-6)
+    np.testing.assert_allclose(first.doc, jax.jit(MODEL.encode_doc)(params, batch.doc), atol=1e-6)
     assert np.abs(np.asarray(first.query - second.query)).max() > 0.01
 
 
 def test_a_tower_frozen_in_part_keeps_its_dropout(params, batch):
     model = FrozenModel(MODEL, ("doc/encoder/.*",))
-    first, second = (model.embed(params, batch, jax.random.key(seed)) for seed in (1, 2))
+    embed = jax.jit(model.embed)
+    first, second = (embed(params, batch, jax.random.key(seed)) for seed in (1, 2))
     assert np.abs(np.asarray(first.doc - second.doc)).max() > 0.01
     assert FrozenModel(MODEL, ("doc/.*", "query/.*")).whole_towers(params) == ("query", "doc")
 
@@ -57,7 +59,7 @@ def test_gradients_are_zero_where_frozen_and_those_of_the_model_elsewhere(params
     def value(model, params):
         return in_batch_softmax(model.embed(params, batch), temperature=0.1)[0]
 
-    frozen, free = (jax.grad(functools.partial(value, model))(params) for model in (FrozenModel(MODEL, FROZEN), MODEL))
+    frozen, free = (jax.jit(jax.grad(functools.partial(value, model)))(params) for model in (FrozenModel(MODEL, FROZEN), MODEL))
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(frozen["doc"]))
     assert optax.tree.norm(free["doc"]) > 0
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), frozen["query"], free["query"])

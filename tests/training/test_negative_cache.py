@@ -338,7 +338,7 @@ def test_chunks_draw_and_keep_what_the_whole_batch_does():
         vocab_size=61, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, dtype="float32", dropout_rate=0.0
     )
     model = DualEncoder(TowerConfig(encoder, projection_dim=8), TowerConfig(encoder, projection_dim=8), ("projection",))
-    whole, chunked = (run((2,), 0, 5, model=model_)[0] for model_ in (model, ChunkedModel(model, 4)))
+    whole, chunked = (run((1,), 0, 5, model=model_)[0] for model_ in (model, ChunkedModel(model, 4)))
     np.testing.assert_array_equal(whole.cache.doc_id, chunked.cache.doc_id)
     for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(chunked.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
@@ -377,6 +377,21 @@ def test_no_device_gathers_the_cache():
 def test_impossible_settings_are_refused(settings, sentence):
     with pytest.raises(InputError, match=sentence):
         NegativeCache(**settings)
+
+
+def test_batches_with_negatives_of_their_own_or_several_passages_are_refused():
+    batch, cache = batch_of(PAIRS), NegativeCache(capacity=8, num_negatives=1)
+    for other, sentence in (
+        (batch._replace(neg_docs=batch.doc[:, None]), "negative_cache and negatives_dir both give documents as negatives"),
+        (batch._replace(doc=batch.doc[:, None]), "documents of one passage; set max_passages to 1"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            cache.draw(CACHE, other, PAIRS, 0.05, jax.random.key(0))
+
+
+def test_a_loss_that_draws_from_a_cache_asks_for_one():
+    with pytest.raises(InputError, match=r"set train\.negative_cache = @NegativeCache\(\)"):
+        sampled_softmax(PAIRS)
 
 
 def test_a_capacity_that_does_not_suit_batch_or_devices_is_refused():

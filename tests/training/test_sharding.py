@@ -87,7 +87,7 @@ VARIANTS = {
     "chunked and streaming": {"num_chunks": 2, "loss": STREAMING},
 }
 CASES = {str(sizes): (sizes, {}) for sizes in MESHES}
-CASES |= {f"{sizes} {name}": (sizes, options) for sizes in ((1, 8, 1), (2, 2, 2)) for name, options in VARIANTS.items()}
+CASES |= {f"{sizes} {name}": (sizes, options) for sizes in ((8, 1, 1), (1, 8, 1), (2, 2, 2)) for name, options in VARIANTS.items()}
 
 
 @pytest.mark.parametrize(("sizes", "options"), [((1, 8, 1), {}), ((2, 2, 2), {})])
@@ -211,7 +211,14 @@ def test_checkpoint_of_one_mesh_continues_on_another(tmp_path):
 def test_fsdp_moves_kernels_and_not_activations(scan_layers):
     """XLA may as well sum the activations of all rows on every device, which is right and many times as much to move."""
     encoder = T5Config(
-        vocab_size=512, model_dim=64, num_layers=2, num_heads=4, head_dim=16, mlp_dim=128, dtype="float32", scan_layers=scan_layers
+        vocab_size=512,
+        model_dim=64,
+        num_layers=1 + scan_layers,
+        num_heads=4,
+        head_dim=16,
+        mlp_dim=128,
+        dtype="float32",
+        scan_layers=scan_layers,
     )
     model = DualEncoder(TowerConfig(encoder, projection_dim=64), TowerConfig(encoder, projection_dim=64))
     tx = functools.partial(make_optimizer, adafactor, SCHEDULES[FACTORED])

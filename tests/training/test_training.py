@@ -1,4 +1,4 @@
-"""A step, the loop, checkpoints: one device equals eight, and a resumed run equals one that was never stopped."""
+"""A step, the loop, checkpoints: a resumed run equals one that was never stopped. `test_sharding` has the meshes."""
 
 import functools
 import json
@@ -16,16 +16,16 @@ from de_jax.training import run_log, sharding
 from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
 from de_jax.training.dev_evaluation import EvaluateOnDev
 from de_jax.training.fit import Stop, fit
-from de_jax.training.optimizer import adafactor, adamw, linear, make_optimizer
+from de_jax.training.optimizer import adafactor, linear, make_optimizer
 from de_jax.training.train_step import init_state, make_train_step
 from de_jax.types import Batch, InputError
 
-NUM_STEPS = 12
+NUM_STEPS = 6
 ENCODER = T5Config(
     vocab_size=61, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, dtype="float32", dropout_rate=0.1
 )
 MODEL = DualEncoder(TowerConfig(ENCODER, projection_dim=8), TowerConfig(ENCODER, projection_dim=8), ("projection",))
-SCHEDULE = linear(peak=1e-2, num_steps=NUM_STEPS)
+SCHEDULE = linear(peak=1e-2, num_steps=2 * NUM_STEPS)
 LOSS = functools.partial(samtone, temperature=0.05)
 
 
@@ -39,22 +39,19 @@ def batches(start):
 
 
 @functools.cache
-def step_fn(optimizer=adafactor):
-    # Adam's first steps are as long as its learning rate even where a gradient is rounding: at 1e-3 that stays below 1e-5.
-    tx = functools.partial(
-        make_optimizer, optimizer, SCHEDULE if optimizer is adafactor else linear(peak=1e-3, num_steps=NUM_STEPS)
-    )
+def step_fn():
+    tx = functools.partial(make_optimizer, adafactor, SCHEDULE)
     abstract = jax.eval_shape(lambda: init_state(MODEL, tx, jax.random.key(0)))
     init = jax.jit(lambda: init_state(MODEL, tx, jax.random.key(0)))
     return init, jax.jit(make_train_step(MODEL, LOSS, tx(abstract.params)), donate_argnums=0)
 
 
-def run(state, mesh, num_steps=NUM_STEPS, hooks=(), optimizer=adafactor):
-    return fit(step_fn(optimizer)[1], state, lambda start: sharding.placed(batches(start), mesh), num_steps=num_steps, hooks=hooks)
+def run(state, mesh, num_steps=NUM_STEPS, hooks=()):
+    return fit(step_fn()[1], state, lambda start: sharding.placed(batches(start), mesh), num_steps=num_steps, hooks=hooks)
 
 
-def first_state(mesh, optimizer=adafactor):
-    return jax.device_put(step_fn(optimizer)[0](), sharding.replicated(mesh))
+def first_state(mesh):
+    return jax.device_put(step_fn()[0](), sharding.replicated(mesh))
 
 
 def assert_equal(a, b):
@@ -71,15 +68,8 @@ def test_loss_falls_and_metrics_stay_on_the_device():
     mesh = sharding.make_mesh(1)
     one_batch = next(batches(0))
     repeat = lambda start: iter(lambda: sharding.place(one_batch, mesh), None)  # noqa: E731
-    fit(step_fn()[1], first_state(mesh), repeat, num_steps=NUM_STEPS, hooks=[keep])
+    fit(step_fn()[1], first_state(mesh), repeat, num_steps=2 * NUM_STEPS, hooks=[keep])
     assert float(losses[-1]) < 0.7 * float(losses[0])
-
-
-@pytest.mark.parametrize("optimizer", [adafactor, adamw])
-def test_eight_devices_train_as_one_does(optimizer):
-    one, eight = (run(first_state(sharding.make_mesh(n), optimizer), sharding.make_mesh(n), 3, (), optimizer)[0] for n in (1, 8))
-    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(eight.params), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def test_run_stopped_at_any_step_and_resumed_ends_bit_equal(tmp_path, whole_run):
