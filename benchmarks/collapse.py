@@ -23,12 +23,13 @@ from typing import Any
 from benchmarks import commands
 from de_jax import command
 from de_jax.configurables import read_recipe
-from de_jax.data import beir
-from de_jax.evaluation import daft_plots, dev_scores, plots
+from de_jax.data.text import beir
+from de_jax.evaluation import dev_scores
+from de_jax.reports import daft_plots, plots
 from de_jax.train import first_params
-from de_jax.training import run_log
-from de_jax.training.collapse import CHANCE, LOSS, CollapseAlarm, diagnoses
-from de_jax.training.run import CHECKPOINTS_DIR, complete_steps, load_run
+from de_jax.training.hooks.collapse import CHANCE, LOSS, CollapseAlarm, diagnoses
+from de_jax.training.run import run_log
+from de_jax.training.run.run_folder import CHECKPOINTS_DIR, complete_steps, load_run
 
 SPREAD = [f"{tower}_{what}" for tower in ("query", "doc") for what in ("variance", "mean_cosine", "effective_rank")]
 WAYS = {"at once": ["daft_one_stage"], "aligned": ["daft_stage1", "daft_stage2"]}

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from benchmarks import commands
 from de_jax import command
-from de_jax.data.curriculum import STRATEGIES
-from de_jax.training.run import CHECKPOINTS_DIR, complete_steps
+from de_jax.expansion.curriculum import STRATEGIES
+from de_jax.training.run.run_folder import CHECKPOINTS_DIR, complete_steps
 
 VANILLA = "vanilla"
 

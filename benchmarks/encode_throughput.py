@@ -24,7 +24,7 @@ from benchmarks import lengths, measure, peers
 from de_jax import command
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval import encode
-from de_jax.training import plan
+from de_jax.training.mesh import plan
 
 MAX_LENGTH = {"query": 64, "doc": 256}
 TEXTS = {"query": "queries", "doc": "passages"}

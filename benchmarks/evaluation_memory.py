@@ -25,14 +25,14 @@ import jax
 import numpy as np
 
 from benchmarks import measure
-from de_jax.data import beir, text
+from de_jax.data.text import beir, tokenizing
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training.checkpoint import Checkpoints
-from de_jax.training.optimizer import adafactor, linear, make_optimizer
-from de_jax.training.run import CHECKPOINTS_DIR, describe_run
-from de_jax.training.train_step import init_state
+from de_jax.training.optim.optimizer import adafactor, linear, make_optimizer
+from de_jax.training.run.checkpoint import Checkpoints
+from de_jax.training.run.run_folder import CHECKPOINTS_DIR, describe_run
+from de_jax.training.step.train_step import init_state
 
 NUM_WORDS, VOCAB_SIZE = 200_000, 1000
 
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
         docs = [(f"d{row}", "", line) for row, line in enumerate(_texts(args.num_docs, args.doc_words, seed=0))]
         queries = [(f"q{row}", line) for row, line in enumerate(_texts(args.num_queries, 10, seed=1))]
         beir.write(folder / "data", docs, queries, {"test": {query_id: {"d0": 1} for query_id, _ in queries}})
-        text.train_sentencepiece([line for _, _, line in docs[:2000]], folder / "spiece.model", vocab_size=VOCAB_SIZE)
+        tokenizing.train_sentencepiece([line for _, _, line in docs[:2000]], folder / "spiece.model", vocab_size=VOCAB_SIZE)
         _write_run(folder, args.dim)
         start = time.monotonic()
         command = [sys.executable, "-m", "tools.evaluate_beir", f"--run_dir={folder / 'run'}", f"--dataset_dir={folder / 'data'}"]
@@ -73,7 +73,7 @@ def _word(number: int) -> str:
 def _write_run(folder: Path, dim: int) -> None:
     encoder = T5Config(vocab_size=VOCAB_SIZE, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, dtype="float32")
     model = DualEncoder(TowerConfig(encoder, projection_dim=dim), TowerConfig(encoder, projection_dim=dim))
-    tokenizer = text.load_tokenizer(folder / "spiece.model")
+    tokenizer = tokenizing.load_tokenizer(folder / "spiece.model")
     tokenizers = {"query_tokenizer": tokenizer, "doc_tokenizer": tokenizer}
     describe_run(folder / "run", model=model, **tokenizers, max_query_length=64, max_doc_length=256)
     checkpoints = Checkpoints(folder / "run" / CHECKPOINTS_DIR, keep=1)

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks import commands
 from de_jax import command
-from de_jax.data import beir
+from de_jax.data.text import beir
 
 Stage = tuple[str, dict[str, Any]]
 """A recipe, and what is set beside what all have."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks import lengths, measure
 from de_jax import command
-from de_jax.data.files import write_json
+from de_jax.files.outputs import write_json
 from de_jax.interop import huggingface_generator
 from de_jax.interop.pretrained import disassemble
 from de_jax.interop.safetensors_files import FILE, save

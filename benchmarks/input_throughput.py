@@ -28,12 +28,12 @@ import numpy as np
 from benchmarks import lengths, measure
 from benchmarks.step_time import Ours
 from de_jax import command
-from de_jax.data import beir, text
-from de_jax.data.options import PairsOptions
-from de_jax.data.pair_store import stored_pairs
-from de_jax.data.seqio_batches import seqio_pairs
-from de_jax.data.seqio_tasks import import_seqio
-from de_jax.data.training_set import TrainingSet, beir_pairs
+from de_jax.data.sources.options import PairsOptions
+from de_jax.data.sources.pair_store import stored_pairs
+from de_jax.data.sources.seqio_batches import seqio_pairs
+from de_jax.data.sources.seqio_tasks import import_seqio
+from de_jax.data.sources.training_set import TrainingSet, beir_pairs
+from de_jax.data.text import beir, tokenizing
 
 NUM_WORDS = 500
 
@@ -122,7 +122,7 @@ def _write_dataset(folder: Path, num_pairs: int, seed: int) -> None:
         [(f"q{row}", query) for row, query in enumerate(texts["query"])],
         {"train": {f"q{row}": {f"d{row}": 1} for row in range(num_pairs)}},
     )
-    text.train_sentencepiece(texts["doc"][:2000], folder / text.SENTENCEPIECE_FILE, vocab_size=NUM_WORDS + 20)
+    tokenizing.train_sentencepiece(texts["doc"][:2000], folder / tokenizing.SENTENCEPIECE_FILE, vocab_size=NUM_WORDS + 20)
 
 
 def _count(name: str, args: argparse.Namespace) -> int:

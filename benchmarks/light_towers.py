@@ -20,10 +20,11 @@ from typing import Any
 
 from benchmarks import commands
 from de_jax import command
-from de_jax.data import beir, files
-from de_jax.evaluation import daft_plots, daft_report, plots
-from de_jax.training import run_log
-from de_jax.training.alignment import KL
+from de_jax.data.text import beir
+from de_jax.files import outputs
+from de_jax.reports import daft_plots, daft_report, plots
+from de_jax.training.hooks.alignment import KL
+from de_jax.training.run import run_log
 from de_jax.types import InputError
 
 WAYS = {"daft": "aligned first (DAFT)", "one_stage": "trained at once"}
@@ -65,7 +66,7 @@ def _evaluations(dataset: str, split: str, args: argparse.Namespace) -> dict[str
 
 def _evaluation(run_dir: Path, dataset: str, split: str) -> Path:
     for result in run_dir.glob(f"evaluations/{dataset}-*/result.json"):
-        if files.read_json(result)["split"] == split:
+        if outputs.read_json(result)["split"] == split:
             return result.parent
     raise InputError(f"{run_dir} holds no evaluation on {dataset}'s {split} split; run benchmarks.fine_tune first.")
 
@@ -107,7 +108,7 @@ def _draw(folders: dict[str, dict[str, list[Path]]], milliseconds: dict[str, dic
     """A panel for each set: the mean of the seeds, each of them as a dot."""
     scores = {
         dataset: {
-            system: [float(files.read_json(folder / "result.json")["dense"][MEASURE]) for folder in of_system]
+            system: [float(outputs.read_json(folder / "result.json")["dense"][MEASURE]) for folder in of_system]
             for system, of_system in systems.items()
         }
         for dataset, systems in folders.items()

@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks import encode_throughput, index_throughput, measure
 from de_jax import command
 from de_jax.configurables import parse_with_settings
-from de_jax.training.run_log import METRICS_FILE, read_metrics
+from de_jax.training.run.run_log import METRICS_FILE, read_metrics
 from de_jax.types import InputError
 
 DEPTH = 200

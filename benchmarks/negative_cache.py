@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks import measure
 from de_jax import command
 from de_jax.recipe import Recipe
-from de_jax.training import plan, sharding, sharding_rules
+from de_jax.training.mesh import plan, sharding, sharding_rules
 from de_jax.types import Batch, CachedDocs
 
 GIB = 2**30

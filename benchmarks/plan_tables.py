@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data.progress import progress_bar
+from de_jax.files.progress import progress_bar
 
 XXL = "models/t5_1_1_xxl.gin"
 BLOCK = 2048
@@ -126,7 +126,7 @@ def loss_plan(case: Loss) -> dict[str, Any]:
     import jax
 
     from de_jax.losses.in_batch import samtone
-    from de_jax.training import plan, sharding
+    from de_jax.training.mesh import plan, sharding
     from de_jax.types import Embeddings
 
     jax.config.update("jax_platforms", "cpu")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import beir
+from de_jax.data.text import beir
 from de_jax.types import InputError
 
 HELD_OUT = "held_out"

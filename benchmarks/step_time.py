@@ -24,10 +24,10 @@ import numpy as np
 
 from benchmarks import lengths, measure, peers
 from de_jax import command
-from de_jax.data import layout
+from de_jax.data.batches import layout
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import Recipe
-from de_jax.training import plan
+from de_jax.training.mesh import plan
 from de_jax.types import Batch, InputError, Packed
 
 LOSSES = ("in_batch_softmax", "samtone")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from de_jax.data import files
+from de_jax.files import outputs
 from de_jax.settings import LOCAL, PositiveInt, is_address, numeric
 from de_jax.types import InputError
 
@@ -137,7 +137,7 @@ def keep_compiled() -> None:
     jax = sys.modules.get("jax")  # a command that has not imported it compiles nothing
     if jax is None or jax.config.jax_compilation_cache_dir:
         return
-    jax.config.update("jax_compilation_cache_dir", str(files.cache_dir() / "xla" / _processor()))
+    jax.config.update("jax_compilation_cache_dir", str(outputs.cache_dir() / "xla" / _processor()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 

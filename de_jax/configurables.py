@@ -13,28 +13,28 @@ from typing import Any, NamedTuple
 import gin
 
 from de_jax import gin_settings, settings
-from de_jax.data.curriculum import Curriculum
-from de_jax.data.options import PairsOptions
-from de_jax.data.pair_store import stored_pairs
-from de_jax.data.seqio_batches import seqio_pairs
-from de_jax.data.training_set import beir_pairs
+from de_jax.data.sources.options import PairsOptions
+from de_jax.data.sources.pair_store import stored_pairs
+from de_jax.data.sources.seqio_batches import seqio_pairs
+from de_jax.data.sources.training_set import beir_pairs
+from de_jax.expansion.curriculum import Curriculum
 from de_jax.gin_settings import Bound, Macro, Reference, Setting, Settings, is_literal, replaced, values_in
 from de_jax.interop.fine_tuning import pretrained_tokenizer, pretrained_tower
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
 from de_jax.losses.mined import ance, dance, sampled_softmax
 from de_jax.losses.pair import pair
+from de_jax.mining.miner import Miner
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Devices, HardNegatives, Initialization, Logging, Optimization, Recipe
-from de_jax.retrieval.miner import Miner
-from de_jax.training.alignment import Alignment
-from de_jax.training.collapse import CollapseAlarm
-from de_jax.training.lamb import ance_lamb, lamb
-from de_jax.training.negative_cache import NegativeCache
-from de_jax.training.optimizer import adafactor, adamw, cosine, linear, rsqrt
-from de_jax.training.sharding import make_mesh
+from de_jax.training.hooks.alignment import Alignment
+from de_jax.training.hooks.collapse import CollapseAlarm
+from de_jax.training.mesh.sharding import make_mesh
+from de_jax.training.optim.lamb import ance_lamb, lamb
+from de_jax.training.optim.optimizer import adafactor, adamw, cosine, linear, rsqrt
+from de_jax.training.step.negative_cache import NegativeCache
 from de_jax.types import InputError
 
 MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, pretrained_tower, pretrained_tokenizer)

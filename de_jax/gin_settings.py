@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from gin import config_parser
 
-from de_jax.data.reading import read_lines
+from de_jax.files.reading import read_lines
 from de_jax.types import InputError
 
 PACKAGE = "de_jax"

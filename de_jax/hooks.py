@@ -7,20 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from de_jax.data.training_set import TrainingSet
+from de_jax.data.sources.training_set import TrainingSet
 from de_jax.evaluation.dev_scores import divergence, score_dev
+from de_jax.mining.follow_negatives import FollowNegatives
+from de_jax.mining.mining_run import MineNegatives
 from de_jax.recipe import Recipe
-from de_jax.retrieval.mining_run import MineNegatives
-from de_jax.training import distributed, run_log
-from de_jax.training.alignment import KL, Alignment, StopWhenAligned
-from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
-from de_jax.training.collapse import WatchForCollapse
-from de_jax.training.dev_evaluation import EvaluateOnDev
-from de_jax.training.fit import Hook
-from de_jax.training.follow_negatives import FollowNegatives
-from de_jax.training.preemption import StopOnTerminate
-from de_jax.training.profile import ProfileSteps
-from de_jax.training.run import Run
+from de_jax.training.hooks.alignment import KL, Alignment, StopWhenAligned
+from de_jax.training.hooks.collapse import WatchForCollapse
+from de_jax.training.hooks.dev_evaluation import EvaluateOnDev
+from de_jax.training.hooks.preemption import StopOnTerminate
+from de_jax.training.hooks.profile import ProfileSteps
+from de_jax.training.mesh import distributed
+from de_jax.training.run import run_log
+from de_jax.training.run.checkpoint import Checkpoints, SaveCheckpoints
+from de_jax.training.run.fit import Hook
+from de_jax.training.run.run_folder import Run
 from de_jax.types import Params, TrainState
 
 

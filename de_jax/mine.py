@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from de_jax import command
-from de_jax.data.generations import Generation
-from de_jax.data.options import Share
-from de_jax.data.training_set import TrainingSet
+from de_jax.data.sources.options import Share
+from de_jax.data.sources.training_set import TrainingSet
 from de_jax.evaluation.dev_scores import score_index
+from de_jax.mining.generations import Generation
+from de_jax.mining.mining_run import mine_generation, mined_steps, only_miner
 from de_jax.recipe import Recipe
-from de_jax.retrieval.mining_run import mine_generation, mined_steps, only_miner
 from de_jax.settings import PositiveFloat, name_of, numeric
-from de_jax.training.run import CHECKPOINTS_DIR, Run, complete_steps, load_run
+from de_jax.training.run.run_folder import CHECKPOINTS_DIR, Run, complete_steps, load_run
 from de_jax.types import InputError
 
 DEV_DEPTH = 101

@@ -12,23 +12,24 @@ from typing import Annotated, Any, Literal
 
 import jax
 
-from de_jax.data import curriculum_texts
-from de_jax.data.options import PairsOptions
-from de_jax.data.training_set import TrainingSet
+from de_jax.data.sources.options import PairsOptions
+from de_jax.data.sources.training_set import TrainingSet
+from de_jax.expansion import curriculum_texts
 from de_jax.interop.fine_tuning import InitFrom, Layers, check_init_from
 from de_jax.losses.spread import with_spread
+from de_jax.mining.miner import Miner
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.retrieval.miner import Miner
 from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range, Seed, bound, check_call, check_fields, name_of
-from de_jax.training import grad_norms, plan, sharding
-from de_jax.training.alignment import KL, Alignment
-from de_jax.training.chunked import ChunkedModel
-from de_jax.training.collapse import CollapseAlarm
-from de_jax.training.frozen import FrozenModel
-from de_jax.training.negative_cache import NegativeCache
-from de_jax.training.optimizer import OptimizerFn, Schedule, adafactor, linear, make_optimizer
-from de_jax.training.sharding_rules import Rules
-from de_jax.training.train_step import Initialisable, Model, TrainStep, init_state, make_train_step
+from de_jax.training.hooks.alignment import KL, Alignment
+from de_jax.training.hooks.collapse import CollapseAlarm
+from de_jax.training.mesh import plan, sharding
+from de_jax.training.mesh.sharding_rules import Rules
+from de_jax.training.optim.optimizer import OptimizerFn, Schedule, adafactor, linear, make_optimizer
+from de_jax.training.step import grad_norms
+from de_jax.training.step.chunked import ChunkedModel
+from de_jax.training.step.frozen import FrozenModel
+from de_jax.training.step.negative_cache import NegativeCache
+from de_jax.training.step.train_step import Initialisable, Model, TrainStep, init_state, make_train_step
 from de_jax.types import InputError, LossFn, Params, TrainState
 
 FOLLOW_EVERY_STEPS = 10
@@ -203,7 +204,7 @@ class Recipe:
 
     Example:
         >>> from functools import partial
-        >>> from de_jax.data.training_set import beir_pairs
+        >>> from de_jax.data.sources.training_set import beir_pairs
         >>> from de_jax.losses.in_batch import samtone
         >>> from de_jax.models.t5 import T5Config
         >>> from de_jax.models.tower import TowerConfig

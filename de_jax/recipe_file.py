@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.data.files import write_json
+from de_jax.files.outputs import write_json
 from de_jax.recipe import Recipe
-from de_jax.training.run import RECIPE_FILE, read_recipe_file, read_settings
+from de_jax.training.run.run_folder import RECIPE_FILE, read_recipe_file, read_settings
 
 
 def to_json(value: Any) -> Any:

@@ -20,22 +20,23 @@ import jax
 import numpy as np
 
 from de_jax import command, recipe_file
-from de_jax.data.batches import prefetch
-from de_jax.data.files import atomic_file
-from de_jax.data.negatives import Switch
-from de_jax.data.options import Share
-from de_jax.data.training_set import TrainingSet
+from de_jax.data.batches.pair_batches import prefetch
+from de_jax.data.sources.options import Share
+from de_jax.data.sources.training_set import TrainingSet
+from de_jax.files.outputs import atomic_file
 from de_jax.hooks import make_hooks, run_of
 from de_jax.interop.fine_tuning import initial_params
+from de_jax.mining.mining_run import mine_generation, only_miner
+from de_jax.mining.negatives import Switch
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import Recipe
-from de_jax.retrieval.mining_run import mine_generation, only_miner
 from de_jax.settings import NonNegativeInt, numeric
-from de_jax.training import distributed, faults, sharding, sharding_rules
-from de_jax.training.checkpoint import Checkpoints
-from de_jax.training.fit import Stop, fit
-from de_jax.training.preemption import StopOnTerminate
-from de_jax.training.run import BEST_DIR, CHECKPOINTS_DIR, complete_steps, describe_run, only_trainer
+from de_jax.training.hooks import faults
+from de_jax.training.hooks.preemption import StopOnTerminate
+from de_jax.training.mesh import distributed, sharding, sharding_rules
+from de_jax.training.run.checkpoint import Checkpoints
+from de_jax.training.run.fit import Stop, fit
+from de_jax.training.run.run_folder import BEST_DIR, CHECKPOINTS_DIR, complete_steps, describe_run, only_trainer
 from de_jax.types import Batches, InputError, Params, TrainState
 
 

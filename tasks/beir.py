@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-from de_jax.data import beir
+from de_jax.data.text import beir
 from de_jax.tasks import registering
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.data import schema
-from de_jax.data.reading import parse_json, read_lines
+from de_jax.files import schema
+from de_jax.files.reading import parse_json, read_lines
 from de_jax.tasks import registering
 from de_jax.types import InputError
 

@@ -19,8 +19,8 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from de_jax.data.pair_writer import MINED, SIDES
-from de_jax.data.seqio_tasks import TEXTS_SPLIT
+from de_jax.data.sources.pair_writer import MINED, SIDES
+from de_jax.data.sources.seqio_tasks import TEXTS_SPLIT
 from de_jax.types import InputError
 
 _Lookup = Callable[[str, Sequence[bytes]], list[np.ndarray]]

@@ -1,4 +1,4 @@
-"""MS MARCO as it is distributed; `de_jax.data.msmarco` names the files."""
+"""MS MARCO as it is distributed; `de_jax.data.text.msmarco` names the files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-from de_jax.data import msmarco
+from de_jax.data.text import msmarco
 from de_jax.tasks import registering
 from de_jax.tasks.beir import read_docs, read_qrels, read_queries
 

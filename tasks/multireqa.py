@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data import schema
+from de_jax.files import schema
 from de_jax.tasks import registering
 from de_jax.types import InputError
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.data import reading, schema
+from de_jax.files import reading, schema
 from de_jax.tasks import registering
 from de_jax.types import InputError
 

@@ -14,10 +14,10 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from de_jax.data import input_policy
-from de_jax.data.pair_writer import SIDES
-from de_jax.data.seqio_tasks import TEXTS_SPLIT
-from de_jax.data.text import SENTENCEPIECE_FILE, Tokenizer, load_tokenizer
+from de_jax.data.sources.pair_writer import SIDES
+from de_jax.data.sources.seqio_tasks import TEXTS_SPLIT
+from de_jax.data.text import input_policy
+from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, Tokenizer, load_tokenizer
 from de_jax.types import InputError
 
 Record = Mapping[str, Any]

@@ -13,6 +13,7 @@ import jax
 import pytest
 import timing
 from jaxtyping import install_import_hook
+from real_data import SHARED_DATA
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_platforms", "cpu")
@@ -116,3 +117,28 @@ def small_disk(tmp_path):
     disk.free()
     if mount.returncode == 0:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def shared_data():
+    """The real data of a development machine."""
+    return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def spiece(tmp_path_factory):
+    """A folder with a small sentencepiece vocabulary."""
+    from de_jax.data.text import tokenizing
+
+    folder = tmp_path_factory.mktemp("spiece")
+    words = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "boxed", "vex")
+    texts = [f"{first} {second} {third}" for first in words for second in words for third in words[:3]]
+    tokenizing.train_sentencepiece(texts, folder / "spiece.model", vocab_size=36)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(spiece):
+    from de_jax.data.text import tokenizing
+
+    return tokenizing.load_tokenizer(spiece)

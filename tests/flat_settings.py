@@ -3,7 +3,7 @@
 import dataclasses
 
 from de_jax import configurables
-from de_jax.data.options import Share
+from de_jax.data.sources.options import Share
 
 
 def flat(source):

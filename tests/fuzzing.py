@@ -31,7 +31,7 @@ from fuzz import models, outputs, sentence_models, settings, t5x_checkpoints, ta
 from fuzz.damage import HARMLESS, MUTATORS, kind_of, put_elsewhere, restore
 from fuzz.reader import Reader
 
-from de_jax.data import folders
+from de_jax.files import folders
 from de_jax.types import InputError
 
 FAMILIES = (text_files, outputs, settings, vocabularies, models, sentence_models, t5x_checkpoints, task_files)

@@ -6,8 +6,8 @@ import functools
 import numpy as np
 
 from de_jax import recipe_file
-from de_jax.data.options import PairsOptions
-from de_jax.data.training_set import beir_pairs
+from de_jax.data.sources.options import PairsOptions
+from de_jax.data.sources.training_set import beir_pairs
 from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config

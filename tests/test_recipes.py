@@ -14,7 +14,7 @@ from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.tower import PARTS
 from de_jax.recipe import HardNegatives
 from de_jax.settings import bound
-from de_jax.training import sharding
+from de_jax.training.mesh import sharding
 from de_jax.types import InputError
 
 ROOT = Path(__file__).parent.parent / "gin_configs"

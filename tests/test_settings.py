@@ -18,9 +18,9 @@ from flat_settings import flat
 
 from de_jax import configurables, settings
 from de_jax.configurables import read_recipe
-from de_jax.data.options import PairsOptions
-from de_jax.data.seqio_batches import seqio_pairs
-from de_jax.data.training_set import beir_pairs
+from de_jax.data.sources.options import PairsOptions
+from de_jax.data.sources.seqio_batches import seqio_pairs
+from de_jax.data.sources.training_set import beir_pairs
 from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.models.bert import BertConfig
 from de_jax.models.decoding import Decoding
@@ -29,7 +29,7 @@ from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import Tower, TowerConfig
 from de_jax.recipe import Recipe
-from de_jax.training.run import read_settings
+from de_jax.training.run.run_folder import read_settings
 from de_jax.types import Embeddings, InputError, Sample
 
 ANYTHING = (0, -1, math.nan, 1e30, "x")

@@ -5,15 +5,15 @@ import functools
 import jax
 import numpy as np
 
-from de_jax.data import beir
-from de_jax.data.text import load_tokenizer, train_sentencepiece
+from de_jax.data.text import beir
+from de_jax.data.text.tokenizing import load_tokenizer, train_sentencepiece
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training.checkpoint import Checkpoints
-from de_jax.training.optimizer import adafactor, linear, make_optimizer
-from de_jax.training.run import CHECKPOINTS_DIR, describe_run
-from de_jax.training.train_step import init_state
+from de_jax.training.optim.optimizer import adafactor, linear, make_optimizer
+from de_jax.training.run.checkpoint import Checkpoints
+from de_jax.training.run.run_folder import CHECKPOINTS_DIR, describe_run
+from de_jax.training.step.train_step import init_state
 
 WORDS = ("fox", "whale", "wolf", "sea", "den", "red", "blue", "grey", "deep", "quick")
 DOCS = [(f"d{i}", WORDS[i], f"the {WORDS[i]} and the {WORDS[(i + 3) % 10]} of {WORDS[(i * 7) % 10]}") for i in range(10)]

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from de_jax import command
-from de_jax.training.run import load_run
+from de_jax.training.run.run_folder import load_run
 
 
 class TwoProcesses:

@@ -13,13 +13,14 @@ import json
 from pathlib import Path
 
 from de_jax import command
-from de_jax.data import input_policy
-from de_jax.data.files import write_json
-from de_jax.data.folders import atomic_dir, require_replaceable
-from de_jax.evaluation import embedding_analysis, embedding_plots, html_report
+from de_jax.data.text import input_policy
+from de_jax.evaluation import embedding_analysis
 from de_jax.evaluation.task import Policy, beir_tasks
+from de_jax.files.folders import atomic_dir, require_replaceable
+from de_jax.files.outputs import write_json
+from de_jax.reports import embedding_plots, html_report
 from de_jax.settings import Seed, numeric
-from de_jax.training.run import load_run
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 KIND = "analysis of embeddings"

@@ -13,7 +13,7 @@ import argparse
 import json
 
 from de_jax import command
-from de_jax.data import pydocs
+from de_jax.data.text import pydocs
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import files, input_policy
-from de_jax.evaluation import expansion_plots, metrics, significance, tables
-from de_jax.evaluation.arguments import named
-from de_jax.evaluation.expansion_plots import Line
+from de_jax.arguments import named
+from de_jax.data.text import input_policy
+from de_jax.evaluation import metrics, significance
 from de_jax.evaluation.task import Policy, Report, Task, beir_tasks, evaluate, kept_ranking
-from de_jax.retrieval.expanded import Expansion
-from de_jax.training.run import load_run
+from de_jax.expansion.expanded_search import Expansion
+from de_jax.files import outputs
+from de_jax.reports import expansion_plots, tables
+from de_jax.reports.expansion_plots import Line
+from de_jax.training.run.run_folder import load_run
 
 BM25 = "bm25"
 LEVEL = 0.05
@@ -69,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     found = [_with_evidence(line, numbers, reports.get(line.system, []), p_values) for line in lines]
     costs = {form: {number: _cost(reports, (form, number)) for number in numbers if number} for form in args.forms}
     report = {"dataset": task.name, "split": args.split, "measure": measure, "to_beat": first, "lines": found, "costs": costs}
-    files.write_json(args.out_dir / "comparison.json", report)
+    outputs.write_json(args.out_dir / "comparison.json", report)
     rows = [[line["system"], line["form"], *(_text(line, number) for number in numbers)] for line in found]
     for name in ("num_vectors", "bytes", "search_ms_per_query"):
         rows += [[name, form, "", *(f"{cost[name]:,.6g}" for cost in by_number.values())] for form, by_number in costs.items()]

@@ -28,16 +28,18 @@ from typing import Any, NamedTuple
 
 from de_jax import command
 from de_jax.configurables import read_recipe
-from de_jax.data import beir, files, input_policy
-from de_jax.evaluation import daft_plots, daft_report, dev_scores, latency
+from de_jax.data.text import beir, input_policy
+from de_jax.evaluation import dev_scores, latency
 from de_jax.evaluation.task import Policy, beir_tasks, evaluate
+from de_jax.files import outputs
 from de_jax.interop import checkpoints
 from de_jax.interop.pretrained import Pretrained
 from de_jax.recipe import Recipe
+from de_jax.reports import daft_plots, daft_report
 from de_jax.settings import NonNegativeInt, PositiveFloat, Seed, numeric
 from de_jax.train import first_params, train
-from de_jax.training.preemption import StopOnTerminate
-from de_jax.training.run import BEST_DIR, Run, complete_steps, load_run, write_run
+from de_jax.training.hooks.preemption import StopOnTerminate
+from de_jax.training.run.run_folder import BEST_DIR, Run, complete_steps, load_run, write_run
 from de_jax.types import InputError
 
 MAX_DRAWN = 300
@@ -87,7 +89,7 @@ def main(argv: list[str] | None = None) -> None:
         },
     }
     daft_report.draw(args.out_dir, report, {name: pair.panels for name, pair in pairs.items()})
-    files.write_json(args.out_dir / "report.json", report)
+    outputs.write_json(args.out_dir / "report.json", report)
     print(daft_report.table(report), file=sys.stderr)
     print(json.dumps(report))
 

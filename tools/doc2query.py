@@ -21,21 +21,22 @@ from typing import Any
 import jax
 
 from de_jax import command
-from de_jax.data import beir, files, input_policy
-from de_jax.data.corpus import cached_token_store
-from de_jax.data.doc_query_pairs import doc_query_pairs
-from de_jax.data.expansion_files import write_released
-from de_jax.data.progress import progress_bar
-from de_jax.data.text import load_tokenizer
-from de_jax.data.training_set import store_dir
+from de_jax.data.sources.training_set import store_dir
+from de_jax.data.stores.corpus import cached_token_store
+from de_jax.data.text import beir, input_policy
+from de_jax.data.text.tokenizing import load_tokenizer
+from de_jax.doc2query.doc_query_pairs import doc_query_pairs
+from de_jax.doc2query.generate import generate_to_dir
+from de_jax.doc2query.generator_run import OPTIMIZERS, GeneratorRun, Plan, train_generator
+from de_jax.expansion.generated_queries import write_released
+from de_jax.files import outputs
+from de_jax.files.progress import progress_bar
 from de_jax.interop import generators
 from de_jax.models.decoding import Decoding
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
-from de_jax.retrieval.generate import generate_to_dir
 from de_jax.settings import NonNegativeInt, PositiveFloat, Seed, Share, ShareBelowOne, numeric
-from de_jax.training.generator_run import OPTIMIZERS, GeneratorRun, Plan, train_generator
-from de_jax.training.preemption import StopOnTerminate
+from de_jax.training.hooks.preemption import StopOnTerminate
 from de_jax.types import InputError
 
 SIZES = {  # as in gin_configs/models/t5_1_1_*.gin
@@ -101,7 +102,7 @@ def generate(args: argparse.Namespace) -> dict[str, Any]:
             bar.set_postfix({"queries/s": f"{speed:.4g}"}, refresh=False)
 
         options = {name: getattr(args, name) for name in ("seed", "docs_per_batch", "docs_per_part")}
-        about = {"corpus": {"name": corpus.parent.name, "sha256": files.sha256_of(corpus)}}
+        about = {"corpus": {"name": corpus.parent.name, "sha256": outputs.sha256_of(corpus)}}
         generate_to_dir(run, store, args.out_dir, decoding, **options, about=about, progress=progress)
     return {"out_dir": args.out_dir, "num_docs": store.num_texts, "seconds": round(time.monotonic() - start, 1)}
 
@@ -109,7 +110,7 @@ def generate(args: argparse.Namespace) -> dict[str, Any]:
 def import_released(args: argparse.Namespace) -> dict[str, Any]:
     """Writes an expansion of predictions that others released."""
     corpus = beir.find_file(args.dataset_dir, "corpus")
-    about = {"corpus": {"name": corpus.parent.name, "sha256": files.sha256_of(corpus)}}
+    about = {"corpus": {"name": corpus.parent.name, "sha256": outputs.sha256_of(corpus)}}
     options = {"docs_per_part": args.docs_per_part, "skip_empty": args.skip_empty}
     num_docs = write_released(args.predictions, corpus, args.out_dir, **options, about=about)
     return {"out_dir": args.out_dir, "num_docs": num_docs}

@@ -17,15 +17,16 @@ import argparse
 import json
 from pathlib import Path
 
-from de_jax import command
-from de_jax.data import beir, files, input_policy
-from de_jax.data.corpus import cached_token_store
-from de_jax.data.progress import progress_bar
-from de_jax.evaluation import arguments
-from de_jax.retrieval import encode, expanded
+from de_jax import arguments, command
+from de_jax.data.stores.corpus import cached_token_store
+from de_jax.data.text import beir, input_policy
+from de_jax.expansion import expanded_search
+from de_jax.files import outputs
+from de_jax.files.progress import progress_bar
+from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.maxp import passages_of
-from de_jax.training.run import load_run
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 
@@ -36,16 +37,16 @@ def main(argv: list[str] | None = None) -> None:
     if not corpus.is_file():
         raise InputError(f"{corpus} does not exist; give a corpus in .jsonl or .tsv, plain or .gz.")
     run = load_run(args.run_dir, args.step)
-    docs = cached_token_store(corpus, run.doc_tokenizer, files.cache_dir() / "token_stores", skip_empty=args.skip_empty)
+    docs = cached_token_store(corpus, run.doc_tokenizer, outputs.cache_dir() / "token_stores", skip_empty=args.skip_empty)
     max_length = args.max_doc_length or run.max_doc_length
     run = run._replace(max_doc_length=max_length)
     options = {name: getattr(args, name) for name in ("tokens_per_batch", "length_multiple", "texts_per_shard")}
     expansion = arguments.expansion(args)
-    texts = expanded.texts(run, docs, expansion) if expansion else passages_of(run, docs) or docs
+    texts = expanded_search.texts(run, docs, expansion) if expansion else passages_of(run, docs) or docs
     with progress_bar(total=texts.num_texts, desc="encode", unit=" texts", delay=0.5) as bar:
         options["progress"] = bar.update
         if expansion and expansion.is_typical:
-            expanded.typical_to_dir(run, docs, texts, args.out_dir, normalize=expansion.normalizes(run), **options)
+            expanded_search.typical_to_dir(run, docs, texts, args.out_dir, normalize=expansion.normalizes(run), **options)
         else:
             encode.docs_to_dir(run, texts, args.out_dir, **options)
     _, embeddings, _ = open_embeddings(args.out_dir)

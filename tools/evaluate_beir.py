@@ -17,9 +17,10 @@ import json
 import sys
 from pathlib import Path
 
-from de_jax import command
-from de_jax.evaluation import arguments, metrics, tables
+from de_jax import arguments, command
+from de_jax.evaluation import metrics
 from de_jax.evaluation.task import Report, averaged, beir_tasks, evaluate
+from de_jax.reports import tables
 
 
 def main(argv: list[str] | None = None) -> None:

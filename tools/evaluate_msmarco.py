@@ -15,10 +15,10 @@ import json
 import sys
 from pathlib import Path
 
-from de_jax import command
-from de_jax.data import beir, msmarco
-from de_jax.evaluation import arguments, tables
+from de_jax import arguments, command
+from de_jax.data.text import beir, msmarco
 from de_jax.evaluation.task import Task, evaluate
+from de_jax.reports import tables
 
 MEASURES = {"passages": ["RR@10", "R@50", "R@1000"], "documents": ["RR@100", "nDCG@10"]}
 

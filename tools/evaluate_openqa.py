@@ -13,10 +13,11 @@ import json
 import sys
 from pathlib import Path
 
-from de_jax import command
-from de_jax.data import beir
-from de_jax.evaluation import answers, arguments, tables
+from de_jax import arguments, command
+from de_jax.data.text import beir
+from de_jax.evaluation import answers
 from de_jax.evaluation.task import Task, evaluate
+from de_jax.reports import tables
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -13,11 +13,11 @@ import json
 from pathlib import Path
 
 from de_jax import command
-from de_jax.data import input_policy
-from de_jax.data.pair_store import open_pair_store
-from de_jax.data.training_set import dev_set
+from de_jax.data.sources.pair_store import open_pair_store
+from de_jax.data.sources.training_set import dev_set
+from de_jax.data.text import input_policy
 from de_jax.evaluation.dev_scores import score_dev
-from de_jax.training.run import load_run
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 

@@ -12,9 +12,10 @@ import argparse
 import json
 import sys
 
-from de_jax import command
-from de_jax.evaluation import arguments, sentences, tables
+from de_jax import arguments, command
+from de_jax.evaluation import sentences
 from de_jax.evaluation.task import beir_tasks, evaluate
+from de_jax.reports import tables
 from de_jax.types import InputError
 
 MEASURES = ("P@1",)

@@ -16,10 +16,11 @@ import json
 import sys
 from pathlib import Path
 
-from de_jax import command
-from de_jax.data import beir
-from de_jax.evaluation import arguments, fusion, metrics, tables
+from de_jax import arguments, command
+from de_jax.data.text import beir
+from de_jax.evaluation import fusion, metrics
 from de_jax.evaluation.task import Task, evaluate
+from de_jax.reports import tables
 from de_jax.types import InputError
 
 MEASURES = ("nDCG@10", "RR@10", "R@1000")

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import input_policy, pair_store, seqio_tasks
+from de_jax.data.sources import pair_store, seqio_tasks
+from de_jax.data.text import input_policy
 from de_jax.types import InputError
 
 

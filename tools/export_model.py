@@ -16,7 +16,7 @@ from pathlib import Path
 
 from de_jax import command
 from de_jax.interop.export import FORMATS, export
-from de_jax.training.run import load_run
+from de_jax.training.run.run_folder import load_run
 
 
 def main(argv: list[str] | None = None) -> None:

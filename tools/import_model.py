@@ -18,12 +18,12 @@ from typing import Any
 import jax
 
 from de_jax import command
-from de_jax.data.text import Tokenizer, load_tokenizer, with_prompt
+from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, with_prompt
 from de_jax.interop import checkpoints
 from de_jax.interop.huggingface import POOLING
 from de_jax.interop.pretrained import Pretrained, paired
 from de_jax.models.tower import TowerConfig
-from de_jax.training.run import write_run
+from de_jax.training.run.run_folder import write_run
 from de_jax.types import InputError
 
 

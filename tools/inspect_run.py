@@ -16,11 +16,12 @@ from typing import Any
 import jax
 
 from de_jax import command
-from de_jax.data.files import atomic_file
-from de_jax.evaluation import plots
-from de_jax.training import paths, sharding
-from de_jax.training.run import Run, load_run, read_recipe_file, read_settings
-from de_jax.training.run_log import METRICS_FILE, read_metrics
+from de_jax.files.outputs import atomic_file
+from de_jax.reports import plots
+from de_jax.training.mesh import sharding
+from de_jax.training.optim import paths
+from de_jax.training.run.run_folder import Run, load_run, read_recipe_file, read_settings
+from de_jax.training.run.run_log import METRICS_FILE, read_metrics
 
 USED_BY = {"query": "query tower", "doc": "doc tower", "shared": "both towers"}
 

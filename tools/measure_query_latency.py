@@ -15,12 +15,13 @@ import sys
 from pathlib import Path
 
 from de_jax import command
-from de_jax.data import beir, input_policy
-from de_jax.data.progress import progress_bar
-from de_jax.data.reading import read_lines
-from de_jax.evaluation import latency, tables
-from de_jax.evaluation.arguments import named
-from de_jax.training.run import load_run
+from de_jax.arguments import named
+from de_jax.data.text import beir, input_policy
+from de_jax.evaluation import latency
+from de_jax.files.progress import progress_bar
+from de_jax.files.reading import read_lines
+from de_jax.reports import tables
+from de_jax.training.run.run_folder import load_run
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -18,17 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import beir, generations, input_policy
-from de_jax.data.batches import qrel_pairs
-from de_jax.data.generations import Mined
-from de_jax.data.negatives import TrainingTexts
-from de_jax.data.progress import progress_bar
-from de_jax.data.training_set import open_stores, text_hashes
+from de_jax.data.batches.pair_batches import qrel_pairs
+from de_jax.data.sources.training_set import open_stores, text_hashes
+from de_jax.data.text import beir, input_policy
+from de_jax.files.progress import progress_bar
+from de_jax.mining import generations
+from de_jax.mining.generations import Mined
+from de_jax.mining.miner import Miner, embed, mine, mine_bm25
+from de_jax.mining.mining_run import only_miner
+from de_jax.mining.negatives import TrainingTexts
 from de_jax.retrieval import faiss_index, maxp
-from de_jax.retrieval.miner import Miner, embed, mine, mine_bm25
-from de_jax.retrieval.mining_run import only_miner
 from de_jax.settings import NonNegativeInt, PositiveFloat, Seed, Share, numeric
-from de_jax.training.run import load_run
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from de_jax import command
 from de_jax.configurables import parse_with_settings, read_recipe
 from de_jax.recipe import Recipe
-from de_jax.training import plan, sharding, sharding_rules
+from de_jax.training.mesh import plan, sharding, sharding_rules
 from de_jax.types import InputError
 
 GIB = 2**30

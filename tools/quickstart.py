@@ -20,18 +20,20 @@ from typing import Any
 
 from de_jax import command
 from de_jax.configurables import read_recipe
-from de_jax.data import beir, files, pydocs, text
-from de_jax.data.training_set import open_stores
-from de_jax.evaluation import analysis, metrics, plots
+from de_jax.data.sources.training_set import open_stores
+from de_jax.data.text import beir, pydocs, tokenizing
+from de_jax.evaluation import analysis, metrics
+from de_jax.files import outputs
 from de_jax.recipe import Recipe
+from de_jax.reports import plots
 from de_jax.retrieval import encode
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.index import ExactIndex
 from de_jax.retrieval.searcher import Searcher
 from de_jax.train import train
-from de_jax.training.run import Run, load_run
-from de_jax.training.run_log import METRICS_FILE, read_metrics
+from de_jax.training.run.run_folder import Run, load_run
+from de_jax.training.run.run_log import METRICS_FILE, read_metrics
 from de_jax.types import InputError
 
 DEPTH = 101  # one more than Recall@100 needs, since a document with the query's id is left out
@@ -61,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
         "num_docs": len(dataset.docs.ids),
         "num_test_queries": len(dataset.queries.ids),
     }
-    files.write_json(run_dir / "report.json", report)
+    outputs.write_json(run_dir / "report.json", report)
     plots.training_curves(run_dir / METRICS_FILE, run_dir / "curves.png", title="Quickstart: a tiny T5 with SamToNe")
     _show_searches(run, dataset_dir, dataset)
     print(json.dumps(report))
@@ -107,7 +109,7 @@ def _vocabulary(dataset_dir: Path, folder: Path) -> Path:
         relevant = {doc_id for docs in train_set.qrels.values() for doc_id in docs}
         docs = [doc for doc_id, doc in zip(*train_set.docs, strict=True) if doc_id in relevant]
         texts = [*train_set.queries.texts, *docs]
-        text.train_sentencepiece(texts, folder / "spiece.model", vocab_size=min(VOCAB_SIZE, 2 * len(texts)))
+        tokenizing.train_sentencepiece(texts, folder / "spiece.model", vocab_size=min(VOCAB_SIZE, 2 * len(texts)))
     return folder
 
 

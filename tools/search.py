@@ -18,14 +18,15 @@ import textwrap
 from pathlib import Path
 
 from de_jax import command
-from de_jax.data import beir, files, input_policy
-from de_jax.data.corpus import cached_token_store
-from de_jax.data.progress import progress_bar
+from de_jax.data.stores.corpus import cached_token_store
+from de_jax.data.text import beir, input_policy
+from de_jax.files import outputs
+from de_jax.files.progress import progress_bar
 from de_jax.retrieval import encode, faiss_index
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.maxp import of_docs, passages_of
 from de_jax.retrieval.searcher import Searcher, printable
-from de_jax.training.run import Run, load_run
+from de_jax.training.run.run_folder import Run, load_run
 from de_jax.types import InputError
 
 
@@ -52,7 +53,7 @@ def _open(
     if args.embeddings_dir:
         folder = Path(args.embeddings_dir)
     else:
-        docs = cached_token_store(corpus, run.doc_tokenizer, files.cache_dir() / "token_stores", skip_empty=args.skip_empty)
+        docs = cached_token_store(corpus, run.doc_tokenizer, outputs.cache_dir() / "token_stores", skip_empty=args.skip_empty)
         store = passages_of(run, docs) or docs
         with progress_bar(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
             folder = encode.cached_docs(run, store, Path(args.dataset_dir).resolve().name, progress=bar.update)

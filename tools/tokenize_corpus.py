@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.data import beir, files, input_policy, schema, text
-from de_jax.data.corpus import cached_token_store
+from de_jax.data.stores.corpus import cached_token_store
+from de_jax.data.text import beir, input_policy, tokenizing
+from de_jax.files import outputs, schema
 from de_jax.settings import Seed, numeric
 from de_jax.types import InputError
 
@@ -32,8 +33,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.train_vocab_size is not None:
         texts_file, kind = inputs.get("docs", next(iter(inputs.values())))
         _train(texts_file, kind, args)
-    tokenizer = text.load_tokenizer(args.tokenizer)
-    cache_dir = args.out_dir or files.cache_dir() / "token_stores"
+    tokenizer = tokenizing.load_tokenizer(args.tokenizer)
+    cache_dir = args.out_dir or outputs.cache_dir() / "token_stores"
     stores: dict[str, Any] = {}
     for name, (texts_file, kind) in inputs.items():
         store = cached_token_store(texts_file, tokenizer, cache_dir, kind=kind, skip_empty=args.skip_empty)
@@ -55,18 +56,18 @@ def _train(texts_file: Path, kind: str, args: argparse.Namespace) -> None:
     """Trains the vocabulary, unless the folder holds one made from these texts with this size."""
     if args.tokenizer.is_file():
         raise InputError(f"{args.tokenizer} is a file; with --train_vocab_size, --tokenizer names the folder to train into.")
-    wanted = {"texts_sha256": files.sha256_of(texts_file), "kind": kind, "skip_empty": args.skip_empty,
+    wanted = {"texts_sha256": outputs.sha256_of(texts_file), "kind": kind, "skip_empty": args.skip_empty,
               "vocab_size": args.train_vocab_size, "seed": args.seed}  # fmt: skip
-    record, model_file = args.tokenizer / "training.json", args.tokenizer / text.SENTENCEPIECE_FILE
+    record, model_file = args.tokenizer / "training.json", args.tokenizer / tokenizing.SENTENCEPIECE_FILE
     if record.is_file() and model_file.is_file() and schema.read(record, schema.record({})) == wanted:
         return
-    if model_file.exists() or (args.tokenizer / text.TOKENIZER_JSON_FILE).exists():
+    if model_file.exists() or (args.tokenizer / tokenizing.TOKENIZER_JSON_FILE).exists():
         raise InputError(f"{args.tokenizer} holds another vocabulary; give another folder, or leave out --train_vocab_size.")
     read = beir.iter_docs if kind == "docs" else beir.iter_queries
     texts = (one for _, one in read(texts_file, skip_empty=args.skip_empty))
     # The record comes first: a vocabulary without one is taken for somebody else's.
-    files.write_json(record, wanted)
-    text.train_sentencepiece(texts, model_file, vocab_size=args.train_vocab_size, seed=args.seed)
+    outputs.write_json(record, wanted)
+    tokenizing.train_sentencepiece(texts, model_file, vocab_size=args.train_vocab_size, seed=args.seed)
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

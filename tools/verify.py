@@ -15,8 +15,8 @@ import json
 import sys
 
 from de_jax import command
-from de_jax.data import folders
-from de_jax.data.progress import progress_bar
+from de_jax.files import folders
+from de_jax.files.progress import progress_bar
 from de_jax.types import InputError
 
 

@@ -9,9 +9,9 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from de_jax.data import schema
-from de_jax.data.beir import Qrels
+from de_jax.data.text.beir import Qrels
 from de_jax.evaluation.metrics import Results
+from de_jax.files import schema
 from de_jax.types import InputError
 
 MEASURES = ("Success@20", "Success@100")

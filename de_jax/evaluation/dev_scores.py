@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.data.passages import PassageStore
-from de_jax.data.text import Tokenizer
-from de_jax.data.training_set import DevSet, QueriesForBoth
+from de_jax.data.sources.training_set import DevSet, QueriesForBoth
+from de_jax.data.text.passages import PassageStore
+from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.evaluation import metrics
 from de_jax.retrieval import encode, maxp
 from de_jax.retrieval.index import ExactIndex, Index
 from de_jax.retrieval.searcher import LENGTH_MULTIPLE, padded_tokens
-from de_jax.training.alignment import kl_divergence
-from de_jax.training.run import Run
+from de_jax.training.hooks.alignment import kl_divergence
+from de_jax.training.run.run_folder import Run
 
 DEPTH = 101
 """One more than Recall@100 needs, since a document with the query's id is left out."""

@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data import beir, files, input_policy
-from de_jax.data.beir import Qrels
-from de_jax.data.corpus import cached_token_store
+from de_jax.data.stores.corpus import cached_token_store
+from de_jax.data.text import beir, input_policy
+from de_jax.data.text.beir import Qrels
 from de_jax.evaluation import analysis, metrics
 from de_jax.evaluation.metrics import Results
 from de_jax.evaluation.task import Policy, Task, encoded
+from de_jax.files import outputs
 from de_jax.retrieval import encode
 from de_jax.retrieval.index import ExactIndex
-from de_jax.training.run import Run
+from de_jax.training.run.run_folder import Run
 from de_jax.types import Array, InputError
 
 MEASURE = "ndcg@10"
@@ -77,7 +78,7 @@ def embed(run: Run, task: Task, *, policy: Policy = BEIR, max_docs: int | None =
         texts = encoded(run._replace(max_passages=1), task, policy)
         qrels = _of_texts(task.qrels, texts.query_ids, texts.doc_ids)
         return Texts(texts.query_ids, texts.doc_ids, texts.queries, texts.docs[:], qrels, policy.drop_identical_ids)
-    folder, options = files.cache_dir() / "token_stores", {"skip_empty": policy.skip_empty}
+    folder, options = outputs.cache_dir() / "token_stores", {"skip_empty": policy.skip_empty}
     query_store = cached_token_store(task.queries, run.query_tokenizer, folder, kind="queries", **options)
     doc_store = cached_token_store(task.corpus, run.doc_tokenizer, folder, kind="docs", **options)
     query_ids = [query_id for query_id in query_store.ids if query_id in task.qrels]

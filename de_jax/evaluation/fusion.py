@@ -6,7 +6,7 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from de_jax.data.beir import Qrels
+from de_jax.data.text.beir import Qrels
 from de_jax.evaluation.metrics import Results
 from de_jax.types import InputError
 

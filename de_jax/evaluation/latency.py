@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from de_jax.retrieval import encode
 from de_jax.retrieval.searcher import padded_tokens
-from de_jax.training.run import Run
+from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
 
 PERCENTILES = (50, 95, 99)

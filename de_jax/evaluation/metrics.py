@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from de_jax.data import files, trec_columns
-from de_jax.data.beir import Qrels
-from de_jax.data.reading import read_lines
+from de_jax.data.text import trec_columns
+from de_jax.data.text.beir import Qrels
+from de_jax.files import outputs
+from de_jax.files.reading import read_lines
 from de_jax.types import InputError, Ranking
 
 MEASURES = ("nDCG@10", "RR@10", "R@100")
@@ -154,7 +155,7 @@ def write_trec_run(path: str | Path, results: Results, *, name: str = "de_jax") 
         InputError: an id holds a blank or a score is not finite, which this format cannot carry.
     """
     name = re.sub(r"\s+", "_", name)
-    with files.atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+    with outputs.atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for query_id, docs in results.items():
             below = np.float32(np.inf)
             for rank, (doc_id, value) in enumerate(docs.items(), start=1):

@@ -12,18 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from de_jax.data import negatives
-from de_jax.data.batches import Negatives
-from de_jax.data.corpus import TokenStore
-from de_jax.data.generations import Generation
-from de_jax.data.negatives import TrainingTexts
-from de_jax.data.passages import PassageStore
+from de_jax.data.batches.pair_batches import Negatives
+from de_jax.data.stores.corpus import TokenStore
+from de_jax.data.text.passages import PassageStore
 from de_jax.evaluation.embedding_analysis import rounded, summary
 from de_jax.losses.mined import ance
+from de_jax.mining import negatives
+from de_jax.mining.generations import Generation
+from de_jax.mining.negatives import TrainingTexts
 from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import open_embeddings
-from de_jax.training import grad_norms
-from de_jax.training.run import Run, read_settings
+from de_jax.training.run.run_folder import Run, read_settings
+from de_jax.training.step import grad_norms
 from de_jax.types import PADDING_ID, Array, Batch, InputError, LossFn, Metrics, Params
 
 IN_BATCH, RANDOM = "in_batch", "random"

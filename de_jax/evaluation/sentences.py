@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from de_jax.evaluation.task import Policy, Task, bm25_index, encoded
 from de_jax.retrieval.index import ExactIndex
-from de_jax.training.run import Run
+from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
 
 QUERY_BLOCK = 64

@@ -18,21 +18,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data import beir, expansion_files, files, folders, input_policy, schema
-from de_jax.data.beir import Qrels
-from de_jax.data.corpus import TokenStore, cached_token_store
-from de_jax.data.progress import progress_bar
+from de_jax.data.stores.corpus import TokenStore, cached_token_store
+from de_jax.data.text import beir, input_policy
+from de_jax.data.text.beir import Qrels
 from de_jax.evaluation import answers as answers_
 from de_jax.evaluation import fusion, metrics
 from de_jax.evaluation.metrics import Results
+from de_jax.expansion import expanded_search as expanded_
+from de_jax.expansion import generated_queries
+from de_jax.expansion.expanded_search import Expansion
+from de_jax.files import folders, outputs, schema
+from de_jax.files.progress import progress_bar
 from de_jax.retrieval import encode, faiss_index
-from de_jax.retrieval import expanded as expanded_
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import Truncated, open_embeddings
-from de_jax.retrieval.expanded import Expansion
 from de_jax.retrieval.index import Index
 from de_jax.retrieval.maxp import MaxPIndex, passages_of
-from de_jax.training.run import Run
+from de_jax.training.run.run_folder import Run
 from de_jax.types import Ranking
 
 Report = dict[str, Any]
@@ -128,7 +130,7 @@ def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:
         with folders.atomic_dir(folder, KIND) as temporary:
             for system, found in results.items():
                 metrics.write_trec_run(temporary / f"{system}.trec", found, name=f"{run.run_dir.name}-{run.step}-{system}")
-            files.write_json(temporary / RESULT_FILE, report)
+            outputs.write_json(temporary / RESULT_FILE, report)
         return open_kept(folder)
 
     return {**folders.build_once(folder, open_kept, build), "evaluation_dir": str(folder)}
@@ -256,7 +258,7 @@ def _score(task: Task, policy: Policy, run: Run | None) -> tuple[Report, dict[st
 
 
 def _stores(run: Run, task: Task, policy: Policy) -> tuple[TokenStore, TokenStore]:
-    folder, options = files.cache_dir() / "token_stores", {"skip_empty": policy.skip_empty}
+    folder, options = outputs.cache_dir() / "token_stores", {"skip_empty": policy.skip_empty}
     queries = cached_token_store(task.queries, run.query_tokenizer, folder, kind="queries", **options)
     return queries, cached_token_store(task.corpus, run.doc_tokenizer, folder, kind="docs", **options)
 
@@ -288,7 +290,7 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
             settings["max_passages"] = run.max_passages
         settings["index"] = policy.index_choice
     if policy.expansion:
-        settings["expansion"] = policy.expansion._asdict() | {"path": expansion_files.fingerprint(policy.expansion.path)}
+        settings["expansion"] = policy.expansion._asdict() | {"path": generated_queries.fingerprint(policy.expansion.path)}
     if run and policy.index_choice != "exact":
         settings |= policy.search._asdict()
     return {name: value for name, value in settings.items() if value is not None}
@@ -297,7 +299,7 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
 def _key(task: Task, policy: Policy, run: Run) -> str:
     """Names what the scores depend on: both towers, both texts with their vocabularies, the judgements and the settings."""
     models = [encode.model_hash(run, tower) for tower in ("query", "doc")]
-    texts = [*(store.content_hash for store in _stores(run, task, policy)), files.sha256_of(task.corpus)]
+    texts = [*(store.content_hash for store in _stores(run, task, policy)), outputs.sha256_of(task.corpus)]
     judgements = json.dumps(task.qrels if task.answers is None else task.answers, sort_keys=True)
     settings = json.dumps(_settings(policy, run), sort_keys=True)
     parts = [FORMAT, task.split, *models, *texts, judgements, settings]

@@ -13,10 +13,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from de_jax.data.reading import is_there
+from de_jax.files.reading import is_there
 from de_jax.interop import huggingface, plain, sentence_transformers, t5x
 from de_jax.interop.pretrained import Pretrained
-from de_jax.training.run import DESCRIPTION_FILE, load_run
+from de_jax.training.run.run_folder import DESCRIPTION_FILE, load_run
 from de_jax.types import InputError
 
 HUB_FILES = ("*.safetensors", "*.json", "spiece.model")

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from de_jax.data.folders import atomic_dir
+from de_jax.files.folders import atomic_dir
 from de_jax.interop import plain, sentence_transformers_export, serving, t5x
-from de_jax.training.run import Run
+from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
 
 FORMATS: dict[str, Callable[[Path, Run], None]] = {

@@ -10,15 +10,16 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 
-from de_jax.data.text import Tokenizer
+from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.interop import checkpoints, huggingface
 from de_jax.interop.pretrained import Pretrained
 from de_jax.models.bert import BertConfig
 from de_jax.models.layer_stack import Remat
 from de_jax.models.tower import PARTS, ProjectionInit, TowerConfig
 from de_jax.settings import NonNegativeInt, PositiveInt, ShareBelowOne, checked
-from de_jax.training import paths, sharding
-from de_jax.training.run import load_params
+from de_jax.training.mesh import sharding
+from de_jax.training.optim import paths
+from de_jax.training.run.run_folder import load_params
 from de_jax.types import InputError, Params
 
 TowerName = Literal["query", "doc"]

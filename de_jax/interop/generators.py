@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from de_jax.data.text import Tokenizer
+from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.doc2query.generator_run import DESCRIPTION_FILE, GeneratorRun, is_generator_run, load_generator
 from de_jax.interop import huggingface, huggingface_generator
 from de_jax.interop.checkpoints import folder_of
-from de_jax.training.generator_run import DESCRIPTION_FILE, GeneratorRun, is_generator_run, load_generator
 from de_jax.types import InputError
 
 QUERY_LENGTH = 64

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data import schema
-from de_jax.data.reading import is_there
-from de_jax.data.text import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, load_tokenizer
+from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, load_tokenizer
+from de_jax.files import schema
+from de_jax.files.reading import is_there
 from de_jax.interop import config_keys, tokenizer_settings
 from de_jax.interop.pretrained import Origin, Pretrained, assemble
 from de_jax.interop.safetensors_files import stored_arrays
@@ -22,7 +22,7 @@ from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import EncoderConfig, TowerConfig
-from de_jax.training import model_schema
+from de_jax.training.run import model_schema
 from de_jax.types import Array, InputError
 
 CONFIG_FILE = "config.json"

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from de_jax.data import schema
-from de_jax.data.files import write_json
-from de_jax.data.text import Tokenizer
+from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.files import schema
+from de_jax.files.outputs import write_json
 from de_jax.interop import huggingface, tokenizer_files
 from de_jax.interop.huggingface import CONFIG_FILE, EncoderFolder, encoder_origins
 from de_jax.interop.pretrained import Origin, assemble, disassemble

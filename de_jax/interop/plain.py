@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from de_jax.data import files, schema
-from de_jax.data.text import load_tokenizer
+from de_jax.data.text.tokenizing import load_tokenizer
+from de_jax.files import outputs, schema
 from de_jax.interop.pretrained import Origin, Pretrained, assemble, disassemble
 from de_jax.interop.safetensors_files import FILE, save, stored_arrays
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.training import model_schema, paths
-from de_jax.training.run import Run
+from de_jax.training.optim import paths
+from de_jax.training.run import model_schema
+from de_jax.training.run.run_folder import Run
 from de_jax.types import Params
 
 DESCRIPTION_FILE = "model.json"
@@ -47,7 +48,7 @@ def write(folder: Path, run: Run) -> None:
         "max_query_length": run.max_query_length,
         "max_doc_length": run.max_doc_length,
     }
-    files.write_json(folder / DESCRIPTION_FILE, description)
+    outputs.write_json(folder / DESCRIPTION_FILE, description)
 
 
 def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from de_jax.data.text import Tokenizer
+from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import PARTS
-from de_jax.training.paths import map_with_path
+from de_jax.training.optim.paths import map_with_path
 from de_jax.types import Array, InputError, Params
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from de_jax.data import schema
-from de_jax.data.reading import is_there, regular_file
+from de_jax.files import schema
+from de_jax.files.reading import is_there, regular_file
 from de_jax.types import InputError
 
 FILE = "model.safetensors"

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from de_jax.data import schema
-from de_jax.data.reading import is_there
-from de_jax.data.text import PromptedTokenizer, Tokenizer
+from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer
+from de_jax.files import schema
+from de_jax.files.reading import is_there
 from de_jax.interop import config_keys, huggingface, tokenizer_settings
 from de_jax.interop.config_keys import Keys
 from de_jax.interop.pretrained import Origin, Pretrained, paired

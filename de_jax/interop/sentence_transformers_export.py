@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from de_jax.data.files import write_json
-from de_jax.data.text import prompt_of, with_prompt
+from de_jax.data.text.tokenizing import prompt_of, with_prompt
+from de_jax.files.outputs import write_json
 from de_jax.interop import tokenizer_files, tokenizer_settings
 from de_jax.interop.huggingface import CONFIG_FILE, encoder_origins
 from de_jax.interop.pretrained import Origin, disassemble
@@ -21,7 +21,7 @@ from de_jax.interop.sentence_transformers import IDENTITY, LENGTH_FILE, MODULES_
 from de_jax.models.bert import BertConfig
 from de_jax.models.t5 import NORM_EPSILON
 from de_jax.models.tower import TowerConfig
-from de_jax.training.run import Run
+from de_jax.training.run.run_folder import Run
 from de_jax.types import Params
 
 NAMES = {"query": "query", "doc": "document"}

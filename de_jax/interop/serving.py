@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from jax import export
 
-from de_jax.data import files
-from de_jax.data.text import Tokenizer, prompt_of, with_prompt
+from de_jax.data.text.tokenizing import Tokenizer, prompt_of, with_prompt
+from de_jax.files import outputs
 from de_jax.interop import served_encoder
-from de_jax.training import paths
-from de_jax.training.run import Run
+from de_jax.training.optim import paths
+from de_jax.training.run.run_folder import Run
 from de_jax.types import Array, Params
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -40,7 +40,7 @@ def write(folder: Path, run: Run) -> None:
             **_tokenizer_settings(folder, tokenizer),
         }
     np.savez(folder / "parameters.npz", **arrays)  # type: ignore[arg-type]
-    files.write_json(folder / "serving.json", settings)
+    outputs.write_json(folder / "serving.json", settings)
     (folder / "encoder.py").write_bytes(Path(served_encoder.__file__).read_bytes())
 
 

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data import folders
-from de_jax.data.reading import read_bytes, regular_file
+from de_jax.files import folders
+from de_jax.files.reading import read_bytes, regular_file
 from de_jax.interop.pretrained import Origin, Pretrained, assemble, disassemble
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import PARTS, TowerConfig
-from de_jax.training import paths
+from de_jax.training.optim import paths
 from de_jax.types import Array, InputError, Params
 
 MSGPACK_FILE, ORBAX_DIR = "checkpoint", "state"

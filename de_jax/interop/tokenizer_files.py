@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from de_jax.data import files
-from de_jax.data.text import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer
+from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer
+from de_jax.files import outputs
 
 SPACE = "▁"
 UNKNOWN, CONTROL, BYTE = 2, 3, 6  # kinds of pieces in sentencepiece's model file
@@ -30,7 +30,7 @@ def write(folder: Path, tokenizer: Tokenizer, max_length: int) -> None:
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }
-    files.write_json(folder / "tokenizer_config.json", settings)
+    outputs.write_json(folder / "tokenizer_config.json", settings)
 
 
 def _translate(model_file: bytes) -> Any:

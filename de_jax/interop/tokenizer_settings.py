@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data import schema
-from de_jax.data.reading import is_there
-from de_jax.data.text import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE
+from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE
+from de_jax.files import schema
+from de_jax.files.reading import is_there
 from de_jax.interop import config_keys
 from de_jax.types import InputError
 

@@ -15,7 +15,7 @@ from de_jax.types import InputError, Ranking
 class BM25Index:
     """Documents scored by their words: bm25s in Lucene's form, English stop words removed, Snowball stems.
 
-    A document is its title, a space and its text, as `de_jax.data.beir` reads it. With the defaults nDCG@10 is .676 on
+    A document is its title, a space and its text, as `de_jax.data.text.beir` reads it. With the defaults nDCG@10 is .676 on
     SciFact, .318 on NFCorpus and .343 on Cranfield. Equal scores stand as in `ExactIndex`.
 
     Example:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.data import files, folders, schema
-from de_jax.data.reading import read_array
+from de_jax.files import folders, outputs, schema
+from de_jax.files.reading import read_array
 from de_jax.types import InputError
 
 KIND = "embeddings"
@@ -111,7 +111,7 @@ class EmbeddingWriter:
             self.num_done, self._dim = progress["num_done"], progress["dim"]
             if self.num_done and (not self._array.is_file() or self._array.stat().st_size < self._size(self.num_done)):
                 raise InputError(f"{self._array} is shorter than {self._progress} says; delete {out_dir} and encode again.")
-        elif out_dir.exists() and not (out_dir.is_dir() and all(files.is_leftover(child) for child in out_dir.iterdir())):
+        elif out_dir.exists() and not (out_dir.is_dir() and all(outputs.is_leftover(child) for child in out_dir.iterdir())):
             raise InputError(f"{out_dir} holds something else; choose a folder that is absent or empty.")
 
     def is_complete(self) -> bool:
@@ -121,20 +121,20 @@ class EmbeddingWriter:
         """Adds the next rows, durably."""
         if self.num_done == 0:
             self._begin(block.shape[1])
-        with files.naming(self._array), open(self._array, "r+b", buffering=0) as file:
+        with outputs.naming(self._array), open(self._array, "r+b", buffering=0) as file:
             file.truncate(self._size(self.num_done))  # what a killed run wrote after its last count
             file.seek(0, os.SEEK_END)
-            files.write_all(file, np.ascontiguousarray(block).data)
+            outputs.write_all(file, np.ascontiguousarray(block).data)
             os.fsync(file.fileno())
         self.num_done += len(block)
-        files.write_json(self._progress, {**self._plan, "dim": self._dim, "num_done": self.num_done})
+        outputs.write_json(self._progress, {**self._plan, "dim": self._dim, "num_done": self.num_done})
 
     def finish(self, ids: Iterable[str]) -> None:
         """Writes the ids, the checksums, and then the manifest, which makes the folder complete."""
-        with files.atomic_file(self._dir / "ids.json") as temporary:
+        with outputs.atomic_file(self._dir / "ids.json") as temporary:
             temporary.write_text(json.dumps(list(ids), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
-        with files.atomic_file(self._dir / "manifest.json") as manifest:
-            files.write_json(manifest, {**self._plan, "dim": self._dim})
+        with outputs.atomic_file(self._dir / "manifest.json") as manifest:
+            outputs.write_json(manifest, {**self._plan, "dim": self._dim})
             facts = folders.facts(self._dir, [self._array.name, "ids.json"])
             folders.write_checksums(self._dir, KIND, {**facts, "manifest.json": folders.fact(manifest)})
         self._clean()
@@ -142,13 +142,13 @@ class EmbeddingWriter:
     def _clean(self) -> None:
         """Removes what is of no use in a complete folder."""
         self._progress.unlink(missing_ok=True)
-        files.remove_leftovers(self._dir)
+        outputs.remove_leftovers(self._dir)
 
     def _begin(self, dim: int) -> None:
         self._dim = dim
-        files.write_json(self._progress, {**self._plan, "dim": dim, "num_done": 0})
+        outputs.write_json(self._progress, {**self._plan, "dim": dim, "num_done": 0})
         header = {"descr": "<f4", "fortran_order": False, "shape": (self._num_texts, dim)}
-        with files.naming(self._array), open(self._array, "wb") as file:
+        with outputs.naming(self._array), open(self._array, "wb") as file:
             np.lib.format.write_array_header_1_0(file, header)
 
     def _size(self, num_rows: int) -> int:

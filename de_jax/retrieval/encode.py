@@ -13,12 +13,12 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data import files
+from de_jax.files import outputs
 from de_jax.retrieval import reuse
 from de_jax.retrieval.embedding_files import EmbeddingWriter
 from de_jax.retrieval.micro_batches import MicroBatch, Store, plan
-from de_jax.training import sharding
-from de_jax.training.run import Run
+from de_jax.training.mesh import sharding
+from de_jax.training.run.run_folder import Run
 from de_jax.types import Array, InputError
 
 TOKENS_PER_BATCH = {"cpu": 1024}
@@ -118,7 +118,7 @@ def encode_to_dir(
         "length_multiple": length_multiple,
         "texts_per_shard": texts_per_shard,
     }
-    with files.in_turn(Path(out_dir)):
+    with outputs.in_turn(Path(out_dir)):
         writer = EmbeddingWriter(Path(out_dir), source, batching)
         if writer.is_complete():
             return

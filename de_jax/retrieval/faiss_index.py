@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data import schema
+from de_jax.files import schema
 from de_jax.retrieval import index_files
 from de_jax.retrieval.index import ExactIndex, Index, _check_finite
 from de_jax.types import InputError, Ranking

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from de_jax.data import files, folders, schema
+from de_jax.files import folders, outputs, schema
 from de_jax.types import InputError
 
 KIND = "faiss index"
@@ -48,8 +48,8 @@ def write(folder: Path, write_index: Callable[[Path], None], ids: Sequence[str],
         (temporary / IDS_FILE).write_text(json.dumps(list(ids), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
         parts = [temporary / INDEX_FILE, temporary / IDS_FILE]
         sizes = {part.name: part.stat().st_size for part in parts}
-        checksums = {part.name: files.sha256_of(part) for part in parts}
-        files.write_json(temporary / MANIFEST_FILE, {"format": FORMAT, **about, "bytes": sizes, "sha256": checksums})
+        checksums = {part.name: outputs.sha256_of(part) for part in parts}
+        outputs.write_json(temporary / MANIFEST_FILE, {"format": FORMAT, **about, "bytes": sizes, "sha256": checksums})
 
 
 def read_manifest(folder: Path, *, check_index: bool) -> dict[str, Any]:
@@ -69,6 +69,6 @@ def read_manifest(folder: Path, *, check_index: bool) -> dict[str, Any]:
         path = folder / name
         if not path.is_file() or path.stat().st_size != num_bytes:
             raise InputError(f"{path} is missing or is not the {num_bytes} bytes of its manifest; build the index again.")
-        if (check_index or name != INDEX_FILE) and files.sha256_of(path) != manifest["sha256"][name]:
+        if (check_index or name != INDEX_FILE) and outputs.sha256_of(path) != manifest["sha256"][name]:
             raise InputError(f"{path} does not have the checksum of its manifest; it is damaged, so build the index again.")
     return manifest

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data.corpus import TokenStore
-from de_jax.data.passages import PassageStore
-from de_jax.data.text import PromptedTokenizer
+from de_jax.data.stores.corpus import TokenStore
+from de_jax.data.text.passages import PassageStore
+from de_jax.data.text.tokenizing import PromptedTokenizer
 from de_jax.retrieval.index import Index
-from de_jax.training.run import Run
+from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError, Ranking
 
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from de_jax.data import layout
+from de_jax.data.batches import layout
 from de_jax.types import Packed
 
 SHORT_TEXT, SHORT_ROW, SHORT_TEXTS = 32, 64, 16
@@ -27,7 +27,7 @@ TILE_ACCELERATOR = 8
 
 @runtime_checkable
 class Store(layout.Store, Protocol):
-    """What encoding asks of texts as tokens; `de_jax.data.corpus.TokenStore` is such."""
+    """What encoding asks of texts as tokens; `de_jax.data.stores.corpus.TokenStore` is such."""
 
     @property
     def ids(self) -> Sequence[str]: ...

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, UInt64
 
-from de_jax.data import files, folders
-from de_jax.data.reading import read_array
+from de_jax.files import folders, outputs
+from de_jax.files.reading import read_array
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.micro_batches import Store
 from de_jax.types import InputError
@@ -51,8 +51,8 @@ def text_hashes(store: Store, max_length: int) -> UInt64[np.ndarray, " n"]:
 def keep(folder: Path, hashes: UInt64[np.ndarray, " n"]) -> None:
     """Puts the hashes beside complete embeddings."""
     if not (folder / HASHES_FILE).exists():
-        with files.atomic_file(folder / HASHES_FILE) as temporary:
-            files.save_array(temporary, hashes)
+        with outputs.atomic_file(folder / HASHES_FILE) as temporary:
+            outputs.save_array(temporary, hashes)
         if record := folders.read_checksums(folder):
             folders.write_checksums(folder, record["kind"], record["files"] | folders.facts(folder, [HASHES_FILE]))
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from de_jax.data.text import Tokenizer
+from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.retrieval import encode
 from de_jax.retrieval.index import Index
-from de_jax.training.run import Run
+from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
 
 SNIPPET_CHARACTERS = 300

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import compare_peers, encode_throughput, lengths, measure, step_time
-from de_jax.data import beir
+from de_jax.data.text import beir
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {"device", "backend", "processor", "num_cpus", "load_average", "python", "versions", "commit", "sizes"}

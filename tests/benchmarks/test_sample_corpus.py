@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import sample_corpus
-from de_jax.data import beir
+from de_jax.data.text import beir
 from de_jax.types import InputError
 
 

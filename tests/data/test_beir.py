@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from de_jax.data import beir
+from de_jax.data.text import beir
 from de_jax.types import InputError
 
 

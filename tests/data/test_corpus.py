@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from de_jax.data import corpus, text
+from de_jax.data.stores import corpus
+from de_jax.data.text import tokenizing
 from de_jax.types import InputError
 
 TEXTS = [("d3", "the quick brown fox jumps over the lazy dog"), ("d1", "dog"), ("é", "seven wizards boxed"), ("d10", "a fox")]
@@ -194,7 +195,7 @@ def test_cached_store_is_keyed_by_content_and_options(tmp_path, texts_file, toke
     cache = tmp_path / "cache"
     docs = corpus.cached_token_store(texts_file, tokenizer, cache, progress=False)
     queries = corpus.cached_token_store(texts_file, tokenizer, cache, kind="queries", progress=False)
-    other = text.load_tokenizer(spiece)
+    other = tokenizing.load_tokenizer(spiece)
     other.fingerprint = "another vocabulary"
     assert corpus.cached_token_store(texts_file, other, cache, progress=False).store_dir != docs.store_dir
     texts_file.write_text(texts_file.read_text().replace("seven", "eight"))

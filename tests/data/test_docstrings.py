@@ -3,7 +3,7 @@ import textwrap
 
 import pytest
 
-from de_jax.data import docstrings
+from de_jax.data.text import docstrings
 
 REST = "The values are taken in the order of the axes, and a copy is made where it is needed."
 

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from de_jax.data import epoch_plan
+from de_jax.data.batches import epoch_plan
 
 
 def test_planning_500k_pairs_with_repeats_is_not_quadratic():

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from de_jax.data import corpus, layout
+from de_jax.data.batches import layout
+from de_jax.data.stores import corpus
 from de_jax.types import PADDING_ID
 
 

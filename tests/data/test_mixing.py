@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from de_jax.data.mixing import mixed_epochs
+from de_jax.data.batches.mixing import mixed_epochs
 from de_jax.types import InputError
 
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from de_jax.data import near_duplicates
+from de_jax.data.text import near_duplicates
 
 WORDS = [f"word{number}" for number in range(400)]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flat_settings import flat
 
-from de_jax.data import pair_store, pair_writer
+from de_jax.data.sources import pair_store, pair_writer
 from de_jax.types import PADDING_ID, InputError
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog")
@@ -193,7 +193,8 @@ def run(code):
 
 def test_training_data_from_a_folder_loads_no_tensorflow(folder):
     code = (
-        "import sys; from de_jax.data.pair_store import stored_pairs; from de_jax.data.options import PairsOptions\n"
+        "import sys\nfrom de_jax.data.sources.options import PairsOptions\n"
+        "from de_jax.data.sources.pair_store import stored_pairs\n"
         f"batch = next(stored_pairs({str(folder)!r}, options=PairsOptions(batch_size=4)).batches(2))\n"
         "print(batch.query_id.tolist(), sorted({'tensorflow', 'seqio', 'jax'} & set(sys.modules)))"
     )
@@ -205,7 +206,7 @@ def test_training_data_from_a_folder_loads_no_tensorflow(folder):
 def test_a_machine_without_seqio_is_told_what_to_install():
     code = (
         "import sys; sys.modules['seqio'] = None\n"
-        "from de_jax.data.seqio_batches import seqio_pairs\n"
+        "from de_jax.data.sources.seqio_batches import seqio_pairs\n"
         "from de_jax.types import InputError\n"
         "try: seqio_pairs('t')\n"
         "except InputError as error: print(error)"

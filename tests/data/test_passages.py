@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from letters import Letters
 
-from de_jax.data.corpus import build_token_store
-from de_jax.data.passages import PassageStore
+from de_jax.data.stores.corpus import build_token_store
+from de_jax.data.text.passages import PassageStore
 from de_jax.types import PADDING_ID, InputError
 
 

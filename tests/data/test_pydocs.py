@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from de_jax.data import beir, docstrings, pydocs
-from de_jax.data.docstrings import Docstring
+from de_jax.data.text import beir, docstrings, pydocs
+from de_jax.data.text.docstrings import Docstring
 from de_jax.types import InputError
 
 NOUNS = [

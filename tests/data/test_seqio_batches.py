@@ -11,10 +11,12 @@ import smallest_towers
 from flat_settings import flat
 
 from benchmarks import input_throughput
-from de_jax.data import beir, generations, pair_store, seqio_batches, seqio_tasks, text, training_set
-from de_jax.data.curriculum import Curriculum
-from de_jax.data.generations import Mined
-from de_jax.data.training_set import text_hashes
+from de_jax.data.sources import pair_store, seqio_batches, seqio_tasks, training_set
+from de_jax.data.sources.training_set import text_hashes
+from de_jax.data.text import beir, tokenizing
+from de_jax.expansion.curriculum import Curriculum
+from de_jax.mining import generations
+from de_jax.mining.generations import Mined
 from de_jax.types import PADDING_ID, InputError, Packed
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "boxed")
@@ -205,7 +207,7 @@ def test_ids_of_the_t5_vocabulary_are_the_tokenizers_own(shared_data, tmp_path):
         data = flat(seqio_batches.seqio_pairs)(task=name, batch_size=1, pack=False, length_multiple=1)
         batch = next(data.batches(0))
         assert batch.query[0].tolist() == [*expected, 1]
-        assert batch.doc[0].tolist() == [*text.load_tokenizer(spiece).encode([f"{sentence} Ünïcode, 雪."])[0], 1]
+        assert batch.doc[0].tolist() == [*tokenizing.load_tokenizer(spiece).encode([f"{sentence} Ünïcode, 雪."])[0], 1]
         assert data.query_tokenizer.vocab_size == 32000
 
 

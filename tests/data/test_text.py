@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from de_jax.data import text
+from de_jax.data.text import tokenizing
 from de_jax.types import InputError
 
 SHARED_DATA = Path(os.environ.get("DE_JAX_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
@@ -46,51 +46,51 @@ def test_batch_encoding_equals_one_by_one(tokenizer):
 
 
 def test_wordpiece_specials_are_kept_apart_and_text_is_neither_cut_nor_padded(tmp_path):
-    tokenizer = text.load_tokenizer(write_wordpiece(tmp_path))
+    tokenizer = tokenizing.load_tokenizer(write_wordpiece(tmp_path))
     assert (tokenizer.prefix_ids, tokenizer.suffix_ids, tokenizer.vocab_size) == ((2,), (3,), 10)
     assert [ids.tolist() for ids in tokenizer.encode(["Hello world a a a a", "a"])] == [[4, 5, 6, 6, 6, 6], [6]]
 
 
 def test_a_special_token_spelt_out_in_a_text_is_text(tmp_path):
-    tokenizer = text.load_tokenizer(write_wordpiece(tmp_path))
+    tokenizer = tokenizing.load_tokenizer(write_wordpiece(tmp_path))
     assert tokenizer.encode(["hello [SEP]"])[0].tolist() == [4, 7, 9, 8]
 
 
 def test_saved_tokenizers_load_again_with_the_same_fingerprint(tmp_path, tokenizer):
-    for number, original in enumerate([tokenizer, text.load_tokenizer(write_wordpiece(tmp_path / "json"))]):
+    for number, original in enumerate([tokenizer, tokenizing.load_tokenizer(write_wordpiece(tmp_path / "json"))]):
         copy_dir = tmp_path / str(number)
         copy_dir.mkdir()
         original.save(copy_dir)
-        copy = text.load_tokenizer(copy_dir)
+        copy = tokenizing.load_tokenizer(copy_dir)
         assert copy.fingerprint == original.fingerprint
         np.testing.assert_array_equal(copy.encode(["hello dog"])[0], original.encode(["hello dog"])[0])
 
 
 def test_a_tokenizer_file_may_be_named_itself(spiece, tokenizer):
-    assert text.load_tokenizer(spiece / "spiece.model").fingerprint == tokenizer.fingerprint
+    assert tokenizing.load_tokenizer(spiece / "spiece.model").fingerprint == tokenizer.fingerprint
 
 
 def test_padding_of_another_id_changes_places_with_id_zero(tmp_path):
-    plain = text.load_tokenizer(write_wordpiece(tmp_path / "plain"))
-    tokenizer = text.load_tokenizer(write_wordpiece(tmp_path / "json", specials=("[CLS]", "[PAD]", "[SEP]", "[UNK]")))
+    plain = tokenizing.load_tokenizer(write_wordpiece(tmp_path / "plain"))
+    tokenizer = tokenizing.load_tokenizer(write_wordpiece(tmp_path / "json", specials=("[CLS]", "[PAD]", "[SEP]", "[UNK]")))
     assert (plain.pad_id, tokenizer.pad_id) == (0, 1)
     assert (tokenizer.prefix_ids, tokenizer.suffix_ids, tokenizer.vocab_size) == ((1,), (2,), 10)
     assert tokenizer.encode(["Hello world strange"])[0].tolist() == [4, 5, 3]
     words = write_wordpiece(tmp_path / "word", specials=("hello", "[UNK]", "[CLS]", "[PAD]", "[SEP]"), words=("world",))
-    assert text.load_tokenizer(words).encode(["hello world"])[0].tolist() == [3, 5]
+    assert tokenizing.load_tokenizer(words).encode(["hello world"])[0].tolist() == [3, 5]
 
 
 def test_prompt_stands_before_every_text_and_is_saved_with_the_vocabulary(tmp_path, tokenizer):
-    prompted = text.PromptedTokenizer(tokenizer, "quick fox: ")
+    prompted = tokenizing.PromptedTokenizer(tokenizer, "quick fox: ")
     assert prompted.encode(["dog"])[0].tolist() == tokenizer.encode(["quick fox: dog"])[0].tolist()
     assert (prompted.prefix_ids, prompted.suffix_ids, prompted.vocab_size) == ((), (1,), 36)
-    assert len({prompted.fingerprint, tokenizer.fingerprint, text.PromptedTokenizer(tokenizer, "fox: ").fingerprint}) == 3
+    assert len({prompted.fingerprint, tokenizer.fingerprint, tokenizing.PromptedTokenizer(tokenizer, "fox: ").fingerprint}) == 3
     prompted.save(tmp_path)
-    again = text.load_tokenizer(tmp_path)
+    again = tokenizing.load_tokenizer(tmp_path)
     assert (again.prompt, again.fingerprint) == (prompted.prompt, prompted.fingerprint)
     (tmp_path / "prompt.json").write_text('{"prompts": 3}')
     with pytest.raises(InputError, match=r"prompt\.json: prompt is absent"):
-        text.load_tokenizer(tmp_path)
+        tokenizing.load_tokenizer(tmp_path)
 
 
 def test_vocabulary_without_padding_is_refused(tmp_path):
@@ -100,27 +100,27 @@ def test_vocabulary_without_padding_is_refused(tmp_path):
     without = json.loads((tmp_path / "json" / "tokenizer.json").read_text().replace("[PAD]", "[pad]"))
     (tmp_path / "json" / "tokenizer.json").write_text(json.dumps({**without, "padding": None}))
     with pytest.raises(InputError, match="has no id for padding"):
-        text.load_tokenizer(tmp_path / "json")
+        tokenizing.load_tokenizer(tmp_path / "json")
     model = tmp_path / "other.model"
     with open(model, "wb") as file:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(["abc abd bcd"] * 9), model_writer=file, vocab_size=12, hard_vocab_limit=False, minloglevel=2
         )
     with pytest.raises(InputError, match="padding id must be 0 and is none"):
-        text.load_tokenizer(model)
+        tokenizing.load_tokenizer(model)
 
 
 def test_unusable_vocabulary_files_are_named(tmp_path):
     with pytest.raises(InputError, match=r"holds neither spiece\.model nor tokenizer\.json"):
-        text.load_tokenizer(tmp_path)
+        tokenizing.load_tokenizer(tmp_path)
     with pytest.raises(InputError, match="does not exist"):
-        text.load_tokenizer(tmp_path / "absent" / "spiece.model")
+        tokenizing.load_tokenizer(tmp_path / "absent" / "spiece.model")
     (tmp_path / "spiece.model").write_bytes(b"not a model")
     with pytest.raises(InputError, match="is not a sentencepiece model"):
-        text.load_tokenizer(tmp_path)
+        tokenizing.load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(InputError, match=r"is not a tokenizer\.json"):
-        text.load_tokenizer(tmp_path / "tokenizer.json")
+        tokenizing.load_tokenizer(tmp_path / "tokenizer.json")
 
 
 def test_a_sentencepiece_model_cut_off_between_two_of_its_parts_is_refused(tmp_path, spiece):
@@ -132,7 +132,7 @@ def test_a_sentencepiece_model_cut_off_between_two_of_its_parts_is_refused(tmp_p
         model.ClearField(part)
         (tmp_path / "spiece.model").write_bytes(model.SerializeToString())
         with pytest.raises(InputError, match=r"spiece\.model is cut off"):
-            text.load_tokenizer(tmp_path)
+            tokenizing.load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -148,30 +148,30 @@ def test_a_vocabulary_that_would_fail_later_is_refused_when_loaded(tmp_path, old
     assert old in written
     file.write_text(written.replace(old, new).replace('"content": "[UNK]"', '"content": "[PAD]"'))
     with pytest.raises(InputError, match=message):
-        text.load_tokenizer(file)
+        tokenizing.load_tokenizer(file)
 
 
 def test_a_link_to_nothing_is_no_absent_file(tmp_path):
     (tmp_path / "tokenizer.json").symlink_to(tmp_path / "gone")
     with pytest.raises(InputError, match=r"tokenizer\.json does not exist"):
-        text.load_tokenizer(tmp_path)
+        tokenizing.load_tokenizer(tmp_path)
 
 
 def test_training_twice_gives_the_same_bytes(tmp_path):
     texts = [f"word{number} and another text number {number * 7}" for number in range(300)]
     for name in ("first", "second"):
-        text.train_sentencepiece(iter(texts), tmp_path / name, vocab_size=50, max_texts=200, seed=3)
+        tokenizing.train_sentencepiece(iter(texts), tmp_path / name, vocab_size=50, max_texts=200, seed=3)
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
 
 
 def test_impossible_vocabulary_sizes_are_told_with_the_possible_one(tmp_path):
     texts = ["the quick brown fox"] * 20
     with pytest.raises(InputError, match=r"vocabulary of 5000 pieces is more than these texts give; the most is \d+"):
-        text.train_sentencepiece(texts, tmp_path / "model", vocab_size=5000)
+        tokenizing.train_sentencepiece(texts, tmp_path / "model", vocab_size=5000)
     with pytest.raises(InputError, match=r"vocabulary of 5 pieces is too small for these texts; the least is \d+"):
-        text.train_sentencepiece(texts, tmp_path / "model", vocab_size=5)
+        tokenizing.train_sentencepiece(texts, tmp_path / "model", vocab_size=5)
     with pytest.raises(InputError, match="no text to train"):
-        text.train_sentencepiece([], tmp_path / "model", vocab_size=50)
+        tokenizing.train_sentencepiece([], tmp_path / "model", vocab_size=50)
     assert not list(tmp_path.iterdir())
 
 
@@ -185,7 +185,7 @@ def test_importing_the_data_side_loads_no_heavy_library():
 
 @needs_t5
 def test_t5_vocabulary_gives_the_published_ids(shared_data):
-    tokenizer = text.load_tokenizer(shared_data / "tokenizers/t5")
+    tokenizer = tokenizing.load_tokenizer(shared_data / "tokenizers/t5")
     sentence = "translate English to German: The house is wonderful."
     assert tokenizer.encode([sentence])[0].tolist() == [13959, 1566, 12, 2968, 10, 37, 629, 19, 1627, 5]
     assert (tokenizer.vocab_size, tokenizer.suffix_ids) == (32000, (1,))
@@ -196,7 +196,7 @@ def test_t5_vocabulary_equals_transformers(shared_data):
     import transformers
 
     theirs = transformers.T5Tokenizer.from_pretrained(str(shared_data / "tokenizers/t5"))
-    ours = text.load_tokenizer(shared_data / "tokenizers/t5")
+    ours = tokenizing.load_tokenizer(shared_data / "tokenizers/t5")
     texts = ["translate English to German: The house is wonderful.", "  Two  spaces, é, naïve, 北京, 1.5e-3 (x_1).", "A\nB\tC"]
     for sentence, ids in zip(texts, ours.encode(texts), strict=True):
         assert [*ours.prefix_ids, *ids.tolist(), *ours.suffix_ids] == theirs(sentence)["input_ids"]

@@ -9,9 +9,9 @@ import tiny_run
 import toy_run
 from flat_settings import flat
 
-from de_jax.data import beir
-from de_jax.data.text import train_sentencepiece
-from de_jax.data.training_set import beir_pairs
+from de_jax.data.sources.training_set import beir_pairs
+from de_jax.data.text import beir
+from de_jax.data.text.tokenizing import train_sentencepiece
 from de_jax.types import InputError
 
 

@@ -9,7 +9,7 @@ import pytest
 import toy_run
 
 from de_jax import train
-from de_jax.training import run_log
+from de_jax.training.run import run_log
 
 
 @pytest.fixture(scope="session")

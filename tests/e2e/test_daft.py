@@ -9,11 +9,11 @@ import pytest
 from pretrained_folders import WORDS, write_sentence_transformer
 
 from de_jax import train
-from de_jax.data import beir
+from de_jax.data.text import beir
 from de_jax.recipe import read_recipe
 from de_jax.tools import daft, measure_query_latency
-from de_jax.training.run import complete_steps, load_run
-from de_jax.training.run_log import read_metrics
+from de_jax.training.run.run_folder import complete_steps, load_run
+from de_jax.training.run.run_log import read_metrics
 from de_jax.types import InputError
 
 SMALL = ["--gin.make_mesh.data=1", "--max_query_length=16", "--max_doc_length=16", "--batch_size=8", "--num_calls=3"]

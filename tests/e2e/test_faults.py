@@ -12,11 +12,11 @@ import pytest
 from toy_run import arguments
 
 from de_jax import command, train
-from de_jax.data.corpus import open_token_store
+from de_jax.data.stores.corpus import open_token_store
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.tools import encode_corpus, inspect_run, tokenize_corpus
-from de_jax.training import run_log
-from de_jax.training.run import load_run
+from de_jax.training.run import run_log
+from de_jax.training.run.run_folder import load_run
 
 NO_SPACE = ("No space left on device", "File too large")
 

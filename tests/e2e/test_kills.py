@@ -15,8 +15,8 @@ import orbax.checkpoint as ocp
 import pytest
 from toy_run import ALL_DEVICES, arguments
 
-from de_jax.training import run_log
-from de_jax.training.run import load_run
+from de_jax.training.run import run_log
+from de_jax.training.run.run_folder import load_run
 
 KILLING = Path(__file__).resolve().parents[1] / "killing.py"
 RUNS_PER_KILL = 5

@@ -10,13 +10,14 @@ from toy_run import arguments
 
 from de_jax import mine, train
 from de_jax.configurables import read_recipe
-from de_jax.data import beir, files, generations, negatives
-from de_jax.data.generations import Mined
-from de_jax.data.negatives import Switch
-from de_jax.data.training_set import text_hashes
-from de_jax.retrieval import mining_run
-from de_jax.training import run_log
-from de_jax.training.run import load_run
+from de_jax.data.sources.training_set import text_hashes
+from de_jax.data.text import beir
+from de_jax.files import outputs
+from de_jax.mining import generations, mining_run, negatives
+from de_jax.mining.generations import Mined
+from de_jax.mining.negatives import Switch
+from de_jax.training.run import run_log
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 COLOCATED = {
@@ -90,7 +91,7 @@ def test_a_colocated_run_that_dies_while_it_mines_or_switches_ends_bit_equal(
                 negatives.MinedNegatives, "record", lambda self, switch: killed() if switch.step == 24 else record(self, switch)
             )
         else:
-            module, name = {"mine": (mining_run, "embed"), "write": (files, "write_json")}[stop_before]
+            module, name = {"mine": (mining_run, "embed"), "write": (outputs, "write_json")}[stop_before]
             original = getattr(module, name)
 
             def at_16(*args, **options):

@@ -14,8 +14,8 @@ from toy_run import ALL_DEVICES, arguments
 from two_processes import TwoProcesses, assert_close
 
 from de_jax import command
-from de_jax.data import negatives
-from de_jax.training.run import complete_steps, load_run
+from de_jax.mining import negatives
+from de_jax.training.run.run_folder import complete_steps, load_run
 
 NEVER = 100_000
 MINED = {

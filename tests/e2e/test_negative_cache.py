@@ -8,7 +8,7 @@ import numpy as np
 from toy_run import SETTINGS, arguments
 
 from de_jax import train
-from de_jax.training.run import load_run
+from de_jax.training.run.run_folder import load_run
 
 CACHE = {
     "make_mesh__data": 2,

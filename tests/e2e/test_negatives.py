@@ -9,13 +9,14 @@ import pytest
 from toy_run import arguments
 
 from de_jax import train
-from de_jax.data import files, generations, negatives
-from de_jax.data.generations import Mined
-from de_jax.data.negatives import Switch
-from de_jax.data.training_set import text_hashes
+from de_jax.data.sources.training_set import text_hashes
+from de_jax.files import outputs
+from de_jax.mining import generations, negatives
+from de_jax.mining.generations import Mined
+from de_jax.mining.negatives import Switch
 from de_jax.tools import evaluate_beir
-from de_jax.training import run_log
-from de_jax.training.run import load_run
+from de_jax.training.run import run_log
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 
@@ -47,7 +48,7 @@ def test_a_newer_generation_comes_into_force_and_a_run_that_repeats_its_switches
     for folder in (run_dir, again_dir):
         mine(dataset_dir, folder, 1, shift=0)
         mine(dataset_dir, folder, 2, shift=30)
-    files.append_text(run_dir / "switches.jsonl", '{"step": 0, "generation": 1}\n')  # as if the second had come later
+    outputs.append_text(run_dir / "switches.jsonl", '{"step": 0, "generation": 1}\n')  # as if the second had come later
     train.main(settings(dataset_dir, run_dir))
     assert negatives.read_switches(run_dir / "switches.jsonl") == [Switch(0, 1), Switch(12, 2)]
     followed = [line for line in run_log.read_metrics(run_dir / "metrics.jsonl") if "negatives/generation" in line]

@@ -6,15 +6,15 @@ import jax
 import numpy as np
 import toy_run
 
-from de_jax.data.options import PairsOptions
-from de_jax.data.training_set import beir_pairs
+from de_jax.data.sources.options import PairsOptions
+from de_jax.data.sources.training_set import beir_pairs
 from de_jax.losses.in_batch import samtone
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Logging, Optimization, Recipe
 from de_jax.train import train
-from de_jax.training.run import load_run, read_recipe_file, read_settings
+from de_jax.training.run.run_folder import load_run, read_recipe_file, read_settings
 
 
 def toy_recipe(dataset_dir):
@@ -44,7 +44,7 @@ def test_it_trains_the_same_parameters_and_describes_itself(dataset_dir, finishe
     assert (told["loss"]["same_tower"], told["loss"]["mask_duplicates"]) == ("query", True)
     assert told["data"]["dataset_dir"] == str(dataset_dir)
     assert told["data"]["options"]["batch_size"] == 16
-    assert told["optimization"]["optimizer"]["function"] == "de_jax.training.optimizer.adafactor"
+    assert told["optimization"]["optimizer"]["function"] == "de_jax.training.optim.optimizer.adafactor"
     assert told == read_recipe_file(finished_run)
     settings = read_settings(tmp_path / "run")
     assert (settings["samtone.temperature"], settings["train.loss"]) == ("0.05", "@samtone")

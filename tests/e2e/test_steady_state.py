@@ -12,8 +12,8 @@ from jax._src.array import ArrayImpl  # what waits for a device has no public na
 from toy_run import ALL_DEVICES, arguments
 
 from de_jax import train
-from de_jax.training import run_log
-from de_jax.training.fit import fit
+from de_jax.training.run import run_log
+from de_jax.training.run.fit import fit
 
 COMPILATION = "/jax/core/compile/backend_compile_duration"
 WAITS = ("__array__", "__float__", "__int__", "__bool__", "__index__", "item", "tolist", "block_until_ready")

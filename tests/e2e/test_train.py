@@ -10,8 +10,8 @@ import pytest
 from toy_run import arguments
 
 from de_jax import command, train
-from de_jax.training import generator_run
-from de_jax.training.run import load_run, only_trainer
+from de_jax.doc2query import generator_run
+from de_jax.training.run.run_folder import load_run, only_trainer
 from de_jax.types import InputError
 
 

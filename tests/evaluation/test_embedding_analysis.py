@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from de_jax.evaluation import analysis, embedding_plots, html_report
+from de_jax.evaluation import analysis
 from de_jax.evaluation.embedding_analysis import Texts, analyse
+from de_jax.reports import embedding_plots, html_report
 from de_jax.types import InputError
 
 

@@ -13,17 +13,20 @@ import pytest
 from matplotlib.image import imread
 from tiny_run import WORDS
 
-from de_jax.data import corpus, generations
-from de_jax.data.batches import qrel_pairs
-from de_jax.data.generations import Mined
-from de_jax.data.negatives import TrainingTexts
-from de_jax.data.passages import PassageStore
-from de_jax.data.text import load_tokenizer, train_sentencepiece
-from de_jax.evaluation import efficiency, negative_analysis, negative_report
+from de_jax.data.batches.pair_batches import qrel_pairs
+from de_jax.data.stores import corpus
+from de_jax.data.text.passages import PassageStore
+from de_jax.data.text.tokenizing import load_tokenizer, train_sentencepiece
+from de_jax.evaluation import negative_analysis
 from de_jax.evaluation.negative_analysis import AtCheckpoint, Measured, Sample
 from de_jax.losses.mined import ance
-from de_jax.training import grad_norms, paths
-from de_jax.training.run import Run
+from de_jax.mining import efficiency, generations
+from de_jax.mining.generations import Mined
+from de_jax.mining.negatives import TrainingTexts
+from de_jax.reports import negative_report
+from de_jax.training.optim import paths
+from de_jax.training.run.run_folder import Run
+from de_jax.training.step import grad_norms
 from de_jax.types import Batch, Embeddings, InputError
 
 GROUPS = {"all": ".*", "kernels": ".*/kernel", "doc": "doc/.*"}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from de_jax.evaluation import task
-from de_jax.training.run import Run
+from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
 
 

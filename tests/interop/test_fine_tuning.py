@@ -12,11 +12,12 @@ from random_params import random_params
 
 from de_jax import train
 from de_jax.configurables import read_recipe
-from de_jax.data import beir
+from de_jax.data.text import beir
 from de_jax.interop import checkpoints, fine_tuning
 from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.training import paths, sharding
+from de_jax.training.mesh import sharding
+from de_jax.training.optim import paths
 from de_jax.types import InputError
 
 LENGTHS = {"beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16}

@@ -10,7 +10,7 @@ import torch
 import transformers
 from pretrained_folders import SPECIALS, WORDS, write_tokenizer
 
-from de_jax.data.text import load_tokenizer
+from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.interop import generators, huggingface_generator
 from de_jax.types import Batch, InputError
 

@@ -13,8 +13,8 @@ from pretrained_folders import WORDS, write_sentence_transformer, write_tokenize
 from de_jax.interop import sentence_transformers
 from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.training.optimizer import adamw
-from de_jax.training.train_step import make_train_step
+from de_jax.training.optim.optimizer import adamw
+from de_jax.training.step.train_step import make_train_step
 from de_jax.types import Batch, TrainState
 
 library = pytest.importorskip("sentence_transformers", minversion="6")

@@ -15,7 +15,7 @@ from de_jax.interop.pretrained import assemble
 from de_jax.models.decoding import Decoding, _draw, generate
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
-from de_jax.training import sharding
+from de_jax.training.mesh import sharding
 from de_jax.types import InputError
 
 VOCAB_SIZE, NUM_TOKENS, LONGEST = 23, 16, 8

@@ -7,7 +7,7 @@ from random_params import random_params
 
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
-from de_jax.training import sharding
+from de_jax.training.mesh import sharding
 from de_jax.types import Batch
 
 SIZES = {"vocab_size": 61, "model_dim": 32, "num_layers": 1, "num_heads": 4, "head_dim": 8, "mlp_dim": 48}

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from de_jax.data import beir
+from de_jax.data.text import beir
 from de_jax.evaluation import metrics
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.types import InputError

@@ -3,7 +3,7 @@ import json
 import pytest
 from tiny_run import DOCS, QUERIES
 
-from de_jax.data import beir
+from de_jax.data.text import beir
 from de_jax.tools import analyse_embeddings
 from de_jax.types import InputError
 

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import tiny_run
 
-from de_jax.data import beir, generations
-from de_jax.data.generations import Mined
-from de_jax.data.training_set import open_stores, text_hashes
+from de_jax.data.sources.training_set import open_stores, text_hashes
+from de_jax.data.text import beir
 from de_jax.evaluation import negative_analysis
+from de_jax.mining import generations
+from de_jax.mining.generations import Mined
 from de_jax.retrieval import encode
 from de_jax.tools import analyse_negatives
-from de_jax.training.run import load_run
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 QRELS = {"q0": {"d0": 1, "d5": 1}, "q2": {"d2": 1}, "d3": {"d6": 1}}

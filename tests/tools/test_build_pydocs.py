@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from de_jax.data import pydocs
+from de_jax.data.text import pydocs
 from de_jax.tools import build_pydocs
 from de_jax.types import InputError
 

@@ -11,12 +11,12 @@ import pytest
 import toy_run
 
 from de_jax import gin_configs
-from de_jax.data import beir
-from de_jax.data.expansion_files import read_expansion
+from de_jax.data.text import beir
+from de_jax.doc2query.generator_run import load_generator
+from de_jax.expansion.generated_queries import read_expansion
 from de_jax.models.t5 import T5Config
 from de_jax.tools import doc2query
-from de_jax.training.checkpoint import SaveCheckpoints
-from de_jax.training.generator_run import load_generator
+from de_jax.training.run.checkpoint import SaveCheckpoints
 from de_jax.types import InputError
 
 SMALLEST = T5Config(model_dim=32, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32)

@@ -8,15 +8,15 @@ import pytest
 from real_data import SHARED_DATA
 from tiny_run import DOCS, QRELS, QUERIES
 
-from de_jax.data import beir
-from de_jax.data.files import read_json, write_json
-from de_jax.data.training_set import open_stores
+from de_jax.data.sources.training_set import open_stores
+from de_jax.data.text import beir
 from de_jax.evaluation import fusion, metrics
 from de_jax.evaluation import task as task_
+from de_jax.files.outputs import read_json, write_json
 from de_jax.retrieval import encode
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.tools import evaluate_beir, search
-from de_jax.training.run import load_run
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 

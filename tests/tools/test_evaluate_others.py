@@ -8,7 +8,7 @@ import pytest
 from real_data import SHARED_DATA
 from tiny_run import DOCS, QRELS, QUERIES
 
-from de_jax.data import beir
+from de_jax.data.text import beir
 from de_jax.evaluation import metrics
 from de_jax.tools import evaluate_beir, evaluate_msmarco, evaluate_openqa, evaluate_sentences, evaluate_trec
 from de_jax.types import InputError

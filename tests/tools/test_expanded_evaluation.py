@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tiny_run
 
-from de_jax.data import beir
+from de_jax.data.text import beir
+from de_jax.expansion.expanded_search import typical
 from de_jax.retrieval.embedding_files import EmbeddingWriter
-from de_jax.retrieval.expanded import typical
 from de_jax.retrieval.searcher import padded_tokens
 from de_jax.tools import encode_corpus, evaluate_beir, search
-from de_jax.training.run import load_run
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 WORDS = tiny_run.WORDS

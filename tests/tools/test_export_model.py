@@ -3,7 +3,7 @@ import pytest
 
 from de_jax.interop import checkpoints
 from de_jax.tools import export_model
-from de_jax.training.run import load_run
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 

@@ -6,8 +6,8 @@ import pytest
 import tiny_run
 from tiny_run import WORDS
 
-from de_jax.data import beir
-from de_jax.evaluation import arguments
+from de_jax import arguments
+from de_jax.data.text import beir
 from de_jax.tools import evaluate_beir, search
 from de_jax.types import InputError
 

@@ -12,8 +12,9 @@ from tiny_run import DOCS, QUERIES
 
 from de_jax import mine, train
 from de_jax.cli import VERBS
-from de_jax.data import beir
-from de_jax.data.expansion_files import DocQueries, ExpansionWriter
+from de_jax.data.text import beir
+from de_jax.doc2query.generator_run import GeneratorRun
+from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.models.generator import Generator
 from de_jax.tools import (
     analyse_embeddings,
@@ -32,8 +33,7 @@ from de_jax.tools import (
     search,
     tokenize_corpus,
 )
-from de_jax.training.generator_run import GeneratorRun
-from de_jax.training.run import load_run
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 JUDGED = {
@@ -209,10 +209,10 @@ def test_a_command_has_keep_identical_ids_where_it_leaves_such_documents_out(nam
 
 
 COMMANDS_OWN = {
-    "de_jax/evaluation/arguments.py",  # it adds the flags that it names
+    "de_jax/arguments.py",  # it adds the flags that it names
     "de_jax/evaluation/sentences.py",  # evaluate_sentences
-    "de_jax/training/distributed.py",  # train
-    "de_jax/training/plan.py",  # plan_run
+    "de_jax/training/mesh/distributed.py",  # train
+    "de_jax/training/mesh/plan.py",  # plan_run
     "de_jax/interop/generators.py",  # doc2query
 }
 

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import tiny_run
 
-from de_jax.data import beir, files, generations
-from de_jax.data.passages import PassageStore
-from de_jax.data.training_set import open_stores, text_hashes
+from de_jax.data.sources.training_set import open_stores, text_hashes
+from de_jax.data.text import beir
+from de_jax.data.text.passages import PassageStore
+from de_jax.files import outputs
+from de_jax.mining import generations
+from de_jax.mining.mining_run import only_miner
 from de_jax.retrieval import encode
-from de_jax.retrieval.mining_run import only_miner
 from de_jax.tools import mine_negatives
-from de_jax.training.run import load_run
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 QRELS = {"q0": {"d0": 1, "d5": 1, "d7": 0}, "q2": {"d2": 1}, "d3": {"d2": 1}}
@@ -60,7 +62,7 @@ def test_a_runs_negatives_are_its_nearest_documents_without_any_positive_of_the_
 
 def test_a_run_of_several_passages_mines_by_the_best_one(printed, trained, dataset_dir, tmp_path):
     run_dir = shutil.copytree(trained, tmp_path / "run")
-    files.write_json(run_dir / "run.json", {**files.read_json(run_dir / "run.json"), "max_passages": 3, "max_doc_length": 6})
+    outputs.write_json(run_dir / "run.json", {**outputs.read_json(run_dir / "run.json"), "max_passages": 3, "max_doc_length": 6})
     margin = 0.05
     options = {"run_dir": run_dir, "dataset_dir": dataset_dir, "num_neg_docs": 10, "keep_identical_ids": True}
     printed(mine_negatives, **options, negatives_dir=tmp_path / "all")

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from tiny_run import DOCS, QRELS, QUERIES, WORDS
 
-from de_jax.data import pair_writer
-from de_jax.data.text import load_tokenizer, train_sentencepiece
+from de_jax.data.sources import pair_writer
+from de_jax.data.text.tokenizing import load_tokenizer, train_sentencepiece
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval import searcher
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.tools import encode_corpus, evaluate_beir, evaluate_pairs, search
-from de_jax.training.run import load_run
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from de_jax.data import corpus, text
+from de_jax.data.stores import corpus
+from de_jax.data.text import tokenizing
 from de_jax.tools import tokenize_corpus
 from de_jax.types import InputError
 
@@ -30,7 +31,7 @@ def run(tmp_path, capsys):
 
 def test_a_folder_gives_a_vocabulary_and_two_stores(tmp_path, dataset, run):
     printed = run(f"--dataset_dir={dataset}", "--train_vocab_size=30")
-    tokenizer = text.load_tokenizer(tmp_path / "vocabulary")
+    tokenizer = tokenizing.load_tokenizer(tmp_path / "vocabulary")
     assert printed["vocab_size"] == tokenizer.vocab_size == 30
     docs, queries = (corpus.open_token_store(printed[name]["store_dir"]) for name in ("docs", "queries"))
     assert (docs.num_texts, queries.num_texts) == (81, 9)

@@ -6,7 +6,7 @@ from scipy.spatial import cKDTree
 
 from de_jax.models.bert import BertConfig
 from de_jax.models.tower import TowerConfig
-from de_jax.training.alignment import Alignment, StopWhenAligned, kl_divergence, threshold
+from de_jax.training.hooks.alignment import Alignment, StopWhenAligned, kl_divergence, threshold
 from de_jax.types import InputError, TrainState
 
 

@@ -14,10 +14,10 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from de_jax.data import folders
-from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
-from de_jax.training.faults import NonFiniteError
-from de_jax.training.run import restore_params
+from de_jax.files import folders
+from de_jax.training.hooks.faults import NonFiniteError
+from de_jax.training.run.checkpoint import Checkpoints, SaveCheckpoints
+from de_jax.training.run.run_folder import restore_params
 from de_jax.types import InputError, TrainState
 
 

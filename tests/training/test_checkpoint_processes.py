@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 
-from de_jax.data import folders
+from de_jax.files import folders
 
 ROUNDS = 12
 PROGRAM = f"""

@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 
-from de_jax.training import distributed
-from de_jax.training.collapse import CollapseAlarm, WatchForCollapse, diagnoses
+from de_jax.training.hooks.collapse import CollapseAlarm, WatchForCollapse, diagnoses
+from de_jax.training.mesh import distributed
 from de_jax.types import InputError, TrainState
 
 STATE = TrainState(0, {}, {}, 0)

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from de_jax.data.training_set import TrainingSet
-from de_jax.training import faults, run_log, sharding
-from de_jax.training.faults import NonFiniteError
+from de_jax.data.sources.training_set import TrainingSet
+from de_jax.training.hooks import faults
+from de_jax.training.hooks.faults import NonFiniteError
+from de_jax.training.mesh import sharding
+from de_jax.training.run import run_log
 from de_jax.types import Batch, Embeddings, TrainState
 
 STATE = TrainState(0, {"scale": jnp.ones(())}, (), None)

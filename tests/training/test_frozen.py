@@ -12,10 +12,10 @@ from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training.chunked import ChunkedModel
-from de_jax.training.frozen import FrozenModel
-from de_jax.training.optimizer import adamw, make_optimizer
-from de_jax.training.train_step import init_state, make_train_step
+from de_jax.training.optim.optimizer import adamw, make_optimizer
+from de_jax.training.step.chunked import ChunkedModel
+from de_jax.training.step.frozen import FrozenModel
+from de_jax.training.step.train_step import init_state, make_train_step
 from de_jax.types import Batch
 
 TOWER = TowerConfig(

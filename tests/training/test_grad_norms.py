@@ -14,9 +14,10 @@ from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training import grad_norms, paths
-from de_jax.training.optimizer import adamw, linear, make_optimizer
-from de_jax.training.train_step import init_state, make_train_step
+from de_jax.training.optim import paths
+from de_jax.training.optim.optimizer import adamw, linear, make_optimizer
+from de_jax.training.step import grad_norms
+from de_jax.training.step.train_step import init_state, make_train_step
 from de_jax.types import Batch, InputError
 
 ENCODER = T5Config(vocab_size=31, model_dim=8, num_layers=2, num_heads=2, head_dim=4, mlp_dim=8, dtype="float32", dropout_rate=0.0)

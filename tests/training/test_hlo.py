@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from de_jax.training import hlo
-from de_jax.training.sharding import make_mesh
+from de_jax.training.mesh import hlo
+from de_jax.training.mesh.sharding import make_mesh
 
 ROWS, COLUMNS, DEVICES = 8, 6, 4
 WHOLE = ROWS * COLUMNS * 4  # bytes of the array over all devices, float32

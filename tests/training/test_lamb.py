@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from de_jax.training.lamb import ance_lamb, lamb
-from de_jax.training.optimizer import make_optimizer
+from de_jax.training.optim.lamb import ance_lamb, lamb
+from de_jax.training.optim.optimizer import make_optimizer
 from de_jax.types import InputError
 
 RATES = [0.1, 0.05, 0.02, 0.01]

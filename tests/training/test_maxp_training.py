@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from letters import Letters
 
-from de_jax.data.batches import DocTexts, Negatives, pair_batches
-from de_jax.data.corpus import build_token_store
-from de_jax.data.passages import PassageStore
+from de_jax.data.batches.pair_batches import DocTexts, Negatives, pair_batches
+from de_jax.data.stores.corpus import build_token_store
+from de_jax.data.text.passages import PassageStore
 from de_jax.losses.mined import ance
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import PARTS, TowerConfig
-from de_jax.training import sharding
-from de_jax.training.chunked import ChunkedModel
+from de_jax.training.mesh import sharding
+from de_jax.training.step.chunked import ChunkedModel
 from de_jax.types import PADDING_ID
 
 ENCODER = T5Config(

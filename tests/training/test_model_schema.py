@@ -5,12 +5,12 @@ import warnings
 
 import pytest
 
-from de_jax.data import schema
+from de_jax.files import schema
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training import model_schema
+from de_jax.training.run import model_schema
 
 SIZES = {"vocab_size": 30, "model_dim": 8, "num_layers": 1, "num_heads": 2, "mlp_dim": 8}
 ENCODERS = {

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from de_jax.data import layout
+from de_jax.data.batches import layout
 from de_jax.losses.mined import ance, sampled_softmax
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training import hlo, negative_cache, sharding, sharding_rules
-from de_jax.training.checkpoint import Checkpoints
-from de_jax.training.chunked import ChunkedModel
-from de_jax.training.negative_cache import NegativeCache
-from de_jax.training.optimizer import adamw, linear, make_optimizer
-from de_jax.training.train_step import init_state, make_train_step
+from de_jax.training.mesh import hlo, sharding, sharding_rules
+from de_jax.training.optim.optimizer import adamw, linear, make_optimizer
+from de_jax.training.run.checkpoint import Checkpoints
+from de_jax.training.step import negative_cache
+from de_jax.training.step.chunked import ChunkedModel
+from de_jax.training.step.negative_cache import NegativeCache
+from de_jax.training.step.train_step import init_state, make_train_step
 from de_jax.types import PADDING_ID, Batch, CachedDocs, Embeddings, InputError
 
 SCALE = jnp.float32(5.0)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from de_jax.training import optimizer
+from de_jax.training.optim import optimizer
 from de_jax.types import InputError
 
 PARAMS = {

@@ -12,8 +12,8 @@ import pytest
 from de_jax.configurables import read_recipe
 from de_jax.models import layers
 from de_jax.models.t5 import T5Config
-from de_jax.training import hlo, plan, sharding_rules
-from de_jax.training.sharding import make_mesh, replicated
+from de_jax.training.mesh import hlo, plan, sharding_rules
+from de_jax.training.mesh.sharding import make_mesh, replicated
 from de_jax.types import InputError
 
 TINY = ("vocab_size=64", "model_dim=128", "num_layers=1", "num_heads=2", "head_dim=16", "mlp_dim=64", "dropout_rate=0.0")

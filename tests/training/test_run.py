@@ -2,11 +2,11 @@
 
 import pytest
 
-from de_jax.data.text import load_tokenizer, train_sentencepiece
+from de_jax.data.text.tokenizing import load_tokenizer, train_sentencepiece
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training.run import DESCRIPTION_FILE, describe_run
+from de_jax.training.run.run_folder import DESCRIPTION_FILE, describe_run
 from de_jax.types import InputError
 
 

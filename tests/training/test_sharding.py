@@ -12,11 +12,12 @@ from de_jax.losses.in_batch import samtone
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training import paths, sharding, sharding_rules
-from de_jax.training.checkpoint import Checkpoints
-from de_jax.training.chunked import ChunkedModel
-from de_jax.training.optimizer import adafactor, adamw, linear, make_optimizer
-from de_jax.training.train_step import init_state, make_train_step
+from de_jax.training.mesh import sharding, sharding_rules
+from de_jax.training.optim import paths
+from de_jax.training.optim.optimizer import adafactor, adamw, linear, make_optimizer
+from de_jax.training.run.checkpoint import Checkpoints
+from de_jax.training.step.chunked import ChunkedModel
+from de_jax.training.step.train_step import init_state, make_train_step
 from de_jax.types import Batch, InputError
 
 ENCODER = T5Config(

@@ -12,12 +12,13 @@ from de_jax.losses.in_batch import samtone
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training import run_log, sharding
-from de_jax.training.checkpoint import Checkpoints, SaveCheckpoints
-from de_jax.training.dev_evaluation import EvaluateOnDev
-from de_jax.training.fit import Stop, fit
-from de_jax.training.optimizer import adafactor, linear, make_optimizer
-from de_jax.training.train_step import init_state, make_train_step
+from de_jax.training.hooks.dev_evaluation import EvaluateOnDev
+from de_jax.training.mesh import sharding
+from de_jax.training.optim.optimizer import adafactor, linear, make_optimizer
+from de_jax.training.run import run_log
+from de_jax.training.run.checkpoint import Checkpoints, SaveCheckpoints
+from de_jax.training.run.fit import Stop, fit
+from de_jax.training.step.train_step import init_state, make_train_step
 from de_jax.types import Batch, InputError
 
 NUM_STEPS = 6

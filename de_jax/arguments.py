@@ -1,0 +1,157 @@
+"""The flags that every command which scores a run has, and what they say."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from de_jax.data.text import input_policy
+from de_jax.data.text.tokenizing import with_prompt
+from de_jax.evaluation import metrics
+from de_jax.evaluation.task import Policy
+from de_jax.expansion import expanded_search
+from de_jax.expansion.expanded_search import Expansion
+from de_jax.retrieval import faiss_index
+from de_jax.settings import NonNegativeFloat, Share, numeric
+from de_jax.training.run.run_folder import Run, load_run
+from de_jax.types import InputError
+
+MIN_DEPTH = 100
+
+
+def add(parser: argparse.ArgumentParser, *, measures: Sequence[str] = (), beir: bool = False) -> None:
+    """Adds the flags of a run and of a policy.
+
+    Args:
+        parser: gets them.
+        measures: the default; with none the command says itself what it is.
+        beir: the identical-id policy of BEIR. Elsewhere the ids of queries and documents may be equal by chance.
+    """
+    add_run(parser)
+    default = " ".join(measures) or "as said above"
+    policy = parser.add_argument_group("how it is scored")
+    policy.add_argument("--measures", nargs="+", default=list(measures), help=f"as ir-measures has them; default {default}")
+    policy.add_argument("--min_relevance", type=int, default=1, help="grade from which MRR, recall and their kin take a document")
+    policy.add_argument("--depth", type=int, help=f"documents ranked; default as deep as measures look, at least {MIN_DEPTH}")
+    input_policy.add_flags(policy, identical_ids=beir)
+    policy.add_argument("--no_bm25", action="store_true", help="leave BM25 and its fusion with the run out")
+    policy.add_argument("--k1", type=numeric(NonNegativeFloat), default=0.9, help="BM25's k1 (default 0.9)")
+    policy.add_argument("--b", type=numeric(Share), default=0.4, help="BM25's b (default 0.4)")
+    policy.add_argument("--passage_length", type=int, help="cut documents into passages of so many tokens; the best one counts")
+    policy.add_argument("--passage_stride", type=int, help="tokens from one passage to the next; default no overlap")
+    add_expansion(policy)
+
+
+def add_expansion(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Adds the flags that say how documents are expanded."""
+    parser.add_argument("--expansion", help="generated queries of the corpus (de-jax doc2query) that its documents are read with")
+    parser.add_argument("--expand_as", choices=expanded_search.FORMS, default="views", help="what becomes of them (default views)")
+    parser.add_argument("--num_generated", type=int, default=10, help="the first so many of each document (default 10)")
+    parser.add_argument("--max_generated_length", type=int, default=32, help="tokens of each (default 32)")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say which model, how it reads and how its embeddings are searched."""
+    run = parser.add_argument_group("the run")
+    run.add_argument("--run_dir", help="the run to score; without it, BM25 alone")
+    run.add_argument("--step", help="checkpoint: a step, or best; default the newest")
+    run.add_argument("--max_query_length", type=int, help="tokens; default the run's")
+    run.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
+    run.add_argument("--max_passages", type=int, help="of so many tokens, of a document; the best one counts; default the run's")
+    run.add_argument("--query_prompt", type=str, help='before every query, such as "query: "; default the run\'s, "" for none')
+    run.add_argument("--doc_prompt", type=str, help="before every document; default the run's")
+    run.add_argument("--embedding_dim", type=int, help="the first so many dimensions, for a Matryoshka model; default all")
+    run.add_argument("--index", default="exact", help="exact (default), or a FAISS factory string such as IVF1024,Flat")
+    run.add_argument("--nprobe", type=int, help="inverted lists to visit, of an IVF index")
+    run.add_argument("--ef_search", type=int, help="candidates to keep, of an HNSW index")
+    run.add_argument("--faiss_device", default="cpu", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
+
+
+def named(flag: str, values: Sequence[str]) -> dict[str, str]:
+    """What a flag whose values are written NAME=VALUE was given, by name.
+
+    Raises:
+        InputError: a value without a name, or a name that is given twice.
+    """
+    found: dict[str, str] = {}
+    for argument in values:
+        name, _, value = argument.partition("=")
+        if not name or not value or name in found:
+            raise InputError(f"{flag} has {argument!r}; give each name once, as name=value.")
+        found[name] = value
+    return found
+
+
+def expansion(args: argparse.Namespace) -> Expansion | None:
+    """What the flags of `add_expansion` say; None where there is no expansion.
+
+    Raises:
+        InputError: a value that makes none.
+    """
+    if not args.expansion:
+        return None
+    found = Expansion(args.expansion, args.num_generated, args.expand_as, args.max_generated_length)
+    found.check()
+    return found
+
+
+def policy(args: argparse.Namespace) -> Policy:
+    """What the flags say; nothing is loaded.
+
+    Raises:
+        InputError: a depth that the measures look beyond, an unknown measure or index, a value out of range.
+    """
+    measures = metrics.with_min_relevance(args.measures, args.min_relevance)
+    deepest = metrics.deepest(measures)
+    depth = max(MIN_DEPTH, deepest) if args.depth is None else args.depth
+    if depth < deepest or depth < 1:
+        raise InputError(f"--depth is {depth}; ask for at least {max(1, deepest)} documents, as deep as the measures look.")
+    search = faiss_index.SearchOptions(args.nprobe, args.ef_search, args.faiss_device)
+    faiss_index.index_builder(args.index, search)
+    if args.passage_stride and not args.passage_length:
+        raise InputError("--passage_stride is for passages; give --passage_length too.")
+    if args.expansion and args.passage_length:
+        raise InputError("--expansion is for whole documents; leave --passage_length out.")
+    return Policy(
+        measures=measures,
+        depth=depth,
+        drop_identical_ids=not getattr(args, "keep_identical_ids", True),
+        skip_empty=args.skip_empty,
+        bm25=not args.no_bm25,
+        k1=args.k1,
+        b=args.b,
+        embedding_dim=args.embedding_dim,
+        passage_length=args.passage_length,
+        passage_stride=args.passage_stride,
+        index_choice=args.index,
+        search=search,
+        expansion=expansion(args),
+    )
+
+
+def run(args: argparse.Namespace) -> Run | None:
+    """The run with the lengths and prompts of the flags; None where no folder was given.
+
+    Raises:
+        InputError: no such run, or a length that its model cannot take.
+    """
+    if args.run_dir is None:
+        return None
+    loaded = load_run(args.run_dir, args.step)
+    changes: dict[str, Any] = {}
+    for tower in ("query", "doc"):
+        length = getattr(args, f"max_{tower}_length")
+        if length is not None and length < 1:
+            raise InputError(f"--max_{tower}_length is {length}; give at least 1 token.")
+        changes[f"max_{tower}_length"] = length or getattr(loaded, f"max_{tower}_length")
+        tokenizer = getattr(loaded, f"{tower}_tokenizer")
+        changes[f"{tower}_tokenizer"] = with_prompt(tokenizer, getattr(args, f"{tower}_prompt"))
+        loaded.model.check_length(tower, changes[f"max_{tower}_length"])
+    if args.max_passages is not None:
+        if args.max_passages < 1:
+            raise InputError(f"--max_passages is {args.max_passages}; give a document at least 1.")
+        changes["max_passages"] = args.max_passages
+    if args.passage_length:
+        loaded.model.check_length("doc", args.passage_length)
+    return loaded._replace(**changes)

@@ -1,0 +1,95 @@
+"""Settings that every source of training pairs takes alike, and which share of the batches a process makes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.expansion.curriculum import Curriculum
+from de_jax.expansion.relevance import MeasureName
+from de_jax.settings import NonNegativeInt, PositiveInt, Seed, check_fields
+
+TokenizerSource = str | Tokenizer | Callable[[], Tokenizer]
+"""A sentencepiece model or tokenizer.json, or a folder with one; a tokenizer; or a function that opens one when it is needed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairsOptions:
+    """How training pairs become batches, whatever they come from.
+
+    Attributes:
+        tokenizer: of both towers; "" where the source brings its own.
+        doc_tokenizer: the document tower's, where it differs.
+        batch_size: rows of the global batch.
+        max_query_length, max_doc_length: tokens, special ones included.
+        max_passages: how many passages of `max_doc_length` tokens a document is at most; it scores as its best one (ANCE's MaxP; 1
+            is FirstP). See `DualEncoder.embed` for what that means for the losses.
+        dev_split: whose judgements score checkpoints; None for no evaluation while training.
+        dev_max_queries: a fixed random sample of the dev queries, so that an evaluation stays short.
+        dev_max_docs: a fixed random sample of the corpus to search, to which every relevant document is added.
+        keep_identical_ids: a document with the id of its query is ranked and mined like any other; otherwise it is left out of dev
+            scores and of mined negatives, as BEIR leaves it out of its scores.
+        seed: of the shuffling.
+        unique_in_batch: keep a query or document from standing twice in a batch.
+        mask_positives: batches say which documents are judged relevant to their queries, so that losses with `mask_duplicates` take
+            none of them for a negative, in the batch, mined or from a cache; for sets with many relevant documents a query.
+        pack: lay several texts in a row instead of padding each; the numbers are the same, with much less work.
+        length_multiple: without `pack`, texts are padded to multiples of this many tokens.
+        negatives_dir: generations of hard negatives, see `negatives`; "{run_dir}" in it stands for the run's folder. "" for none
+            but those that the source brings.
+        num_neg_docs, num_neg_queries: hard negatives in each row of a batch, drawn anew in every epoch.
+        expansion: generated queries of the corpus, as `de-jax doc2query` writes them.
+        curriculum: documents get one of them after their text, chosen so; None leaves documents as they are.
+        relevance: by which a pair's generated queries are ranked, a name out of `relevance.MEASURES`.
+        relevance_file: scores of another model for the pairs in its place, see `relevance.ScoreFile`.
+        max_generated_length: tokens of a generated query, for which room is kept in `max_doc_length`.
+        cache_dir: where what is derived from the source is kept; by default under `files.cache_dir()`.
+
+    Raises:
+        InputError: a value that its setting cannot have.
+    """
+
+    tokenizer: TokenizerSource = ""
+    doc_tokenizer: TokenizerSource | None = None
+    batch_size: PositiveInt = 512
+    max_query_length: PositiveInt = 64
+    max_doc_length: PositiveInt = 256
+    max_passages: PositiveInt = 1
+    dev_split: str | None = None
+    dev_max_queries: PositiveInt = 1000
+    dev_max_docs: NonNegativeInt = 20000
+    keep_identical_ids: bool = False
+    seed: Seed = 0
+    unique_in_batch: bool = True
+    mask_positives: bool = False
+    pack: bool = True
+    length_multiple: PositiveInt = 32
+    negatives_dir: str = ""
+    num_neg_docs: NonNegativeInt = 1
+    num_neg_queries: NonNegativeInt = 0
+    expansion: str = ""
+    curriculum: Curriculum | None = None
+    relevance: MeasureName = "rouge_l"
+    relevance_file: str = ""
+    max_generated_length: PositiveInt = 32
+    cache_dir: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+    """Which rows of the batches a process makes; the trainer sets it.
+
+    Attributes:
+        host_index, num_hosts: this host's place among those that share a batch.
+        row_multiple: packed rows of the global batch are a multiple of it.
+        run_dir: the run's folder, which gets the record of which negatives were trained on when; "" without a run.
+    """
+
+    host_index: NonNegativeInt = 0
+    num_hosts: PositiveInt = 1
+    row_multiple: PositiveInt = 1
+    run_dir: str = ""

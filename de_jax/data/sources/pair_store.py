@@ -1,0 +1,224 @@
+"""Training pairs as tokens in one folder: what a task looks like once it was read, and what a trainer needs in its stead.
+
+queries/, docs/                    token stores; a text that is in many pairs is there once
+query_tokenizer/, doc_tokenizer/   what they were tokenized with
+pairs.npy                          int32 [P, 2], (query row, document row); the pairs of one task after another
+neg_docs.npy, neg_queries.npy      int32 [P, mined], rows; -1 fills up; absent where nothing was mined
+dev.tsv                            judgements for scoring checkpoints; absent without a dev split
+manifest.json                      tasks with rates and counts, and what the folder was made from; written last
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from de_jax.data.batches import pair_batches as batches_
+from de_jax.data.batches.mixing import mixed_epochs
+from de_jax.data.sources.options import PairsOptions, Share
+from de_jax.data.sources.training_set import Pairs, TrainingSet, opened, training_set
+from de_jax.data.stores.corpus import TokenStore, open_token_store
+from de_jax.data.text import beir, input_policy
+from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
+from de_jax.expansion.curriculum import RankedQueries, ranked_texts
+from de_jax.files import folders, outputs, schema
+from de_jax.files.reading import read_array
+from de_jax.settings import checked
+from de_jax.types import PADDING_ID, InputError
+
+KIND = "pair store"
+FORMAT = f"de_jax {KIND} 1"
+
+
+class Part(NamedTuple):
+    """One task of a mixture; a task that is used alone is the one part."""
+
+    task: str
+    rate: float
+    num_pairs: int
+
+
+MANIFEST = schema.record(
+    {
+        "format": schema.constant(FORMAT),
+        "made_from": schema.text,
+        "parts": schema.list_of(schema.of_class(Part, rate=schema.number(0), num_pairs=schema.integer(1)), least=1),
+        "file_sizes": schema.record({"pairs.npy": schema.integer()}),
+        "has_dev": schema.flag,
+    }
+)
+_MEND = "remove the folder of pairs and write it again"
+
+
+class PairStore(NamedTuple):
+    """An open folder; arrays are memory-mapped."""
+
+    query_store: TokenStore
+    doc_store: TokenStore
+    query_tokenizer: Tokenizer
+    doc_tokenizer: Tokenizer
+    parts: tuple[Part, ...]
+    pairs: np.ndarray  # int32 [P, 2]
+    neg_docs: np.ndarray | None  # int32 [P, mined]
+    neg_queries: np.ndarray | None  # int32 [P, mined]
+    dev_qrels: beir.Qrels | None
+    made_from: str
+
+
+@checked
+def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(), share: Share = Share()) -> TrainingSet:
+    """Opens a folder of pairs for training, as `export_batches` writes it; nothing but numpy is needed.
+
+    Where the folder holds several tasks, an epoch holds them by rate. Its dev split scores checkpoints, where it has one.
+
+    Args:
+        pairs_dir: the folder.
+        options: how the pairs become batches. `tokenizer` and `doc_tokenizer` may be left out; if given, they must be the folder's.
+            With a curriculum, queries of documents that are not in the folder are passed over, and a pair's own query is what its
+            tokens spell.
+        share: what this process makes of them.
+
+    Raises:
+        InputError: no folder, a damaged one, other tokenizers, or a batch that its pairs cannot fill.
+    """
+    if not pairs_dir:
+        raise InputError("stored_pairs.pairs_dir is not set; add --gin.stored_pairs.pairs_dir=<folder written by export_batches>.")
+    store = open_pair_store(pairs_dir)
+    _check_tokenizers(store, pairs_dir, options)
+
+    def ranked_queries(options: PairsOptions) -> tuple[list[str], RankedQueries]:
+        golds = _query_texts(store)
+        ranked = ranked_texts(
+            lambda: (_ids_of_pairs(store), golds),
+            [outputs.sha256_of(Path(pairs_dir) / "pairs.npy"), store.query_store.content_hash, store.doc_store.content_hash],
+            options.expansion,
+            measure=options.relevance,
+            score_file=options.relevance_file,
+        )
+        return golds, ranked
+
+    sizes, rates = [part.num_pairs for part in store.parts], [part.rate for part in store.parts]
+    pairs = Pairs(
+        Path(pairs_dir).resolve().name,
+        store.query_store,
+        store.doc_store,
+        store.pairs,
+        store.query_tokenizer,
+        store.doc_tokenizer,
+        ranked_queries,
+        negatives=_negatives(store, options.num_neg_docs, options.num_neg_queries),
+        epoch_order=mixed_epochs(sizes, rates, options.seed) if len(store.parts) > 1 else None,
+        is_part=True,
+    )
+    with input_policy.spelled("--gin.stored_pairs.{}=True"):
+        return training_set(pairs, store.dev_qrels, options, share)
+
+
+def _check_tokenizers(store: PairStore, pairs_dir: str, options: PairsOptions) -> None:
+    """Whether the texts were tokenized as the options say, where they say anything."""
+    given = {"tokenizer": (options.tokenizer, store.query_tokenizer), "doc_tokenizer": (options.doc_tokenizer, store.doc_tokenizer)}
+    for name, (wanted, there) in given.items():
+        if wanted and opened(wanted).fingerprint != there.fingerprint:
+            raise InputError(f"the texts in {pairs_dir} are tokenized with another {name}; leave {name} out, or write them again.")
+
+
+def save(
+    folder: Path,
+    *,
+    parts: Sequence[Part],
+    arrays: dict[str, np.ndarray],
+    dev_qrels: beir.Qrels | None,
+    made_from: str,
+) -> None:
+    """Completes a folder that holds the token stores and the tokenizers already.
+
+    Args:
+        folder: under a temporary name, see `folders.atomic_dir`.
+        parts: the tasks, in the order of their pairs.
+        arrays: "pairs", and "neg_docs" or "neg_queries" where anything was mined.
+        dev_qrels: judgements, by id.
+        made_from: equal for folders with equal content.
+    """
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array.astype(np.int32), allow_pickle=False)
+    if dev_qrels is not None:
+        lines = (f"{query}\t{doc}\t{score}\n" for query, judged in dev_qrels.items() for doc, score in judged.items())
+        (folder / "dev.tsv").write_text("".join(lines), encoding="utf-8")
+    manifest = {
+        "format": FORMAT,
+        "made_from": made_from,
+        "parts": [part._asdict() for part in parts],
+        "file_sizes": {f"{name}.npy": (folder / f"{name}.npy").stat().st_size for name in arrays},
+        "has_dev": dev_qrels is not None,
+    }
+    outputs.write_json(folder / "manifest.json", manifest)
+
+
+def open_pair_store(pairs_dir: str | Path) -> PairStore:
+    """Opens a folder of pairs, after checking that it is whole.
+
+    Raises:
+        InputError: not such a folder, another format, or files that do not fit the manifest.
+    """
+    folder = Path(pairs_dir)
+    if not (folder / "manifest.json").is_file():
+        raise InputError(f"{folder} is not a complete folder of pairs (no manifest.json); write one with tools.export_batches.")
+    manifest = schema.read(folder / "manifest.json", MANIFEST, mend=_MEND)
+    folders.check_small(folder)
+    queries, docs = open_token_store(folder / "queries"), open_token_store(folder / "docs")
+    for store in (queries, docs):
+        input_policy.tell_skipped(store.store_dir, store.skipped_ids)
+    parts = tuple(Part(**part) for part in manifest["parts"])
+    arrays = _open_arrays(folder, list(manifest["file_sizes"]), sum(part.num_pairs for part in parts), queries, docs)
+    return PairStore(
+        queries,
+        docs,
+        load_tokenizer(folder / "query_tokenizer"),
+        load_tokenizer(folder / "doc_tokenizer"),
+        parts,
+        arrays["pairs"],
+        arrays.get("neg_docs"),
+        arrays.get("neg_queries"),
+        beir.read_qrels(folder / "dev.tsv") if manifest["has_dev"] else None,
+        manifest["made_from"],
+    )
+
+
+def _negatives(store: PairStore, num_neg_docs: int, num_neg_queries: int) -> dict[str, batches_.Negatives]:
+    """The folder's own, by the names of `Batch`."""
+    mined = {"neg_docs": (store.neg_docs, num_neg_docs), "neg_queries": (store.neg_queries, num_neg_queries)}
+    return {name: batches_.Negatives(rows, drawn) for name, (rows, drawn) in mined.items() if rows is not None and drawn}
+
+
+def _query_texts(store: PairStore) -> list[str]:
+    """Each pair's query."""
+    tokens, offsets = store.query_store.tokens, store.query_store.offsets
+    texts = store.query_tokenizer.decode([tokens[start:end] for start, end in itertools.pairwise(offsets.tolist())])
+    return [texts[row] for row in store.pairs[:, 0].tolist()]
+
+
+def _ids_of_pairs(store: PairStore) -> list[tuple[str, str]]:
+    return [(store.query_store.ids[query], store.doc_store.ids[doc]) for query, doc in store.pairs.tolist()]
+
+
+def _open_arrays(
+    folder: Path, names: Sequence[str], num_pairs: int, queries: TokenStore, docs: TokenStore
+) -> dict[str, np.ndarray]:
+    """The arrays by name, which hold rows of the two stores alone."""
+    widths = {"pairs": 2, "neg_docs": None, "neg_queries": None}
+    arrays = {
+        name: read_array(folder / f"{name}.npy", "<i4", (num_pairs, width), rebuild=_MEND)
+        for name, width in widths.items()
+        if f"{name}.npy" in names
+    }
+    arrays["pairs"] = np.asarray(arrays["pairs"])
+    num_rows = {"pairs": (queries.num_texts, docs.num_texts), "neg_docs": docs.num_texts, "neg_queries": queries.num_texts}
+    for name, array in arrays.items():
+        least = 0 if name == "pairs" else PADDING_ID
+        if (array < least).any() or (array >= num_rows[name]).any():
+            raise InputError(f"{folder / name}.npy is damaged: it refers to a text that is not there; {_MEND}.")
+    return arrays

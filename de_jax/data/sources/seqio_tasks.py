@@ -1,0 +1,283 @@
+"""seqio tasks and mixtures read into a folder of pairs, once and unshuffled.
+
+A task of pairs has the features `query_id` and `doc_id` (strings or integers), and its texts in one of two forms: as the features
+`query` and `doc` (tokens) of each pair, or in tasks of their own, named `<task>_queries` (`query_id`, `query`) and `<task>_docs`
+(`doc_id`, `doc`) with the one split `all`, where each text stands once. The second is for a corpus whose documents are in many
+pairs or in none. `neg_doc_ids`, `neg_query_ids` (lists) are mined negatives, `relevance` an integer for scoring.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import inspect
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from de_jax.data.sources import pair_store, pair_writer
+from de_jax.data.sources.pair_store import PairStore
+from de_jax.data.sources.pair_writer import SIDES, Columns, PairSource, TextSource
+from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
+from de_jax.files.progress import progress_bar
+from de_jax.types import InputError
+
+TEXTS_SPLIT = "all"
+"""The one split of a task of texts."""
+
+_OPTIONAL = ("neg_doc_ids", "neg_query_ids", "relevance")
+_CHUNK_EXAMPLES = 1024
+
+
+class Selection(NamedTuple):
+    """What is read: a task or mixture, its split, and what scores checkpoints."""
+
+    task: str
+    split: str = "train"
+    dev_task: str = ""  # by default `task`
+    dev_split: str | None = None
+    use_cached: bool = False  # what seqio_cache_tasks wrote, instead of the source
+    skip_empty: bool = False  # leave empty texts out instead of refusing them
+
+
+def import_seqio() -> Any:
+    """The module seqio, with TensorFlow kept off the accelerators.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import seqio
+        import tensorflow as tf
+    except ImportError as error:
+        raise InputError(f"seqio tasks need the package {error.name}; run pip install 'de_jax[seqio]'.") from None
+    tf.config.set_visible_devices([], "GPU")
+    return seqio
+
+
+def load_tasks(
+    task: str,
+    module: str,
+    module_args: Mapping[str, Any] | None = None,
+    task_cache_dirs: Sequence[str] = (),
+    *,
+    skip_empty: bool = False,
+) -> None:
+    """Imports the module that registers a task, and calls its `register` where there are arguments for it.
+
+    With `skip_empty`, a `register` that has an argument of that name gets it.
+    """
+    if not task:
+        raise InputError("no task is named; add --gin.seqio_pairs.task=<name> and --gin.seqio_pairs.module=<what registers it>.")
+    seqio = import_seqio()
+    if task_cache_dirs:
+        seqio.set_global_cache_dirs([*seqio.get_global_cache_dirs(), *task_cache_dirs])
+    if not module:
+        return
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise InputError(f"the module {module}, which should register '{task}', cannot be imported: {error}.") from None
+    if module_args is not None:
+        if not hasattr(loaded, "register"):
+            raise InputError(f"the module {module} has no function register, so it takes no arguments; leave module_args out.")
+        if skip_empty and "skip_empty" in inspect.signature(loaded.register).parameters:
+            module_args = {"skip_empty": True, **module_args}
+        try:
+            inspect.signature(loaded.register).bind(task, **module_args)
+        except TypeError as error:
+            raise InputError(f"{module}.register does not take the arguments given: {error}.") from None
+        loaded.register(task, **module_args)
+
+
+def export(selection: Selection, out_dir: Path, made_from: str) -> PairStore:
+    """Reads a task or mixture into a folder of pairs; `made_from` is its `fingerprint`."""
+    train, dev = ([_source(*one, selection.use_cached) for one in some] for some in _selected(selection))
+    return pair_writer.write(out_dir, train, dev, _tokenizers(selection), made_from, skip_empty=selection.skip_empty)
+
+
+def fingerprint(selection: Selection, module: str, module_args: Mapping[str, Any] | None) -> str:
+    """A hash of all that decides what is read, found without reading it.
+
+    That is the selection, the tasks' rates, sources and vocabularies, the size and time of their files, and the module's code and
+    arguments.
+    """
+    train, dev = _selected(selection)
+    reads = []
+    for task, rate, split in [*train, *dev]:
+        texts = (_texts_task(task, side) for side in SIDES)
+        splits = {task: split} | {other: TEXTS_SPLIT for other in texts if other is not task}
+        reads.append([rate, [_inputs(other, one, selection.use_cached) for other, one in splits.items()]])
+    vocabularies = [tokenizer.fingerprint for tokenizer in _tokenizers(selection).values()]
+    code = Path(importlib.import_module(module).__file__ or "").read_bytes() if module else b""
+    chosen = selection if selection.skip_empty else selection[:-1]  # as it was before there was a choice
+    described = [pair_store.FORMAT, *chosen, reads, vocabularies, hashlib.sha256(code).hexdigest(), module_args]
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _selected(selection: Selection) -> tuple[list[tuple[Any, float, str]], list[tuple[Any, float, str]]]:
+    """(task, rate, split) of all that is trained on, and of all that scores checkpoints."""
+    train = [(task, rate, selection.split) for task, rate in _parts(selection.task)]
+    if selection.dev_split is None:
+        return train, []
+    return train, [(task, rate, selection.dev_split) for task, rate in _parts(selection.dev_task or selection.task)]
+
+
+def _parts(name: str) -> list[tuple[Any, float]]:
+    """The tasks of a mixture with their rates; a task alone has the rate 1."""
+    seqio = import_seqio()
+    known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=5, cutoff=0.3) or known[:5]
+        raise InputError(
+            f"no seqio task or mixture is named '{name}'; there are {', '.join(near) or 'none'}; name the module of yours."
+        )
+    provider = seqio.get_mixture_or_task(name)
+    if isinstance(provider, seqio.Task):
+        return [(provider, 1.0)]
+    try:
+        return [(task, float(provider.get_rate(task))) for task in provider.tasks]
+    except (ValueError, TypeError, AssertionError) as error:
+        raise InputError(f"the rates of the mixture '{name}' cannot be computed ({error}); give them as numbers.") from None
+
+
+def _source(task: Any, rate: float, split: str, use_cached: bool) -> PairSource:
+    """A task as the writer of pairs wants it; texts come from tasks of their own where there are any."""
+    if split not in task.splits:
+        raise InputError(f"the task '{task.name}' has no split '{split}'; it has {', '.join(task.splits)}.")
+    texts: dict[str, TextSource | None] = dict.fromkeys(SIDES)
+    features = ["query_id", "doc_id", *(name for name in _OPTIONAL if name in _features(task))]
+    for side in SIDES:
+        found = _texts_task(task, side)
+        if found is task:
+            features.append(side)
+        else:
+            texts[side] = TextSource(found.name, _chunks(found, TEXTS_SPLIT, use_cached, [f"{side}_id", side]))
+    return PairSource(task.name, rate, _chunks(task, split, use_cached, features), texts)
+
+
+def _texts_task(task: Any, side: str) -> Any:
+    """The task that holds the texts of one side: `<task>_docs` where that is registered, else the task of pairs itself."""
+    registry = import_seqio().TaskRegistry
+    own = f"{task.name}_{SIDES[side]}"
+    found = registry.get(own) if own in registry.names() else task
+    for holder, feature in ((found, side), (found, f"{side}_id"), (task, f"{side}_id")):
+        if feature not in _features(holder):
+            there = ", ".join(_features(holder))
+            hint = f", or register a task '{own}'" if feature == side else ""
+            raise InputError(f"the task '{holder.name}' has no feature '{feature}', only {there}; add it{hint}.")
+    return found
+
+
+def _features(task: Any) -> list[str]:
+    return [name for name, feature in task.output_features.items() if feature.required]
+
+
+def _inputs(task: Any, split: str, use_cached: bool) -> list[Any]:
+    """What a task is read from: its source in words, and each of its files with size and time."""
+    import tensorflow as tf
+
+    seqio = import_seqio()
+    if use_cached and task.supports_caching:
+        if not task.cache_dir:
+            searched = ", ".join(seqio.get_global_cache_dirs()) or "any folder"
+            raise InputError(
+                f"the task '{task.name}' is not cached in {searched}; run seqio_cache_tasks, name its output in task_cache_dirs, "
+                "or set use_cached to False."
+            )
+        paths = tf.io.gfile.glob(f"{seqio.get_cached_tfrecord_prefix(task.cache_dir, split)}*")
+    elif split not in task.splits:
+        raise InputError(f"the task '{task.name}' has no split '{split}'; it has {', '.join(task.splits)}.")
+    else:
+        paths = task.source.files(split) if hasattr(task.source, "files") else task.source.list_shards(split)
+    stats = [(path, tf.io.gfile.stat(path)) for path in sorted(map(str, paths)) if tf.io.gfile.exists(path)]
+    return [task.name, repr(task.source), [(path, stat.length, stat.mtime_nsec) for path, stat in stats]]
+
+
+def _tokenizers(selection: Selection) -> dict[str, Tokenizer]:
+    """By side, the one tokenizer of all tasks that are read."""
+    tokenizers = {}
+    for side in SIDES:
+        train, dev = _selected(selection)
+        tasks = dict.fromkeys(_texts_task(task, side) for task, _, _ in [*train, *dev])
+        found = {task.name: _tokenizer(task, side) for task in tasks}
+        if len({tokenizer.fingerprint for tokenizer in found.values()}) > 1:
+            raise InputError(f"the tasks {', '.join(found)} have different vocabularies for '{side}'; a tower has one.")
+        tokenizers[side] = next(iter(found.values()))
+    return tokenizers
+
+
+def _tokenizer(task: Any, side: str) -> Tokenizer:
+    import tensorflow as tf
+
+    feature = task.output_features[side]
+    if not isinstance(feature.vocabulary, import_seqio().SentencePieceVocabulary):
+        kind = type(feature.vocabulary).__name__
+        raise InputError(f"the feature '{side}' of task '{task.name}' has a {kind}; it must have a SentencePieceVocabulary.")
+    if not feature.add_eos:
+        raise InputError(f"the feature '{side}' of task '{task.name}' has add_eos=False; texts end in </s>, so set it to True.")
+    with tempfile.TemporaryDirectory() as directory:
+        local = Path(directory) / "spiece.model"
+        try:
+            tf.io.gfile.copy(feature.vocabulary.sentencepiece_model_file, str(local))  # it may be in a bucket
+        except tf.errors.OpError as error:
+            raise InputError(f"the vocabulary of task '{task.name}' cannot be read: {error.message}.") from None
+        return load_tokenizer(local)
+
+
+def _chunks(task: Any, split: str, use_cached: bool, features: Sequence[str]) -> Callable[[], Iterator[Columns]]:
+    """Reads some features of a task in the order of its source, many examples at a time."""
+
+    def chunks() -> Iterator[Columns]:
+        import tensorflow as tf
+
+        try:
+            dataset = task.get_dataset(sequence_length=None, split=split, use_cached=use_cached, shuffle=False, num_epochs=1)
+            dataset = dataset.map(lambda example: {name: example[name] for name in features}).ragged_batch(_CHUNK_EXAMPLES)
+            for batch in progress_bar(dataset, desc=f"read {task.name}", unit=f" x {_CHUNK_EXAMPLES} examples", delay=1):
+                yield {name: _column(column, task, name) for name, column in batch.items()}
+        except tf.errors.OpError as error:
+            # What a generator raises comes through TensorFlow as text.
+            told = re.search(r"InputError: (.*)", str(error))
+            raise InputError(told[1] if told else f"the task '{task.name}' cannot be read: {_line(error)}") from None
+        except (ValueError, KeyError) as error:
+            raise (
+                error if isinstance(error, InputError) else InputError(f"the task '{task.name}' cannot be read: {_line(error)}")
+            ) from None
+
+    return chunks
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _column(column: Any, task: Any, name: str) -> Any:
+    """One feature of a chunk: tokens without the final `</s>`, ids as strings, or numbers."""
+    if name in SIDES:
+        eos_id = task.output_features[name].vocabulary.eos_id
+        return [row[:-1] if len(row) and row[-1] == eos_id else row for row in _rows(column)]
+    if name == "relevance":
+        return column.numpy()
+    if name in ("query_id", "doc_id"):
+        return _ids(column.numpy().tolist(), task)
+    return [_ids(row.tolist(), task) for row in _rows(column)]
+
+
+def _rows(column: Any) -> list[np.ndarray]:
+    """The rows of a ragged column."""
+    return np.split(column.flat_values.numpy(), column.row_splits.numpy()[1:-1])
+
+
+def _ids(values: Iterable[Any], task: Any) -> list[str]:
+    ids = [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+    for text_id in ids:
+        if not text_id or any(character in text_id for character in "\t\n\r\0"):
+            raise InputError(f"the task '{task.name}' has the id {text_id!r}; it is empty or holds a tab, a line break or a null.")
+    return ids

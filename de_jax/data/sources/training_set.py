@@ -1,0 +1,321 @@
+"""A BEIR folder as a trainer needs it: batches of its training pairs, and a dev set to score against."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from de_jax.data.batches import pair_batches as batches_
+from de_jax.data.batches.pair_batches import DocTexts, Negatives
+from de_jax.data.sources.options import PairsOptions, Share, TokenizerSource
+from de_jax.data.stores.corpus import TokenStore, cached_token_store
+from de_jax.data.text import beir, input_policy
+from de_jax.data.text.passages import PassageStore
+from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer, load_tokenizer
+from de_jax.expansion import curriculum_texts
+from de_jax.expansion.curriculum import RankedQueries, ranked_pairs
+from de_jax.expansion.relevance import MEASURES
+from de_jax.files import outputs
+from de_jax.mining.negatives import MinedNegatives, TrainingTexts, follow
+from de_jax.settings import NonNegativeInt, checked
+from de_jax.types import Batches, InputError
+
+_SPELLING = "--gin.beir_pairs.{}=True"
+"""How a recipe sets the options of `input_policy`."""
+
+
+class DevSet(NamedTuple):
+    """Queries with judgements, and the documents to find them among."""
+
+    query_store: TokenStore
+    query_rows: np.ndarray  # int64 [q]
+    doc_store: TokenStore
+    doc_rows: np.ndarray  # int64 [n]
+    qrels: beir.Qrels
+    drop_identical_ids: bool = True  # see `metrics.evaluate`
+
+
+class QueriesForBoth(NamedTuple):
+    """Queries that both towers embed, each by its own tokenizer, so that it can be told how far apart the towers are."""
+
+    for_query_tower: TokenStore
+    for_doc_tower: TokenStore
+    rows: np.ndarray  # int64 [r] of both
+
+
+class TrainingSet(NamedTuple):
+    """What a trainer reads."""
+
+    batches: Batches
+    batch_size: int
+    query_tokenizer: Tokenizer
+    doc_tokenizer: Tokenizer
+    max_query_length: int  # tokens
+    max_doc_length: int  # tokens
+    dev: DevSet | None
+    query_ids: Sequence[str] | None = None  # by `Batch.query_id`, where that is a row of something
+    doc_ids: Sequence[str] | None = None
+    texts: TrainingTexts | None = None
+    mined: MinedNegatives | None = None
+    max_passages: int = 1  # of a document
+    for_both: QueriesForBoth | None = None
+    has_negatives: bool = False  # mined ones come with the batches
+
+
+class Pairs(NamedTuple):
+    """Training pairs as a source gives them, before they are batches."""
+
+    name: str  # of the source, for messages
+    query_store: TokenStore
+    doc_store: TokenStore
+    rows: np.ndarray  # int32 [P, 2], (query row, document row)
+    query_tokenizer: Tokenizer
+    doc_tokenizer: Tokenizer
+    ranked_queries: Callable[[PairsOptions], tuple[Sequence[str], RankedQueries]]
+    """Each pair's own query, and the order of its generated ones."""
+    negatives: Mapping[str, Negatives] | None = None  # that come with the pairs, by the names of `Batch`
+    epoch_order: Callable[[int], np.ndarray] | None = None  # see `batches.pair_batches`
+    hashes: Mapping[str, str] = MappingProxyType({})  # see `TrainingTexts`
+    is_part: bool = False  # of the corpus whose generated queries are given
+
+    @property
+    def stores(self) -> tuple[TokenStore, TokenStore]:
+        return self.query_store, self.doc_store
+
+
+@checked
+def beir_pairs(
+    dataset_dir: str = "",
+    *,
+    split: str = "train",
+    skip_empty: bool = False,
+    num_for_both: NonNegativeInt = 0,
+    options: PairsOptions = PairsOptions(),
+    share: Share = Share(),
+) -> TrainingSet:
+    """Opens a BEIR folder for training; its texts are tokenized on first use and kept.
+
+    Args:
+        dataset_dir: holds corpus.jsonl, queries.jsonl (or .tsv, .gz) and qrels/.
+        split: whose judgements are the training pairs.
+        skip_empty: leave empty texts out instead of refusing them; no pair of theirs is trained on.
+        num_for_both: queries that both towers embed where a run measures how far apart they are (`Alignment`): of `dev_split`, else
+            of the folder's dev split, else of the training split.
+        options: how the pairs become batches; `tokenizer` must be set.
+        share: what this process makes of them.
+
+    Raises:
+        InputError: anything in the folder that cannot be used; names the file and line.
+    """
+    for name, value in (("dataset_dir", dataset_dir), ("tokenizer", options.tokenizer)):
+        if not value:
+            raise InputError(f"beir_pairs.{name} is not set; add --gin.beir_pairs.{name}=<path>.")
+    query_tokenizer = opened(options.tokenizer)
+    doc_tokenizer = opened(options.doc_tokenizer) if options.doc_tokenizer else query_tokenizer
+    cache_dir, dev_split = options.cache_dir, options.dev_split
+    with input_policy.spelled(_SPELLING):
+        stores = open_stores(dataset_dir, query_tokenizer, doc_tokenizer, cache_dir, skip_empty=skip_empty)
+    rows = batches_.qrel_pairs(_read_split(dataset_dir, split), *stores)
+
+    def ranked_queries(options: PairsOptions) -> tuple[Sequence[str], RankedQueries]:
+        by = functools.partial(ranked_pairs, measure=options.relevance, score_file=options.relevance_file, skip_empty=skip_empty)
+        ranked = by(dataset_dir, split, options.expansion)
+        texts = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=skip_empty))
+        return [texts[stores[0].ids[int(row)]] for row in rows[:, 0]], ranked
+
+    hashes = text_hashes(dataset_dir) if options.negatives_dir else {}
+    name = Path(dataset_dir).resolve().name
+    pairs = Pairs(name, *stores, rows, query_tokenizer, doc_tokenizer, ranked_queries, hashes=hashes)
+    of_both = dev_split or beir.dev_split(dataset_dir) or split
+    with input_policy.spelled(_SPELLING):
+        qrels = _read_split(dataset_dir, dev_split) if dev_split is not None else None
+        found = training_set(pairs, qrels, options, share)
+    return found._replace(
+        for_both=_for_both(dataset_dir, of_both, doc_tokenizer, stores[0], num_for_both, cache_dir, skip_empty=skip_empty)
+    )
+
+
+def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptions, share: Share) -> TrainingSet:
+    """What a trainer reads of any source of pairs.
+
+    Args:
+        pairs: what is trained on.
+        dev_qrels: judgements that score checkpoints, of texts in the pairs' stores; None for no evaluation.
+        options, share: of the source.
+
+    Raises:
+        InputError: settings that do not go together, negatives or generated queries of other texts, or batches that the pairs
+            cannot fill.
+    """
+    drop = not options.keep_identical_ids
+    passages = _passages(pairs.doc_store, pairs.doc_tokenizer, options.max_doc_length, options.max_passages)
+    texts = TrainingTexts(pairs.name, *pairs.stores, pairs.rows, dict(pairs.hashes), passages, drop_identical_ids=drop)
+    mined = None
+    if options.negatives_dir:
+        drawn = {"neg_docs": options.num_neg_docs, "neg_queries": options.num_neg_queries}
+        mined = follow(options.negatives_dir, share.run_dir, texts, num_drawn=drawn, is_first=share.host_index == 0)
+    brought = pairs.negatives or {}
+    has_negatives = mined is not None or bool(brought)
+    batches = batches_.pair_batches(
+        *pairs.stores,
+        pairs.rows,
+        batch_size=options.batch_size,
+        max_query_length=options.max_query_length,
+        max_doc_length=options.max_doc_length,
+        seed=options.seed,
+        unique_in_batch=options.unique_in_batch,
+        pack=options.pack,
+        length_multiple=options.length_multiple,
+        row_multiple=share.row_multiple,
+        negatives=mined.at if mined else lambda step: brought,
+        doc_texts=_doc_texts(pairs, passages, options, has_negatives=has_negatives),
+        positives=batches_.positives_of(pairs.rows, pairs.query_store.num_texts) if options.mask_positives else None,
+        epoch_order=pairs.epoch_order,
+        host_index=share.host_index,
+        num_hosts=share.num_hosts,
+    )
+    dev = None
+    if dev_qrels is not None:
+        sizes = (options.dev_max_queries, options.dev_max_docs)
+        dev = dev_set(dev_qrels, *pairs.stores, *sizes, keep_identical_ids=options.keep_identical_ids)
+    return TrainingSet(
+        batches=batches,
+        batch_size=options.batch_size,
+        query_tokenizer=pairs.query_tokenizer,
+        doc_tokenizer=pairs.doc_tokenizer,
+        max_query_length=options.max_query_length,
+        max_doc_length=options.max_doc_length,
+        dev=dev,
+        query_ids=pairs.query_store.ids,
+        doc_ids=pairs.doc_store.ids,
+        texts=texts,
+        mined=mined,
+        has_negatives=has_negatives,
+        max_passages=options.max_passages,
+    )
+
+
+def _doc_texts(pairs: Pairs, passages: PassageStore | None, options: PairsOptions, *, has_negatives: bool) -> DocTexts | None:
+    """What is encoded in the place of documents' beginnings: their passages, or documents with a generated query."""
+    if options.curriculum is None:
+        return DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
+    curriculum_texts.check(options, has_negatives=has_negatives)
+    golds, ranked = pairs.ranked_queries(options)
+    expanded = curriculum_texts.open_expansion(
+        options.expansion, pairs.doc_store, pairs.rows, golds, ranked, options.curriculum, MEASURES[options.relevance],
+        tokenizer=pairs.doc_tokenizer, max_query_length=options.max_generated_length, is_part=pairs.is_part,
+        cache_dir=store_dir(options.cache_dir),
+    )  # fmt: skip
+    return DocTexts(expanded.store, expanded.rows_of)
+
+
+def _for_both(
+    dataset_dir: str,
+    split: str,
+    doc_tokenizer: Tokenizer,
+    queries: TokenStore,
+    number: int,
+    cache_dir: str,
+    *,
+    skip_empty: bool,
+) -> QueriesForBoth | None:
+    """A fixed random sample of a split's queries; None where none is asked for."""
+    if number < 1:
+        return None
+    asked = _read_split(dataset_dir, split).keys() - set(queries.skipped_ids)
+    sampled = sorted(asked, key=_hash)[:number]
+    store = _store(dataset_dir, "queries", "queries", doc_tokenizer, cache_dir, skip_empty=skip_empty)
+    return QueriesForBoth(queries, store, np.asarray([queries.row_of(query_id) for query_id in sampled], np.int64))
+
+
+def text_hashes(dataset_dir: str | Path) -> dict[str, str]:
+    """What tells the texts of a BEIR folder from others: hex SHA-256 of the file of "queries" and of that of "docs"."""
+    names = {"queries": "queries", "docs": "corpus"}
+    return {kind: outputs.sha256_of(beir.find_file(dataset_dir, name)) for kind, name in names.items()}
+
+
+def _passages(docs: TokenStore, tokenizer: Tokenizer, length: int, max_passages: int) -> PassageStore | None:
+    """The passages of documents; None where each is one text."""
+    if max_passages == 1:
+        return None
+    if isinstance(tokenizer, PromptedTokenizer):
+        raise InputError("only a document's first passage would have the prompt; set beir_pairs.max_passages to 1.")
+    return PassageStore(docs, length, max_passages=max_passages)
+
+
+def opened(tokenizer: TokenizerSource) -> Tokenizer:
+    """The tokenizer that a setting names."""
+    if isinstance(tokenizer, str):
+        return load_tokenizer(tokenizer)
+    return tokenizer() if callable(tokenizer) else tokenizer
+
+
+def open_stores(
+    dataset_dir: str | Path,
+    query_tokenizer: Tokenizer,
+    doc_tokenizer: Tokenizer,
+    cache_dir: str | Path = "",
+    *,
+    skip_empty: bool = False,
+) -> tuple[TokenStore, TokenStore]:
+    """The token stores of a BEIR folder's queries and documents, built if they are not there.
+
+    Args:
+        cache_dir: where stores are kept; by default under `files.cache_dir()`.
+        skip_empty: pass over empty texts instead of refusing them.
+    """
+    store = functools.partial(_store, dataset_dir, cache_dir=cache_dir, skip_empty=skip_empty)
+    return store("queries", "queries", query_tokenizer), store("corpus", "docs", doc_tokenizer)
+
+
+def _store(
+    dataset_dir: str | Path, name: str, kind: str, tokenizer: Tokenizer, cache_dir: str | Path, *, skip_empty: bool = False
+) -> TokenStore:
+    return cached_token_store(beir.find_file(dataset_dir, name), tokenizer, store_dir(cache_dir), kind=kind, skip_empty=skip_empty)
+
+
+def store_dir(cache_dir: str | Path) -> Path:
+    """Where token stores are kept: `cache_dir`, or where none is named a folder under `files.cache_dir()`."""
+    return Path(cache_dir) if cache_dir else outputs.cache_dir() / "token_stores"
+
+
+def _read_split(dataset_dir: str | Path, split: str) -> beir.Qrels:
+    return beir.read_qrels(beir.find_qrels(dataset_dir, split))
+
+
+def dev_set(
+    qrels: beir.Qrels,
+    queries: TokenStore,
+    docs: TokenStore,
+    max_queries: int,
+    max_docs: int,
+    *,
+    keep_identical_ids: bool = False,
+) -> DevSet:
+    """A fixed random sample of judged queries, and of the documents beside every one that is relevant to them.
+
+    Empty texts that the stores left out count as not found. Judgements that are dropped with identical ids are counted on stderr.
+    """
+    # Chosen by a hash of the id, so that the sample does not change with the order or the seed of a run.
+    sampled = sorted(qrels, key=_hash)[:max_queries]
+    qrels = {query_id: qrels[query_id] for query_id in sampled}
+    pairs = batches_.qrel_pairs(qrels, queries, docs)
+    relevant = np.unique(pairs[:, 1]).astype(np.int64)
+    others = np.setdiff1d(np.arange(docs.num_texts), relevant)
+    sample = np.random.default_rng(0).permutation(others)[: max(max_docs - len(relevant), 0)]
+    if not keep_identical_ids:
+        input_policy.tell_identical("dev split", qrels)
+    empty = set(queries.skipped_ids)
+    query_rows = np.asarray([queries.row_of(query_id) for query_id in sampled if query_id not in empty], np.int64)
+    doc_rows = np.sort(np.concatenate([relevant, sample]))
+    return DevSet(queries, query_rows, docs, doc_rows, qrels, not keep_identical_ids)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

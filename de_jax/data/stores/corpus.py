@@ -1,0 +1,283 @@
+"""Token stores: texts tokenized once, kept in a folder of memory-mapped arrays.
+
+    tokens.npy    int32 [total]   the ids of all texts, end to end, untruncated, without special tokens
+    offsets.npy   int64 [n + 1]   text i is tokens[offsets[i]:offsets[i + 1]]
+    ids.npy       bytes [n]       UTF-8, in the order of the file
+    id_order.npy  int64 [n]       the rows in ascending order of id, for look-up by bisection
+    manifest.json                 counts, sizes, the content hash and what the tokenizer was; written last
+
+Truncation and special tokens are applied when rows are read, so one store serves every length.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from jaxtyping import Int, Int32
+
+from de_jax.data.stores.store_writer import FORMAT, KIND, writing
+from de_jax.data.text import beir, input_policy
+from de_jax.data.text.tokenizing import PAD_ID, Tokenizer
+from de_jax.files import folders, outputs, schema
+from de_jax.files.progress import progress_bar
+from de_jax.files.reading import read_array
+from de_jax.types import PADDING_ID, InputError
+
+KINDS = ("docs", "queries")
+DTYPES = {"tokens.npy": "<i4", "offsets.npy": "<i8", "ids.npy": "S", "id_order.npy": "<i8"}
+_TOKEN = schema.integer(0, schema.MAX_SIZE)
+MANIFEST = schema.record(
+    {
+        "format": schema.constant(FORMAT),
+        "num_texts": schema.integer(1),
+        "num_tokens": schema.integer(1),
+        "vocab_size": schema.integer(1, schema.MAX_SIZE),
+        "prefix_ids": schema.list_of(_TOKEN),
+        "suffix_ids": schema.list_of(_TOKEN),
+        "tokenizer_fingerprint": schema.some_text,
+        "content_hash": schema.some_text,
+    }
+)
+
+_CHUNK_TEXTS = 8192
+_CHUNK_CHARACTERS = 1 << 24
+
+
+class TextIds(Sequence[str]):
+    """The ids of a store's texts, decoded from the memory-mapped array when asked for."""
+
+    def __init__(self, encoded: np.ndarray) -> None:
+        self._encoded = encoded
+
+    def __len__(self) -> int:
+        return len(self._encoded)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [text_id.decode() for text_id in self._encoded[row].tolist()]
+        return bytes(self._encoded[row]).decode()
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), _CHUNK_TEXTS):
+            yield from self[start : start + _CHUNK_TEXTS]
+
+
+class TokenStore:
+    """Tokenized texts of a folder; open one with `open_token_store`.
+
+    Attributes:
+        ids: text ids in row order.
+        num_texts: n.
+        tokens: int32 [total], memory-mapped.
+        offsets: int64 [n + 1], memory-mapped.
+        prefix_ids, suffix_ids: special tokens put around every text.
+        vocab_size: entries of the vocabulary; every token id is below it.
+        tokenizer_fingerprint: SHA-256 of the vocabulary file.
+        content_hash: SHA-256 over ids, tokens and vocabulary; equal stores have equal hashes.
+        skipped_ids: of empty texts that were left out.
+    """
+
+    def __init__(self, store_dir: Path, manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        self.store_dir = store_dir
+        self.tokens = np.asarray(arrays["tokens.npy"])
+        self.offsets = np.asarray(arrays["offsets.npy"])
+        self._encoded_ids = np.asarray(arrays["ids.npy"])
+        self._id_order = np.asarray(arrays["id_order.npy"])
+        self.ids = TextIds(self._encoded_ids)
+        self.num_texts = len(self.ids)
+        self.prefix_ids = tuple(manifest["prefix_ids"])
+        self.suffix_ids = tuple(manifest["suffix_ids"])
+        self.vocab_size: int = manifest["vocab_size"]
+        self.tokenizer_fingerprint: str = manifest["tokenizer_fingerprint"]
+        self.content_hash: str = manifest["content_hash"]
+        self.skipped_ids = tuple(manifest.get("skipped_ids", ()))
+        self.records_skipped = "skipped_ids" in manifest  # stores that were built before they were recorded do not
+
+    def row_of(self, text_id: str) -> int:
+        """The row of one id; InputError where the store has no such text."""
+        row = int(self.rows_of([text_id])[0])
+        if row < 0:
+            raise InputError(f"{self.store_dir} holds no text with the id '{text_id}'.")
+        return row
+
+    def rows_of(self, text_ids: Sequence[str]) -> Int[np.ndarray, " r"]:
+        """The row of each id, int64; -1 where the store has no such text."""
+        wanted = [text_id.encode() for text_id in text_ids]
+        keys = np.array(wanted, dtype=self._encoded_ids.dtype)  # [r], cut to the longest id of the store
+        positions = np.searchsorted(self._encoded_ids, keys, sorter=self._id_order)
+        rows = self._id_order[np.minimum(positions, self.num_texts - 1)]
+        fits = np.array([len(text_id) <= keys.dtype.itemsize for text_id in wanted], dtype=bool)
+        return np.where((self._encoded_ids[rows] == keys) & fits, rows, -1)
+
+    def lengths(self, max_length: int) -> Int32[np.ndarray, " n"]:
+        """Tokens of each text with its special tokens, after truncation to `max_length`."""
+        self._body_room(max_length)
+        specials = len(self.prefix_ids) + len(self.suffix_ids)
+        return np.minimum(np.diff(self.offsets) + specials, max_length).astype(np.int32)
+
+    def pad(self, rows: Int[np.ndarray, " r"], max_length: int, pad_to: int) -> Int32[np.ndarray, "r {pad_to}"]:
+        """The texts of `rows` with their special tokens, zeros to the right.
+
+        Args:
+            rows: rows of the store; a negative one (`types.PADDING_ID`) gives a row of zeros.
+            max_length: tokens, special ones included, beyond which the text itself is cut at its end.
+            pad_to: the width; at least the longest of these texts.
+        """
+        is_text = rows >= 0
+        starts, ends = (np.where(is_text, self.offsets[rows + end], PADDING_ID) for end in (0, 1))
+        return self.pad_spans(starts, ends, max_length, pad_to)
+
+    def pad_spans(
+        self, starts: Int[np.ndarray, " r"], ends: Int[np.ndarray, " r"], max_length: int, pad_to: int
+    ) -> Int32[np.ndarray, "r {pad_to}"]:
+        """`tokens[start:end]` of each row as a text, as `pad` does it; a negative start gives a row of zeros."""
+        is_text = starts >= 0
+        body = np.where(is_text, np.minimum(ends - starts, self._body_room(max_length)), 0)  # [r]
+        padded = np.full((len(starts), pad_to), PAD_ID, dtype=np.int32)
+        if not is_text.any():
+            return padded
+        prefix, suffix = len(self.prefix_ids), len(self.suffix_ids)
+        if (longest := int(body.max()) + prefix + suffix) > pad_to:
+            raise ValueError(f"pad_to={pad_to} is shorter than a text of {longest} tokens")
+        steps = np.arange(int(body.max()))
+        is_token = steps[None, :] < body[:, None]  # [r, longest body]
+        padded[:, prefix : prefix + len(steps)][is_token] = self.tokens[(starts[:, None] + steps[None, :])[is_token]]
+        texts = np.flatnonzero(is_text)
+        padded[texts, :prefix] = self.prefix_ids
+        for place, token in enumerate(self.suffix_ids):
+            padded[texts, prefix + body[texts] + place] = token
+        return padded
+
+    def _body_room(self, max_length: int) -> int:
+        specials = len(self.prefix_ids) + len(self.suffix_ids)
+        if max_length <= specials:
+            raise InputError(f"a maximum length of {max_length} leaves no room beside the {specials} special tokens of a text.")
+        return max_length - specials
+
+
+def build_token_store(
+    texts: Iterable[tuple[str, str]],
+    tokenizer: Tokenizer,
+    store_dir: str | Path,
+    *,
+    skip_empty: bool = False,
+    progress: bool = True,
+) -> TokenStore:
+    """Tokenizes (id, text) pairs into a store, streaming; the folder appears once it is complete.
+
+    Memory is bounded by one chunk of texts and the ids.
+
+    Args:
+        texts: read once; `beir.iter_docs` and `beir.iter_queries` yield them.
+        tokenizer: encodes each chunk in parallel.
+        store_dir: absent, empty, or a former token store, which is replaced.
+        skip_empty: leave texts that are "" out, and record their ids.
+        progress: show a bar on stderr.
+
+    Raises:
+        InputError: something else in the folder, no texts, duplicate ids, or a text of which the tokenizer leaves nothing.
+    """
+    with (
+        folders.atomic_dir(store_dir, KIND) as temporary,
+        writing(temporary, tokenizer) as writer,
+        progress_bar(desc=f"tokenize {Path(store_dir).name}", unit=" texts", disable=not progress) as bar,
+    ):
+        for chunk in _chunks(texts):
+            kept = [(text_id, text) for text_id, text in chunk if text or not skip_empty]
+            writer.skip([text_id for text_id, text in chunk if skip_empty and not text])
+            if kept:
+                writer.append([text_id for text_id, _ in kept], tokenizer.encode([text for _, text in kept]))
+            bar.update(len(chunk))
+    return open_token_store(store_dir)
+
+
+def open_token_store(store_dir: str | Path) -> TokenStore:
+    """Opens a store by memory map, after checking that it is whole.
+
+    Raises:
+        InputError: no store, another format, or files that are not as they were written.
+    """
+    store_dir = Path(store_dir)
+    if not (store_dir / "manifest.json").is_file():
+        raise InputError(f"{store_dir} is not a complete token store (no manifest.json); build it with tools.tokenize_corpus.")
+    mend = "remove the token store and build it again"
+    manifest = schema.read(store_dir / "manifest.json", MANIFEST, mend=mend)
+    folders.check_small(store_dir)
+    num_texts, num_tokens = manifest["num_texts"], manifest["num_tokens"]
+    sizes = {"tokens.npy": num_tokens, "offsets.npy": num_texts + 1, "ids.npy": num_texts, "id_order.npy": num_texts}
+    arrays = {name: read_array(store_dir / name, DTYPES[name], (size,), rebuild=mend) for name, size in sizes.items()}
+    offsets, order = arrays["offsets.npy"], arrays["id_order.npy"]
+    if offsets[0] != 0 or offsets[-1] != num_tokens or np.any(np.diff(offsets) < 0):
+        raise InputError(f"{store_dir}/offsets.npy is damaged: the offsets do not ascend to the number of tokens; {mend}.")
+    if order.min() < 0 or order.max() >= num_texts:
+        raise InputError(f"{store_dir}/id_order.npy is damaged: it refers to a text that is not there; {mend}.")
+    return TokenStore(store_dir, manifest, arrays)
+
+
+def cached_token_store(
+    texts_file: str | Path,
+    tokenizer: Tokenizer,
+    cache_dir: str | Path,
+    *,
+    kind: str = "docs",
+    skip_empty: bool = False,
+    progress: bool = True,
+) -> TokenStore:
+    """The store of a jsonl or tsv file, built on the first call and opened on every later one.
+
+    Its folder is named by the content of the file, the vocabulary and the options. Of several processes that ask at
+    once, one builds and the others wait. Texts that are left out are counted on stderr.
+
+    Args:
+        texts_file: see `beir.iter_queries`.
+        tokenizer: encodes the texts.
+        cache_dir: holds the stores.
+        kind: "docs" (the title is part of the text) or "queries".
+        skip_empty: see `beir.iter_queries`.
+        progress: show a bar on stderr while building.
+    """
+    if kind not in KINDS:
+        raise InputError(f"the kind of texts is '{kind}'; it is one of {', '.join(KINDS)}.")
+    read = functools.partial(beir.iter_all, texts_file, with_title=kind == "docs", skip_empty=skip_empty)
+    texts_file, cache_dir = Path(texts_file), Path(cache_dir)
+    if not texts_file.is_file():
+        raise InputError(f"{texts_file} does not exist.")
+    options = [FORMAT, kind, str(skip_empty), tokenizer.fingerprint, outputs.sha256_of(texts_file)]
+    key = hashlib.sha256("\n".join(options).encode()).hexdigest()[:16]
+    store_dir = cache_dir / f"{texts_file.name.split('.')[0]}-{key}"
+
+    def build(folder: Path) -> TokenStore:
+        try:
+            return build_token_store(read(), tokenizer, folder, skip_empty=skip_empty, progress=progress)
+        except InputError as error:  # of ids and tokens: the store knows no file
+            raise error if str(texts_file) in str(error) else InputError(f"{texts_file}: {error}") from None
+
+    store = folders.build_once(store_dir, open_token_store, build)
+    if skip_empty:
+        if not store.records_skipped:
+            store.skipped_ids = tuple(text_id for text_id, text in read() if not text)
+        input_policy.tell_skipped(texts_file, store.skipped_ids)
+    return store
+
+
+def _chunks(texts: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Cuts a stream where a chunk has enough texts, or enough characters where texts are long."""
+    chunk: list[tuple[str, str]] = []
+    characters = 0
+    for text_id, text in texts:
+        chunk.append((text_id, text))
+        characters += len(text)
+        if len(chunk) == _CHUNK_TEXTS or characters >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk

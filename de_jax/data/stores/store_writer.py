@@ -1,0 +1,110 @@
+"""Writes a token store, chunk by chunk. `corpus.build_token_store` is how to use it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.files import outputs
+from de_jax.types import InputError
+
+KIND = "token store"
+FORMAT = f"de_jax {KIND} 1"
+ARRAYS = ("tokens.npy", "offsets.npy", "ids.npy", "id_order.npy")
+
+
+class StoreWriter:
+    """Appends chunks to the arrays of a store in the making; hashes them as they pass."""
+
+    def __init__(self, directory: Path, tokens_file: BinaryIO, tokenizer: Tokenizer) -> None:
+        self._directory = directory
+        self._tokens = tokens_file
+        self._tokenizer = tokenizer
+        self._lengths: list[np.ndarray] = []
+        self._ids: list[np.ndarray] = []
+        self._token_hash = hashlib.sha256()
+        self._id_hash = hashlib.sha256()
+        self._num_tokens = 0
+        self._skipped_ids: list[str] = []
+        _write_header(self._tokens, 0)
+
+    def skip(self, text_ids: list[str]) -> None:
+        """Records texts that are left out."""
+        self._skipped_ids += text_ids
+
+    def append(self, text_ids: list[str], encoded: list[np.ndarray]) -> None:
+        lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
+        specials = len(self._tokenizer.prefix_ids) + len(self._tokenizer.suffix_ids)
+        if not specials and not lengths.all():
+            text_id = text_ids[int(np.argmin(lengths))]
+            raise InputError(f"nothing is left of the text {text_id} after tokenization; remove it.")
+        tokens = np.concatenate(encoded).astype("<i4", copy=False)
+        if not tokens.all():
+            text_id = text_ids[int(np.searchsorted(np.cumsum(lengths), np.argmin(tokens), side="right"))]
+            raise InputError(f"the text {text_id} holds the padding token, which only fills rows up; remove it there.")
+        self._tokens.write(tokens.tobytes())
+        self._token_hash.update(tokens.tobytes())
+        self._id_hash.update("".join(f"{text_id}\n" for text_id in text_ids).encode())
+        self._lengths.append(lengths)
+        self._ids.append(np.array([text_id.encode() for text_id in text_ids], dtype=bytes))
+        self._num_tokens += tokens.size
+
+    def finish(self) -> None:
+        self._tokens.seek(0)
+        _write_header(self._tokens, self._num_tokens)
+        self._tokens.flush()
+        if not self._num_tokens:
+            raise InputError("there is no text to tokenize.")
+        ids = np.concatenate(self._ids)  # as wide as the longest id
+        order = np.argsort(ids, kind="stable")
+        _require_unique(ids, order)
+        lengths = np.concatenate(self._lengths)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        arrays = {"offsets.npy": offsets, "ids.npy": ids, "id_order.npy": order}
+        for name, array in arrays.items():
+            outputs.save_array(self._directory / name, array)
+        tokenizer = self._tokenizer
+        hashes = [self._token_hash.hexdigest(), self._id_hash.hexdigest(), hashlib.sha256(lengths.tobytes()).hexdigest()]
+        manifest = {
+            "format": FORMAT,
+            "num_texts": len(ids),
+            "num_tokens": self._num_tokens,
+            "skipped_ids": self._skipped_ids,
+            "file_sizes": {name: (self._directory / name).stat().st_size for name in ARRAYS},
+            "content_hash": hashlib.sha256("\n".join([*hashes, tokenizer.fingerprint]).encode()).hexdigest(),
+            "tokenizer_fingerprint": tokenizer.fingerprint,
+            "vocab_size": tokenizer.vocab_size,
+            "prefix_ids": list(tokenizer.prefix_ids),
+            "suffix_ids": list(tokenizer.suffix_ids),
+        }
+        outputs.write_json(self._directory / "manifest.json", manifest)
+
+
+@contextlib.contextmanager
+def writing(directory: Path, tokenizer: Tokenizer) -> Iterator[StoreWriter]:
+    """A writer into an existing folder, which is a store once the block has ended."""
+    with open(directory / "tokens.npy", "wb") as tokens_file:
+        writer = StoreWriter(directory, tokens_file, tokenizer)
+        yield writer
+        writer.finish()
+
+
+def _write_header(file: BinaryIO, num_tokens: int) -> None:
+    # numpy leaves room for the length to grow, so a second header fits exactly over the first.
+    np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": (num_tokens,)})
+
+
+def _require_unique(ids: np.ndarray, order: np.ndarray) -> None:
+    """Raises InputError where an id occurs twice; `order` sorts `ids`."""
+    ordered = ids[order]
+    repeated = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if repeated.size:
+        first, second = sorted(order[repeated[0] : repeated[0] + 2].tolist())
+        text_id = ids[first].decode()
+        raise InputError(f"{repeated.size} duplicate ids; '{text_id}' is the id of texts {first + 1} and {second + 1}.")

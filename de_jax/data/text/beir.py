@@ -1,0 +1,297 @@
+"""Retrieval data sets on disk in the BEIR layout: `corpus.jsonl[.gz]`, `queries.jsonl[.gz]`, `qrels/<split>.tsv`.
+
+Reading is strict. A set that is damaged or does not fit together is refused with the file and the line, because a silently dropped
+document changes every score that follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from de_jax.data.text import input_policy, trec_columns
+from de_jax.files import outputs
+from de_jax.files.reading import parse_json, read_lines
+from de_jax.types import InputError
+
+Qrels = dict[str, dict[str, int]]
+"""Relevance by query id and document id."""
+
+QRELS_HEADER = ("query-id", "corpus-id", "score")
+_SUFFIXES = (".jsonl.gz", ".jsonl", ".tsv.gz", ".tsv")
+
+
+class Texts(NamedTuple):
+    """Texts with their ids, in file order."""
+
+    ids: list[str]
+    texts: list[str]
+
+
+class Dataset(NamedTuple):
+    """One split of a data set: all documents, and the queries that the split judges."""
+
+    name: str
+    docs: Texts
+    queries: Texts
+    qrels: Qrels
+
+
+def iter_docs(path: str | Path, *, skip_empty: bool = False) -> Iterator[tuple[str, str]]:
+    """Yields (id, title and text) of each document; see `iter_queries`."""
+    return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=True, skip_empty=skip_empty) if text)
+
+
+def iter_queries(path: str | Path, *, skip_empty: bool = False) -> Iterator[tuple[str, str]]:
+    """Yields (id, text) of each line, streaming.
+
+    Args:
+        path: jsonl (`_id`, `text` and, in documents, `title`), or tsv (id, text; or MS MARCO's id, url, title, body), also named
+            .txt; plain, or compressed where the name ends in .gz.
+        skip_empty: pass over empty texts instead of refusing them.
+
+    Raises:
+        InputError: a missing, truncated or malformed file, an empty text; names the file and the line.
+    """
+    return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=False, skip_empty=skip_empty) if text)
+
+
+def iter_all(path: str | Path, *, with_title: bool, skip_empty: bool) -> Iterator[tuple[str, str]]:
+    """As `iter_docs`, or without titles `iter_queries`; with `skip_empty`, an empty text is yielded as ""."""
+    return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=with_title, skip_empty=skip_empty))
+
+
+def count_docs(path: str | Path, judged: Iterable[str]) -> int:
+    """How many documents have a text, after a look for all that were judged; an empty document may be judged too.
+
+    Raises:
+        InputError: judged documents that are not there, and what `iter_queries` raises.
+    """
+    missing, num_docs = dict.fromkeys(judged), 0
+    for _, doc_id, text in _records(Path(path), with_title=True, skip_empty=True):
+        missing.pop(doc_id, None)
+        num_docs += bool(text)
+    if missing:
+        raise unknown_ids(list(missing), f"judged documents that are not in {path}")
+    return num_docs
+
+
+def find_file(dataset_dir: str | Path, name: str) -> Path:
+    """The file "corpus" or "queries" of a data set, in whichever of the known forms it has."""
+    candidates = [Path(dataset_dir) / f"{name}{suffix}" for suffix in _SUFFIXES]
+    found = [path for path in candidates if path.is_file()]
+    if not found:
+        raise InputError(f"{dataset_dir} holds no {name}.jsonl, {name}.tsv, nor either with .gz; give a folder in the BEIR layout.")
+    if len(found) > 1:
+        raise InputError(f"{dataset_dir} holds both {found[0].name} and {found[1].name}; remove one of them.")
+    return found[0]
+
+
+def find_splits(dataset_dir: str | Path) -> dict[str, Path]:
+    """The judgements of each split, `qrels/<split>.tsv` or `.tsv.gz`, in order of name.
+
+    Raises:
+        InputError: a split has both.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted((Path(dataset_dir) / "qrels").glob("*.tsv*")):
+        split = path.name.removesuffix(".gz").removesuffix(".tsv")
+        if path.name not in (f"{split}.tsv", f"{split}.tsv.gz"):
+            continue
+        if split in found:
+            raise InputError(f"{path.parent} holds both {found[split].name} and {path.name}; remove one of them.")
+        found[split] = path
+    return found
+
+
+def find_qrels(dataset_dir: str | Path, split: str) -> Path:
+    """The judgements of a split.
+
+    Raises:
+        InputError: there is no such split; lists the splits.
+    """
+    splits = find_splits(dataset_dir)
+    if split not in splits:
+        raise InputError(f"{dataset_dir} has no split '{split}'; it has {', '.join(splits) or 'none'}.")
+    return splits[split]
+
+
+def dev_split(dataset_dir: str | Path) -> str | None:
+    """The name of the split that checkpoints are chosen by, "dev"; None where the folder has none."""
+    return "dev" if (Path(dataset_dir) / "qrels" / "dev.tsv").is_file() else None
+
+
+def read_qrels(path: str | Path) -> Qrels:
+    """Relevance judgements, in file order.
+
+    Args:
+        path: BEIR's three columns (query-id, corpus-id, score; with or without that header), or TREC's four
+            (query, unused, document, relevance; blank-separated).
+
+    Raises:
+        InputError: a malformed line, two different judgements of one pair, or no judgement at all.
+    """
+    path = Path(path)
+    qrels: Qrels = {}
+    for line, raw in read_lines(path):
+        columns = raw.split("\t") if raw.count("\t") in (2, 3) else trec_columns.split(raw)
+        if line == 1 and tuple(columns) == QRELS_HEADER:
+            continue
+        if len(columns) not in (3, 4):
+            raise InputError(f"{path}, line {line}: expected 3 (BEIR) or 4 (TREC) columns, found {len(columns)}.")
+        query_id, doc_id, score = columns[0], columns[-2], columns[-1]
+        try:
+            relevance = trec_columns.parse_grade(score.strip(" \r"))
+        except ValueError as error:
+            raise InputError(f"{path}, line {line}: {error}.") from None
+        if not query_id or not doc_id:
+            raise InputError(f"{path}, line {line}: an id is empty.")
+        if qrels.setdefault(query_id, {}).setdefault(doc_id, relevance) != relevance:
+            raise InputError(f"{path}, line {line}: query {query_id} and document {doc_id} were already judged differently.")
+    if not qrels:
+        raise InputError(f"{path} holds no judgement.")
+    return qrels
+
+
+def read(dataset_dir: str | Path, split: str, *, skip_empty: bool = False) -> Dataset:
+    """One split of a data set in memory: every document, and the queries the split judges, in file order.
+
+    With `skip_empty`, judgements of empty texts stay: such a document counts as relevant and cannot be found.
+
+    Raises:
+        InputError: what `iter_docs` and `read_qrels` raise, duplicate ids, an unknown split, or judgements of unknown texts.
+    """
+    dataset_dir = Path(dataset_dir)
+    if not dataset_dir.is_dir():
+        raise InputError(f"{dataset_dir} is not a folder; give a data set in the BEIR layout.")
+    qrels_file = find_qrels(dataset_dir, split)
+    qrels = read_qrels(qrels_file)
+    queries, empty_queries = read_texts(find_file(dataset_dir, "queries"), with_title=False, skip_empty=skip_empty)
+    docs, empty_docs = read_texts(find_file(dataset_dir, "corpus"), with_title=True, skip_empty=skip_empty)
+    require_known(qrels, [*queries.ids, *empty_queries], f"{qrels_file}: queries that are not in the queries file")
+    judged_docs = dict.fromkeys(doc_id for judged in qrels.values() for doc_id in judged)
+    require_known(judged_docs, [*docs.ids, *empty_docs], f"{qrels_file}: documents that are not in the corpus")
+    rows = [(query_id, text) for query_id, text in zip(*queries, strict=True) if query_id in qrels]
+    return Dataset(dataset_dir.resolve().name, docs, Texts([row[0] for row in rows], [row[1] for row in rows]), qrels)
+
+
+def require_known(text_ids: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Raises InputError with the count and examples of those `text_ids` that are not `known`; `what` begins the sentence."""
+    known = set(known)
+    unknown = [text_id for text_id in text_ids if text_id not in known]
+    if unknown:
+        raise unknown_ids(unknown, what)
+
+
+def unknown_ids(unknown: list[str], what: str) -> InputError:
+    """The error that counts ids without a text and shows the first three."""
+    return InputError(f"{what}: {len(unknown)} ({input_policy.examples(unknown)}).")
+
+
+def write(
+    dataset_dir: str | Path,
+    docs: Iterable[tuple[str, str, str]],
+    queries: Iterable[tuple[str, str]],
+    qrels: Mapping[str, Qrels],
+) -> None:
+    """Writes a data set in the BEIR layout; equal rows give equal bytes.
+
+    Args:
+        dataset_dir: gets `corpus.jsonl.gz`, `queries.jsonl` and `qrels/<split>.tsv`, each by rename, the judgements last.
+        docs: (id, title, text) of each document.
+        queries: (id, text) of each query.
+        qrels: judgements by split.
+    """
+    dataset_dir = Path(dataset_dir)
+    with outputs.atomic_file(dataset_dir / "corpus.jsonl.gz") as temporary, deterministic_gzip(temporary) as file:
+        file.writelines(_json_line({"_id": text_id, "title": title, "text": text}) for text_id, title, text in docs)
+    with outputs.atomic_file(dataset_dir / "queries.jsonl") as temporary, open(temporary, "w", encoding="utf-8") as file:
+        file.writelines(_json_line({"_id": text_id, "text": text}) for text_id, text in queries)
+    for split, judgements in qrels.items():
+        path = dataset_dir / "qrels" / f"{split}.tsv"
+        with outputs.atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            file.write("\t".join(QRELS_HEADER) + "\n")
+            for query_id, judged in judgements.items():
+                file.writelines(f"{query_id}\t{doc_id}\t{score}\n" for doc_id, score in judged.items())
+
+
+@contextlib.contextmanager
+def deterministic_gzip(path: Path) -> Iterator[TextIO]:
+    # gzip.open would store the time and the temporary file's name.
+    with (
+        open(path, "wb") as file,
+        gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as compressed,
+        io.TextIOWrapper(compressed, encoding="utf-8") as text,
+    ):
+        yield text
+
+
+def _json_line(record: Mapping[str, str]) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def read_texts(path: Path, *, with_title: bool, skip_empty: bool) -> tuple[Texts, list[str]]:
+    """The texts of a file, and the ids of the empty ones among them, which are left out and counted on stderr.
+
+    Raises:
+        InputError: what `iter_queries` raises, and duplicate ids.
+    """
+    texts: dict[str, str] = {}
+    for line, text_id, text in _records(path, with_title=with_title, skip_empty=skip_empty):
+        if text_id in texts:
+            raise InputError(f"{path}, line {line}: the id {text_id} was used before; ids are unique.")
+        texts[text_id] = text
+    kept = {text_id: text for text_id, text in texts.items() if text}
+    empty = [text_id for text_id, text in texts.items() if not text]
+    input_policy.tell_skipped(path, empty)
+    return Texts(list(kept), list(kept.values())), empty
+
+
+def _records(path: Path, *, with_title: bool, skip_empty: bool) -> Iterator[tuple[int, str, str]]:
+    """Yields (line number, id, text) of a jsonl or tsv file."""
+    suffixes = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
+    if suffixes[:1] not in ([".jsonl"], [".tsv"], [".txt"]):
+        raise InputError(f"{path}: the name must end in .jsonl, .tsv or .txt, with or without .gz.")
+    parse = _parse_json if suffixes[0] == ".jsonl" else _parse_tsv
+    for line, raw in read_lines(path):
+        try:
+            text_id, text = parse(raw, with_title)
+            if not text_id or any(character in text_id for character in "\t\n\r\0"):
+                raise ValueError(f"the id {text_id!r} is empty or holds a tab, a line break or a null")
+        except ValueError as error:
+            raise InputError(f"{path}, line {line}: {error}.") from None
+        if not text and not skip_empty:
+            skip = input_policy.option("skip_empty")
+            raise InputError(
+                f"{path}, line {line}: the text of {text_id} is empty; remove the line, or skip empty texts with {skip}."
+            )
+        yield line, text_id, text
+
+
+def _parse_json(raw: str, with_title: bool) -> tuple[str, str]:
+    record = parse_json(raw)
+    if not isinstance(record, dict):
+        raise ValueError("not a JSON object")
+    text_id = record.get("_id")
+    title = record.get("title") or "" if with_title else ""
+    text = record.get("text")
+    if isinstance(text_id, int) and not isinstance(text_id, bool):
+        text_id = str(text_id)
+    if not isinstance(text_id, str) or not isinstance(text, str) or not isinstance(title, str):
+        raise ValueError("expected the strings '_id' and 'text', and 'title' if there is one")
+    return text_id, f"{title} {text}".strip()
+
+
+def _parse_tsv(raw: str, with_title: bool) -> tuple[str, str]:
+    columns = raw.split("\t")
+    if len(columns) == 4:
+        text_id, url, title, body = columns
+        return text_id, (f"{title} {body}" if with_title else body).strip() or url  # a page may have neither
+    if len(columns) != 2:
+        raise ValueError(f"expected 2 tab-separated columns (id, text) or 4 (id, url, title, body), found {len(columns)}")
+    return columns[0], columns[1].strip()

@@ -1,0 +1,96 @@
+"""Long documents cut into passages when they are read; the token store stays as it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Int, Int32
+
+from de_jax.data.stores.corpus import TokenStore
+from de_jax.types import PADDING_ID, InputError
+
+
+class PassageStore:
+    """The documents of a token store as overlapping windows, in the order of the documents.
+
+    Attributes:
+        doc_rows: int64 [p] the document of each passage, a row of the token store; ascending.
+        ids: of each passage the id of its document.
+        num_texts: p.
+        most_passages: C, of any document.
+        content_hash: equal for equal stores, lengths, strides and numbers of passages.
+    """
+
+    def __init__(self, store: TokenStore, length: int, stride: int | None = None, *, max_passages: int | None = None) -> None:
+        """Finds where passages begin; a document no longer than `length` is one passage.
+
+        Args:
+            store: the documents.
+            length: tokens of a passage, special ones included.
+            stride: tokens from the beginning of one to that of the next; by default passages do not overlap.
+            max_passages: of a document, the first ones; None for all.
+
+        Raises:
+            InputError: no room beside the special tokens, a stride that would leave tokens out, or no passages.
+        """
+        if max_passages is not None and max_passages < 1:
+            raise InputError(f"max_passages is {max_passages}; give a document at least 1 passage.")
+        room = length - len(store.prefix_ids) - len(store.suffix_ids)
+        if room < 1:
+            raise InputError(f"passages of {length} tokens have no room beside the {length - room} special tokens; give more.")
+        stride = room if stride is None else stride
+        if not 1 <= stride <= room:
+            raise InputError(f"a stride of {stride} does not fit passages with room for {room} tokens; give 1 to {room}.")
+        starts, ends = store.offsets[:-1], store.offsets[1:]
+        num_passages = 1 + -(-np.maximum(ends - starts - room, 0) // stride)  # [n]
+        if max_passages is not None:
+            num_passages = np.minimum(num_passages, max_passages)
+        self._firsts = np.cumsum(num_passages) - num_passages  # [n] each document's first passage
+        self._num_passages, self.most_passages = num_passages, int(num_passages.max())
+        self.doc_rows = np.repeat(np.arange(store.num_texts), num_passages)
+        place = np.arange(len(self.doc_rows)) - self._firsts[self.doc_rows]
+        self._starts = starts[self.doc_rows] + place * stride
+        self._ends = np.minimum(self._starts + room, ends[self.doc_rows])
+        self._store = store
+        self.ids = PassageIds(store.ids, self.doc_rows)
+        self.num_texts = len(self.doc_rows)
+        self.tokenizer_fingerprint = store.tokenizer_fingerprint
+        described = f"{store.content_hash} passages {length} {stride}" + (f" first {max_passages}" if max_passages else "")
+        self.content_hash = hashlib.sha256(described.encode()).hexdigest()
+
+    def lengths(self, max_length: int) -> Int32[np.ndarray, " p"]:
+        """Tokens of each passage with its special tokens, after truncation to `max_length`."""
+        specials = len(self._store.prefix_ids) + len(self._store.suffix_ids)
+        return np.minimum(self._ends - self._starts + specials, max_length).astype(np.int32)
+
+    def pad(self, rows: Int[np.ndarray, " r"], max_length: int, pad_to: int) -> Int32[np.ndarray, "r {pad_to}"]:
+        """The passages of `rows`, as `TokenStore.pad` gives texts."""
+        starts, ends = (np.where(rows >= 0, spans[rows], PADDING_ID) for spans in (self._starts, self._ends))
+        return self._store.pad_spans(starts, ends, max_length, pad_to)
+
+    def of_docs(self, doc_rows: Int[np.ndarray, " *r"]) -> Int32[np.ndarray, " *r C"]:
+        """The passages of each document, first ones first; `PADDING_ID` where it has fewer, or is `PADDING_ID` itself."""
+        place = np.arange(self.most_passages)
+        firsts, num_passages = self._firsts[doc_rows], np.where(doc_rows >= 0, self._num_passages[doc_rows], 0)
+        return np.where(place < num_passages[..., None], firsts[..., None] + place, PADDING_ID).astype(np.int32)
+
+
+class PassageIds(Sequence[str]):
+    """The id of each passage's document."""
+
+    def __init__(self, doc_ids: Sequence[str], doc_rows: Int[np.ndarray, " p"]) -> None:
+        self._doc_ids, self._doc_rows = doc_ids, doc_rows
+
+    def __len__(self) -> int:
+        return len(self._doc_rows)
+
+    def __getitem__(self, row):  # type: ignore[no-untyped-def]
+        if isinstance(row, slice):
+            return [self._doc_ids[int(doc)] for doc in self._doc_rows[row]]
+        return self._doc_ids[int(self._doc_rows[row])]
+
+    def __iter__(self) -> Iterator[str]:
+        for doc_id, count in zip(self._doc_ids, np.bincount(self._doc_rows, minlength=len(self._doc_ids)), strict=True):
+            yield from (doc_id for _ in range(count))

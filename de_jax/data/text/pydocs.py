@@ -1,0 +1,214 @@
+"""The embedded data set: docstrings of the standard library and of the packages de_jax stands on, as a retrieval task.
+
+A query is the first sentence of a docstring; its document is the signature and the rest, from which that sentence was taken out.
+Sources are parsed, never imported. The set depends on the installed versions alone, which `versions.json` records.
+
+    Splits       by module (`split_of`): all functions of a module are in one split, so nothing leaks from train to dev or test.
+    Duplicates   of docstrings with the same first sentence, or that share more than 60 % of their three-word sequences,
+                 only the one whose id sorts first is kept.
+    Corpus       the documents of all three splits are candidates for every query.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import gc
+import hashlib
+import importlib.metadata
+import multiprocessing
+import os
+import platform
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from de_jax.data.text import beir, docstrings, near_duplicates
+from de_jax.data.text.docstrings import Docstring
+from de_jax.files import outputs, schema
+from de_jax.files.progress import progress_bar
+from de_jax.types import InputError
+
+FORMAT = "de_jax pydocs 1"
+SPLITS = ("train", "dev", "test")
+MAX_RESEMBLANCE = 0.6
+
+DISTRIBUTIONS = (
+    # What de_jax requires, and what those packages require: about the same on every machine.
+    "absl-py", "aiofiles", "bm25s", "contourpy", "cycler", "etils", "filelock", "flax", "fonttools", "fsspec", "gin-config",
+    "huggingface_hub", "humanize", "importlib_resources", "ir_measures", "jax", "jaxlib", "jaxtyping", "joblib", "kiwisolver",
+    "markdown-it-py", "matplotlib", "ml_dtypes", "msgpack", "narwhals", "numpy", "opt_einsum", "optax", "orbax-checkpoint",
+    "packaging", "pillow", "protobuf", "psutil", "Pygments", "pyparsing", "python-dateutil", "pytrec_eval-terrier", "PyYAML",
+    "rich", "safetensors", "scikit-learn", "scipy", "sentencepiece", "simplejson", "tensorboardX", "tensorstore",
+    "threadpoolctl", "tokenizers", "tqdm", "treescope", "typing_extensions", "wadler_lindig", "zipp",
+)  # fmt: skip
+
+# Of the first two hundred, the one by which no single package makes up a tenth of dev or test.
+_SPLIT_SALT = 122
+
+_SKIPPED_FOLDERS = {"test", "tests", "idle_test", "__pycache__", "_vendor", "site-packages", "dist-packages", "turtledemo"}
+_NAMESPACES = {"google", "mpl_toolkits", "orbax"}
+_DATA_FILES = ("corpus.jsonl.gz", "queries.jsonl", *(f"qrels/{split}.tsv" for split in SPLITS))
+
+
+def build(
+    out_dir: str | Path, *, max_docs: int | None = None, num_processes: int | None = None, progress: bool = True
+) -> dict[str, Any]:
+    """Writes the data set in the BEIR layout and returns what `versions.json` says about it, its counts among that.
+
+    Equal versions give equal bytes, whatever the number of processes. `versions.json` is written last; where it already
+    describes these versions and options and the files are as it says, nothing is done.
+
+    Args:
+        out_dir: gets corpus.jsonl.gz, queries.jsonl, qrels/{train,dev,test}.tsv and versions.json.
+        max_docs: at most so many documents: those of the first modules by a hash of their names, the others are not read.
+        num_processes: that parse at once; by default one per processor.
+        progress: show a bar on stderr.
+
+    Raises:
+        InputError: `out_dir` holds something else, or there are no sources to read.
+    """
+    out_dir = Path(out_dir)
+    wanted = {"format": FORMAT, "python": platform.python_version(), "packages": _installed(), "max_docs": max_docs}
+    versions = _versions_of(out_dir)
+    if versions and all(versions.get(key) == value for key, value in wanted.items()) and _is_complete(out_dir, versions):
+        return versions
+    if not versions and any((out_dir / name).exists() for name in _DATA_FILES):
+        raise InputError(f"{out_dir} holds another data set, which will not be replaced; choose another folder.")
+    docs = _read(_sources(), max_docs, num_processes, progress)
+    if not docs:
+        raise InputError("no docstring was found: the sources of the standard library and of the packages are not installed.")
+    # Without counts and hashes it says only that the folder is ours: a build that was stopped is begun again.
+    outputs.write_json(out_dir / "versions.json", {"format": FORMAT})
+    qrels: dict[str, beir.Qrels] = {split: {} for split in SPLITS}
+    for doc in docs:
+        qrels[split_of(doc.doc_id)][_query_id(doc)] = {doc.doc_id: 1}
+    documents = ((doc.doc_id, doc.signature, doc.rest) for doc in docs)
+    beir.write(out_dir, documents, ((_query_id(doc), doc.summary) for doc in docs), qrels)
+    counts = {"docs": len(docs), **{f"{split}_queries": len(judged) for split, judged in qrels.items()}}
+    complete = {**wanted, "counts": counts, "sha256": {name: outputs.sha256_of(out_dir / name) for name in _DATA_FILES}}
+    outputs.write_json(out_dir / "versions.json", complete)
+    return complete
+
+
+def _read(sources: list[tuple[str, Path]], max_docs: int | None, num_processes: int | None, progress: bool) -> list[Docstring]:
+    """The documents of the set; where few are wanted, modules are read in portions until there are enough."""
+    if max_docs is None:
+        return select(_parse(sources, num_processes, progress))
+    sources = sorted(sources, key=lambda source: _fraction(source[0]))
+    found: list[Docstring] = []
+    docs: list[Docstring] = []
+    portion = max_docs // 4 + 1  # a module has three documents on average
+    for start in range(0, len(sources), portion):
+        found += _parse(sources[start : start + portion], num_processes, progress)
+        docs = select(found)
+        if len(docs) >= max_docs:
+            break
+    return sorted(sorted(docs, key=lambda doc: _fraction(doc.doc_id.partition(":")[0]))[:max_docs])
+
+
+def select(found: Iterable[Docstring]) -> list[Docstring]:
+    """The docstrings of the set in ascending order of id: ids and first sentences unique, near-duplicates dropped."""
+    unique: list[Docstring] = []
+    seen: set[str] = set()
+    for doc in sorted(found):
+        keys = {doc.doc_id, f"{re.sub(r'[^a-z0-9]+', ' ', doc.summary.lower()).strip()} (a summary)"}
+        if not keys & seen:
+            unique.append(doc)
+            seen |= keys
+    hashed = (near_duplicates.shingles(f"{doc.summary} {doc.rest}") for doc in unique)
+    return [unique[position] for position in near_duplicates.keep(hashed, max_resemblance=MAX_RESEMBLANCE)]
+
+
+def split_of(doc_id: str) -> str:
+    """The split of a docstring: a tenth of the modules is "test", a tenth "dev", the rest "train"."""
+    fraction = _fraction(f"{_SPLIT_SALT} {module_group(doc_id)}")
+    return "test" if fraction < 0.1 else "dev" if fraction < 0.2 else "train"
+
+
+def module_group(doc_id: str) -> str:
+    """The module whose docstrings stay together: a top-level file or sub-package, one level deeper below a private one.
+
+    >>> module_group("scipy.signal._filter_design:butter"), module_group("jax._src.numpy.lax_numpy:where")
+    ('scipy.signal', 'jax._src.numpy')
+    """
+    parts = doc_id.split(":")[0].split(".")
+    depth = 1 if parts[0] in sys.stdlib_module_names else 3 if parts[0] in _NAMESPACES else 2
+    while depth < len(parts) and parts[depth - 1].startswith("_"):
+        depth += 1
+    return ".".join(parts[:depth])
+
+
+def _query_id(doc: Docstring) -> str:
+    # Not the document's id: scoring may drop a document that has the id of its query.
+    return f"q:{doc.doc_id}"
+
+
+def _fraction(text: str) -> float:
+    """A number in [0, 1) that depends on the text alone."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48
+
+
+_VERSIONS = schema.record({"format": schema.text, "sha256": schema.Maybe(schema.map_of(schema.text, keys=schema.relative), {})})
+
+
+def _versions_of(out_dir: Path) -> dict[str, Any]:
+    """What `versions.json` says, where this module wrote it; else nothing."""
+    with contextlib.suppress(InputError):
+        versions: dict[str, Any] = schema.read(out_dir / "versions.json", _VERSIONS)
+        if versions["format"].startswith("de_jax pydocs "):
+            return versions
+    return {}
+
+
+def _is_complete(out_dir: Path, versions: dict[str, Any]) -> bool:
+    return set(versions["sha256"]) == set(_DATA_FILES) and all(
+        (out_dir / name).is_file() and outputs.sha256_of(out_dir / name) == sha256 for name, sha256 in versions["sha256"].items()
+    )
+
+
+def _installed() -> dict[str, str]:
+    """The version of each distribution of the list that is there."""
+    versions = {}
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def _sources() -> list[tuple[str, Path]]:
+    """(module, file) of every Python source of the set, in ascending order of module."""
+    stdlib = Path(sysconfig.get_paths()["stdlib"])
+    found = [(file.relative_to(stdlib).parts, file) for file in stdlib.rglob("*.py")]
+    for name in _installed():
+        distribution = importlib.metadata.distribution(name)
+        for file in distribution.files or ():
+            if file.suffix == ".py":
+                found.append((file.parts, Path(str(distribution.locate_file(file)))))
+    modules: dict[str, Path] = {}
+    for parts, path in sorted(found):
+        names = [*parts[:-1], parts[-1].removesuffix(".py")]
+        if not _SKIPPED_FOLDERS.intersection(parts[:-1]) and all(name.isidentifier() for name in names):
+            module = ".".join(names[:-1] if names[-1] == "__init__" and len(names) > 1 else names)
+            modules.setdefault(module, path)
+    return sorted(modules.items())
+
+
+def _parse(sources: list[tuple[str, Path]], num_processes: int | None, progress: bool) -> Iterator[Docstring]:
+    num_processes = num_processes or min(os.cpu_count() or 1, 8)
+    modules, paths = zip(*sources, strict=True)
+    with contextlib.ExitStack() as stack:
+        if num_processes == 1:
+            results: Iterator[list[Docstring]] = map(docstrings.read_file, paths, modules)
+        else:
+            # Spawned, as a forked copy of a process that runs JAX's threads can hang.
+            context = multiprocessing.get_context("spawn")
+            # A syntax tree has no cycles; the collector would only walk its many nodes, a quarter of the time.
+            pool = concurrent.futures.ProcessPoolExecutor(num_processes, mp_context=context, initializer=gc.disable)
+            stack.enter_context(pool)
+            results = pool.map(docstrings.read_file, paths, modules, chunksize=32)
+        for docs in progress_bar(results, total=len(sources), desc="read docstrings", unit=" files", disable=not progress):
+            yield from docs

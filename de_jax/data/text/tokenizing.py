@@ -1,0 +1,290 @@
+"""Text to token ids: sentencepiece models and `tokenizer.json` files behind one protocol, and the training of a vocabulary.
+
+Id 0 is padding in every array of this library. In a `tokenizer.json` with another padding id (RoBERTa's is 1) that id and 0 change
+places, and so do the two rows of an imported embedding table; a sentencepiece model with another one is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from de_jax.files import outputs, schema
+from de_jax.files.reading import is_there, read_bytes, read_json
+from de_jax.types import InputError
+
+PAD_ID = 0
+SENTENCEPIECE_FILE = "spiece.model"
+TOKENIZER_JSON_FILE = "tokenizer.json"
+PROMPT_FILE = "prompt.json"
+_UNKNOWN = "\U0010fffe"
+_PROMPT = schema.record({"prompt": schema.text})
+
+# The expectation step adds up floats thread by thread, so another number of threads is another vocabulary.
+_TRAINING_THREADS = 4
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Maps texts to token ids. What surrounds every text (`[CLS]`, `</s>`) is kept apart, so that truncation spares it."""
+
+    vocab_size: int
+    prefix_ids: tuple[int, ...]
+    suffix_ids: tuple[int, ...]
+    pad_id: int  # padding in the vocabulary file; that id and 0 have changed places
+    fingerprint: str  # SHA-256 of the vocabulary file, and of the prompt if there is one
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The int32 ids of each text, without special tokens and not truncated; several texts are encoded in parallel."""
+
+    def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
+        """The text of each row of ids, without special tokens; the inverse of `encode` up to what it normalizes."""
+
+    def save(self, directory: Path) -> None:
+        """Writes what `load_tokenizer` needs into an existing folder."""
+
+
+class SentencePieceTokenizer:
+    """A sentencepiece model as T5 uses it: no prefix, `</s>` at the end."""
+
+    pad_id = PAD_ID
+
+    def __init__(self, path: Path) -> None:
+        import sentencepiece
+
+        self._model = read_bytes(path)
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=self._model)
+        except RuntimeError:
+            raise InputError(f"{path} is not a sentencepiece model.") from None
+        if not _is_whole(self._model):
+            raise InputError(f"{path} is cut off: a sentencepiece model ends with how it was trained; copy it again.")
+        if (pad_id := self._processor.pad_id()) != PAD_ID:
+            raise InputError(
+                f"{path}: the padding id must be {PAD_ID} and is {pad_id if pad_id > 0 else 'none'}; take a vocabulary whose "
+                "first piece is the padding."
+            )
+        eos_id = self._processor.eos_id()
+        self.vocab_size = int(self._processor.get_piece_size())
+        self.prefix_ids: tuple[int, ...] = ()
+        self.suffix_ids: tuple[int, ...] = (eos_id,) if eos_id >= 0 else ()
+        self.fingerprint = hashlib.sha256(self._model).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.array(ids, dtype=np.int32) for ids in self._processor.encode(list(texts), out_type=int)]
+
+    def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
+        return list(self._processor.decode([row.tolist() for row in ids]))
+
+    def save(self, directory: Path) -> None:
+        with outputs.atomic_file(Path(directory) / SENTENCEPIECE_FILE) as temporary:
+            temporary.write_bytes(self._model)
+
+
+def _is_whole(model: bytes) -> bool:
+    """Whether a sentencepiece model has the parts behind its pieces; the library itself takes it with some of the pieces alone."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    try:
+        proto: Any = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
+    except Exception:  # protobuf's own, which derives from nothing else
+        return False
+    return bool(proto.HasField("trainer_spec") and proto.HasField("normalizer_spec"))
+
+
+class JsonTokenizer:
+    """A `tokenizer.json`; what its post-processor puts around a text becomes the prefix and the suffix.
+
+    A special token spelt out in a text ("[SEP]") is encoded as the text it is, so that no document can forge one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import tokenizers
+
+        read_json(path, max_bytes=None)  # stricter than the library: no key twice
+        self._path, self._json = path, read_bytes(path)
+        with _rust_errors_named(path):
+            self._tokenizer = tokenizers.Tokenizer.from_str(self._json.decode("utf-8"))
+            self.pad_id = _json_pad_id(path, self._tokenizer)
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            self._tokenizer.encode_special_tokens = True
+            self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+            surroundings = _surroundings(self._tokenizer)
+            highest = max((self.vocab_size - 1, self.pad_id, *(token for ids in surroundings for token in ids)))
+            if highest >= min(self.vocab_size, schema.MAX_SIZE):
+                raise InputError(f"{path} has the token id {highest}, beyond its {self.vocab_size} entries or beyond 32 bits.")
+            self._tokenizer.encode(_UNKNOWN)  # some fail at the first unknown word
+        self.prefix_ids, self.suffix_ids = (tuple(self._ours(np.array(ids)).tolist()) for ids in surroundings)
+        self.fingerprint = hashlib.sha256(self._json).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        with _rust_errors_named(self._path):
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [self._ours(np.array(encoding.ids, dtype=np.int32)) for encoding in encodings]
+
+    def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
+        return list(self._tokenizer.decode_batch([self._ours(row).tolist() for row in ids]))
+
+    def _ours(self, ids: np.ndarray) -> np.ndarray:
+        """The ids with padding and 0 in each other's place."""
+        if self.pad_id == PAD_ID:
+            return ids
+        return np.where(ids == self.pad_id, PAD_ID, np.where(ids == PAD_ID, self.pad_id, ids)).astype(np.int32)
+
+    def save(self, directory: Path) -> None:
+        with outputs.atomic_file(Path(directory) / TOKENIZER_JSON_FILE) as temporary:
+            temporary.write_bytes(self._json)
+
+
+class PromptedTokenizer:
+    """A tokenizer that puts a prompt before every text, "query: " for one, as E5 and its kin are trained with."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: str) -> None:
+        self.tokenizer, self.prompt = tokenizer, prompt
+        self.vocab_size, self.pad_id = tokenizer.vocab_size, tokenizer.pad_id
+        self.prefix_ids, self.suffix_ids = tokenizer.prefix_ids, tokenizer.suffix_ids
+        self.fingerprint = hashlib.sha256(f"{tokenizer.fingerprint} {prompt}".encode()).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return self.tokenizer.encode([self.prompt + text for text in texts])
+
+    def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
+        return self.tokenizer.decode(ids)
+
+    def save(self, directory: Path) -> None:
+        self.tokenizer.save(directory)
+        outputs.write_json(Path(directory) / PROMPT_FILE, {"prompt": self.prompt})
+
+
+def with_prompt(tokenizer: Tokenizer, prompt: str | None) -> Tokenizer:
+    """A tokenizer with this prompt in the place of its own; "" takes that away, and None leaves it."""
+    if prompt is None:
+        return tokenizer
+    bare = tokenizer.tokenizer if isinstance(tokenizer, PromptedTokenizer) else tokenizer
+    return PromptedTokenizer(bare, prompt) if prompt else bare
+
+
+def prompt_of(tokenizer: Tokenizer) -> str:
+    """What a tokenizer puts before every text; mostly nothing."""
+    return tokenizer.prompt if isinstance(tokenizer, PromptedTokenizer) else ""
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer in a folder holding `tokenizer.json` or `spiece.model`, or in such a file itself.
+
+    Where a folder holds both, `spiece.model` is the original and is taken. A `prompt.json` ({"prompt": "query: "}) beside it goes
+    before every text.
+
+    Raises:
+        InputError: nothing there, an unreadable vocabulary, or one without an id for padding.
+    """
+    path = Path(path)
+    file = path
+    if path.is_dir():
+        found = [path / name for name in (SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE) if is_there(path / name)]
+        if not found:
+            raise InputError(f"{path} holds neither {SENTENCEPIECE_FILE} nor {TOKENIZER_JSON_FILE}.")
+        file = found[0]
+    if not is_there(file):
+        raise InputError(f"{file} does not exist; give a {SENTENCEPIECE_FILE}, a {TOKENIZER_JSON_FILE}, or a folder with one.")
+    tokenizer = JsonTokenizer(file) if file.suffix == ".json" else SentencePieceTokenizer(file)
+    return PromptedTokenizer(tokenizer, _prompt_of(path)) if is_there(path / PROMPT_FILE) else tokenizer
+
+
+def train_sentencepiece(
+    texts: Iterable[str], model_file: str | Path, *, vocab_size: int, seed: int = 0, max_texts: int = 1_000_000
+) -> None:
+    """Trains a unigram vocabulary in T5's layout (padding 0, `</s>` 1, `<unk>` 2, no begin symbol) and writes it to `model_file`.
+
+    The same texts, size and seed give the same bytes, whatever the machine's number of processors.
+
+    Args:
+        texts: read once; beyond `max_texts` of them a random sample is used (at least 101).
+        model_file: written by rename.
+        vocab_size: pieces, the three special ones included.
+        seed: of the sample.
+        max_texts: the most texts held in memory.
+
+    Raises:
+        InputError: no text, or a size that these texts cannot fill or that cannot hold their characters.
+    """
+    import sentencepiece
+
+    sentencepiece.set_random_generator_seed(seed)
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            pad_id=PAD_ID,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            byte_fallback=False,
+            input_sentence_size=max_texts,
+            shuffle_input_sentence=True,
+            max_sentence_length=1 << 20,  # bytes; the default drops every text beyond 4,192
+            num_threads=_TRAINING_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise InputError(_training_fault(str(error), vocab_size)) from None
+    with outputs.atomic_file(model_file) as temporary:
+        temporary.write_bytes(model.getvalue())
+
+
+def _training_fault(message: str, vocab_size: int) -> str:
+    if too_high := re.search(r"value <= (\d+)", message):
+        return f"a vocabulary of {vocab_size} pieces is more than these texts give; the most is {too_high[1]}."
+    if too_low := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return f"a vocabulary of {vocab_size} pieces is too small for these texts; the least is {too_low[1]}."
+    if "sentences_.empty()" in message:
+        return "no text to train a vocabulary on."
+    return f"sentencepiece could not train a vocabulary of {vocab_size} pieces: {message}"
+
+
+def _prompt_of(directory: Path) -> str:
+    value = schema.read(directory / PROMPT_FILE, _PROMPT, mend='write {"prompt": "query: "}')
+    return str(value["prompt"])
+
+
+@contextlib.contextmanager
+def _rust_errors_named(path: Path) -> Iterator[None]:
+    """Names the file of a vocabulary that the Rust library refuses, by an Exception, or by a panic, which is not even that."""
+    try:
+        yield
+    except (InputError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise InputError(
+            f"{path} is not a tokenizer.json ({' '.join(str(error).split())[:200] or type(error).__name__})."
+        ) from None
+
+
+def _json_pad_id(path: Path, tokenizer: Any) -> int:
+    if tokenizer.padding:
+        return int(tokenizer.padding["pad_id"])
+    known = (tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>"))
+    pad_id = next((pad_id for pad_id in known if pad_id is not None), None)
+    if pad_id is None:
+        raise InputError(f"{path} has no id for padding; take a vocabulary with the token [PAD] or <pad>.")
+    return pad_id
+
+
+def _surroundings(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(prefix ids, suffix ids): what stands around the ids of a text once special tokens are asked for."""
+    body = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    starts = range(len(whole) - len(body) + 1)
+    start = next(start for start in starts if whole[start : start + len(body)] == body)
+    return tuple(whole[:start]), tuple(whole[start + len(body) :])

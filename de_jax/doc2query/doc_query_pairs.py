@@ -1,0 +1,95 @@
+"""What a generator is trained on: the (document, query) pairs of BEIR folders, padded, as batches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from de_jax.data.batches.pair_batches import pair_batches, qrel_pairs
+from de_jax.data.sources.training_set import open_stores, store_dir
+from de_jax.data.stores.corpus import TokenStore, open_token_store
+from de_jax.data.stores.store_writer import KIND, writing
+from de_jax.data.text import beir
+from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.files import folders
+from de_jax.types import Batches, InputError
+
+_CHUNK_TEXTS = 8192
+
+
+def doc_query_pairs(
+    dataset_dirs: Sequence[str | Path],
+    tokenizer: Tokenizer,
+    *,
+    batch_size: int = 32,
+    max_query_length: int = 32,
+    max_doc_length: int = 256,
+    split: str = "train",
+    seed: int = 0,
+    length_multiple: int = 64,
+    cache_dir: str | Path = "",
+    skip_empty: bool = False,
+) -> tuple[Batches, int]:
+    """Endless, resumable batches of all folders' pairs, shuffled together, and the number of pairs.
+
+    Args:
+        dataset_dirs: BEIR folders, each with judgements of the split.
+        tokenizer: of documents and queries; it must end texts, since a generator learns from that where to stop.
+        batch_size: pairs of a batch; a query or document may stand in it twice.
+        max_query_length, max_doc_length: tokens, the end included.
+        split: whose judgements are the pairs.
+        seed: of the shuffling.
+        length_multiple: a batch is as wide as its longest text, rounded up to a multiple of this.
+        cache_dir: where token stores are kept; by default under `files.cache_dir()`.
+        skip_empty: leave empty texts and their pairs out instead of refusing them.
+
+    Raises:
+        InputError: anything in the folders that cannot be used.
+    """
+    if not tokenizer.suffix_ids:
+        raise InputError("the tokenizer puts no end after a text, so a generator could not learn to stop; take T5's.")
+    stores, pairs = [], []
+    for folder in dataset_dirs:
+        qrels = beir.read_qrels(beir.find_qrels(folder, split))
+        stores.append(open_stores(folder, tokenizer, tokenizer, cache_dir, skip_empty=skip_empty))
+        pairs.append(qrel_pairs(qrels, *stores[-1]))
+    query_store, doc_store = (joined(own, tokenizer, store_dir(cache_dir)) for own in zip(*stores, strict=True))
+    firsts = np.cumsum([(0, 0), *((queries.num_texts, docs.num_texts) for queries, docs in stores)], axis=0)
+    all_pairs = np.concatenate([own + first for own, first in zip(pairs, firsts, strict=False)]).astype(np.int32)
+    batches = pair_batches(
+        query_store,
+        doc_store,
+        all_pairs,
+        batch_size=batch_size,
+        max_query_length=max_query_length,
+        max_doc_length=max_doc_length,
+        seed=seed,
+        unique_in_batch=False,
+        pack=False,
+        length_multiple=length_multiple,
+    )
+    return batches, len(all_pairs)
+
+
+def joined(stores: Sequence[TokenStore], tokenizer: Tokenizer, cache_dir: Path) -> TokenStore:
+    """Stores as one, which is kept in the cache; the texts of a store follow those of the store before.
+
+    Ids get their store's number before them, so that two data sets may use the same.
+    """
+    if len(stores) == 1:
+        return stores[0]
+    key = hashlib.sha256("\n".join(store.content_hash for store in stores).encode()).hexdigest()[:16]
+
+    def build(folder: Path) -> TokenStore:
+        with folders.atomic_dir(folder, KIND) as temporary, writing(temporary, tokenizer) as writer:
+            for number, store in enumerate(stores):
+                for start in range(0, store.num_texts, _CHUNK_TEXTS):
+                    ids = [f"{number}/{text_id}" for text_id in store.ids[start : start + _CHUNK_TEXTS]]
+                    ends = store.offsets[start : start + len(ids) + 1]
+                    writer.append(ids, np.split(store.tokens[ends[0] : ends[-1]], ends[1:-1] - ends[0]))
+        return open_token_store(folder)
+
+    return folders.build_once(cache_dir / f"joined-{key}", open_token_store, build)

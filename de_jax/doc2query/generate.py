@@ -1,0 +1,162 @@
+"""Queries for all documents of a corpus by a generator, on all devices of this process, written part by part."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from de_jax.doc2query.generator_run import GeneratorRun
+from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
+from de_jax.models.decoding import END_ID, PAD_ID, Decoding, generate
+from de_jax.models.generator import Generator
+from de_jax.retrieval.micro_batches import Store
+from de_jax.training.mesh import sharding
+from de_jax.types import Array, InputError
+
+LENGTH_MULTIPLE = 32
+BATCHES_AHEAD = 2
+
+
+def generate_to_dir(
+    run: GeneratorRun,
+    store: Store,
+    out_dir: str | Path,
+    decoding: Decoding,
+    *,
+    seed: int = 0,
+    docs_per_batch: int = 16,
+    docs_per_part: int = 4096,
+    about: dict[str, Any] | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> None:
+    """Writes `decoding.num_queries` queries for every document; the same call after a kill continues and ends byte-equal.
+
+    Args:
+        run: the generator.
+        store: the documents, by the run's tokenizer.
+        out_dir: an expansion that is absent, or begun or completed by the same call; see `data.expansion_files`.
+        decoding: how.
+        seed: of all draws.
+        docs_per_batch: documents at a time, of each device.
+        docs_per_part: documents of a part.
+        about: more for the plan, such as the corpus's fingerprint.
+        progress: called with the number of documents just done.
+
+    Raises:
+        InputError: settings that cannot be, a store of another vocabulary, or an `out_dir` with something else.
+    """
+    if store.tokenizer_fingerprint != run.tokenizer.fingerprint:
+        raise InputError("the documents were tokenized with another vocabulary than the generator's; tokenize them with its own.")
+    decoding = within_vocabulary(decoding, run)
+    plan = {
+        **(about or {}),
+        "generator": model_hash(run),
+        "decoding": dataclasses.asdict(decoding),
+        "seed": seed,
+        "max_doc_length": run.max_doc_length,
+        "docs": store.content_hash,
+        "num_docs": store.num_texts,
+        "docs_per_batch": docs_per_batch,
+        "docs_per_part": docs_per_part,
+    }
+    writer = ExpansionWriter(out_dir, plan)
+    if writer.is_complete:
+        return
+    write = QueryWriter(run, decoding, seed=seed, docs_per_batch=docs_per_batch)
+    done = min(writer.num_parts * docs_per_part, store.num_texts)
+    if progress and done:
+        progress(done)
+    for start in range(done, store.num_texts, docs_per_part):
+        rows = np.arange(start, min(start + docs_per_part, store.num_texts))
+        queries = write(store, rows, progress)
+        writer.append(DocQueries(doc_id, own) for doc_id, own in zip(store.ids[start : start + len(rows)], queries, strict=True))
+    # Where the generator lies decides no query, so another path may continue.
+    writer.finish(num_queries=store.num_texts * decoding.num_queries, source=str(run.source), step=run.step)
+
+
+class QueryWriter:
+    """A generator, compiled for the devices of this process: documents of a store to their queries.
+
+    Args:
+        run, decoding, seed, docs_per_batch: see `generate_to_dir`.
+    """
+
+    def __init__(self, run: GeneratorRun, decoding: Decoding, *, seed: int, docs_per_batch: int) -> None:
+        self._run, self._decoding, self._seed = run, decoding, np.uint32(seed)
+        self._mesh = sharding.make_mesh(devices=jax.local_devices())
+        self._batch_size = docs_per_batch * sharding.num_row_shares(self._mesh)
+        self._params = jax.device_put(run.model.inference_params(run.params), sharding.replicated(self._mesh))
+
+    def __call__(
+        self, store: Store, rows: Int[np.ndarray, " r"], progress: Callable[[int], object] | None = None
+    ) -> list[list[str]]:
+        """The queries of each document of `rows`."""
+        found: list[list[str]] = [[]] * len(rows)
+        for places, tokens in self._dispatched(store, rows):
+            texts = self._texts(np.asarray(tokens)[: len(places)])
+            for place, queries in zip(places.tolist(), texts, strict=True):
+                found[place] = queries
+            if progress:
+                progress(len(places))
+        return found
+
+    def _dispatched(self, store: Store, rows: np.ndarray) -> Iterator[tuple[np.ndarray, Array]]:
+        """(places in `rows`, tokens [b, N, T]), longest documents first, some batches in advance of the consumer."""
+        lengths, max_length = store.lengths(self._run.max_doc_length)[rows], self._run.max_doc_length
+        order = np.argsort(-lengths, kind="stable")
+        in_flight: collections.deque[tuple[np.ndarray, Array]] = collections.deque()
+        for start in range(0, len(rows), self._batch_size):
+            places = order[start : start + self._batch_size]
+            width = min(-(-int(lengths[places[0]]) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, max_length)
+            docs = np.zeros((self._batch_size, width), np.int32)
+            docs[: len(places)] = store.pad(rows[places], max_length, width)
+            seeds = np.zeros(self._batch_size, np.uint32)
+            seeds[: len(places)] = [seed_of(store.ids[int(row)]) for row in rows[places]]
+            on_devices = (jax.device_put(array, sharding.by_rows(self._mesh)) for array in (docs, seeds))
+            compiled = _jitted(self._run.model, self._decoding, self._mesh)
+            in_flight.append((places, compiled(self._params, *on_devices, self._seed)))
+            if len(in_flight) > BATCHES_AHEAD:
+                yield in_flight.popleft()
+        yield from in_flight
+
+    def _texts(self, tokens: Int[np.ndarray, "b N T"]) -> list[list[str]]:
+        rows = [row[(row != PAD_ID) & (row != END_ID)] for row in tokens.reshape(-1, tokens.shape[-1])]
+        texts = [" ".join(text.split()) for text in self._run.tokenizer.decode(rows)]
+        return [texts[start : start + tokens.shape[1]] for start in range(0, len(texts), tokens.shape[1])]
+
+
+def within_vocabulary(decoding: Decoding, run: GeneratorRun) -> Decoding:
+    """The same, for tokens that both the generator and its tokenizer have."""
+    return dataclasses.replace(decoding, num_tokens=min(run.tokenizer.vocab_size, run.model.t5.vocab_size))
+
+
+def seed_of(doc_id: str) -> int:
+    """A document's own seed, 32 bits: by its id, so that it does not change with the corpus around it."""
+    return int.from_bytes(hashlib.sha256(doc_id.encode()).digest()[:4], "little")
+
+
+def model_hash(run: GeneratorRun) -> str:
+    """Hex SHA-256 of the model's shape and parameters."""
+    digest = hashlib.sha256(repr(run.model).encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(run.params):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        digest.update(array.view(np.uint8).data)
+    return digest.hexdigest()
+
+
+@functools.lru_cache(maxsize=16)
+def _jitted(model: Generator, decoding: Decoding, mesh: jax.sharding.Mesh) -> Callable[..., Array]:
+    def write(params: Any, docs: Array, seeds: Array, seed: Array) -> Array:
+        return generate(model, params, docs, seeds, seed, decoding)
+
+    return jax.jit(sharding.traced_on(mesh, write), out_shardings=sharding.replicated(mesh))

@@ -1,0 +1,264 @@
+"""Which generated query a document is expanded with at a step of training: curriculum sampling (He et al. 2023), and its rivals.
+
+The generated queries of a pair's document are sorted by their relevance to the pair's own query and split into K groups. Training
+draws from the least relevant group first and from the most relevant one last. A choice is a function of the pair, the step and the
+seed alone, so a resumed run goes on in the same group with the same draws.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from jaxtyping import Float64, Int, Int32
+
+from de_jax.data.text import beir
+from de_jax.expansion.generated_queries import fingerprint, read_expansion
+from de_jax.expansion.relevance import MEASURES, Measure, ScoreFile
+from de_jax.files import folders, outputs, schema
+from de_jax.files.reading import read_array
+from de_jax.settings import PositiveInt, Seed, check_fields
+from de_jax.types import InputError
+
+KIND = "ranked queries"
+FORMAT = f"de_jax {KIND} 1"
+_MANIFEST = schema.record({"format": schema.constant(FORMAT), "num_pairs": schema.integer()})
+GOLD, NONE = -2, -1
+"""In the place of a generated query's index: the pair's own query, and no query at all."""
+
+Strategy = Literal["gold", "random", "top_1", "top_k", "bottom_k", "curriculum", "anti_curriculum"]
+STRATEGIES = get_args(Strategy)
+
+
+class RankedQueries(NamedTuple):
+    """For each of P pairs its document's generated queries, the most relevant first; pair p's are [offsets[p], offsets[p + 1]).
+
+    Left out are blank queries, repetitions of an earlier one, and those equal to the pair's own query.
+    """
+
+    order: np.ndarray  # int32 [total], indices into the document's queries as the expansion has them
+    scores: np.ndarray  # float32 [total]
+    offsets: np.ndarray  # int64 [P + 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Curriculum:
+    """How a query is chosen.
+
+    He et al. 2023, section 3.2: K = 3 for the first stage, 4 with mined negatives. Theirs gives the steps that K does not divide to
+    the last group; here stages differ by one step at most.
+
+    Attributes:
+        strategy: "gold" (the pair's own query), "random" (any), "top_1", "top_k", "bottom_k" (any of the k most or least relevant),
+            "curriculum" (from the least relevant group to the most relevant one) or "anti_curriculum" (the other way).
+        num_steps: updates of the run.
+        num_groups: K.
+        k: of "top_k" and "bottom_k".
+        seed: of the draws.
+    """
+
+    strategy: Strategy = "curriculum"
+    num_steps: PositiveInt = 1
+    num_groups: PositiveInt = 3
+    k: PositiveInt = 10
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def group_at(self, step: int) -> int:
+        """The group that a step draws from, 0 for the most relevant queries; beyond the run's end the last one."""
+        stage = min(step * self.num_groups // self.num_steps, self.num_groups - 1)
+        return stage if self.strategy == "anti_curriculum" else self.num_groups - 1 - stage
+
+    def choose(self, ranked: RankedQueries, pairs: Int[np.ndarray, " b"], step: int) -> Int32[np.ndarray, " b"]:
+        """The index of the query that each pair's document gets at a step, or `GOLD`, or `NONE` where it has none.
+
+        Args:
+            ranked: of all pairs.
+            pairs: numbers of pairs; draws of one do not depend on the others.
+            step: updates already done.
+        """
+        if self.strategy == "gold":
+            return np.full(len(pairs), GOLD, np.int32)
+        starts = ranked.offsets[pairs]
+        counts = ranked.offsets[pairs + 1] - starts
+        first, last = self._bounds(counts, step)
+        place = first + (_uniform(self.seed, step, pairs) * (last - first)).astype(np.int64)
+        has_any = counts > 0
+        found = ranked.order[np.where(has_any, starts + place, 0)] if len(ranked.order) else 0
+        return np.where(has_any, found, NONE).astype(np.int32)
+
+    def _bounds(self, counts: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """First and last + 1 of the ranks to draw from; never none where there is a query."""
+        nothing = np.zeros_like(counts)
+        if self.strategy == "random":
+            return nothing, counts
+        if self.strategy in ("top_1", "top_k"):
+            return nothing, np.minimum(counts, 1 if self.strategy == "top_1" else self.k)
+        if self.strategy == "bottom_k":
+            return np.maximum(counts - self.k, 0), counts
+        # With fewer queries than groups, neighbouring groups share one.
+        group = self.group_at(step)
+        first = group * counts // self.num_groups
+        return first, np.maximum((group + 1) * counts // self.num_groups, first + 1)
+
+
+def rank_queries(golds: Sequence[str], queries: Callable[[int], Sequence[str]], measure: Measure) -> RankedQueries:
+    """Sorts each pair's generated queries by relevance; equal scores stand in the order of the expansion.
+
+    Args:
+        golds: each pair's own query.
+        queries: those generated for a pair's document, by the pair's number.
+        measure: see `relevance`.
+    """
+    order, scores, lengths = [], [], []
+    for pair, gold in enumerate(golds):
+        generated = queries(pair)
+        usable = usable_queries(generated, gold)
+        own = measure(pair, gold, generated)[usable]
+        best_first = np.argsort(-own, kind="stable")
+        order.append(usable[best_first])
+        scores.append(own[best_first])
+        lengths.append(len(usable))
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return RankedQueries(
+        order=np.concatenate([np.zeros(0, np.int32), *order]),
+        scores=np.concatenate([np.zeros(0, np.float32), *scores]),
+        offsets=offsets.astype(np.int64),
+    )
+
+
+def usable_queries(queries: Sequence[str], gold: str) -> Int32[np.ndarray, " n"]:
+    """The indices of queries that are not blank, not there before, and not the gold query."""
+    first = {query.strip(): -index for index, query in reversed(list(enumerate(queries)))}
+    unwanted = ("", gold.strip())
+    return np.array(sorted(-index for query, index in first.items() if query not in unwanted), np.int32)
+
+
+def ranked_pairs(
+    dataset_dir: str | Path,
+    split: str,
+    expansion: str | Path,
+    *,
+    measure: str = "rouge_l",
+    score_file: str | Path = "",
+    skip_empty: bool = False,
+) -> RankedQueries:
+    """The ranking of a BEIR folder's training pairs, in the order of `batches.qrel_pairs`; kept beside the expansion.
+
+    Args:
+        dataset_dir: the corpus that the expansion is of, with the pairs' queries and judgements.
+        split: whose judgements are the pairs.
+        expansion: a folder, or a single file.
+        measure: a name out of `relevance.MEASURES`.
+        score_file: scores in its place, see `relevance.ScoreFile`.
+        skip_empty: pairs of empty texts are left out, as `batches.qrel_pairs` leaves them out.
+
+    Raises:
+        InputError: an unknown measure, or what reading the files raises.
+    """
+    queries_file, docs_file = beir.find_file(dataset_dir, "queries"), beir.find_file(dataset_dir, "corpus")
+    qrels_file = beir.find_qrels(dataset_dir, split)
+
+    def read() -> tuple[list[tuple[str, str]], list[str]]:
+        every = functools.partial(beir.iter_all, skip_empty=skip_empty)
+        golds, qrels = dict(every(queries_file, with_title=False)), beir.read_qrels(qrels_file)
+        empty = {text_id for text_id, text in every(docs_file, with_title=True) if not text} if skip_empty else set()
+        pairs = [(query_id, doc_id) for query_id, judged in qrels.items() for doc_id, score in judged.items() if score > 0]
+        if unknown := next((query_id for query_id, _ in pairs if query_id not in golds), None):
+            raise InputError(
+                f"{qrels_file} judges the query {unknown}, which {queries_file} has not; give files that fit together."
+            )
+        if skip_empty:
+            pairs = [(query_id, doc_id) for query_id, doc_id in pairs if golds[query_id] and doc_id not in empty]
+        return pairs, [golds[query_id] for query_id, _ in pairs]
+
+    hashes = [outputs.sha256_of(queries_file), outputs.sha256_of(qrels_file)]
+    if skip_empty:
+        hashes.append(outputs.sha256_of(docs_file))
+    return ranked_texts(read, hashes, expansion, measure=measure, score_file=score_file)
+
+
+def ranked_texts(
+    read: Callable[[], tuple[Sequence[tuple[str, str]], Sequence[str]]],
+    hashes: Sequence[str],
+    expansion: str | Path,
+    *,
+    measure: str = "rouge_l",
+    score_file: str | Path = "",
+) -> RankedQueries:
+    """The ranking of pairs from anywhere, as `ranked_pairs` does it for those of a BEIR folder.
+
+    Args:
+        read: gives the ids (query, document) of the pairs, and each pair's query.
+        hashes: change whenever that does.
+        expansion, measure, score_file: of `ranked_pairs`.
+    """
+    if measure not in MEASURES:
+        raise InputError(f"the measure is {measure!r}; it is one of {', '.join(MEASURES)}, or give a file of scores.")
+    expansion = Path(expansion)
+    made_from = {"files": [*hashes, fingerprint(expansion)], "measure": outputs.sha256_of(score_file) if score_file else measure}
+
+    def build() -> RankedQueries:
+        pairs, golds = read()
+        generated = {doc.doc_id: doc.queries for doc in read_expansion(expansion)}
+        relevance = ScoreFile(score_file, pairs) if score_file else MEASURES[measure]
+        return rank_queries(golds, lambda pair: generated.get(pairs[pair][1], []), relevance)
+
+    return cached_ranking(expansion if expansion.is_dir() else expansion.parent, made_from, build)
+
+
+def cached_ranking(folder: str | Path, made_from: dict[str, Any], build: Callable[[], RankedQueries]) -> RankedQueries:
+    """A ranking that is kept beside its expansion, memory-mapped; made on first use, by one process.
+
+    Args:
+        folder: of the expansion.
+        made_from: JSON that changes whenever the ranking would: the expansion, the pairs, the measure.
+        build: makes the ranking.
+    """
+    made_from = {"format": FORMAT, **made_from}
+    key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
+
+    def write(out_dir: Path) -> RankedQueries:
+        ranked = build()
+        with folders.atomic_dir(out_dir, KIND) as temporary:
+            for name, array in ranked._asdict().items():
+                outputs.save_array(temporary / f"{name}.npy", array)
+            outputs.write_json(temporary / "manifest.json", {**made_from, "num_pairs": len(ranked.offsets) - 1})
+        return _open(out_dir)
+
+    return folders.build_once(Path(folder) / f"ranked-{key}", _open, write)
+
+
+def _open(folder: Path) -> RankedQueries:
+    mend = "remove its folder, and it is made again"
+    num_pairs = schema.read(folder / "manifest.json", _MANIFEST, mend=mend)["num_pairs"]
+    folders.check_small(folder)
+    offsets = read_array(folder / "offsets.npy", "<i8", (num_pairs + 1,), rebuild=mend)
+    num_queries = int(offsets[-1])
+    if offsets[0] != 0 or np.any(np.diff(offsets) < 0):
+        raise InputError(f"{folder}/offsets.npy is damaged: the offsets do not ascend; {mend}.")
+    order = read_array(folder / "order.npy", "<i4", (num_queries,), rebuild=mend)
+    return RankedQueries(order, read_array(folder / "scores.npy", "<f4", (num_queries,), rebuild=mend), offsets)
+
+
+def _uniform(seed: int, step: int, pairs: np.ndarray) -> Float64[np.ndarray, " b"]:
+    """A number in [0, 1) for each pair, by SplitMix64 (Steele et al. 2014): a generator for each would take far longer."""
+    mixed = _mix(np.array([seed], np.uint64))
+    mixed = _mix(mixed + np.uint64(step))
+    mixed = _mix(mixed + pairs.astype(np.uint64))
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,163 @@
+"""The documents of training batches with generated queries after them, as a curriculum chooses them for every pair and step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+
+from de_jax.data.sources.options import PairsOptions
+from de_jax.data.stores.corpus import TokenStore
+from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.expansion.curriculum import GOLD, NONE, Curriculum, RankedQueries, usable_queries
+from de_jax.expansion.document_texts import GeneratedQueries, tokenized_queries, with_one_query
+from de_jax.expansion.generated_queries import queries_by_row
+from de_jax.expansion.relevance import Measure
+from de_jax.types import PADDING_ID, InputError
+
+_KEPT = 1 << 17
+"""Orders of hard negatives' queries that are remembered."""
+
+
+class CurriculumTexts:
+    """Expanded positives and hard negatives (He et al. 2023, section 3.2), each with a generated query of its own.
+
+    A hard negative's queries are ranked by their relevance to the query of its row, as those of the positive are.
+
+    Attributes:
+        store: the texts, for `batches.pair_batches`.
+    """
+
+    def __init__(
+        self,
+        docs: TokenStore,
+        pairs: Int[np.ndarray, "P 2"],
+        generated: GeneratedQueries,
+        queries: Sequence[Sequence[str]],
+        golds: Sequence[str],
+        ranked: RankedQueries,
+        curriculum: Curriculum,
+        measure: Measure,
+        *,
+        max_query_length: int = 32,
+    ) -> None:
+        """Lists the texts that may be asked for; nothing is copied.
+
+        Args:
+            docs: of the corpus.
+            pairs: rows (query, document) that are trained on.
+            generated: the queries of every document as tokens, with those of its pairs after them for the strategy "gold".
+            queries: the generated ones as text.
+            golds: each pair's own query.
+            ranked: of each pair.
+            curriculum: what is chosen when.
+            measure: of relevance, for hard negatives.
+            max_query_length: tokens of a query, beyond which it is cut.
+        """
+        self._pairs, self._queries, self._golds, self._ranked = pairs, queries, golds, ranked
+        self._curriculum, self._measure = curriculum, measure
+        self._of_negatives = dataclasses.replace(curriculum, seed=curriculum.seed + 1)
+        self.store, self._bare = with_one_query(docs, generated, max_query_length=max_query_length)
+        self._gold_indices = _places_among_equals(pairs[:, 1]) + np.array([len(own) for own in queries])[pairs[:, 1]]
+        self._order = functools.lru_cache(_KEPT)(self._order_of)
+
+    def rows_of(self, doc_rows: Int[np.ndarray, " B *N"], chosen: Int[np.ndarray, " B"], step: int) -> np.ndarray:
+        """The rows of `store` that stand for documents of a batch.
+
+        Args:
+            doc_rows: the pairs' documents [B], or their hard negatives [B, N], `PADDING_ID` where there are fewer.
+            chosen: numbers of the pairs.
+            step: of training, from 0.
+        """
+        if doc_rows.ndim == 1:
+            indices = self._curriculum.choose(self._ranked, chosen, step)
+            indices = np.where(indices == GOLD, self._gold_indices[chosen], indices)
+        else:
+            indices = self._of_negatives.choose(self._ranked_negatives(doc_rows, chosen), np.arange(doc_rows.size), step)
+            indices = indices.reshape(doc_rows.shape)
+        rows = np.where(indices == NONE, 0, indices + 1) + self._bare[np.maximum(doc_rows, 0)]
+        return np.where(doc_rows == PADDING_ID, PADDING_ID, rows).astype(np.int32)
+
+    def _ranked_negatives(self, doc_rows: np.ndarray, chosen: np.ndarray) -> RankedQueries:
+        assert self._curriculum.strategy != "gold", "hard negatives have no query of the pair"
+        nothing = np.zeros(0, np.int32)
+        orders = [
+            nothing if doc == PADDING_ID else self._order(int(pair), int(doc))
+            for pair, docs in zip(chosen, doc_rows, strict=True)
+            for doc in docs
+        ]
+        offsets = np.cumsum([0, *map(len, orders)])
+        return RankedQueries(np.concatenate([nothing, *orders]), np.zeros(int(offsets[-1]), np.float32), offsets)
+
+    def _order_of(self, pair: int, doc: int) -> np.ndarray:
+        gold, queries = self._golds[pair], self._queries[doc]
+        usable = usable_queries(queries, gold)
+        return usable[np.argsort(-self._measure(pair, gold, queries)[usable], kind="stable")]
+
+
+def open_expansion(
+    expansion: str | Path,
+    docs: TokenStore,
+    pairs: Int[np.ndarray, "P 2"],
+    golds: Sequence[str],
+    ranked: RankedQueries,
+    curriculum: Curriculum,
+    measure: Measure,
+    *,
+    tokenizer: Tokenizer,
+    max_query_length: int,
+    cache_dir: Path,
+    is_part: bool = False,
+) -> CurriculumTexts:
+    """The documents of a corpus with the queries of an expansion, which are tokenized on first use.
+
+    Args:
+        expansion: see `expansion_files.queries_by_row`.
+        tokenizer: of the document tower.
+        cache_dir: holds their tokens.
+        is_part: `docs` may be a part of the expansion's corpus.
+        docs, pairs, golds, ranked, curriculum, measure, max_query_length: of `CurriculumTexts`.
+
+    Raises:
+        InputError: an expansion of another corpus, or one that is damaged or without queries.
+    """
+    queries = queries_by_row(expansion, docs.ids, is_part=is_part)
+    as_tokens = with_golds(queries, golds, pairs) if curriculum.strategy == "gold" else queries
+    generated = tokenized_queries(as_tokens, tokenizer, cache_dir)
+    return CurriculumTexts(docs, pairs, generated, queries, golds, ranked, curriculum, measure, max_query_length=max_query_length)
+
+
+def check(options: PairsOptions, *, has_negatives: bool) -> None:
+    """Raises `InputError` where the settings of a curriculum do not go together."""
+    if options.curriculum is None:
+        return
+    if options.max_passages > 1:
+        raise InputError("a curriculum expands documents of one passage; set max_passages to 1.")
+    if not options.expansion:
+        raise InputError("the curriculum has no queries to choose from; set `expansion` beside it to what de-jax doc2query writes.")
+    if options.curriculum.strategy == "gold" and has_negatives:
+        raise InputError("Curriculum.strategy is 'gold', which has no query for hard negatives; train without them.")
+    if options.relevance_file and has_negatives:
+        raise InputError("a relevance_file has no scores for hard negatives; use relevance = 'rouge_l'.")
+
+
+def with_golds(queries: Sequence[Sequence[str]], golds: Sequence[str], pairs: Int[np.ndarray, "P 2"]) -> list[list[str]]:
+    """Each document's generated queries, and after them the queries of its pairs, in the order of the pairs."""
+    both = [list(own) for own in queries]
+    for gold, doc in zip(golds, pairs[:, 1].tolist(), strict=True):
+        both[doc].append(gold)
+    return both
+
+
+def _places_among_equals(values: Int[np.ndarray, " n"]) -> np.ndarray:
+    """How often each value was there before."""
+    order = np.argsort(values, kind="stable")
+    is_first = np.concatenate([[True], np.diff(values[order]) != 0])
+    firsts = np.maximum.accumulate(np.where(is_first, np.arange(len(values)), 0))
+    places = np.empty(len(values), np.int64)
+    places[order] = np.arange(len(values)) - firsts
+    return places

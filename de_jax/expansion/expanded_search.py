@@ -1,0 +1,139 @@
+"""Documents as they are searched with generated queries (He et al. 2023): S views each, the mean of the views, or one long text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from de_jax.data.stores.corpus import TokenStore
+from de_jax.expansion.document_texts import ExpandedTexts, corpus_expansion, document_expansion, tokenized_queries
+from de_jax.expansion.generated_queries import queries_by_row
+from de_jax.files import outputs
+from de_jax.retrieval import encode
+from de_jax.retrieval.embedding_files import EmbeddingWriter
+from de_jax.training.run.run_folder import Run
+from de_jax.types import InputError
+
+FORMS = ("views", "typical", "typical_as_is", "document")
+_ROWS = 1 << 16
+"""Views that are averaged at a time."""
+
+
+class Expansion(NamedTuple):
+    """How documents are expanded.
+
+    `path` is what `de-jax doc2query` wrote, of which each document's first `num_queries` are taken. `form` is "views" (the paper's
+    corpus expansion: a vector for each query, the best one counts), "typical" (the mean of these vectors, of length 1 again where
+    the model has such), "typical_as_is" (the mean as it comes out), or "document" (the queries one after another behind it).
+    """
+
+    path: str
+    num_queries: int = 10
+    form: str = "views"
+    max_query_length: int = 32
+
+    @property
+    def is_typical(self) -> bool:
+        """Whether a document is the mean of its views."""
+        return self.form.startswith("typical")
+
+    def normalizes(self, run: Run) -> bool:
+        """Whether such means are scaled to length 1 again."""
+        return self.form == "typical" and bool(run.model.doc.normalize)
+
+    def check(self) -> None:
+        """Raises InputError where it is none."""
+        if self.form not in FORMS:
+            raise InputError(f"documents cannot be expanded as {self.form!r}; there are {', '.join(map(repr, FORMS))}.")
+        if self.num_queries < 1:
+            raise InputError(f"{self.num_queries} generated queries are no expansion; give at least 1.")
+
+
+def texts(run: Run, docs: TokenStore, expansion: Expansion) -> ExpandedTexts:
+    """The texts of a corpus that a run encodes, the documents in order.
+
+    Raises:
+        InputError: an expansion of another corpus, or a run that ranks documents by several passages.
+    """
+    if run.max_passages > 1:
+        raise InputError("documents of several passages are not expanded; set max_passages to 1.")
+    queries = queries_by_row(expansion.path, docs.ids)
+    generated = tokenized_queries(queries, run.doc_tokenizer, outputs.cache_dir() / "token_stores")
+    make = document_expansion if expansion.form == "document" else corpus_expansion
+    return make(docs, generated, expansion.num_queries, max_query_length=expansion.max_query_length)
+
+
+def typical_to_dir(
+    run: Run,
+    docs: TokenStore,
+    views: ExpandedTexts,
+    out_dir: str | Path,
+    *,
+    normalize: bool,
+    texts_per_shard: int = 32768,
+    progress: encode.Progress | None = None,
+    **options: Any,
+) -> None:
+    """Writes the typical representations of a corpus by a `Run`; the same call after a kill continues and ends byte-equal.
+
+    Args:
+        run: whose document tower encodes.
+        docs: the corpus.
+        views: of its documents, in their order; their embeddings are averaged as they come, and not written.
+        out_dir: absent, empty, begun or completed by the same call.
+        normalize: see `typical`.
+        texts_per_shard: views, at the most, between two points from which a killed run continues.
+        progress, options: `encode.docs`'s.
+
+    Raises:
+        InputError: `out_dir` belongs to something else.
+    """
+    options = {"max_length": run.max_doc_length, **options}
+    source = {
+        "model": encode.model_hash(run, "doc"),
+        "store": views.content_hash,
+        "tokenizer": views.tokenizer_fingerprint,
+        "max_length": options["max_length"],
+        "num_texts": docs.num_texts,
+        "means_of_views": "of length 1" if normalize else "as they are",
+    }
+    with outputs.in_turn(Path(out_dir)):
+        writer = EmbeddingWriter(Path(out_dir), source, {**options, "texts_per_shard": texts_per_shard})
+        if writer.is_complete():
+            return
+        firsts = np.searchsorted(views.doc_rows, np.arange(docs.num_texts + 1))
+        docs_per_shard = max(1, texts_per_shard // int(np.diff(firsts).max()))
+        if progress:
+            progress(int(firsts[writer.num_done]))
+        for start in range(writer.num_done, docs.num_texts, docs_per_shard):
+            rows = np.arange(firsts[start], firsts[min(start + docs_per_shard, docs.num_texts)])
+            embeddings = encode.docs(run, views, rows=rows, progress=progress, **options)
+            writer.append(typical(embeddings, views.doc_rows[rows] - start, normalize=normalize))
+        writer.finish(docs.ids)
+
+
+def typical(embeddings: Any, doc_rows: Int[np.ndarray, " m"], *, normalize: bool) -> Float[np.ndarray, "n D"]:
+    """The mean of each document's views, the typical representation.
+
+    Args:
+        embeddings: [m, D], may be memory-mapped.
+        doc_rows: the document of each view; every document from 0 on has one.
+        normalize: whether means are scaled to length 1: the mean of vectors of length 1 is shorter.
+    """
+    sums = np.zeros((int(doc_rows[-1]) + 1, embeddings.shape[1]))
+    for start in range(0, len(doc_rows), _ROWS):
+        np.add.at(sums, doc_rows[start : start + _ROWS], np.asarray(embeddings[start : start + _ROWS], np.float64))
+    means = sums / np.bincount(doc_rows)[:, None]
+    if normalize:
+        means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+    return means.astype(np.float32)
+
+
+def words(path: str | Path, doc_ids: Sequence[str], texts_of_docs: Sequence[str], num_queries: int) -> list[str]:
+    """Each document with its first generated queries behind it, for a sparse index (doc2query)."""
+    queries = queries_by_row(path, doc_ids)
+    return [" ".join([text, *own[:num_queries]]) for text, own in zip(texts_of_docs, queries, strict=True)]

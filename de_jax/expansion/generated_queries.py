@@ -1,0 +1,279 @@
+"""Queries generated for documents, on disk, and the files that others released.
+
+<folder>/plan.json             what decides the queries; there from the beginning
+         part-00000.jsonl.gz   {"_id": document id, "queries": [...]}, one document a line, in the order of the corpus
+         manifest.json         the plan, counts and SHA-256 of every part; written last
+
+A single .jsonl or .jsonl.gz with such lines is an expansion too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from de_jax.data.text import beir, input_policy
+from de_jax.files import outputs, schema
+from de_jax.files.reading import read_lines
+from de_jax.types import InputError
+
+FORMAT = "de_jax expansion 1"
+PLAN_FILE, MANIFEST_FILE = "plan.json", "manifest.json"
+
+
+MANIFEST = schema.record(
+    {
+        "format": schema.constant(FORMAT),
+        "parts": schema.map_of(schema.some_text, keys=schema.file_name),
+        "num_docs": schema.Maybe(schema.integer()),
+    }
+)
+_OWN_OR_RELEASED = schema.record(
+    {
+        "_id": schema.Maybe(schema.text_id),
+        "id": schema.Maybe(schema.text_id),
+        "queries": schema.Maybe(schema.texts),
+        "predicted_queries": schema.Maybe(schema.texts),
+    }
+)
+
+
+class DocQueries(NamedTuple):
+    """The queries generated for one document, in the order they were drawn; some may be equal."""
+
+    doc_id: str
+    queries: list[str]
+
+
+class ExpansionWriter:
+    """Writes an expansion part by part; the same plan continues where a killed one was.
+
+    Args:
+        folder: absent, empty, or begun or completed with the same plan.
+        plan: what decides the queries; JSON.
+
+    Raises:
+        InputError: the folder holds something else; names the first difference.
+    """
+
+    def __init__(self, folder: str | Path, plan: dict[str, Any]) -> None:
+        self._folder, self._plan = Path(folder), {"format": FORMAT, **plan}
+        if (self._folder / PLAN_FILE).is_file():
+            _check_same(schema.read(self._folder / PLAN_FILE, schema.record({})), json.loads(json.dumps(self._plan)), self._folder)
+        elif self._folder.exists() and not all(outputs.is_leftover(child) for child in self._folder.iterdir()):
+            raise InputError(f"{folder} holds something else; choose a folder that is absent or empty.")
+        else:
+            outputs.check_writable(self._folder)
+            outputs.write_json(self._folder / PLAN_FILE, self._plan)
+        outputs.remove_leftovers(self._folder)
+        self.is_complete = (self._folder / MANIFEST_FILE).is_file()
+        self.num_parts = 0
+        while self._part(self.num_parts).is_file():
+            self.num_parts += 1
+
+    def append(self, docs: Iterable[DocQueries]) -> None:
+        """Writes the next part."""
+        with outputs.atomic_file(self._part(self.num_parts)) as temporary, beir.deterministic_gzip(temporary) as file:
+            for doc_id, queries in docs:
+                file.write(json.dumps({"_id": doc_id, "queries": queries}, ensure_ascii=False) + "\n")
+        self.num_parts += 1
+
+    def finish(self, **counts: Any) -> None:
+        """Writes the manifest, which makes the expansion complete."""
+        parts = [self._part(number) for number in range(self.num_parts)]
+        hashes = {part.name: outputs.sha256_of(part) for part in parts}
+        outputs.write_json(self._folder / MANIFEST_FILE, {**self._plan, **counts, "parts": hashes})
+        self.is_complete = True
+
+    def _part(self, number: int) -> Path:
+        return self._folder / f"part-{number:05d}.jsonl.gz"
+
+
+def read_expansion(path: str | Path) -> Iterator[DocQueries]:
+    """The documents of an expansion, a folder or a single file, in its order.
+
+    Raises:
+        InputError: an incomplete or damaged one; names the file and the line.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return _iter_json([path])
+    if not (path / MANIFEST_FILE).is_file():
+        raise InputError(f"{path} holds no complete expansion (no {MANIFEST_FILE}); run de-jax doc2query on it until it ends.")
+    manifest = schema.read(path / MANIFEST_FILE, MANIFEST)
+    for name, sha256 in manifest["parts"].items():
+        if not (path / name).is_file() or outputs.sha256_of(path / name) != sha256:
+            raise InputError(f"{path / name} is missing or changed since it was written; copy the expansion again.")
+    return _counted(path / MANIFEST_FILE, _iter_json([path / name for name in manifest["parts"]]), manifest.get("num_docs"))
+
+
+def _counted(manifest_file: Path, docs: Iterator[DocQueries], num_docs: int | None) -> Iterator[DocQueries]:
+    """The documents, of which there are as many as the manifest says; a part that it lost would be passed over."""
+    num_found = 0
+    for num_found, doc in enumerate(docs, start=1):  # noqa: B007 - counted after the loop
+        yield doc
+    if num_docs is not None and num_found != num_docs:
+        raise InputError(f"{manifest_file} says {num_docs} documents, but its parts hold {num_found}; copy the expansion again.")
+
+
+def fingerprint(path: str | Path) -> str:
+    """Hex SHA-256 that tells an expansion from others."""
+    path = Path(path)
+    return outputs.sha256_of(path / MANIFEST_FILE if path.is_dir() else path)
+
+
+def queries_by_row(path: str | Path, doc_ids: Sequence[str], *, is_part: bool = False) -> list[list[str]]:
+    """The queries of each document of a corpus as the expansion has them; `curriculum` passes over blank and equal ones.
+
+    Args:
+        path: an expansion; documents without a line in it have no queries.
+        doc_ids: the corpus.
+        is_part: `doc_ids` may be a part of the corpus; the queries of others are passed over.
+
+    Raises:
+        InputError: a document that the corpus has not, or one that is there twice.
+    """
+    row_of = {doc_id: row for row, doc_id in enumerate(doc_ids)}
+    found: list[list[str] | None] = [None] * len(row_of)
+    for doc_id, queries in read_expansion(path):
+        row = row_of.get(doc_id)
+        if row is None:
+            if is_part:
+                continue
+            raise InputError(f"{path} has queries for {doc_id}, which is no document here; it is of another corpus.")
+        if found[row] is not None:
+            raise InputError(f"{path} has two lines for the document {doc_id}; remove one.")
+        found[row] = queries
+    if not any(found):
+        raise InputError(f"{path} has no query for any document here; it is of another corpus.")
+    return [queries or [] for queries in found]
+
+
+def write_released(
+    paths: Sequence[str | Path],
+    corpus: str | Path,
+    folder: str | Path,
+    *,
+    docs_per_part: int = 4096,
+    skip_empty: bool = False,
+    about: dict[str, Any],
+) -> int:
+    """Makes an expansion of what others released; gives the number of documents. Continues as `ExpansionWriter` does.
+
+    Args:
+        paths: see `iter_released`.
+        corpus: the corpus file that they are of.
+        folder: of the expansion.
+        docs_per_part: documents of a part.
+        skip_empty: leave empty documents out instead of refusing them.
+        about: more for the plan.
+
+    Raises:
+        InputError: what `iter_released` raises, or queries for a document that the corpus has not.
+    """
+    texts = [(text_id, bool(text)) for text_id, text in beir.iter_all(corpus, with_title=True, skip_empty=skip_empty)]
+    input_policy.tell_skipped(corpus, [doc_id for doc_id, has_text in texts if not has_text])
+    doc_ids = [doc_id for doc_id, has_text in texts if has_text]
+    known, num_docs = set(doc_ids), 0
+    sources = {Path(path).name: outputs.sha256_of(path) for path in sorted(paths)}
+    writer = ExpansionWriter(folder, {**about, "predictions": sources, "docs_per_part": docs_per_part})
+    if writer.is_complete:
+        return int(schema.read(Path(folder) / MANIFEST_FILE, schema.record({"num_docs": schema.integer()}))["num_docs"])
+    docs, num_known = iter_released(paths, doc_ids), writer.num_parts
+    for number, part in enumerate(iter(lambda: list(itertools.islice(docs, docs_per_part)), [])):
+        if unknown := next((doc.doc_id for doc in part if doc.doc_id not in known), None):
+            raise InputError(f"the predictions are for {unknown}, which is no document of {corpus}; give the corpus they are of.")
+        num_docs += len(part)
+        if number >= num_known:
+            writer.append(part)
+    writer.finish(num_docs=num_docs)
+    return num_docs
+
+
+def iter_released(paths: Sequence[str | Path], doc_ids: Iterable[str]) -> Iterator[DocQueries]:
+    """The queries in files that others released, in the order of those.
+
+    .jsonl   {"id", "predicted_queries": [...]} (castorini's expansions on the hub), or lines of this library
+    .tsv     id <TAB> query, the lines of a document one after another
+    others   docTTTTTquery's text files: line i is one query of document i of the corpus. Files with the same name before ".txt" are
+             pieces of one sample (predicted_queries_topk_sample000.txt000-1004000, ...001-..., in the order of their names), those
+             with different ones are different samples.
+
+    Args:
+        paths: all of one kind, plain or .gz.
+        doc_ids: of the corpus, in its order; for text files alone.
+
+    Raises:
+        InputError: files of several kinds, a malformed line, or another number of lines than documents.
+    """
+    given = [Path(path) for path in paths]
+    kinds = {next((kind for kind in (".jsonl", ".tsv") if path.name.removesuffix(".gz").endswith(kind)), "") for path in given}
+    if len(kinds) != 1:
+        raise InputError(f"predictions are {len(given)} files of {len(kinds)} kinds; give files of one: .jsonl, .tsv or text.")
+    kind = kinds.pop()
+    if kind == ".jsonl":
+        return _iter_json(given)
+    return _iter_tsv(given) if kind == ".tsv" else _iter_aligned(given, doc_ids)
+
+
+def _iter_json(paths: Sequence[Path]) -> Iterator[DocQueries]:
+    for path in paths:
+        for line, record in schema.read_records(path, _OWN_OR_RELEASED):
+            found = [record.get(ours, record.get(theirs)) for ours, theirs in (("_id", "id"), ("queries", "predicted_queries"))]
+            if None in found:
+                raise InputError(f'{path}, line {line}: expected {{"_id": "...", "queries": ["...", ...]}}.')
+            yield DocQueries(*found)
+
+
+def _iter_tsv(paths: Sequence[Path]) -> Iterator[DocQueries]:
+    doc_id, queries = None, list[str]()
+    seen = set()
+    for path in paths:
+        for line, raw in read_lines(path):
+            own, tab, query = raw.partition("\t")
+            if not tab or not own:
+                raise InputError(f"{path}, line {line}: expected a document id, a tab and a query.")
+            if own != doc_id:
+                if doc_id is not None:
+                    yield DocQueries(doc_id, queries)
+                if own in seen:
+                    raise InputError(f"{path}, line {line}: the document {own} was there before; sort the lines by document.")
+                seen.add(own)
+                doc_id, queries = own, []
+            queries.append(query)
+    if doc_id is not None:
+        yield DocQueries(doc_id, queries)
+
+
+def _iter_aligned(paths: Sequence[Path], doc_ids: Iterable[str]) -> Iterator[DocQueries]:
+    samples: dict[str, list[Path]] = {}
+    for path in sorted(paths, key=lambda path: path.name):
+        samples.setdefault(path.name.partition(".txt")[0], []).append(path)
+    texts = [_all_lines(pieces) for pieces in samples.values()]
+    number = 0
+    for number, doc_id in enumerate(doc_ids, start=1):
+        queries = [next(lines, None) for lines in texts]
+        if None in queries:
+            short = list(samples.values())[queries.index(None)][-1]
+            raise InputError(f"{short} has {number - 1} lines, fewer than the corpus has documents; give all of its pieces.")
+        yield DocQueries(doc_id, [query for query in queries if query is not None])
+    for pieces, lines in zip(samples.values(), texts, strict=True):
+        if next(lines, None) is not None:
+            raise InputError(f"{pieces[-1]} has more lines than the corpus has documents, {number}; it is of another corpus.")
+
+
+def _all_lines(paths: Sequence[Path]) -> Iterator[str]:
+    for path in paths:
+        for _, line in read_lines(path, keep_blank=True):
+            yield line
+
+
+def _check_same(found: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
+    for name in expected:
+        if found.get(name) != expected[name]:
+            raise InputError(
+                f"{folder} was begun with {name} {found.get(name)!r}, not {expected[name]!r}; choose another folder or delete it."
+            )

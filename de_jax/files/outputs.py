@@ -1,0 +1,206 @@
+"""Files that are either complete or absent: every output appears by a rename, after its bytes are on the disk.
+
+Folders do so in `folders`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from de_jax.files.reading import read_json as read_json
+from de_jax.types import InputError
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | Path) -> Iterator[Path]:
+    """Yields a temporary path beside `path`; synced and renamed to `path` on success, removed on failure."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = temporary(path)
+    try:
+        with naming(path):
+            yield unfinished
+            sync(unfinished)
+            os.replace(unfinished, path)
+            sync(path.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def temporary(path: Path) -> Path:
+    """A name beside `path` that no other process uses, for an output on its way there."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a process that was killed between the creation and the rename of an output left this."""
+    return re.fullmatch(r"\..+\.[0-9a-f]{8}\.tmp", path.name) is not None
+
+
+def remove_leftovers(folder: str | Path) -> None:
+    """Removes what killed processes left in a folder; for its only writer."""
+    folder = Path(folder)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if is_leftover(path):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def append_text(path: str | Path, text: str) -> None:
+    """Appends text durably; on failure the file is as it was."""
+    path = Path(path)
+    with naming(path), open(path, "ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            write_all(file, memoryview(text.encode()))
+            os.fsync(file.fileno())
+        except BaseException:
+            file.truncate(size)
+            raise
+
+
+def write_all(file: FileIO, data: memoryview) -> None:
+    """Writes all of it to an unbuffered file; a nearly full disk takes a part before it refuses."""
+    data = data.cast("B")
+    while data:
+        data = data[file.write(data) :]
+
+
+def save_array(path: str | Path, array: np.ndarray) -> None:
+    """Writes a .npy file. Unlike `np.save`, an error says what the system said, a full disk for example."""
+    array = np.ascontiguousarray(array)
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+        file.write(array.reshape(-1).view(np.uint8).data)
+
+
+def check_writable(folder: str | Path) -> None:
+    """Makes the folder if it is absent and writes to it on trial; OSError where that cannot be, before any work is lost."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with naming(folder):
+        probe = temporary(folder / "probe")
+        try:
+            probe.touch()
+        finally:
+            probe.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Writes `value` as indented JSON, atomically."""
+    with atomic_file(path) as unfinished:
+        unfinished.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Holds a folder for one process at a time, by a file beside it; others say that they wait."""
+
+    def wait(holder: str) -> None:
+        warnings.warn(f"another process is writing {folder}; this one waits for it.", stacklevel=6)
+
+    with _held(folder.with_name(f".{folder.name}.lock"), wait):
+        yield
+
+
+@contextlib.contextmanager
+def only_one(path: str | Path, what: str) -> Iterator[None]:
+    """Holds a file for one process at a time; its folder goes at the end if it was made for this and nothing else came there.
+
+    Raises:
+        InputError: another process holds it; says which, and `what` it is doing.
+    """
+    path = Path(path)
+    is_new = not path.parent.exists()
+
+    def refuse(holder: str) -> None:
+        raise InputError(f"{holder or 'another process'} is {what} already; stop it first.")
+
+    try:
+        with _held(path, refuse):
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            if is_new:
+                path.parent.rmdir()
+
+
+@contextlib.contextmanager
+def _held(path: Path, if_taken: Callable[[str], None]) -> Iterator[None]:
+    """Holds the lock of a file, which is removed at the end; the system frees the lock when its holder dies.
+
+    Args:
+        path: the file.
+        if_taken: told who holds it, before this process waits.
+    """
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                if_taken(file.read().strip())
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_same(file, path):  # its former holder has removed it
+                continue
+            with contextlib.suppress(OSError):  # a full disk keeps nobody from the lock
+                file.truncate(0)
+                os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _is_same(file: TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def cache_dir() -> Path:
+    """Where things that can be made again are kept: `$DE_JAX_CACHE`, or `~/.cache/de_jax`."""
+    return Path(os.environ.get("DE_JAX_CACHE") or Path.home() / ".cache" / "de_jax")
+
+
+def sha256_of(path: str | Path) -> str:
+    """The hex SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError without a file name, or with a temporary one, gets that of the output, for the sentence that the user reads."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or is_leftover(Path(os.fspath(error.filename))):
+            error.filename = str(path)
+        raise
+
+
+def sync(path: Path) -> None:
+    """Returns once a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,106 @@
+"""What hard negatives cost, from what the miner and the trainer wrote: ANCE (Xiong et al. 2021), Table 6."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from de_jax.mining.generations import Generation, read_mined
+from de_jax.training.run.run_folder import read_settings
+from de_jax.training.run.run_log import METRICS_FILE, read_metrics
+
+ROWS = {
+    "docs_per_second": "documents encoded a second",
+    "ms_per_doc": "encoding, ms a document",
+    "query_encoding_ms": "encoding, ms a query",
+    "index_seconds": "index, seconds",
+    "search_ms": "search, ms a query",
+    "negatives_ms_per_batch": "search and choice of negatives, ms a batch",
+    "refresh_seconds": "a generation in all, seconds",
+}
+STEP = "training step, ms a batch"
+
+
+class Costs(NamedTuple):
+    """What there is to say; what nobody measured is absent."""
+
+    training: dict[str, float]  # "batch_size" and "step_ms"
+    generations: dict[str, dict[str, float]]  # by the name of their kind, under the names of ROWS
+
+
+def of_run(run_dir: Path, generations: Mapping[str, Generation], *, num_docs: int) -> Costs:
+    """The costs of a run's steps and of generations of negatives, for batches of the run's size.
+
+    Args:
+        run_dir: any run.
+        generations: by the name of their kind.
+        num_docs: of the corpus that they were mined from.
+    """
+    training = of_training(run_dir)
+    batch_size = training.get("batch_size")
+    return Costs(
+        training,
+        {kind: of_generation(one, num_docs=num_docs, batch_size=batch_size) for kind, one in generations.items()},
+    )
+
+
+def of_generation(generation: Generation, *, num_docs: int, batch_size: float | None) -> dict[str, float]:
+    """What a generation cost; what its manifest does not say is left out.
+
+    Args:
+        generation: its manifest tells seconds by stage; without "encode_queries" in it, queries count to "encode".
+        num_docs: of the corpus.
+        batch_size: of the training that uses it.
+    """
+    seconds = generation.manifest.get("seconds", {})
+    pairs = [(mined.query_id, mined.doc_id) for mined in read_mined(generation)]
+    num_queries = len({query_id for query_id, _ in pairs})
+    costs: dict[str, float] = {"refresh_seconds": sum(seconds.values())}
+    if encode := seconds.get("encode"):
+        costs |= {"docs_per_second": num_docs / encode, "ms_per_doc": 1000 * encode / num_docs}
+    for name, stage, scale in (
+        ("query_encoding_ms", "encode_queries", 1000 / num_queries),
+        ("index_seconds", "index", 1.0),
+        ("search_ms", "search", 1000 / num_queries),
+    ):
+        if stage in seconds:
+            costs[name] = scale * seconds[stage]
+    if batch_size and {"search", "choose"} <= seconds.keys():
+        costs["negatives_ms_per_batch"] = 1000 * (seconds["search"] + seconds["choose"]) * batch_size / len(pairs)
+    return {name: float(f"{costs[name]:.4g}") for name in ROWS if name in costs}
+
+
+def of_training(run_dir: Path) -> dict[str, float]:
+    """The batch size of a run and the median milliseconds of its steps; empty for a run that was not trained here."""
+    sizes = [value for name, value in read_settings(run_dir).items() if name.endswith(".batch_size")]
+    log = run_dir / METRICS_FILE
+    speeds = [line["pairs_per_second"] for line in read_metrics(log) if "pairs_per_second" in line] if log.is_file() else []
+    if len(sizes) != 1 or not speeds:
+        return {}
+    batch_size = float(sizes[0])
+    return {"batch_size": batch_size, "step_ms": float(f"{1000 * batch_size / float(np.median(speeds)):.4g}")}
+
+
+def table(costs: Costs) -> list[list[Any]]:
+    """A head and a row for each operation that somebody did; a column a generation, empty where it did not."""
+    rows: list[list[Any]] = [["operation", *costs.generations]]
+    for name, label in ROWS.items():
+        if any(name in of_kind for of_kind in costs.generations.values()):
+            rows.append([label, *(of_kind.get(name, "") for of_kind in costs.generations.values())])
+    if "step_ms" in costs.training:
+        rows.append([STEP, *(costs.training["step_ms"] for _ in costs.generations)])
+    return rows
+
+
+def markdown(costs: Costs) -> str:
+    """The table in Markdown."""
+    head, *rows = table(costs)
+    lines = [head, ["---", *("---:" for _ in costs.generations)], *rows]
+    return "".join(f"| {' | '.join(_cell(cell) for cell in line)} |\n" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

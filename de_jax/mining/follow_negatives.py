@@ -1,0 +1,52 @@
+"""Following a miner: a newer generation of negatives comes into force a few updates after it was seen, in all processes alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from de_jax.mining.negatives import MinedNegatives, Switch
+from de_jax.training.mesh import distributed
+from de_jax.training.run.fit import Stop
+from de_jax.training.run.run_log import Sink
+from de_jax.types import Metrics, TrainState
+
+BATCHES_AHEAD = 8
+"""Updates between seeing a generation and its first batch; more than any process makes batches in advance."""
+
+
+class FollowNegatives:
+    """A hook that looks for a newer generation every `every_steps` updates.
+
+    The first process looks, and all accept the generation or none does: each has it in memory then, and the switch is on the disk
+    before a batch is made by it. Whatever the miner does, the run goes on with what it has.
+
+    Args:
+        mined: the run's negatives.
+        every_steps: updates between two looks.
+        sinks: get the generation, its staleness in updates since the checkpoint it was mined with, and its statistics.
+    """
+
+    def __init__(self, mined: MinedNegatives, *, every_steps: int, sinks: Sequence[Sink] = ()) -> None:
+        self._mined, self._every_steps, self._sinks = mined, every_steps, sinks
+
+    def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
+        if step % self._every_steps:
+            return None
+        newest = self._mined.newer() if distributed.is_first() else None
+        number = distributed.agreed_number(newest or 0)
+        if number and distributed.all_agree(self._mined.accepts(number)):
+            first_step = max(step + BATCHES_AHEAD, self._mined.switches[-1].step + 1)
+            self._mined.record(Switch(first_step, number))
+        self._log(step)
+        return None
+
+    def _log(self, step: int) -> None:
+        if not self._sinks:
+            return
+        manifest = self._mined.manifest_at(step)
+        facts = {"negatives/generation": float(self._mined.generation_at(step))}
+        if manifest.get("checkpoint_step", step + 1) <= step:  # another run's checkpoint says nothing of this one's age
+            facts["negatives/staleness"] = float(step - manifest["checkpoint_step"])
+        facts |= {f"negatives/{name}": float(value) for name, value in manifest.get("statistics", {}).items()}
+        for sink in self._sinks:
+            sink(step, facts)

@@ -1,0 +1,310 @@
+"""The hard negatives of a run: it follows the generations in a folder, which a miner writes beside it.
+
+<run_dir>/switches.jsonl
+    {"step", "generation"}: from which step on which generation gives the run's negatives
+
+A switch is on the disk before a batch is made by it, and a generation never changes. So a run that was killed sees the same
+negatives in the same order when it continues, however quick the miner was in the meantime.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from de_jax.data.batches.pair_batches import Negatives
+from de_jax.files import outputs, schema
+from de_jax.files.reading import read_bytes
+from de_jax.mining import generations
+from de_jax.mining.generations import DamagedGeneration
+from de_jax.mining.rows_of_pairs import TrainingTexts, rows_of_pairs
+from de_jax.types import InputError
+
+T = TypeVar("T")
+
+SWITCHES_FILE = "switches.jsonl"
+FIRST_SWITCH_SECONDS = 120.0
+SWITCHES_AHEAD = 8
+"""Generations of later switches that are held in memory; a run that repeats another one's long file reads the rest in time."""
+
+
+class Switch(NamedTuple):
+    """From the batch of update `step` on (the first is 0), negatives are those of `generation`."""
+
+    step: int
+    generation: int
+
+
+class Held(NamedTuple):
+    """A generation in memory, where its folder may disappear."""
+
+    manifest: Mapping[str, Any]
+    rows: Mapping[str, np.ndarray]  # see `rows_of_pairs`
+
+
+_SWITCH = schema.of_class(Switch, step=schema.integer(), generation=schema.integer())
+
+
+class MinedNegatives:
+    """A run's hard negatives step by step: which generation is in force, and its rows for the training pairs.
+
+    A generation is read and checked once, when it is accepted, and stays in memory until its last batch. Later changes of its
+    folder have no effect on the run.
+
+    Attributes:
+        negatives_dir: holds the generations.
+        texts: the pairs, and the texts of the rows.
+        num_drawn: "neg_docs" and "neg_queries", how many of each a row of a batch gets; those with none are absent.
+        switches: all so far, by rising step; none before `begin`.
+    """
+
+    def __init__(
+        self,
+        negatives_dir: str | Path,
+        switches_file: str | Path | None,
+        texts: TrainingTexts,
+        *,
+        num_drawn: Mapping[str, int],
+        is_first: bool = True,
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            negatives_dir, texts, num_drawn: see above.
+            switches_file: of the run; None keeps them in memory.
+            is_first: whether this process, of all that train, writes the file; the others wait for it.
+        """
+        self.negatives_dir, self._file = Path(negatives_dir), Path(switches_file) if switches_file else None
+        self.texts, self._is_first = texts, is_first
+        self.num_drawn = {name: number for name, number in num_drawn.items() if number}
+        self._held: dict[int, Held] = {}  # of switches
+        self._candidate: tuple[int, Held] | None = None  # read, and of no switch yet
+        self._manifests: dict[int, Mapping[str, Any]] = {}  # of all that were ever held
+        self._refused: dict[int, Any] = {}
+        self._lock = threading.Lock()  # batches are made by another thread
+        self.switches: list[Switch] = []
+
+    def check(self) -> None:
+        """Looks for a generation that a new run can begin with, before anything is written.
+
+        Raises:
+            InputError: there is no whole one, or the newest of these was mined over other texts.
+        """
+        if self._read(at_least=0) or self.newest():
+            return
+        there = self._numbers()
+        if not there:
+            raise InputError(f"{self.negatives_dir} holds no generation of negatives; make one with de-jax mine_negatives.")
+        self._opened(there[-1])  # says how it is damaged
+
+    def needs_first(self) -> bool:
+        """Whether a new run has no generation to begin with, so that it must mine one; raises InputError as `check` does."""
+        return not self._read(at_least=0) and self.newest() is None
+
+    def begin(self, step: int = 0, known: Sequence[Switch] = ()) -> None:
+        """Goes on as the file of switches says; a run without one begins with the newest whole generation.
+
+        Args:
+            step: that training goes on from.
+            known: the switches that a checkpoint of the run was saved with. What the file has lost is written again by them.
+
+        Raises:
+            InputError: no generation, a damaged one that the run has switched to, one mined over other texts, or a file that does
+                not say what the checkpoint says.
+        """
+        known = list(known)
+        self.switches = self._read(at_least=0 if self._is_first else max(1, len(known)))
+        if self.switches[: len(known)] != known[: len(self.switches)]:
+            raise InputError(
+                f"{self._file} does not begin with the {len(known)} switches that the checkpoint of step {step} was trained with; "
+                "restore the file, or remove it and it is written again by the checkpoint."
+            )
+        self.switches += known[len(self.switches) :]
+        self._restore()
+        if not self.switches:
+            self.check()
+            assert self._candidate is not None
+            self.record(Switch(0, self._candidate[0]))
+        self.at(step)
+
+    def at(self, step: int) -> dict[str, Negatives]:
+        """The negatives in force at a step, by the name of their field in a batch; those of the next switches are read too."""
+        with self._lock:
+            place = self.switches.index(self._switch_at(step))
+            for number in (switch.generation for switch in self.switches[place : place + 1 + SWITCHES_AHEAD]):
+                if number not in self._held:
+                    self._hold(number, self._opened(number))
+            needed = {switch.generation for switch in self.switches[max(place - 1, 0) :]}
+            self._held = {number: held for number, held in self._held.items() if number in needed}
+            rows = self._held[self.switches[place].generation].rows
+        return {name: Negatives(rows[name], drawn) for name, drawn in self.num_drawn.items()}
+
+    def generation_at(self, step: int) -> int:
+        """The number of the generation in force at a step."""
+        return self._switch_at(step).generation
+
+    def manifest_at(self, step: int) -> Mapping[str, Any]:
+        """What the miner said of the generation in force at a step, when it was accepted; empty for one not read yet."""
+        return self._manifests.get(self.generation_at(step), {})
+
+    def newest(self) -> Held | None:
+        """The newest whole generation; None without any. Warns of newer ones that are damaged, once.
+
+        Raises:
+            InputError: it was mined over other texts.
+        """
+        for number in reversed(self._numbers()):
+            if held := self._attempt(number, self._accepted):
+                return held
+        return None
+
+    def newer(self) -> int | None:
+        """The newest generation beyond the last switch's that is whole and fits the training pairs.
+
+        Warns of others, once; one that was still being copied is looked at again when it has changed.
+        """
+        for number in reversed(self._numbers()):
+            if number <= self.switches[-1].generation:
+                return None
+            if self.accepts(number):
+                return number
+        return None
+
+    def accepts(self, number: int) -> bool:
+        """Whether a generation is whole and fits the training pairs; it is in memory then. Warns of another, once."""
+        return self._attempt(number, self._accepted, passes_over=InputError) is not None
+
+    def manifests(self) -> dict[int, Mapping[str, Any]]:
+        """What miners say of their generations, by number. Warns once of a manifest that is damaged, and leaves it out."""
+        read = functools.partial(generations.read_manifest, self.negatives_dir)
+        found = {number: self._attempt(number, read) for number in self._numbers()}
+        return {number: manifest for number, manifest in found.items() if manifest is not None}
+
+    def next_number(self) -> int:
+        """The number of the next generation, beyond all there are and all that the run has switched to."""
+        known = self.switches or self._read(at_least=0)
+        return max([generations.next_number(self.negatives_dir), *(switch.generation + 1 for switch in known)])
+
+    def record(self, switch: Switch) -> None:
+        """Adds a switch beyond the last one, on the disk first; of several processes the first one writes it."""
+        held = self._accepted(switch.generation)
+        if self._is_first:
+            self._write(switch)
+        with self._lock:
+            self._hold(switch.generation, held)
+            self.switches.append(switch)
+
+    def _numbers(self) -> list[int]:
+        """Those there are, and none, with one warning, while the folder cannot be listed."""
+        try:
+            return generations.numbers(self.negatives_dir)
+        except OSError as error:
+            if self._refused.setdefault(0, error) is error:
+                warnings.warn(f"{self.negatives_dir} cannot be read: {error.strerror}.", stacklevel=3)
+            return []
+
+    def _switch_at(self, step: int) -> Switch:
+        return max(switch for switch in self.switches if switch.step <= step)
+
+    def _hold(self, number: int, held: Held) -> None:
+        self._held[number], self._manifests[number] = held, held.manifest
+
+    def _accepted(self, number: int) -> Held:
+        """A generation that was read already, or is read now."""
+        if self._candidate is None or self._candidate[0] != number:
+            self._candidate = number, self._held.get(number) or self._opened(number)
+        return self._candidate[1]
+
+    def _opened(self, number: int) -> Held:
+        generation = generations.open_generation(self.negatives_dir, number)
+        return Held(generation.manifest, rows_of_pairs(generation, self.texts))
+
+    def _attempt(self, number: int, read: Callable[[int], T], *, passes_over: type[InputError] = DamagedGeneration) -> T | None:
+        """What `read` says of a generation; None, and one warning, where it raises, and again until its folder changes."""
+        state = _state(generations.generation_dir(self.negatives_dir, number))
+        if self._refused.get(number) == state:
+            return None
+        try:
+            return read(number)
+        except passes_over as error:
+            if number not in self._refused:
+                warnings.warn(f"generation {number} of the negatives is passed over: {error}", stacklevel=3)
+            self._refused[number] = state
+            return None
+
+    def _write(self, switch: Switch) -> None:
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            outputs.append_text(self._file, _line(switch))
+
+    def _restore(self) -> None:
+        """Writes the file again where it lacks a switch, or ends in a line that was cut off."""
+        if self._file is None or not self._is_first or not self.switches:
+            return
+        text = "".join(map(_line, self.switches))
+        if not self._file.is_file() or read_bytes(self._file) != text.encode():
+            with outputs.atomic_file(self._file) as temporary:
+                temporary.write_text(text)
+
+    def _read(self, *, at_least: int) -> list[Switch]:
+        """The file's switches, once so many of them are there."""
+        if self._file is None:
+            return []
+        deadline = time.monotonic() + FIRST_SWITCH_SECONDS
+        while len(switches := read_switches(self._file)) < at_least:
+            if time.monotonic() > deadline:
+                raise InputError(f"{self._file} was not written by the first process; all processes must see the same run_dir.")
+            time.sleep(0.1)
+        return switches
+
+
+def follow(negatives_dir: str, run_dir: str, texts: TrainingTexts, **options: Any) -> MinedNegatives:
+    """The negatives of a run; "{run_dir}" in `negatives_dir` stands for its folder, and `options` are those of `MinedNegatives`."""
+    switches_file = Path(run_dir) / SWITCHES_FILE if run_dir else None
+    return MinedNegatives(negatives_dir.replace("{run_dir}", run_dir), switches_file, texts, **options)
+
+
+def read_switches(path: str | Path) -> list[Switch]:
+    """The switches of a run so far, by rising step; a last line that was cut off never came into force, and is left out.
+
+    Raises:
+        InputError: a malformed line.
+    """
+    path = Path(path)
+    switches: list[Switch] = []
+    num_whole = read_bytes(path).count(b"\n") if path.exists() else 0
+    records = schema.read_records(path, _SWITCH) if path.exists() else iter(())
+    while True:
+        try:
+            line, record = next(records, (0, None))
+        except InputError:
+            if len(switches) == num_whole:
+                break
+            raise
+        if record is None:
+            break
+        switch = Switch(**record)
+        if switches and switch.step <= switches[-1].step:
+            raise InputError(f"{path}, line {line}: step is {switch.step}, expected a step beyond {switches[-1].step}.")
+        switches.append(switch)
+    return switches
+
+
+def _line(switch: Switch) -> str:
+    return json.dumps(switch._asdict()) + "\n"
+
+
+def _state(folder: Path) -> list[tuple[str, int, int]]:
+    """What changes while a folder is copied, or removed."""
+    try:
+        return sorted((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in folder.iterdir())
+    except OSError:
+        return []

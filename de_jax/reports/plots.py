@@ -1,0 +1,274 @@
+"""Pictures: how a run went, and what its embeddings look like. Written as PNG files, without a display."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from de_jax.files import outputs, schema
+from de_jax.files.reading import parse_json, read_bytes, read_lines
+from de_jax.types import InputError
+
+QUERY_COLOUR, DOC_COLOUR, INK, GRID = "#c8553d", "#2f6690", "#2b2d33", "#e4e6ea"
+BOTH_COLOUR, PAIR_COLOUR = "#5b8e7d", "#8d6a9f"
+COLOURS = (DOC_COLOUR, QUERY_COLOUR, BOTH_COLOUR, PAIR_COLOUR, "#b8860b", "#22a7c4", "#e08bb5", "#8a8d94", "#7b4a2e", "#9cb53c")
+PANELS = (
+    ("Loss", "nats", "loss"),
+    ("Development set", "score", "dev/.*"),
+    ("Learning rate", "", "learning_rate"),
+    ("Speed", "pairs/s", "pairs_per_second"),
+    ("Gradient norm", "before clipping", "grad_norm/.*"),
+    ("Alignment of the towers", "", "alignment/.*"),
+    ("Spread of the embeddings", "mean cosine; variance", "(query|doc)_(mean_cosine|variance)"),
+)
+"""Title, unit and series of each panel, as a pattern over their names."""
+STYLE: Any = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#9aa0a8",
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "figure.dpi": 150,
+    "figure.constrained_layout.use": True,
+}
+
+
+class Picture(NamedTuple):
+    """A picture's file, and what it shows."""
+
+    file: str
+    caption: str
+
+
+def training_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
+    """Draws loss, development scores, learning rate, speed and gradient norms by group over the steps of a run.
+
+    Args:
+        metrics_jsonl: one JSON object a line, with "step" and scalars; a series that never occurs is left out. A last
+            line cut off by a kill is passed over.
+        out_png: appears by rename.
+        title: above all panels.
+
+    Raises:
+        InputError: no file, a malformed line, or nothing to draw.
+    """
+    series = _read_series(Path(metrics_jsonl))
+    panels = []
+    for name, unit, pattern in PANELS:
+        if drawn := {found: series[found] for found in sorted(series) if re.fullmatch(pattern, found)}:
+            panels.append((name, unit, drawn))
+    if not panels:
+        raise InputError(f"{metrics_jsonl} holds no loss, dev/ score, learning_rate or pairs_per_second; it is no training log.")
+    with new_figure(out_png, figsize=(10.0, 3.1 * ((len(panels) + 1) // 2) + 0.3)) as figure:
+        if title:
+            figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+        num_columns = min(2, len(panels))
+        axes = figure.subplots((len(panels) + 1) // 2, num_columns, squeeze=False).flatten()
+        for axis, (name, unit, drawn) in zip(axes, panels, strict=False):
+            _draw_panel(axis, name, unit, drawn)
+        for axis in axes[len(panels) :]:
+            axis.set_axis_off()
+
+
+def embedding_map(
+    query_embeddings: Float[np.ndarray, "n D"],
+    doc_embeddings: Float[np.ndarray, "m E"],
+    out_png: str | Path,
+    *,
+    title: str,
+    method: str = "tsne",
+    seed: int = 0,
+    max_pairs: int = 400,
+) -> None:
+    """Draws both towers in one plane: colour tells queries from documents, a line joins each query with its document.
+
+    Dong et al. (2022) read from such a picture whether two towers share one space: where they do, the colours mix and
+    the lines are short.
+
+    Args:
+        query_embeddings: [n, D]; row i belongs with row i of the documents.
+        doc_embeddings: [n, D].
+        out_png: appears by rename.
+        title: first line of the picture.
+        method: "tsne" (neighbourhoods) or "pca" (distances, linear).
+        seed: of the sample of pairs and of t-SNE.
+        max_pairs: pairs drawn, an even sample of all.
+
+    Raises:
+        InputError: shapes that differ, fewer than 3 pairs, a value that is not finite, or another method.
+    """
+    if query_embeddings.shape != doc_embeddings.shape:
+        raise InputError(f"queries {query_embeddings.shape} and documents {doc_embeddings.shape} differ; row i is pair i.")
+    if method not in ("tsne", "pca"):
+        raise InputError(f"method {method!r} is unknown; give 'tsne' or 'pca'.")
+    if min(len(query_embeddings), max_pairs) < 3:
+        raise InputError(f"{min(len(query_embeddings), max_pairs)} pairs make no map; give at least 3.")
+    num_pairs = min(len(query_embeddings), max_pairs)
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(query_embeddings))[:num_pairs])
+    both = np.concatenate([query_embeddings[chosen], doc_embeddings[chosen]]).astype(np.float32)
+    if not np.isfinite(both).all():
+        raise InputError("an embedding has a value that is not finite, so it has no place on a map; the model diverged.")
+    places, note = _project(both, method, seed)
+    with new_figure(out_png, figsize=(7.2, 7.2)) as figure:
+        _draw_map(figure, places[:num_pairs], places[num_pairs:], title, f"{num_pairs} pairs, {note}")
+
+
+def query_differences(differences: Mapping[str, Float[np.ndarray, " q"]], out_png: str | Path, *, title: str) -> None:
+    """Draws each system's gain or loss over a baseline, query by query, from the largest gain to the largest loss.
+
+    Args:
+        differences: of the scores of the same queries, system minus baseline, by the system's name.
+        out_png: appears by rename.
+        title: above all panels.
+
+    Raises:
+        InputError: there is no system or no query.
+    """
+    if not differences or not all(len(values) for values in differences.values()):
+        raise InputError("there is no difference to draw; give at least one system and one query.")
+    with new_figure(out_png, figsize=(7.2, 2.3 * len(differences) + 0.5)) as figure:
+        figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+        axes = figure.subplots(len(differences), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
+        for axis, (name, values) in zip(axes, differences.items(), strict=True):
+            falling, places = np.sort(values)[::-1], np.arange(len(values))
+            for colour, part in ((DOC_COLOUR, np.maximum(falling, 0)), (QUERY_COLOUR, np.minimum(falling, 0))):
+                axis.fill_between(places, part, step="mid", color=colour, linewidth=0)
+            axis.axhline(float(np.mean(values)), color=INK, linewidth=1, linestyle="--")
+            axis.set_title(f"{name}: mean {np.mean(values):+.4f}")
+        axes[-1].set_xlabel("queries, by their gain; dashed: the mean")
+
+
+_LOG_LINE = schema.record({"step": schema.integer()})
+
+
+def _read_series(path: Path) -> dict[str, tuple[list[float], list[float]]]:
+    """(steps, values) of each scalar, by name."""
+    lines = list(read_lines(path))
+    is_whole = read_bytes(path).endswith(b"\n")
+    series: dict[str, tuple[list[float], list[float]]] = {}
+    for number, line in lines:
+        try:
+            record = _LOG_LINE(parse_json(line, allow_nan=True))
+            step = float(record.pop("step"))
+        except ValueError:
+            if number == lines[-1][0] and not is_whole:
+                break  # a run that was killed cuts its last line off
+            raise InputError(f"{path}, line {number}: not a JSON object with a 'step'.") from None
+        for name, value in record.items():
+            if isinstance(value, int | float):
+                steps, values = series.setdefault(name, ([], []))
+                steps.append(step)
+                values.append(float(value))
+    return series
+
+
+def _draw_panel(axis: Any, name: str, unit: str, series: Mapping[str, tuple[list[float], list[float]]]) -> None:
+    for index, (label, (steps, values)) in enumerate(series.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        is_noisy = name in ("Loss", "Speed", "Gradient norm") and len(steps) > 30
+        line = _smooth(values) if is_noisy else values
+        if is_noisy:
+            axis.plot(steps, values, color=colour, lw=0.8, alpha=0.3)
+        marker = "o" if len(steps) <= 30 else None
+        axis.plot(steps, line, color=colour, lw=1.8, marker=marker, ms=3.5, label=label.rpartition("/")[2])
+        place = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "annotation_clip": False}
+        axis.annotate(f"{line[-1]:.3g}", (steps[-1], line[-1]), color=colour, fontsize=9, **place)
+    axis.set_title(f"{name} ({unit})" if unit else name)
+    axis.set_xlabel("step")
+    axis.margins(x=0.02)
+    if name == "Speed":
+        axis.set_ylim(bottom=0)
+    if len(series) > 1 or name == "Development set":
+        axis.legend(loc="best", fontsize=9)
+
+
+def _smooth(values: Sequence[float]) -> np.ndarray:
+    """A running mean over a fiftieth of the points, narrower at the ends."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    centres, half = np.arange(len(values)), max(1, len(values) // 100)
+    first, last = np.maximum(centres - half, 0), np.minimum(centres + half + 1, len(values))
+    return (sums[last] - sums[first]) / (last - first)
+
+
+def _project(points: Float[np.ndarray, "p D"], method: str, seed: int) -> tuple[Float[np.ndarray, "p 2"], str]:
+    """Places in the plane, and how they were found, in words."""
+    if method == "pca" or not np.ptp(points, axis=0).any():  # t-SNE cannot place points that are all equal
+        places, share = place_by_pca(points)
+        return places, f"PCA, {share:.0%} of the variance"
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    perplexity = min(30.0, (len(points) - 1) / 3)
+    tsne = TSNE(perplexity=perplexity, init="pca", metric="cosine", random_state=seed)
+    with threadpool_limits(1):  # its threads spin: on a busy machine two take thirty times as long as one
+        places = tsne.fit_transform(points).astype(np.float32)
+    return places, f"t-SNE of cosines, perplexity {perplexity:.0f}"
+
+
+def place_by_pca(points: Float[np.ndarray, "p D"]) -> tuple[Float[np.ndarray, "p 2"], float]:
+    """Places in the plane of the largest variance, and the share of all variance that lies in it."""
+    centred = points - points.mean(axis=0, keepdims=True)
+    left, values, _ = np.linalg.svd(centred, full_matrices=False)
+    places = np.zeros((len(points), 2), np.float32)
+    places[:, : min(2, len(values))] = left[:, :2] * values[:2]
+    return places, float(np.sum(values[:2] ** 2) / max(np.sum(values**2), 1e-30))
+
+
+def _draw_map(figure: Any, queries: np.ndarray, docs: np.ndarray, title: str, note: str) -> None:
+    from matplotlib.collections import LineCollection
+
+    axis = figure.subplots()
+    axis.add_collection(
+        LineCollection(list(np.stack([queries, docs], axis=1)), colors="#7d828a", linewidths=0.6, alpha=0.45, zorder=1)
+    )
+    # Documents are wide and pale, queries small and full, so that a pair that falls together still shows both.
+    axis.scatter(*docs.T, s=46, color=DOC_COLOUR, alpha=0.5, linewidths=0, label="documents", zorder=2)
+    axis.scatter(*queries.T, s=13, color=QUERY_COLOUR, linewidths=0.3, edgecolors="white", label="queries", zorder=3)
+    axis.set_aspect("equal", adjustable="datalim")
+    axis.autoscale_view()
+    axis.tick_params(left=False, bottom=False, labelleft=False, labelbottom=False)
+    axis.grid(visible=False)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+    axis.set_title(title, fontsize=13, pad=24)
+    axis.text(0, 1.012, note, transform=axis.transAxes, fontsize=9, color="#6a6f77")
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2, fontsize=10, handletextpad=0.3)
+
+
+def histogram(axis: Any, values: Float[np.ndarray, " v"], bins: Float[np.ndarray, " b"], colour: str, label: str) -> None:
+    """Shares of all values, also of those outside the bins."""
+    counts, _ = np.histogram(values, bins)
+    axis.stairs(counts / len(values), bins, fill=True, color=colour, alpha=0.25)
+    axis.stairs(counts / len(values), bins, color=colour, lw=1.4, label=label or None)
+
+
+@contextlib.contextmanager
+def new_figure(out_png: str | Path, *, figsize: tuple[float, float]) -> Iterator[Any]:
+    """A figure in our style, saved when the block ends; needs neither a display nor pyplot's global state."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=figsize)
+        FigureCanvasAgg(figure)
+        yield figure
+        with outputs.atomic_file(out_png) as temporary:
+            figure.savefig(temporary, format="png", facecolor="white")

@@ -1,0 +1,40 @@
+"""A trace of some steps, to see where their time goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+
+from de_jax.training.run.fit import Stop
+from de_jax.types import InputError, Metrics, TrainState
+
+
+class ProfileSteps:
+    """A hook that traces `count` updates from update `first` on, for TensorBoard's profile plugin, xprof or Perfetto.
+
+    The device is idle when the trace begins and when it ends, so that it holds whole steps.
+
+    Args:
+        profile_dir: where the trace goes.
+        first: counted from 1; at least 2, as the first update is mostly compilation.
+        count: at least 1.
+        num_steps: updates of the run; the trace ends with it.
+    """
+
+    def __init__(self, profile_dir: str | Path, *, first: int, count: int, num_steps: int) -> None:
+        if first < 2 or count < 1:
+            raise InputError(f"train.profile_steps is {(first, count)}; give (first, count), first at least 2, count at least 1.")
+        self._profile_dir, self._first, self._last = str(profile_dir), first, min(first + count - 1, num_steps)
+        self._is_tracing = False
+
+    def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
+        if step == self._first - 1 and self._first <= self._last:
+            jax.block_until_ready(state)
+            jax.profiler.start_trace(self._profile_dir)
+            self._is_tracing = True
+        elif step == self._last and self._is_tracing:
+            jax.block_until_ready(state)
+            jax.profiler.stop_trace()
+            self._is_tracing = False
+        return None

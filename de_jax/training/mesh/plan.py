@@ -1,0 +1,246 @@
+"""What a training step will need on devices that are not there: compiled ahead of time, never run."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from de_jax.models import layers
+from de_jax.training.mesh import hlo
+from de_jax.types import Batch, InputError, Packed
+
+GIB = 2**30
+
+
+class Chip(NamedTuple):
+    """One TPU chip, as docs.cloud.google.com/tpu/docs/<name> has it."""
+
+    peak_flops: float  # per second, bfloat16
+    link_bytes: float  # per second that all its links together can receive: half of the bidirectional figure
+    memory_bytes: int  # what the compiler lets a program have
+
+
+CHIPS = {
+    "v5e": Chip(197e12, 200e9, int(15.75 * GIB)),
+    "v5p": Chip(459e12, 600e9, int(95.74 * GIB)),
+    "v6e": Chip(918e12, 400e9, int(31.25 * GIB)),
+}
+SIMULATED = "cpu"
+LIBTPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",  # else it asks Google Cloud what machine this is; the next two are the answer, and of no effect
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else one process a machine, as suits real chips
+}
+EFFORT_LEVELS = (9, 19, 29, 39)
+"""O0 to O3 as XLA numbers them (`jax.CompilerEffortLevel`)."""
+EXAMPLES = "v5e:2x2, v5e:8x8, v6e:16x16, v5p:4x4x4, cpu:8"
+
+
+class Topology(NamedTuple):
+    """Devices to compile for, none of which has to be there."""
+
+    name: str
+    devices: list[Any]
+    chip: Chip | None  # None where the devices are simulated
+
+
+class Memory(NamedTuple):
+    """Bytes on each device, by the compiler. A donated argument and the output in its place are `aliased`, one memory."""
+
+    arguments: int
+    outputs: int
+    aliased: int
+    temporaries: int
+    program: int
+
+    @property
+    def total(self) -> int:
+        return self.arguments + self.outputs - self.aliased + self.temporaries + self.program
+
+
+class Plan(NamedTuple):
+    """What was compiled. Where it does not fit, `memory` and `costs` are None and `why_not` is the compiler's sentence."""
+
+    memory: Memory | None
+    costs: hlo.Costs | None
+    why_not: str | None
+    compile_seconds: float
+
+
+class Estimate(NamedTuple):
+    """Seconds that a step takes at least: every product at the chip's peak, every link full, both at the same time."""
+
+    compute_seconds: float
+    collective_seconds: float
+
+    @property
+    def step_seconds(self) -> float:
+        return max(self)
+
+
+def open_topology(name: str) -> Topology:
+    """The devices that a name such as "v5e:16x16" or "cpu:8" stands for; simulated ones before JAX has looked for devices.
+
+    Raises:
+        InputError: an unknown name or shape, or libtpu is not installed.
+    """
+    kind, _, shape = name.partition(":")
+    if kind == SIMULATED and shape.isdigit() and int(shape):
+        return Topology(name, _simulated(int(shape)), None)
+    if kind not in CHIPS or not re.fullmatch(r"\d+(x\d+){1,2}", shape):
+        raise InputError(
+            f"the topology {name!r} is unknown; give {', '.join(CHIPS)} and a grid or {SIMULATED} and a number, such as {EXAMPLES}."
+        )
+    return Topology(name, _of_tpu(name), CHIPS[kind])
+
+
+def batch_shapes(
+    batch_size: int,
+    query_length: int,
+    doc_length: int,
+    query_rows: int | None = None,
+    doc_rows: int | None = None,
+    *,
+    num_neg_docs: int = 0,
+    num_neg_queries: int = 0,
+    max_passages: int = 1,
+) -> Batch:
+    """The shapes of a batch.
+
+    Args:
+        batch_size: pairs.
+        query_length, doc_length: tokens of a row: of one text, padded, or of several, packed.
+        query_rows, doc_rows: how many rows the packed texts of a batch take, mined ones apart; None for texts that are padded.
+        num_neg_docs, num_neg_queries: mined for each pair, taken to be as long as its own.
+        max_passages: C, of a document.
+    """
+    passages = (max_passages,) if max_passages > 1 else ()
+
+    def texts(length: int, num_rows: int | None, *own: int, times: int = 1) -> Any:
+        return _texts((batch_size, *own), length, num_rows and num_rows * times)
+
+    ids = _int32(batch_size)
+    mined: dict[str, Any] = {}
+    if num_neg_docs:
+        mined["neg_docs"] = texts(doc_length, doc_rows, num_neg_docs, *passages, times=num_neg_docs)
+        mined["neg_doc_ids"] = _int32(batch_size, num_neg_docs)
+    if num_neg_queries:
+        mined["neg_queries"] = texts(query_length, query_rows, num_neg_queries, times=num_neg_queries)
+        mined["neg_query_ids"] = _int32(batch_size, num_neg_queries)
+    return Batch(texts(query_length, query_rows), texts(doc_length, doc_rows, *passages), ids, ids, **mined)
+
+
+def _texts(shape: tuple[int, ...], length: int, num_rows: int | None) -> Any:
+    if num_rows is None:
+        return _int32(*shape, length)
+    max_texts = math.ceil(2 * math.prod(shape) / num_rows)  # as `data.layout.packed` has it
+    return Packed(_int32(num_rows, length), _int32(num_rows, max_texts), _int32(*shape))
+
+
+def _int32(*sizes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, np.int32)
+
+
+def compiler_options(effort: float) -> dict[str, int] | None:
+    """XLA's options for an effort in [-1, 1]: its level O0 at -1, its default (O2) at 0, O3 at 1, and the nearest one between.
+
+    JAX 0.12 has only levels. JAX 0.10 also takes an effort, and compiles the same program at -1 as at O0.
+
+    Raises:
+        InputError: another number.
+    """
+    if not -1 <= effort <= 1:
+        raise InputError(f"--effort is {effort}; give a number from -1 to 1.")
+    return {"optimization_level": EFFORT_LEVELS[round(1.5 * (effort + 1))]} if effort else None
+
+
+def compile_for(mesh: Mesh, function: Any, *args: Any, effort: float = 0.0) -> Plan:
+    """Compiles a function, such as a training step, and reads the compiler's figures for it.
+
+    Args:
+        mesh: of devices as `open_topology` gives them.
+        function: under `jax.jit`.
+        args: shapes, which lie on the mesh as `function` says or as their own shardings do.
+        effort: see `compiler_options`; at -1 the compiler is done several times sooner.
+    """
+    start = time.perf_counter()
+    with layers.compiling_for(mesh.devices.flat[0].platform):
+        lowered = function.lower(*args)
+    try:
+        compiled = lowered.compile(compiler_options=compiler_options(effort))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return Plan(None, None, _first_sentence(str(error)), time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    sizes = compiled.memory_analysis()
+    memory = Memory(
+        sizes.argument_size_in_bytes,
+        sizes.output_size_in_bytes,
+        sizes.alias_size_in_bytes,
+        sizes.temp_size_in_bytes,
+        sizes.generated_code_size_in_bytes,
+    )
+    return Plan(memory, hlo.read_costs(compiled.as_text(), mesh.size), None, seconds)
+
+
+def estimate(costs: hlo.Costs, chip: Chip) -> Estimate:
+    """A lower bound of a step's time; nothing is measured."""
+    received = sum(collective.bytes for collective in costs.collectives)
+    return Estimate(costs.flops / chip.peak_flops, received / chip.link_bytes)
+
+
+def forward_flops(encoder: Any, lengths: np.ndarray) -> float:
+    """FLOPs of an encoder's matrix products over texts of these lengths.
+
+    Per token 2 x layer parameters + 4 x layers x heads x head_dim x length; embeddings, norms and pooling are not counted.
+    A training step is three times as much.
+    """
+    joined = encoder.num_heads * encoder.head_dim
+    branches = 3 if getattr(encoder, "activation", "gelu") == "gated_gelu" else 2
+    layer_parameters = encoder.num_layers * encoder.model_dim * (4 * joined + branches * encoder.mlp_dim)
+    lengths = lengths.astype(np.float64)
+    return float(np.sum(lengths * (2 * layer_parameters + 4 * encoder.num_layers * joined * lengths)))
+
+
+def bytes_per_device(tree: Any) -> int:
+    """What arrays, or their shapes with shardings, take up on each device."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _simulated(num_devices: int) -> list[Any]:
+    with contextlib.suppress(RuntimeError):  # JAX has looked for devices already; those that it found may be enough
+        jax.config.update("jax_num_cpu_devices", num_devices)
+    devices = jax.devices("cpu")
+    if len(devices) < num_devices:
+        raise InputError(f"{num_devices} simulated devices are asked for, but JAX has started with {len(devices)}.")
+    return devices[:num_devices]
+
+
+def _of_tpu(name: str) -> list[Any]:
+    try:
+        import libtpu  # noqa: F401
+    except ImportError:
+        raise InputError("libtpu is not installed, without which nothing compiles for a TPU; pip install 'de_jax[plan]'.") from None
+    from jax.experimental import topologies
+
+    for variable, value in LIBTPU_ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    try:
+        return list(topologies.get_topology_desc(topology_name=name, platform="tpu").devices)
+    except jax.errors.JaxRuntimeError as error:
+        raise InputError(f"the topology {name} cannot be: {_first_sentence(str(error))}") from error
+
+
+def _first_sentence(message: str) -> str:
+    sentence = message.partition("\n")[0].partition(": ")[2].strip()
+    return sentence if sentence.endswith(".") else f"{sentence}."

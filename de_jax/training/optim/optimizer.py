@@ -1,0 +1,244 @@
+"""Optimizers and schedules: optax, with freezing, weight decay and learning rates chosen by parameter path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
+
+import jax.numpy as jnp
+import optax
+
+from de_jax.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, ShareBelowOne, checked
+from de_jax.training.optim import paths
+from de_jax.types import Array, InputError, Params
+
+Schedule = Callable[[Array], Array]
+"""The learning rate of an update, from the number of updates already done."""
+
+OptimizerFn = Callable[[Schedule, Params], optax.GradientTransformation]
+"""An optimizer with its hyper-parameters bound: `adafactor` and `adamw` below, and what users write beside them."""
+
+
+@checked
+def linear(
+    *, peak: PositiveFloat, num_steps: PositiveInt, warmup_steps: NonNegativeInt = 0, end: NonNegativeFloat = 0.0
+) -> Schedule:
+    """From 0 to `peak` over the warm-up, then straight to `end`, reached exactly at the last of `num_steps` updates.
+
+    SamToNe (Moiseev et al. 2023) trains with peak 1e-3, no warm-up, end 0.
+
+    Args:
+        peak: highest learning rate.
+        num_steps: updates of the whole run.
+        warmup_steps: updates before the peak.
+        end: learning rate of the last update.
+    """
+    return _after_warmup(peak, num_steps, warmup_steps, lambda progress: peak + (end - peak) * progress)
+
+
+@checked
+def cosine(
+    *, peak: PositiveFloat, num_steps: PositiveInt, warmup_steps: NonNegativeInt = 0, end: NonNegativeFloat = 0.0
+) -> Schedule:
+    """As `linear`, but along half a cosine."""
+    return _after_warmup(
+        peak, num_steps, warmup_steps, lambda progress: end + (peak - end) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+    )
+
+
+@checked
+def rsqrt(
+    *, peak: PositiveFloat, num_steps: PositiveInt, warmup_steps: NonNegativeInt = 1, end: NonNegativeFloat | None = None
+) -> Schedule:
+    """From 0 to `peak` over the warm-up, then falling as 1 / sqrt(step) (Raffel et al. 2020).
+
+    Args:
+        peak, num_steps: as in `linear`.
+        warmup_steps: the time constant too: at four times it, half of the peak is left.
+        end: learning rate of the last update; the curve is stretched to meet it. None leaves the curve as it falls.
+    """
+    warmup = max(warmup_steps, 1)
+    last = (warmup / max(num_steps - 1, warmup)) ** 0.5
+
+    def decay(progress: Array) -> Array:
+        step = warmup + progress * max(num_steps - 1 - warmup, 0)
+        shape = jnp.sqrt(warmup / step)
+        if end is None or last == 1.0:
+            return peak * shape
+        return end + (peak - end) * (shape - last) / (1.0 - last)
+
+    return _after_warmup(peak, num_steps, warmup, decay)
+
+
+@checked
+def adafactor(
+    schedule: Schedule,
+    params: Params,
+    *,
+    decay_rate: Annotated[float, Range(0.0, 1.0, above=True)] = 0.8,
+    min_dim_size_to_factor: PositiveInt = 128,
+    multiply_by_parameter_scale: bool = True,
+    weight_decay: NonNegativeFloat = 0.0,
+    decayed: Sequence[str] = (".*/(kernel|embedding)",),
+) -> optax.GradientTransformation:
+    """Adafactor (Shazeer and Stern 2018) as T5 is trained: no momentum, factored second moments, relative step sizes.
+
+    Args:
+        schedule: learning rate per update.
+        params: the tree that it will update, to check `decayed` against.
+        decay_rate: exponent of the second moment's memory.
+        min_dim_size_to_factor: smallest two dimensions whose second moment is kept as row and column means.
+        multiply_by_parameter_scale: whether a step is relative to its parameter's root mean square.
+        weight_decay: per update, times the learning rate.
+        decayed: patterns of the parameters that decay.
+    """
+    if weight_decay:
+        paths.check_patterns("weight decay", decayed, params)
+    core = optax.adafactor(
+        learning_rate=None,
+        min_dim_size_to_factor=min_dim_size_to_factor,
+        decay_rate=decay_rate,
+        multiply_by_parameter_scale=multiply_by_parameter_scale,
+        clipping_threshold=1.0,
+    )
+    # optax's own weight decay is not scaled by the learning rate, so it is added before the scaling here.
+    decay = optax.add_decayed_weights(-weight_decay, mask=path_mask(decayed)) if weight_decay else optax.identity()
+    # optax.adafactor ends by flipping the sign; the schedule then only scales.
+    return optax.chain(core, decay, optax.scale_by_schedule(schedule))
+
+
+@checked
+def adamw(
+    schedule: Schedule,
+    params: Params,
+    *,
+    b1: ShareBelowOne = 0.9,
+    b2: ShareBelowOne = 0.999,
+    eps: PositiveFloat = 1e-8,
+    weight_decay: NonNegativeFloat = 0.01,
+    decayed: Sequence[str] = (".*/(kernel|embedding)",),
+) -> optax.GradientTransformation:
+    """AdamW (Loshchilov and Hutter 2019).
+
+    Args:
+        schedule: learning rate per update.
+        params: the tree that it will update, to check `decayed` against.
+        b1, b2: memories of the first and second moment.
+        eps: added to the root of the second moment.
+        weight_decay: per update, times the learning rate.
+        decayed: patterns of the parameters that decay; norms and biases do not by default.
+    """
+    if weight_decay:
+        paths.check_patterns("weight decay", decayed, params)
+    return optax.adamw(schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay, mask=path_mask(decayed))
+
+
+def make_optimizer(
+    optimizer: OptimizerFn,
+    schedule: Schedule,
+    params: Params,
+    *,
+    clip_norm: float | None = 1.0,
+    learning_rate_factors: Mapping[str, float] | None = None,
+    frozen: Sequence[str] = (),
+    alternate: Sequence[str] = (),
+) -> optax.GradientTransformation:
+    """Clipping, then `optimizer`, then learning-rate factors, on all parameters that are not frozen.
+
+    Args:
+        optimizer: `adafactor`, `adamw` or another function of the same type.
+        schedule: learning rate per update.
+        params: the tree to update; arrays or their shapes.
+        clip_norm: largest global norm of the gradients of what is trained; None for no limit.
+        learning_rate_factors: factor by pattern; where several match a path the last one counts.
+        frozen: patterns of parameters that keep their values, bit for bit.
+        alternate: patterns of which one in turn is trained, see `alternating`.
+
+    Raises:
+        InputError: a pattern matches nothing, or everything is frozen.
+    """
+    factors = dict(learning_rate_factors or {})
+    paths.check_patterns("learning rate", list(factors), params)
+    clip = optax.clip_by_global_norm(clip_norm) if clip_norm is not None else optax.identity()
+
+    def make(schedule: Schedule) -> optax.GradientTransformation:
+        return optax.chain(clip, optimizer(schedule, params), _scale_by_path(factors))
+
+    tx = alternating(make, schedule, params, alternate) if alternate else make(schedule)
+    return freeze(tx, params, frozen) if frozen else tx
+
+
+def alternating(
+    make: Callable[[Schedule], optax.GradientTransformation], schedule: Schedule, params: Params, patterns: Sequence[str]
+) -> optax.GradientTransformation:
+    """Trains what one of `patterns` matches in one update, what the next one matches in the next, and so on in turn.
+
+    DAFT's alternative to two stages is one tower a batch (Leonhardt et al., section 4.2). What no pattern matches, such as a shared
+    projection, is trained in every update. The optimizer's memory of a parameter counts that parameter's own updates; its
+    learning rate is that of the run's update.
+
+    Args:
+        make: the optimizer for a schedule.
+        schedule: learning rate per update of the run.
+        params: the tree to update; arrays or their shapes.
+        patterns: two or more, such as ("query/.*", "doc/.*"); no parameter matches two of them.
+
+    Raises:
+        InputError: there is one pattern only, a pattern matches nothing, or two match the same parameter.
+    """
+    paths.check_patterns("alternate", patterns, params)
+    turns = len(patterns)
+    if turns < 2:
+        raise InputError(f"train.alternate has one pattern, {patterns[0]!r}; name at least two that are trained in turn.")
+    turns_of = lambda path: [str(turn) for turn in range(turns) if paths.matches([patterns[turn]], path)]  # noqa: E731
+    if twice := [path for path in paths.all_paths(params) if len(turns_of(path)) > 1]:
+        raise InputError(f"two patterns of train.alternate match {twice[0]}; let one of them match it.")
+
+    def in_turn(turn: int) -> optax.GradientTransformation:
+        own = make(lambda own_step: schedule(own_step * turns + turn))
+        return optax.conditionally_mask(own, lambda step: step % turns == turn)
+
+    txs = {str(turn): in_turn(turn) for turn in range(turns)} | {"always": make(schedule)}
+    return optax.multi_transform(txs, lambda tree: paths.map_with_path(lambda path, _: (turns_of(path) or ["always"])[0], tree))
+
+
+def freeze(tx: optax.GradientTransformation, params: Params, patterns: Sequence[str]) -> optax.GradientTransformation:
+    """`tx` on the parameters that match none of `patterns`; the others get no update and no optimizer state.
+
+    optax.masked would pass the raw gradients of what it skips through as updates, so a "frozen" tower would move.
+
+    Raises:
+        InputError: a pattern matches nothing, or everything is frozen.
+    """
+    paths.check_patterns("freeze", patterns, params)
+    labels = paths.map_with_path(lambda path, _: "frozen" if paths.matches(patterns, path) else "trained", params)
+    if all(paths.matches(patterns, path) for path in paths.all_paths(params)):
+        raise InputError(f"the freeze patterns {list(patterns)} match every parameter, so nothing would be trained.")
+    return optax.multi_transform({"trained": tx, "frozen": optax.set_to_zero()}, labels)
+
+
+def _after_warmup(peak: float, num_steps: int, warmup_steps: int, decay: Callable[[Array], Array]) -> Schedule:
+    """Linear warm-up, then `decay` of the progress in [0, 1] from the end of the warm-up to the last update."""
+    if warmup_steps > num_steps:
+        raise InputError(f"warmup_steps is {warmup_steps}, but the run has {num_steps} steps; choose between 0 and {num_steps}.")
+    span = max(num_steps - 1 - warmup_steps, 1)
+
+    def schedule(step: Array) -> Array:
+        step = jnp.asarray(step, jnp.float32)
+        progress = jnp.clip((step - warmup_steps) / span, 0.0, 1.0)
+        return jnp.where(step < warmup_steps, peak * step / max(warmup_steps, 1), decay(progress))
+
+    return schedule
+
+
+def path_mask(patterns: Sequence[str]) -> Callable[[Params], Params]:
+    """For optax: of a tree, which leaves a pattern matches."""
+    return lambda params: paths.map_with_path(lambda path, _: paths.matches(patterns, path), params)
+
+
+def _scale_by_path(factors: Mapping[str, float]) -> optax.GradientTransformation:
+    def factor(path: str) -> float:
+        found = [value for pattern, value in factors.items() if paths.matches([pattern], path)]
+        return found[-1] if found else 1.0
+
+    return optax.stateless(lambda updates, _: paths.map_with_path(lambda path, update: update * factor(path), updates))

@@ -1,0 +1,326 @@
+"""Checkpoints by Orbax: written in the background, complete or absent, refused when they belong to another model."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint.options import MultiprocessingOptions
+
+from de_jax.files import folders, outputs
+from de_jax.training.hooks.faults import NonFiniteError
+from de_jax.training.mesh import distributed
+from de_jax.training.optim import paths
+from de_jax.training.run.fit import Stop
+from de_jax.types import Array, InputError, Metrics, Params, TrainState
+
+UNFINISHED = "*.orbax-checkpoint-tmp"
+STAMP_FILE = folders.CHECKPOINT_FILE
+"""Orbax writes into it when it renames a checkpoint, and nothing of the state depends on it."""
+_REMOVALS, _REMOVAL_SECONDS = 20, 0.1
+_SMALLEST_SLICE = 1 << 20
+"""Bytes that a device writes of an array that lies on several. Smaller arrays are left whole: Orbax would compile a program to cut
+each shape on each device, while the first save holds up training."""
+
+
+class Checkpoints:
+    """The checkpoints of one folder, `<folder>/<step>/{params, training, beside, checksums.json}`.
+
+    Args:
+        folder: where they lie.
+        keep: how many of the newest stay, for the only writer of the folder; it is made, and what a killed writer left
+            unfinished is removed. None for a reader, which changes nothing.
+
+    Raises:
+        OSError: a writer cannot write there.
+    """
+
+    def __init__(self, folder: str | Path, *, keep: int | None = None) -> None:
+        self.folder = Path(folder).absolute()
+        self._keep = keep
+        self._is_writer = keep is not None and distributed.is_first()
+        if self._is_writer:
+            outputs.check_writable(self.folder)
+            self._remove_unfinished()
+        # Orbax logs what its background threads raise, with a traceback each; here it becomes the sentence of `_writing`.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        # Else threads of two folders, such as a run's last and its best, wait at one barrier for those of the other process.
+        processes = MultiprocessingOptions(barrier_sync_key_prefix=self.folder.name)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            create=keep is not None,
+            read_only=keep is None,
+            # Else a reader asks when each was written, and fails over one that the writer removes at that moment.
+            lightweight_initialize=keep is None,
+            enable_async_checkpointing=True,
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
+            multiprocessing_options=processes,
+        )
+        # Orbax would read an item called "metrics" of every step, damaged or not.
+        items = {"params": _arrays(processes), "training": _arrays(processes), "beside": ocp.JsonCheckpointHandler()}
+        self._manager = ocp.CheckpointManager(self.folder, options=options, item_handlers=items)
+
+    def save(self, step: int, state: TrainState, beside: dict[str, Any] | None = None) -> None:
+        """Starts writing `state`; returns once the arrays are copied from the devices. A step that exists is left alone.
+
+        Args:
+            step: updates done.
+            state: all of it is written.
+            beside: what `beside(step)` gives again; JSON.
+
+        Raises:
+            NonFiniteError: a parameter or a part of the optimizer's state is not a finite number.
+            InputError: this checkpoint, or the one before it, cannot be written.
+        """
+        if self._keep is None:  # Orbax would do nothing, and say nothing
+            raise ValueError(f"{self.folder} was opened to read; give `keep` to write there")
+        if step in self._manager.all_steps():
+            return
+        if not _is_finite((state.params, state.opt_state)):
+            raise NonFiniteError("the parameters or the optimizer's state after", step)
+        with self._writing():
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    params=ocp.args.PyTreeSave(state.params),
+                    training=ocp.args.PyTreeSave(_training_part(state)),
+                    beside=ocp.args.JsonSave(beside or {}),
+                ),
+            )
+
+    def check(self) -> None:
+        """Raises `InputError` when the checkpoint written in the background could not be; does not wait for it."""
+        if not self._manager.is_saving_in_progress():
+            self.wait()  # Orbax keeps the error of a background thread for whoever waits
+
+    def latest_step(self) -> int | None:
+        """The newest complete checkpoint's step, or None."""
+        return self._manager.latest_step()
+
+    def steps(self) -> list[int]:
+        """All complete checkpoints' steps, oldest first."""
+        return sorted(self._manager.all_steps())
+
+    def beside(self, step: int) -> dict[str, Any]:
+        """What was saved beside the state."""
+        try:
+            self._check_files(step, ["beside"])
+            return dict(self._manager.restore(step, args=ocp.args.Composite(beside=ocp.args.JsonRestore()))["beside"])
+        except Exception as error:
+            damage = error if isinstance(error, _DamagedError) else _damage(error)
+            raise InputError(f"the checkpoint {self.folder / str(step)} {damage}; delete that folder.") from error
+
+    def restore(self, step: int, like: TrainState) -> TrainState:
+        """The state of a step, each array placed as its counterpart in `like`.
+
+        Args:
+            step: one of `steps()`.
+            like: arrays, or shapes with shardings.
+
+        Raises:
+            InputError: the checkpoint is of another model or optimizer, or damaged.
+        """
+        restored = self._restore(step, _abstract({"params": like.params, "training": _training_part(like)}))
+        return TrainState(params=restored["params"], **restored["training"])
+
+    def restore_params(self, step: int, like: Params) -> Params:
+        """The parameters alone; the rest of the checkpoint is not read."""
+        return self._restore(step, {"params": _abstract(like)})["params"]
+
+    def remove_old(self) -> None:
+        """Removes what a writer that was killed in between had not yet; once the newest is known to be intact."""
+        for step in self.steps()[: -self._keep] if self._keep else ():
+            self._manager.delete(step)
+
+    def wait(self) -> None:
+        """Returns when everything asked for is on the disk; raises as `check` does."""
+        with self._writing():
+            self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits, then lets the folder go."""
+        try:
+            with self._writing():
+                self._manager.close()
+        finally:
+            self._remove_unfinished()  # the threads of a failed one may have gone on for a while
+
+    def _remove_unfinished(self) -> None:
+        if not self._is_writer:
+            return
+        outputs.remove_leftovers(self.folder)
+        for _ in range(_REMOVALS):
+            unfinished = list(self.folder.glob(UNFINISHED))
+            if not unfinished:
+                return
+            for folder in unfinished:
+                shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(_REMOVAL_SECONDS)  # a thread of Orbax that has not noticed the fault yet may write there again
+
+    def _write_checksums(self) -> None:
+        """Completes a checkpoint: Orbax's thread of the first process calls this once all is written, before the rename."""
+        for folder in self.folder.glob(UNFINISHED):
+            written = [name for name in folders.names(folder) if name != STAMP_FILE]
+            folders.write_checksums(folder, "checkpoint", folders.facts(folder, written))
+
+    def _check_files(self, step: int, items: Iterable[str]) -> None:
+        """Raises `_DamagedError` where a file is not as it was written; all processes call this, and the first one reads."""
+        below = [f"{item}/" for item in items]
+        damage = next(folders.damages(self.folder / str(step), below=below), None) if distributed.is_first() else None
+        if not distributed.agreed(damage is None):
+            raise _DamagedError(f"is damaged or half-copied ({damage or 'as the first process says'})")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What goes wrong while a checkpoint is written, in this thread or in Orbax's, as a sentence; its remains are removed."""
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            self._remove_unfinished()
+            kept = ", ".join(map(str, self.steps())) or "none"
+            raise InputError(
+                f"a checkpoint cannot be written to {self.folder} ({_reason(error)}); complete ones there: {kept}. "
+                "Once that is mended, the same command continues from the newest."
+            ) from error
+
+    def _restore(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._restore_intact(step, like)
+        except _DamagedError as error:
+            older = next((other for other in reversed(self.steps()) if other < step and self._is_intact(other, like)), None)
+            mend = f"continue from step {older}, the newest intact one" if older else "begin anew, as no older one is intact"
+            raise InputError(
+                f"the checkpoint {self.folder / str(step)} {error}; copy it again, or delete that folder to {mend}."
+            ) from error
+
+    def _restore_intact(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
+        folder = self.folder / str(step)
+        self._check_files(step, like)
+        for name, tree in like.items():
+            _check_same_tree(folder / name, _stored_shapes(folder / name), tree)
+        try:
+            placed = ocp.checkpoint_utils.construct_restore_args
+            restore = {name: ocp.args.PyTreeRestore(tree, restore_args=placed(tree)) for name, tree in like.items()}
+            return dict(self._manager.restore(step, args=ocp.args.Composite(**restore)))
+        except jax.errors.JaxRuntimeError:  # no memory
+            raise
+        except Exception as error:  # Orbax raises just that, among others, for files that are missing or cut off
+            raise _DamagedError(_damage(error)) from error
+
+    def _is_intact(self, step: int, like: dict[str, Any]) -> bool:
+        try:
+            self._restore_intact(step, like)
+        except (_DamagedError, InputError):
+            return False
+        return True
+
+
+class SaveCheckpoints:
+    """A hook that saves every `every_steps` updates and after the last one, and when the run is asked to stop.
+
+    Args:
+        checkpoints: where to.
+        every_steps: updates between checkpoints.
+        num_steps: updates of the run.
+        beside: called before each save for what is written beside the state.
+        asked_to_stop: the reason to save and stop after this update, or None.
+
+    Raises:
+        InputError: a checkpoint could not be written; at the latest one update after that is known.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        *,
+        every_steps: int,
+        num_steps: int,
+        beside: Callable[[], dict[str, Any]] = dict,
+        asked_to_stop: Callable[[int], str | None] = lambda step: None,
+    ) -> None:
+        self._checkpoints, self._every_steps, self._num_steps = checkpoints, every_steps, num_steps
+        self._beside, self._asked_to_stop = beside, asked_to_stop
+
+    def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
+        self._checkpoints.check()
+        reason = self._asked_to_stop(step)
+        if reason or step % self._every_steps == 0 or step == self._num_steps:
+            self._checkpoints.save(step, state, self._beside())
+        return Stop(reason) if reason else None
+
+
+class _DamagedError(Exception):
+    """A checkpoint that is there and cannot be read; says how, as the middle of a sentence."""
+
+
+def _training_part(state: TrainState) -> dict[str, Any]:
+    """What only training needs of a state, without fields that are not there."""
+    return {name: value for name, value in state._asdict().items() if name != "params" and value is not None}
+
+
+@jax.jit
+def _is_finite(tree: Any) -> Array:
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.all(jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]))
+
+
+def _arrays(processes: MultiprocessingOptions) -> ocp.PyTreeCheckpointHandler:
+    """Writes and reads a tree of arrays and numbers, cut up for devices where that pays."""
+    kinds = ocp.type_handlers
+    registry = kinds.create_type_handler_registry(
+        (jax.Array, kinds.ArrayHandler(min_slice_bytes_for_replica_parallel=_SMALLEST_SLICE)),
+        (np.ndarray, kinds.NumpyHandler()),
+        (np.number, kinds.ScalarHandler()),
+    )
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, multiprocessing_options=processes)
+
+
+def _stored_shapes(item: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        metadata = ocp.StandardCheckpointHandler().metadata(item)
+        tree = getattr(metadata, "tree", metadata)
+    except Exception as error:
+        raise _DamagedError(_damage(error)) from error
+    if not tree:
+        raise _DamagedError(f"is damaged or half-copied ({item.name} says nothing of its arrays)")
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: hasattr(node, "shape"))
+    return {paths.path_of(key_path): tuple(leaf.shape or ()) for key_path, leaf in leaves if hasattr(leaf, "shape")}
+
+
+def _abstract(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), tree)
+
+
+def _check_same_tree(item: Path, stored: dict[str, tuple[int, ...]], like: Any) -> None:
+    wanted = {paths.path_of(key_path): tuple(leaf.shape) for key_path, leaf in jax.tree_util.tree_leaves_with_path(like)}
+    for path in sorted({*stored, *wanted}):
+        if stored.get(path) != wanted.get(path):
+            raise InputError(
+                f"the checkpoint {item} is of another model: '{path}' has {_shape(stored.get(path))} there and "
+                f"{_shape(wanted.get(path))} here; use the recipe it was trained with, or another run_dir."
+            )
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "no entry" if shape is None else f"shape {shape}"
+
+
+def _damage(error: Exception) -> str:
+    return f"is damaged or half-copied ({_reason(error)})"
+
+
+def _reason(error: Exception) -> str:
+    """The last words of an error's first line: tensorstore puts what the system said there, after a chain of file names."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0].split(" [os_error_code")[0][-200:].strip()

@@ -1,0 +1,49 @@
+"""The loop. It knows nothing of logs, checkpoints or evaluations: those are hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from de_jax.training.step.train_step import TrainStep
+from de_jax.types import Batches, Metrics, TrainState
+
+
+class Stop(NamedTuple):
+    """What a hook returns to end training early."""
+
+    reason: str
+
+
+Hook = Callable[[int, TrainState, Metrics], Stop | None]
+"""Called after each update with (updates done, state, metrics), all still on the device.
+
+A hook that reads a number waits for the device, so it does so at its own period only. The state is donated to the next step:
+a hook copies what it keeps.
+"""
+
+
+def fit(
+    step_fn: TrainStep, state: TrainState, batches: Batches, *, num_steps: int, hooks: Sequence[Hook] = ()
+) -> tuple[TrainState, Stop | None]:
+    """Trains from `state` to `num_steps` updates in all, or until a hook says stop.
+
+    Args:
+        step_fn: a compiled train step; may donate its state.
+        state: where to start; its step is the number of updates already done.
+        batches: the batches from a given step on, already on the devices.
+        num_steps: updates of the whole run, those already done included.
+        hooks: called in order after every update.
+
+    Returns:
+        The last state, and the `Stop` of the hook that ended the run, if one did.
+    """
+    start = int(state.step)
+    if start >= num_steps:
+        return state, None
+    for step, batch in zip(range(start + 1, num_steps + 1), batches(start), strict=False):
+        state, metrics = step_fn(state, batch)
+        stops = [stop for hook in hooks if (stop := hook(step, state, metrics)) is not None]
+        if stops:
+            return state, stops[0]
+    return state, None

@@ -1,0 +1,89 @@
+"""What a model is described by in JSON, taken from the classes of its configuration."""
+
+from __future__ import annotations
+
+import typing
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from de_jax.files import schema
+from de_jax.models.dual_encoder import ARCHITECTURES
+from de_jax.models.generator import Generator
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import TowerConfig
+from de_jax.types import InputError
+
+T = TypeVar("T")
+
+MAX_SIZE = 1 << 24
+"""Of a vocabulary, a width, a number of heads."""
+MAX_LAYERS = 256
+"""An encoder is traced layer by layer before its weights are looked at, so a number without bounds would hang."""
+
+_LATER_FIELDS = ("dropout_broadcast", "attention_dropout_rate")
+"""Of encoders, one of each class, that version 0.1.0 did not have."""
+_TAKEN_FOR = {"pooling": "mean", "activation": "relu", "remat": "full"}
+
+_LAYERS = schema.integer(0, MAX_LAYERS)
+_ABOVE_ZERO = schema.number(1e-9)
+
+
+def _as_trained(kind: type, value: Any, *, of: Any) -> Any:
+    """A description with what version 0.1.0 did in the place of choices that it did not know, and took in silence.
+
+    Args:
+        kind: the class described.
+        value: its description.
+        of: the encoder's, whose fields tell the version.
+    """
+    if not isinstance(value, dict) or not isinstance(of, dict) or any(name in of for name in _LATER_FIELDS):
+        return value
+    hints, trained = typing.get_type_hints(kind), dict(value)
+    for name, then in _TAKEN_FOR.items():
+        given = value.get(name)
+        if name in hints and isinstance(given, str) and given not in typing.get_args(hints[name]):
+            trained[name] = then
+            said = f"version 0.1.0 did not know {name} {given!r} and trained with {then!r}, as which it is opened."
+            warnings.warn(said, stacklevel=1)  # one place, so that Python says it once for both towers
+    return trained
+
+
+def _encoder_of(kind: type) -> schema.Check:
+    """Sizes are at least 1, but for those that may be absent from an encoder."""
+    sizes = {name: schema.integer(1, MAX_SIZE) for name, hint in typing.get_type_hints(kind).items() if hint is int}
+    may_be_zero = {"num_layers": _LAYERS, "position_offset": schema.integer(0, MAX_SIZE)}
+    check = schema.of_class(kind, **sizes | {name: check for name, check in may_be_zero.items() if name in sizes})
+    return lambda value: check(_as_trained(kind, value, of=value))
+
+
+_ENCODERS = {name: _encoder_of(kind) for name, kind in ARCHITECTURES.items()}
+
+
+def _encoder(value: Any) -> dict[str, Any]:
+    name = schema.record({"architecture": schema.constant(*sorted(_ENCODERS))})(value)["architecture"]
+    fields = {key: one for key, one in value.items() if key != "architecture"}
+    return {"architecture": name, **_ENCODERS[name](fields)}
+
+
+_TOWER = schema.of_class(TowerConfig, encoder=_encoder, projection_dim=schema.nullable(schema.integer(1, MAX_SIZE)))
+
+
+def _tower(value: Any) -> Any:
+    return _TOWER(_as_trained(TowerConfig, value, of=value.get("encoder") if isinstance(value, dict) else None))
+
+
+DUAL_ENCODER = schema.record(
+    {"query": _tower, "doc": _tower, "shared": schema.texts, "initial_temperature": schema.nullable(_ABOVE_ZERO)}
+)
+GENERATOR = schema.of_class(Generator, t5=_ENCODERS[T5Config.__name__], num_decoder_layers=schema.nullable(_LAYERS))
+
+
+def built(file: Path, make: Callable[[dict[str, Any]], T], model: dict[str, Any]) -> T:
+    """The model of a description that fits its schema; settings that exclude each other are named with the file."""
+    try:
+        return make(model)
+    except InputError as error:
+        told = str(error)
+        raise InputError(told if told.startswith(str(file)) else f"{file}: {told}") from None

@@ -1,0 +1,296 @@
+"""A run folder's own description, so that a tool needs one flag and cannot mismatch model, vocabulary and lengths.
+
+<run_dir>/run.json            the model, the tokenizers' folders and the maximum lengths
+          recipe.json         every setting that was in effect; config.gin the same, where a gin file was given
+          tokenizers/         what text was tokenized with
+          checkpoints/<step>  the newest ones      best/<step>  the best one by the dev score
+          metrics.jsonl       the curves           tensorboard/ the same for TensorBoard
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
+from de_jax.files import schema
+from de_jax.files.folders import atomic_dir
+from de_jax.files.outputs import only_one, write_json
+from de_jax.files.reading import read_lines
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.training.mesh import distributed
+from de_jax.training.run import model_schema
+from de_jax.training.run.checkpoint import Checkpoints
+from de_jax.types import InputError, Params, TrainState
+
+FORMAT = 1
+_REMOVAL_SECONDS = 1.0
+DESCRIPTION_FILE = "run.json"
+RECIPE_FILE = "recipe.json"
+CHECKPOINTS_DIR = "checkpoints"
+BEST_DIR = "best"
+_LENGTH = schema.integer(1, schema.MAX_SIZE)
+DESCRIPTION = schema.record(
+    {
+        "format": schema.constant(FORMAT),
+        "model": model_schema.DUAL_ENCODER,
+        "max_query_length": _LENGTH,
+        "max_doc_length": _LENGTH,
+        "max_passages": schema.Maybe(_LENGTH, 1),
+        "tokenizers": schema.record({"query": schema.file_name, "doc": schema.file_name}),
+    }
+)
+
+
+class Run(NamedTuple):
+    """A trained model with all that is needed to embed text with it."""
+
+    run_dir: Path
+    step: int
+    model: DualEncoder
+    params: Params
+    query_tokenizer: Tokenizer
+    doc_tokenizer: Tokenizer
+    max_query_length: int  # tokens
+    max_doc_length: int  # tokens, of a passage
+    max_passages: int = 1  # of a document, which scores as its best one
+
+
+def only_trainer(run_dir: str | Path) -> contextlib.AbstractContextManager[None]:
+    """Holds the folder of a run for one trainer; where several processes train together, the first one does it for all.
+
+    Raises:
+        InputError: another trainer is at work there.
+    """
+    if not distributed.is_first():
+        return contextlib.nullcontext()
+    return only_one(Path(run_dir) / ".train.lock", f"training in {run_dir}")
+
+
+def describe_run(
+    run_dir: str | Path,
+    *,
+    model: DualEncoder,
+    query_tokenizer: Tokenizer,
+    doc_tokenizer: Tokenizer,
+    max_query_length: int,
+    max_doc_length: int,
+    max_passages: int = 1,
+) -> None:
+    """Writes `run.json` and the tokenizers, or checks that an existing description says the same.
+
+    Raises:
+        InputError: the folder holds a run of another model, vocabulary or length.
+    """
+    run_dir = Path(run_dir)
+    description = {
+        "format": FORMAT,
+        "model": model.to_json(),
+        "max_query_length": max_query_length,
+        "max_doc_length": max_doc_length,
+        "max_passages": max_passages,
+        "tokenizers": {"query": query_tokenizer.fingerprint, "doc": doc_tokenizer.fingerprint},
+    }
+    if (run_dir / DESCRIPTION_FILE).exists():
+        there, model_there = _read_description(run_dir)
+        check_same(run_dir, {**there, "model": model_there.to_json()}, description)
+        return
+    if not distributed.is_first():
+        return
+    for tokenizer in (query_tokenizer, doc_tokenizer):
+        keep_tokenizer(run_dir, tokenizer)
+    write_json(run_dir / DESCRIPTION_FILE, description)
+
+
+def write_run(run_dir: str | Path, params: Params, *, model: DualEncoder, **described: Any) -> None:
+    """Writes parameters from elsewhere as step 0 of a new run, for evaluation, search and `train.init_from`.
+
+    Args:
+        run_dir: absent or empty; it appears once it is complete.
+        params: the model's.
+        described: the other arguments of `describe_run`.
+
+    Raises:
+        InputError: something is there already.
+    """
+    with atomic_dir(run_dir) as temporary:
+        describe_run(temporary, model=model, **described)
+        with contextlib.closing(Checkpoints(temporary / CHECKPOINTS_DIR, keep=1)) as checkpoints:
+            checkpoints.save(0, TrainState(np.zeros((), np.int32), params, {}, np.zeros((), np.int32)))
+
+
+def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: bool = False) -> Run:
+    """A run's model with the parameters of one checkpoint, on the first device.
+
+    Args:
+        run_dir: a folder that `de-jax train` or `de-jax import_model` made.
+        step: a step that has a checkpoint, "best" for the best by the dev score, None for the newest.
+        only_sizes: `params` are shapes, and the checkpoint is not read.
+
+    Raises:
+        InputError: no run there, no such checkpoint, or a damaged one; names the steps there are.
+    """
+    run_dir = Path(run_dir)
+    description, model = _read_description(run_dir)
+    on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    params = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device),
+        model.shapes(),
+    )
+    if only_sizes:
+        found = find_checkpoint(run_dir, step)[1]
+    else:
+        found, params = restore_params(run_dir, step, params)
+    tokenizers = {
+        name: load_tokenizer(tokenizer_dir(run_dir, fingerprint)) for name, fingerprint in description["tokenizers"].items()
+    }
+    return Run(
+        run_dir=run_dir,
+        step=found,
+        model=model,
+        params=params,
+        query_tokenizer=tokenizers["query"],
+        doc_tokenizer=tokenizers["doc"],
+        max_query_length=description["max_query_length"],
+        max_doc_length=description["max_doc_length"],
+        max_passages=description["max_passages"],
+    )
+
+
+def load_params(run_dir: str | Path, like: Params) -> Params:
+    """The newest parameters of a run, each placed as its counterpart in `like`; for a model of the same shape.
+
+    Raises:
+        InputError: no run there, or one of another model; names the first parameter that differs.
+    """
+    _read_description(Path(run_dir))
+    return restore_params(Path(run_dir), None, like)[1]
+
+
+def read_settings(run_dir: str | Path) -> dict[str, str]:
+    """The settings of a run as its config.gin has them, by name; none where it was not trained here.
+
+    A run that no gin file describes has them in recipe.json: there, a setting's name is that of its function or class.
+    """
+    path, described = Path(run_dir) / "config.gin", Path(run_dir) / RECIPE_FILE
+    if not path.exists() and described.exists():
+        return dict(_named_settings("train", read_recipe_file(run_dir) or {}))
+    settings: dict[str, str] = {}
+    name = ""
+    for number, line in read_lines(path) if path.exists() else ():
+        if line[:1].isspace():  # gin writes a long value in the lines below its name, indented
+            if not name:
+                raise InputError(f"{path}, line {number}: an indented line without a setting above it.")
+            settings[name] = f"{settings[name]} {line.strip()}".strip()
+        elif line.startswith(("#", "import ", "from ")):
+            name = ""
+        elif " =" in line:
+            name, _, value = line.partition(" =")
+            name = name.strip()
+            settings[name] = value.strip().removesuffix("\\").strip()
+        else:
+            raise InputError(f"{path}, line {number}: neither a setting nor a comment.")
+    return settings
+
+
+def read_recipe_file(run_dir: str | Path) -> dict[str, Any] | None:
+    """What a run was made with, as `recipe_file.to_json` says; None for a run of version 0.1, which does not say.
+
+    Raises:
+        InputError: recipe.json is damaged.
+    """
+    path = Path(run_dir) / RECIPE_FILE
+    found: dict[str, Any] | None = schema.read(path, schema.map_of(lambda value: value)) if path.is_file() else None
+    return found
+
+
+def _named_settings(name: str, settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in settings.items():
+        place = (value.get("function") or value.get("type")) if isinstance(value, dict) else None
+        if place is None:
+            yield f"{name}.{key}", repr(value)
+        else:
+            yield f"{name}.{key}", f"@{place.rpartition('.')[2]}"
+            yield from _named_settings(place.rpartition(".")[2], value)
+
+
+def _read_description(run_dir: Path) -> tuple[dict[str, Any], DualEncoder]:
+    """What `run.json` says, with the model that it describes."""
+    if not (run_dir / DESCRIPTION_FILE).is_file():
+        raise InputError(f"{run_dir} holds no {DESCRIPTION_FILE}, so it is not a run; give the folder of a training run.")
+    description: dict[str, Any] = schema.read(run_dir / DESCRIPTION_FILE, DESCRIPTION)
+    return description, model_schema.built(run_dir / DESCRIPTION_FILE, DualEncoder.from_json, description["model"])
+
+
+def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple[int, Params]:
+    """The step and the parameters of a checkpoint, chosen as in `load_run`, each placed as its counterpart in `like`.
+
+    A trainer that keeps few checkpoints may remove this one while it is read; then its successor is taken, where no step was named.
+    """
+    folder, found = find_checkpoint(run_dir, step)
+    while True:
+        try:
+            with contextlib.closing(Checkpoints(folder)) as checkpoints:
+                return found, checkpoints.restore_params(found, like)
+        except InputError:
+            failed = found
+            if complete_steps(folder)[-1:] != [failed]:
+                time.sleep(_REMOVAL_SECONDS)  # what is being removed is listed until it is gone
+            folder, found = find_checkpoint(run_dir, step)
+            if found == failed:
+                raise
+
+
+def find_checkpoint(run_dir: Path, step: int | str | None) -> tuple[Path, int]:
+    """The folder and the step of a checkpoint, chosen as in `load_run`."""
+    steps = {name: complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR)}
+    if step == "best":
+        candidates = [(BEST_DIR, found) for found in steps[BEST_DIR][-1:]]
+    elif step is None:
+        candidates = [(CHECKPOINTS_DIR, found) for found in steps[CHECKPOINTS_DIR][-1:]]
+    else:
+        candidates = [(name, found) for name in steps for found in steps[name] if str(found) == str(step)]
+    if not candidates:
+        there = ", ".join(map(str, sorted({*steps[CHECKPOINTS_DIR], *steps[BEST_DIR]}))) or "none"
+        wanted = "a checkpoint" if step is None else f"checkpoint {step!r}"
+        raise InputError(f"{run_dir} does not have {wanted}; complete checkpoints there: {there}.")
+    name, found = candidates[0]
+    return run_dir / name, found
+
+
+def complete_steps(folder: Path) -> list[int]:
+    """The steps of the whole checkpoints in a folder of a run, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(child.name) for child in folder.iterdir() if child.name.isdigit())
+
+
+def keep_tokenizer(run_dir: Path, tokenizer: Tokenizer) -> None:
+    """Writes a tokenizer into a run, if it is not there."""
+    folder = tokenizer_dir(run_dir, tokenizer.fingerprint)
+    if not folder.exists():
+        with atomic_dir(folder) as temporary:
+            tokenizer.save(temporary)
+
+
+def tokenizer_dir(run_dir: Path, fingerprint: str) -> Path:
+    """Where a run keeps the tokenizer with this fingerprint."""
+    return run_dir / "tokenizers" / fingerprint[:16]
+
+
+def check_same(run_dir: Path, there: Any, here: Any, path: str = "") -> None:
+    """Raises `InputError`, which names the first difference, where a run's description says something else than `here`."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key in sorted({*there, *here}):
+            check_same(run_dir, there.get(key), here.get(key), f"{path}/{key}" if path else key)
+    elif there != here:
+        raise InputError(
+            f"{run_dir} holds a run with {path} = {there!r}, but this recipe has {here!r}; "
+            "use the recipe it was started with, or another run_dir."
+        )

@@ -1,0 +1,229 @@
+"""Where a run's numbers go: metrics.jsonl, TensorBoard event files, a progress bar."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from de_jax.files import schema
+from de_jax.files.outputs import append_text, atomic_file, naming
+from de_jax.files.progress import progress_bar
+from de_jax.files.reading import BOM, parse_json, read_bytes
+from de_jax.training.hooks.faults import NonFiniteError
+from de_jax.training.optim.optimizer import Schedule
+from de_jax.training.run.fit import Stop
+from de_jax.types import Array, Metrics, TrainState
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def _scalar(value: Any) -> int | float:
+    """A number of a log, which may be NaN or infinite."""
+    if type(value) is float or (type(value) is int and abs(value) <= sys.float_info.max):
+        return value  # type: ignore[no-any-return]
+    raise schema.Mismatch(value, "a number")
+
+
+_NUMBERS, _STEP = schema.map_of(_scalar), schema.record({"step": schema.integer()})
+
+Sink = Callable[[int, dict[str, float]], None]
+"""Takes (updates done, scalars by name)."""
+
+
+class _Window(NamedTuple):
+    """The updates since the last line."""
+
+    num_steps: int
+    sums: Metrics
+    num_finite: Array  # [] float32: how many updates of the window came before the first that gave no finite number
+
+
+class LogMetrics:
+    """A hook that averages each metric over `every_steps` updates and hands the means to all sinks.
+
+    The sums are kept on the device, and a mean is read one step late, when the next step is already queued: the device never
+    waits for the log.
+
+    Args:
+        sinks: who gets the numbers.
+        every_steps: updates per line.
+        num_steps: updates of the run, so that the last line is written.
+        pairs_per_step: the global batch size.
+        schedule: the learning rate, logged beside the metrics.
+        begun: what `unfinished` gave when the run was saved that goes on here.
+
+    Raises:
+        NonFiniteError: the loss or the gradient is not a finite number; raised instead of the line that it would be in.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        *,
+        every_steps: int,
+        num_steps: int,
+        pairs_per_step: int,
+        schedule: Schedule,
+        begun: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._sinks, self._every_steps, self._num_steps = sinks, every_steps, num_steps
+        self._pairs_per_step, self._schedule = pairs_per_step, schedule
+        self._window: _Window | None = None
+        if begun:
+            sums = {name: np.float32(value) for name, value in begun["sums"].items()}
+            self._window = _Window(begun["count"], sums, np.float32(begun["count"]))
+        self._last_step = 0
+        self._due: tuple[int, _Window, Array] | None = None
+        self._clock, self._num_timed = time.monotonic(), 0
+
+    def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
+        self.flush()
+        if self._window is None or self._window.sums.keys() != metrics.keys():  # a run that goes on with other metrics
+            self._window = _Window(1, *_first(metrics))
+        else:
+            count, sums, num_finite = self._window
+            self._window = _Window(count + 1, *_add(sums, num_finite, np.float32(count), metrics))
+        self._last_step = step
+        self._num_timed += 1
+        if step % self._every_steps == 0 or step == self._num_steps:
+            # The learning rate is computed behind this step and read with its means, so it keeps no later step waiting.
+            self._due = (step, self._window, jnp.asarray(self._schedule(step - 1), jnp.float32))
+            self._window = None
+        if step == self._num_steps:
+            self.flush()
+        return None
+
+    def skip_time(self, seconds: float) -> None:
+        """Leaves the seconds that another hook took (an evaluation) out of the speed."""
+        self._clock += seconds
+
+    def unfinished(self) -> dict[str, Any]:
+        """Writes the line that is due, and gives what the next one has so far: a run that goes on from here needs it.
+
+        Waits for the device. Raises as a line would, for the updates since the last one.
+        """
+        self.flush()
+        if self._window is None:
+            return {}
+        count, sums, _ = _fetched(self._last_step, self._window)
+        return {"count": count, "sums": {name: float(value) for name, value in sums.items()}}
+
+    def flush(self) -> None:
+        """Writes the line that is due, if one is."""
+        if self._due is None:
+            return
+        step, window, learning_rate = self._due
+        self._due = None
+        count, sums, _ = _fetched(step, window)
+        means = {name: float(value) / count for name, value in sums.items()}
+        now = time.monotonic()
+        speed = self._num_timed * self._pairs_per_step / max(now - self._clock, 1e-9)
+        self._clock, self._num_timed = now, 0
+        scalars = {**means, "learning_rate": float(learning_rate), "pairs_per_second": speed}
+        for sink in self._sinks:
+            sink(step, scalars)
+
+
+def _fetched(last_step: int, window: _Window) -> _Window:
+    """The window's numbers on the host."""
+    window = jax.device_get(window)
+    if window.num_finite < window.num_steps:
+        raise NonFiniteError("the loss or the gradient of", last_step - window.num_steps + int(window.num_finite) + 1)
+    return window
+
+
+@jax.jit
+def _first(metrics: Metrics) -> tuple[Metrics, Array]:
+    return metrics, _is_finite(metrics)
+
+
+@jax.jit
+def _add(sums: Metrics, num_finite: Array, count: Array, metrics: Metrics) -> tuple[Metrics, Array]:
+    goes_on = (num_finite == count) & (_is_finite(metrics) > 0)
+    return jax.tree.map(lambda a, b: a + b, sums, metrics), jnp.where(goes_on, num_finite + 1, num_finite)
+
+
+def _is_finite(metrics: Metrics) -> Array:
+    watched = [metrics[name] for name in ("loss", "grad_norm") if name in metrics]
+    return jnp.isfinite(jnp.stack(watched)).all().astype(jnp.float32)
+
+
+def jsonl_sink(run_dir: str | Path, start_step: int) -> Sink:
+    """Appends a JSON object a line to `metrics.jsonl`; lines after `start_step`, of a run that was cut off, are dropped."""
+    path = Path(run_dir) / METRICS_FILE
+    is_resumed = (
+        start_step > 0 and path.exists()
+    )  # a run that begins anew measures again what it had measured before its first update
+    kept = [line for line in read_metrics(path) if line["step"] <= start_step] if is_resumed else []
+    with atomic_file(path) as temporary:
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+    def write(step: int, scalars: dict[str, float]) -> None:
+        append_text(path, json.dumps({"step": step, **{name: round(value, 7) for name, value in scalars.items()}}) + "\n")
+
+    return write
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file; warns of a damaged line and leaves it out, and a last one that was cut off without a word.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    *whole, last = read_bytes(path).removeprefix(BOM).split(b"\n")
+    lines = []
+    for number, raw in enumerate([*whole, last], start=1):
+        try:
+            lines.append(_STEP(_NUMBERS(parse_json(raw.decode(), allow_nan=True))))
+        except ValueError:
+            if number <= len(whole):
+                warnings.warn(f"{path}, line {number}: damaged, so it is left out; the other lines are kept.", stacklevel=2)
+    return lines
+
+
+def tensorboard_sink(run_dir: str | Path, start_step: int) -> Sink:
+    """Writes a TensorBoard event file under `<run_dir>/tensorboard`, without TensorFlow."""
+    # Not its SummaryWriter: that one writes in a thread, and when the disk is full the thread dies and the queue to it blocks.
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.summary import scalar
+
+    folder = Path(run_dir) / "tensorboard"
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = EventsWriter(str(folder / "events"))
+    if start_step:  # hides what a run that was cut off wrote after its last checkpoint
+        start = SessionLog(status=SessionLog.START)
+        writer.write_event(Event(step=start_step + 1, wall_time=time.time(), session_log=start))
+
+    def write(step: int, scalars: dict[str, float]) -> None:
+        with naming(folder):
+            for name, value in scalars.items():
+                writer.write_event(Event(step=step, wall_time=time.time(), summary=scalar(name, value)))
+            writer.flush()
+
+    return write
+
+
+def progress_sink(num_steps: int, start_step: int) -> Sink:
+    """A bar on stderr with loss, pairs per second and the time left."""
+    bar = progress_bar(total=num_steps, initial=start_step, unit="step", desc="train", dynamic_ncols=True)
+    shown: dict[str, str] = {}
+
+    def write(step: int, scalars: dict[str, float]) -> None:
+        short = {"loss": "loss", "pairs_per_second": "pairs/s", "dev/ndcg@10": "dev nDCG@10", "alignment/kl_divergence": "KL"}
+        shown.update({short[name]: f"{value:.4g}" for name, value in scalars.items() if name in short})
+        bar.set_postfix(shown, refresh=False)
+        bar.update(step - bar.n)
+        if step == num_steps and "loss" in scalars:
+            bar.close()
+
+    return write

@@ -1,0 +1,62 @@
+"""Norms of the gradient by groups of parameters, such as the layers at the bottom and those at the top."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import jax
+import optax
+
+from de_jax.training.optim import paths
+from de_jax.types import InputError, Metrics, Params
+
+THIRDS = "thirds"
+"""In the place of patterns: those of `thirds`."""
+_PARTS = ("embedder", "bottom", "middle", "top", "projection")
+_LAYER = re.compile(r"((\w+)/encoder/layers_)(\d+)/.*")
+
+
+def group_norms(params: Params, groups: Mapping[str, str] | str | None) -> Callable[[Params], Metrics]:
+    """A function from gradients to the L2 norm of each group's; pure, to be called inside a step.
+
+    Args:
+        params: the tree that the gradients are of; arrays or their shapes.
+        groups: a pattern over parameter paths by the group's name; groups may overlap and need not hold everything. `THIRDS` for
+            those of `thirds`, None for no group.
+
+    Raises:
+        InputError: a pattern matches nothing, or a string other than `THIRDS`.
+    """
+    if isinstance(groups, str) and groups != THIRDS:
+        raise InputError(
+            f"gradient norm groups are {groups!r}; give {THIRDS!r} or a pattern for each name, as {{'top': '.*/x/.*'}}."
+        )
+    patterns = thirds(params) if isinstance(groups, str) else dict(groups or {})
+    paths.check_patterns("gradient norm", list(patterns.values()), params)
+
+    def norms(gradients: Params) -> Metrics:
+        leaves = [(paths.path_of(key_path), leaf) for key_path, leaf in jax.tree_util.tree_leaves_with_path(gradients)]
+        return {
+            name: optax.tree.norm([leaf for path, leaf in leaves if paths.matches([pattern], path)])
+            for name, pattern in patterns.items()
+        }
+
+    return norms
+
+
+def thirds(params: Params) -> dict[str, str]:
+    """The patterns of a dual encoder's embedder, the bottom, middle and top third of its layers, and its projection.
+
+    As in ANCE (Xiong et al. 2021), figure 8. Each tower has its own thirds, and both count in one group. Of fewer than three
+    layers some thirds hold none; a group without parameters is left out.
+    """
+    found = [match.groups() for path in paths.all_paths(params) if (match := _LAYER.fullmatch(path))]
+    num_layers = {tower: 1 + max(int(layer) for _, other, layer in found if other == tower) for _, tower, _ in found}
+    prefixes: dict[str, dict[str, None]] = {name: {} for name in _PARTS}
+    for prefix, tower, layer in found:
+        third = 3 * (2 * int(layer) + 1) // (2 * num_layers[tower])
+        prefixes[_PARTS[1 + third]][prefix + layer] = None
+    for part in ("embedder", "projection"):
+        prefixes[part] = dict.fromkeys(f"{tower}/{part}" for tower, parts in params.items() if parts.get(part))
+    return {name: f"({'|'.join(of_group)})/.*" for name, of_group in prefixes.items() if of_group}

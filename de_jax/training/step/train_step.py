@@ -1,0 +1,156 @@
+"""One update, pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from de_jax.training.step import negative_cache
+from de_jax.training.step.negative_cache import Drawn, NegativeCache
+from de_jax.types import Array, Batch, Embeddings, LossFn, Metrics, Params, TrainState
+
+
+@runtime_checkable
+class Initialisable(Protocol):
+    """What a first state needs of a model."""
+
+    def init(self, rng: Array) -> Params:
+        """Fresh parameters."""
+
+
+@runtime_checkable
+class Model(Initialisable, Protocol):
+    """What a step needs of a model; `DualEncoder` is one."""
+
+    def embed(self, params: Params, batch: Batch, rng: Array | None = None) -> Embeddings:
+        """A batch, or those of its texts that are not None, through its towers; dropout is on exactly when `rng` is given."""
+
+
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+# Beside the four keys that `DualEncoder.embed` splits a step's key into.
+_DRAWS, _DRAWN_DROPOUT = 4, 5
+
+
+def init_state(model: Initialisable, make_tx: Callable[[Params], optax.GradientTransformation], rng: Array) -> TrainState:
+    """The state before the first step.
+
+    Args:
+        model: gives the parameters.
+        make_tx: the optimizer for these parameters.
+        rng: the run's key; one half makes the parameters, the other is kept for dropout.
+    """
+    init_rng, step_rng = jax.random.split(rng)
+    params = model.init(init_rng)
+    key = jax.random.key_data(step_rng)
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=make_tx(params).init(params), rng=key)
+
+
+def make_train_step(
+    model: Model,
+    loss: LossFn,
+    tx: optax.GradientTransformation,
+    group_norms: Callable[[Params], Metrics] = lambda gradients: {},
+    cache: NegativeCache | None = None,
+    temperature: float | None = None,
+) -> TrainStep:
+    """One update of a dual encoder; see `update_step`.
+
+    The loss sees the whole batch, wherever its rows lie, so in-batch negatives span every device and the gradient is that of
+    one device.
+
+    Args:
+        model, loss, tx: what is trained, and how.
+        group_norms: of the gradients as they are before `tx` clips them, by name; see `grad_norms`. They become metrics.
+        cache: gives the batch negatives, from the state's `cache`.
+        temperature: of those draws; the loss's.
+    """
+
+    if cache is not None:
+        return _cached_step(model, loss, tx, group_norms, cache, temperature)
+
+    def loss_of(params: Params, batch: Batch, rng: Array) -> tuple[Array, Metrics]:
+        return loss(model.embed(params, batch, rng))
+
+    return update_step(loss_of, tx, group_norms)
+
+
+def update_step(
+    loss_of: Callable[[Params, Batch, Array], tuple[Array, Metrics]],
+    tx: optax.GradientTransformation,
+    group_norms: Callable[[Params], Metrics] = lambda gradients: {},
+) -> TrainStep:
+    """A function from (state, global batch) to (next state, metrics), whatever model the loss is of.
+
+    Randomness is a function of the step: a resumed run repeats it.
+
+    Args:
+        loss_of: (parameters, batch, key) to the loss and its parts.
+        tx, group_norms: as of `make_train_step`.
+    """
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        def loss_of_batch(params: Params, rng: Array) -> tuple[Array, tuple[Metrics, None]]:
+            value, parts = loss_of(params, batch, rng)
+            return value, (parts, None)
+
+        state, metrics, _ = _update(state, loss_of_batch, tx, group_norms)
+        return state, metrics
+
+    return train_step
+
+
+def _update(
+    state: TrainState,
+    loss_of: Callable[[Params, Array], tuple[Array, tuple[Metrics, Any]]],
+    tx: optax.GradientTransformation,
+    group_norms: Callable[[Params], Metrics],
+) -> tuple[TrainState, Metrics, Any]:
+    """The next state, the metrics, and what the loss, a function of parameters and key, gives beside its parts."""
+    rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
+    (value, (parts, found)), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params, rng)
+    updates, opt_state = tx.update(gradients, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    norms = {f"grad_norm/{name}": norm for name, norm in group_norms(gradients).items()}
+    metrics = {"loss": value, "grad_norm": optax.tree.norm(gradients), **norms, **parts}
+    return state._replace(step=state.step + 1, params=params, opt_state=opt_state), metrics, found
+
+
+def _cached_step(
+    model: Model,
+    loss: LossFn,
+    tx: optax.GradientTransformation,
+    group_norms: Callable[[Params], Metrics],
+    cache: NegativeCache,
+    temperature: float | None,
+) -> TrainStep:
+    """`make_train_step` with a negative cache."""
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        def loss_of(params: Params, rng: Array) -> tuple[Array, tuple[Metrics, tuple[Embeddings, Drawn]]]:
+            e = model.embed(params, batch, rng)
+            drawn = cache.draw(state.cache, batch, e, temperature, jax.random.fold_in(rng, _DRAWS))
+            e = _with_drawn(model, params, e, drawn, jax.random.fold_in(rng, _DRAWN_DROPOUT))
+            value, parts = loss(e)
+            return value, (parts, (e, drawn))
+
+        after, metrics, (e, drawn) = _update(state, loss_of, tx, group_norms)
+        kept = cache.update(state.cache, batch, e, drawn, state.step)
+        kept = cache.refresh(kept, lambda tokens: _embed_docs(model, after.params, tokens), len(batch.query_id), after.step)
+        return after._replace(cache=kept), metrics | negative_cache.metrics(kept, after.step)
+
+    return train_step
+
+
+def _with_drawn(model: Model, params: Params, e: Embeddings, drawn: Drawn, rng: Array) -> Embeddings:
+    """A batch with what its queries drew, encoded by the parameters of now."""
+    texts = Batch(query=None, doc=None, query_id=e.query_id, doc_id=e.doc_id, neg_docs=drawn.tokens)
+    return e._replace(neg_docs=model.embed(params, texts, rng).neg_docs, neg_doc_ids=drawn.doc_ids, sample=drawn.sample)
+
+
+def _embed_docs(model: Model, params: Params, tokens: Array) -> Array:
+    return model.embed(params, Batch(query=None, doc=tokens, query_id=None, doc_id=None)).doc

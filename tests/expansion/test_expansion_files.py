@@ -1,0 +1,106 @@
+"""Expansions on disk, and the files that others released."""
+
+import gzip
+import json
+
+import pytest
+
+from de_jax.expansion.generated_queries import (
+    DocQueries,
+    ExpansionWriter,
+    iter_released,
+    queries_by_row,
+    read_expansion,
+)
+from de_jax.types import InputError
+
+DOCS = [DocQueries("d1", ["a b", "c"]), DocQueries("d0", ["a b", " ", "a b", "é\u2028x"]), DocQueries("d7", [])]
+
+
+def written(folder, docs=DOCS):
+    writer = ExpansionWriter(folder, {"seed": 0})
+    writer.append(docs[:2])
+    writer.append(docs[2:])
+    writer.finish()
+    return folder
+
+
+def test_an_expansion_reads_as_it_was_written(tmp_path):
+    assert list(read_expansion(written(tmp_path / "queries"))) == DOCS
+    lines = [json.dumps({"_id": doc_id, "queries": queries}) + "\n" for doc_id, queries in DOCS]
+    (tmp_path / "one.jsonl").write_text("".join(lines))
+    (tmp_path / "one.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
+    assert list(read_expansion(tmp_path / "one.jsonl")) == list(read_expansion(tmp_path / "one.jsonl.gz")) == DOCS
+
+
+def test_queries_of_a_corpus_stand_by_row(tmp_path):
+    found = queries_by_row(written(tmp_path / "queries"), ["d0", "d1", "d2", "d7"])
+    assert found == [DOCS[1].queries, ["a b", "c"], [], []]
+
+
+def test_what_is_incomplete_changed_or_of_another_corpus_is_refused(tmp_path):
+    folder = written(tmp_path / "queries")
+    with pytest.raises(InputError, match="has queries for d7, which is no document here"):
+        queries_by_row(folder, ["d0", "d1"])
+    twice = written(tmp_path / "twice", [*DOCS, DOCS[0]])
+    with pytest.raises(InputError, match="two lines for the document d1"):
+        queries_by_row(twice, ["d0", "d1", "d7"])
+    with pytest.raises(InputError, match="was begun with seed 0, not 1"):
+        ExpansionWriter(folder, {"seed": 1})
+    (folder / "part-00001.jsonl.gz").write_bytes(b"")
+    with pytest.raises(InputError, match=r"part-00001.jsonl.gz is missing or changed"):
+        list(read_expansion(folder))
+    (folder / "manifest.json").unlink()
+    with pytest.raises(InputError, match="holds no complete expansion"):
+        list(read_expansion(folder))
+    with pytest.raises(InputError, match="holds something else"):
+        ExpansionWriter(tmp_path, {})
+
+
+def released(tmp_path, files, doc_ids=()):
+    paths = []
+    for name, text in files.items():
+        data = text.encode()
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        paths.append(tmp_path / name)
+    return list(iter_released(paths, doc_ids))
+
+
+def test_hub_files_are_read(tmp_path):
+    lines = '{"id": "d5", "predicted_queries": ["x", "y"]}\n{"id": 7, "predicted_queries": []}\n'
+    assert released(tmp_path, {"d2q.jsonl.gz": lines}) == [DocQueries("d5", ["x", "y"]), DocQueries("7", [])]
+
+
+def test_tables_are_read_and_documents_that_come_again_refused(tmp_path):
+    assert released(tmp_path, {"q.tsv": "d5\tx y\nd5\tz\nd2\tw\t1\n"}) == [
+        DocQueries("d5", ["x y", "z"]),
+        DocQueries("d2", ["w\t1"]),
+    ]
+    with pytest.raises(InputError, match=r"bad\.tsv, line 3: the document d5 was there before"):
+        released(tmp_path, {"bad.tsv": "d5\tx\nd2\ty\nd5\tz\n"})
+    with pytest.raises(InputError, match=r"bad\.tsv, line 1: expected a document id, a tab and a query"):
+        released(tmp_path, {"bad.tsv": "d5 x\n"})
+
+
+def test_text_files_stand_beside_the_corpus_blank_lines_too(tmp_path):
+    files = {"s0.txt001-10": "c0\n", "s0.txt000-10": "a0\n\n", "s1.txt000-10": "a1\nb1\n", "s1.txt001-10": "c1"}
+    expected = [DocQueries("d1", ["a0", "a1"]), DocQueries("d0", ["", "b1"]), DocQueries("d7", ["c0", "c1"])]
+    assert released(tmp_path, files, ["d1", "d0", "d7"]) == expected
+    with pytest.raises(InputError, match=r"s0\S* has 3 lines, fewer than the corpus has documents"):
+        released(tmp_path, files, ["d1", "d0", "d7", "d8"])
+    with pytest.raises(InputError, match=r"s0\S* has more lines than the corpus has documents, 2"):
+        released(tmp_path, files, ["d1", "d0"])
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", '{"_id": "d"}', '{"_id": "d", "queries": "q"}', '{"queries": ["q"]}', '{"_id": true, "queries": []}', "{"]
+)
+def test_a_malformed_line_is_named(tmp_path, line):
+    (tmp_path / "bad.jsonl").write_text(f'{{"_id": "d", "queries": []}}\n{line}\n')
+    with pytest.raises(InputError, match=r"bad\.jsonl, line 2"):
+        list(read_expansion(tmp_path / "bad.jsonl"))
+
+
+def test_kinds_are_not_mixed(tmp_path):
+    with pytest.raises(InputError, match="2 files of 2 kinds"):
+        released(tmp_path, {"a.tsv": "d\tq\n", "a.txt": "q\n"})

@@ -1,0 +1,249 @@
+"""Folders: complete or absent, replaced only by their own kind of writer."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from letters import Letters
+
+from de_jax.data.sources import pair_store, pair_writer
+from de_jax.data.stores import corpus
+from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
+from de_jax.files import folders, outputs
+from de_jax.interop import t5x
+from de_jax.mining import generations
+from de_jax.mining.generations import Mined
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import TowerConfig
+from de_jax.retrieval import index_files, reuse
+from de_jax.retrieval.embedding_files import EmbeddingWriter, open_embeddings
+from de_jax.tools import verify
+from de_jax.training.run.run_folder import write_run
+from de_jax.types import InputError
+
+ROOT = Path(folders.__file__).parents[2]
+TOWER = TowerConfig(T5Config(vocab_size=30, model_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4), projection_dim=2)
+MODEL = DualEncoder(TOWER, TOWER)
+
+
+def write_token_store(folder, tokenizer):
+    corpus.build_token_store([("a", "bc"), ("b", "d")], Letters(), folder, progress=False)
+
+
+def write_pair_store(folder, tokenizer):
+    texts = {"query": tokenizer.encode(["the fox", "a dog"]), "doc": tokenizer.encode(["the quick fox", "a lazy dog"])}
+    chunk = {"query_id": ["q0", "q1"], "doc_id": ["d0", "d1"], **texts}
+    source = pair_writer.PairSource("pairs", 1.0, lambda: iter([chunk]), {"query": None, "doc": None})
+    pair_writer.write(folder, [source], [], {"query": tokenizer, "doc": tokenizer}, made_from="test")
+
+
+def write_index(folder, tokenizer):
+    index_files.write(folder, lambda path: path.write_bytes(b"vectors"), ["a"], {})
+
+
+def write_t5x(folder, tokenizer):
+    t5x.write(folder, MODEL, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), MODEL.shapes()), 1)
+
+
+def write_generation(folder, tokenizer):
+    generations.write_generation(folder.parent, int(folder.name), [Mined("q", "d", [], [])], {})
+
+
+def import_run(folder, tokenizer):
+    write_run(folder, {}, model=MODEL)
+
+
+REPLACING = (write_token_store, write_pair_store, write_index)
+WRITERS = (*REPLACING, write_t5x, write_generation, import_run)
+
+
+def write_thesis(folder):
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("precious")
+
+
+def content(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_folder_of_somebody_else_stays_as_it_is(tmp_path, tokenizer, write):
+    folder = tmp_path / "000001"
+    write_thesis(folder)
+    (folder / "manifest.json").write_text("{}")
+    with pytest.raises(InputError, match=r"000001 (exists already and holds manifest.json|is there already)"):
+        write(folder, tokenizer)
+    assert content(tmp_path).keys() == {Path("000001/thesis.txt"), Path("000001/manifest.json")}
+    (tmp_path / "2").write_text("precious")
+    with pytest.raises(InputError, match=r"is a file|is there already"):
+        write(tmp_path / "2" if write is not write_generation else folder, tokenizer)
+
+
+@pytest.mark.parametrize("write", REPLACING)
+def test_a_former_output_is_replaced_unless_something_was_added(tmp_path, tokenizer, write):
+    folder = tmp_path / "out"
+    write(folder, tokenizer)
+    first = content(folder)
+    write(folder, tokenizer)
+    assert content(folder) == first
+    (folder / folders.CHECKSUMS_FILE).unlink()  # as version 0.1.0 wrote it
+    write(folder, tokenizer)
+    assert content(folder) == first
+    (folder / "notes").mkdir()
+    (folder / "notes" / "mine.txt").write_text("precious")
+    with pytest.raises(InputError, match=r"out exists already and holds notes/mine.txt, which is not part of a former"):
+        write(folder, tokenizer)
+    assert list(tmp_path.iterdir()) == [folder]
+    assert (folder / "notes" / "mine.txt").read_text() == "precious"
+
+
+def test_an_output_of_another_kind_is_not_replaced(tmp_path, tokenizer):
+    write_token_store(tmp_path / "out", tokenizer)
+    with pytest.raises(InputError, match="is not part of a former faiss index"):
+        write_index(tmp_path / "out", tokenizer)
+
+
+def test_what_stood_there_comes_back_when_the_new_folder_cannot_take_its_place(tmp_path, monkeypatch):
+    with folders.atomic_dir(tmp_path / "out", "test") as folder:
+        (folder / "old").touch()
+    replace, names = os.replace, iter(("new", "aside"))
+    monkeypatch.setattr(outputs, "temporary", lambda path: path.with_name(next(names)))
+    monkeypatch.setattr(os, "replace", lambda source, to: 1 // 0 if source.name == "new" else replace(source, to))
+    with pytest.raises(ZeroDivisionError), folders.atomic_dir(tmp_path / "out", "test"):
+        monkeypatch.setattr(outputs, "write_json", lambda path, value: None)  # which goes by a rename too
+    assert content(tmp_path).keys() == {Path("out/old"), Path("out/checksums.json")}
+
+
+def test_a_folder_that_somebody_fills_while_the_work_is_done_stays(tmp_path):
+    with pytest.raises(InputError, match=r"holds thesis\.txt"), folders.atomic_dir(tmp_path / "out", "test"):
+        write_thesis(tmp_path / "out")
+    assert content(tmp_path).keys() == {Path("out/thesis.txt")}
+
+
+def write_embeddings(folder, tokenizer):
+    writer = EmbeddingWriter(folder, {"num_texts": 2, "model": "m"}, {"texts_per_shard": 2})
+    writer.append(np.ones((2, 3), np.float32))
+    writer.finish(["a", "b"])
+    reuse.keep(folder, np.arange(2, dtype=np.uint64))
+
+
+@pytest.mark.parametrize(
+    ("write", "open_folder"),
+    [
+        (write_token_store, corpus.open_token_store),
+        (write_pair_store, pair_store.open_pair_store),
+        (write_embeddings, open_embeddings),
+    ],
+)
+def test_a_flipped_bit_is_found_when_a_folder_is_opened_and_by_verify_where_files_are_large(
+    tmp_path, tokenizer, monkeypatch, capsys, write, open_folder
+):
+    folder, draw = tmp_path / "folder", np.random.default_rng(0)
+    write(folder, tokenizer)
+    verify.main([str(tmp_path)])
+    for name in folders.names(folder):
+        before = (folder / name).read_bytes()
+        bits = np.frombuffer(before, np.uint8).copy()
+        bits[draw.integers(len(bits))] ^= 1 << draw.integers(8)
+        (folder / name).write_bytes(bits.tobytes())
+        with pytest.raises(InputError, match=re.escape(str(folder / name) if name != "manifest.json" else str(folder))):
+            open_folder(folder)
+        with pytest.raises(InputError, match=f"{name} has another SHA-256 than in checksums.json; files below .* damaged: 1"):
+            verify.main([str(folder)])
+        (folder / name).write_bytes(before)
+    array = next(name for name in folders.names(folder) if name in ("tokens.npy", "pairs.npy", "embeddings.npy"))
+    before = (folder / array).read_bytes()
+    (folder / array).write_bytes(before[:-4] + bytes([before[-4] ^ 1]) + before[-3:])  # another token, pair or number
+    monkeypatch.setattr(folders, "SMALL_BYTES", 8)
+    open_folder(folder)
+    capsys.readouterr()
+    with pytest.raises(InputError, match=array):
+        verify.main([str(folder)])
+    assert [array in one for one in json.loads(capsys.readouterr().out)["damaged"]] == [True]
+    (folder / folders.CHECKSUMS_FILE).unlink()  # as version 0.1.0 wrote it
+    open_folder(folder)
+    with pytest.raises(InputError, match=r"has a checksums\.json"):
+        verify.main([str(folder)])
+
+
+def test_verify_reads_checksums_of_manifests_and_names_folders_without_any(tmp_path, tokenizer, capsys):
+    write_generation(tmp_path / "negatives" / "000001", tokenizer)
+    expansion = ExpansionWriter(tmp_path / "expansion", {})
+    expansion.append([DocQueries("d", ["a fox"])])
+    expansion.finish(num_docs=1)
+    write_pair_store(tmp_path / "pairs", tokenizer)
+    for write, name in ((write_index, "index"), (write_token_store, "old")):
+        write(tmp_path / name, tokenizer)
+        (tmp_path / name / folders.CHECKSUMS_FILE).unlink()  # as version 0.1.0 wrote it
+    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "3" / folders.CHECKPOINT_FILE).write_text("{}")
+    (tmp_path / "manifest.json").write_text('{"name": "somebody else\'s"}')
+    verify.main([str(tmp_path)])
+    out, err = capsys.readouterr()
+    unchecked = [str(tmp_path / "checkpoints" / "3"), str(tmp_path / "old")]
+    assert json.loads(out) == {"folder": str(tmp_path), "num_folders": 6, "damaged": [], "unchecked": unchecked}
+    assert [line.partition(": ")[0] for line in err.splitlines()] == unchecked
+    parts = {name: next((tmp_path / name).rglob(pattern)) for name, pattern in PARTS_OF_MANIFESTS.items()}
+    for name, part in parts.items():
+        before = part.read_bytes()
+        part.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        with pytest.raises(InputError, match=rf"{part.name} is missing or has another SHA-256 than in manifest\.json; .*: 1,"):
+            verify.main([str(tmp_path / name)])
+        part.write_bytes(before)
+
+
+PARTS_OF_MANIFESTS = {"negatives": "part-*.jsonl", "expansion": "part-*.jsonl.gz", "index": "ids.json"}
+
+
+def test_verify_passes_over_what_is_not_finished(tmp_path, tokenizer):
+    write_token_store(tmp_path / "store", tokenizer)
+    for name in (".store.0123abcd.tmp", "3.orbax-checkpoint-tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / folders.CHECKSUMS_FILE).write_text("{")
+    verify.main([str(tmp_path)])
+    (tmp_path / "store" / folders.CHECKSUMS_FILE).write_text("{")
+    with pytest.raises(InputError, match=r"store/checksums.json, line 1: not valid JSON"):
+        verify.main([str(tmp_path)])
+    with pytest.raises(InputError, match="is not a folder"):
+        verify.main([str(tmp_path / "nowhere")])
+
+
+@pytest.mark.timeout(60)
+def test_a_cache_that_is_whole_is_opened_without_its_lock(tmp_path):
+    folder = tmp_path / "folder"
+
+    def build(folder):
+        folder.mkdir()
+        return "built"
+
+    assert folders.build_once(folder, lambda folder: "opened", build) == "built"
+    with outputs.in_turn(folder):
+        assert folders.build_once(folder, lambda folder: "opened", build) == "opened"
+
+
+def test_a_damaged_folder_of_the_cache_is_built_again_or_stays_where_that_fails(tmp_path, tokenizer):
+    def build(folder):
+        write_token_store(folder, tokenizer)
+        return corpus.open_token_store(folder)
+
+    folders.build_once(tmp_path / "store", corpus.open_token_store, build)
+    (tmp_path / "store" / "manifest.json").write_text("{")
+    with pytest.raises(ZeroDivisionError):
+        folders.build_once(tmp_path / "store", corpus.open_token_store, lambda folder: 1 // 0)
+    assert (tmp_path / "store" / "manifest.json").read_text() == "{"
+    assert folders.build_once(tmp_path / "store", corpus.open_token_store, build).num_texts == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_few_places_remove_folders():
+    """Each of them was looked at: temporary names, unfinished checkpoints, and the embeddings of a miner's older checkpoints."""
+    callers = set()
+    for path in (path for name in ("de_jax", "tools", "tasks", "benchmarks") for path in (ROOT / name).rglob("*.py")):
+        if re.search(r"\brmtree|\brmdir|\bremovedirs", path.read_text()):
+            callers.add(path.name)
+    assert callers == {"folders.py", "files.py", "checkpoint.py", "mining_run.py"}

@@ -1,0 +1,104 @@
+"""Which candidates become negatives, on rankings small enough to check by hand."""
+
+import numpy as np
+import pytest
+
+from de_jax.mining.choose import Filters, choose
+from de_jax.types import InputError, Ranking
+
+RANKING = Ranking(
+    np.array([[0, 1, 2, 3, 4, 5], [5, 4, 3, -1, -1, -1]], np.int32),
+    np.array([[0.9, 0.8, 0.7, 0.6, 0.5, 0.4], [0.3, 0.2, -0.1, -np.inf, -np.inf, -np.inf]], np.float32),
+)
+KNOWN = [{0, 2}, {5}]
+ANCHORS, POSITIVES, SCORES = np.array([0, 0, 1]), np.array([0, 2, 5]), np.array([0.9, 0.7, 0.3], np.float32)
+
+
+def mined(**options):
+    return choose(RANKING, ANCHORS, POSITIVES, SCORES, KNOWN, **({"num_negatives": 9, "seed": 0, "step": 0} | options))
+
+
+def rows(mining):
+    return [sorted(one.tolist()) for one in mining.chosen]
+
+
+def test_no_known_positive_of_the_anchor_is_a_negative_of_any_of_its_pairs():
+    found = mined()
+    assert rows(found) == [[1, 3, 4, 5], [1, 3, 4, 5], [3, 4]]
+    assert (found.num_candidates, found.num_known) == (10, 5)
+    assert found.mean_rank == pytest.approx((2 * (1 + 2 + 3 + 4) + 1 + 2) / 10)
+
+
+def test_ranks_count_without_known_positives():
+    assert rows(mined(filters=Filters(first_rank=2, last_rank=3))) == [[3, 4], [3, 4], [3]]
+
+
+def test_margins_are_to_the_score_of_the_pairs_own_positive():
+    found = mined(filters=Filters(margin=0.15))
+    assert rows(found) == [[3, 4, 5], [4, 5], [3]]
+    assert found.num_filtered["margin"] == 4
+
+
+def test_a_score_ratio_refuses_candidates_too_close_to_the_positive_also_below_zero():
+    assert rows(mined(filters=Filters(max_score_ratio=0.8))) == [[3, 4, 5], [4, 5], [3, 4]]
+    below = choose(
+        RANKING, np.array([1]), np.array([5]), np.array([-0.05], np.float32), KNOWN, num_negatives=9, seed=0, step=0,
+        filters=Filters(max_score_ratio=0.5),
+    )  # fmt: skip
+    assert rows(below) == [[3]]
+
+
+def test_a_teacher_refuses_what_it_takes_for_relevant_and_says_nothing_of_what_it_has_not_seen():
+    scores = {(0, 1): 0.9, (0, 3): 0.2}
+    found = mined(filters=Filters(max_teacher_score=0.5), teacher=lambda anchor, row: scores.get((anchor, row)))
+    assert rows(found) == [[3, 4, 5], [3, 4, 5], [3, 4]]
+    assert found.num_filtered["max_teacher_score"] == 2
+
+
+def test_near_duplicates_of_the_pairs_own_positive_are_refused():
+    found = mined(is_duplicate=lambda positive, row: (positive, row) == (2, 3))
+    assert rows(found) == [[1, 3, 4, 5], [1, 4, 5], [3, 4]]
+    assert found.num_filtered["duplicate"] == 1
+
+
+def test_the_draw_depends_on_the_seed_the_step_and_the_pair_alone():
+    keys = ((1, 0), (1, 0), (2, 0), (1, 8))
+    first, again, other_seed, other_step = (mined(num_negatives=2, seed=seed, step=step) for seed, step in keys)
+    assert [one.tolist() for one in first.chosen] == [one.tolist() for one in again.chosen]
+    assert [one.tolist() for one in first.chosen] != [one.tolist() for one in other_seed.chosen]
+    assert [one.tolist() for one in first.chosen] != [one.tolist() for one in other_step.chosen]
+    alone = choose(RANKING, ANCHORS[:1], POSITIVES[:1], SCORES[:1], KNOWN, num_negatives=2, seed=1, step=0)
+    np.testing.assert_array_equal(alone.chosen[0], first.chosen[0])
+
+
+def test_every_candidate_is_drawn_as_often_as_another():
+    counts = np.zeros(6)
+    for seed in range(400):
+        counts[mined(num_negatives=1, seed=seed).chosen[0]] += 1
+    assert (counts[[1, 3, 4, 5]] > 70).all()
+
+
+def test_ten_refreshes_of_twenty_in_two_hundred_show_a_pair_130_ranks_and_nearly_all_pairs_the_first_ten():
+    num_pairs, depth = 60, 200
+    ranking = Ranking(np.tile(np.arange(depth, dtype=np.int32), (num_pairs, 1)), np.zeros((num_pairs, depth), np.float32))
+    pairs, known = np.arange(num_pairs), [set[int]()] * num_pairs
+    positives, scores = np.full(num_pairs, depth), np.zeros(num_pairs, np.float32)
+    steps = range(0, 10000, 1000)
+    refreshes = [choose(ranking, pairs, positives, scores, known, num_negatives=20, seed=0, step=step).chosen for step in steps]
+    met = [set(np.concatenate(drawn).tolist()) for drawn in zip(*refreshes, strict=True)]
+    assert np.mean([len(ranks) for ranks in met]) == pytest.approx(depth * (1 - 0.9**10), abs=2)
+    assert all(min(ranks) < 10 for ranks in met)
+    assert np.mean(np.array(refreshes) < 10) == pytest.approx(10 / depth, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"filters": Filters(first_rank=0)}, "ranks 0 to 200 hold no candidate"),
+        ({"filters": Filters(first_rank=5, last_rank=4)}, "ranks 5 to 4 hold no candidate"),
+        ({"num_negatives": 0}, "num_negatives is 0; mine at least 1"),
+    ],
+)
+def test_impossible_options_are_refused(options, sentence):
+    with pytest.raises(InputError, match=sentence):
+        mined(**options)

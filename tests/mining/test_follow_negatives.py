@@ -1,0 +1,158 @@
+"""The hooks of a run that follows a miner, or mines itself: nothing that happens to a generation's folder stops them."""
+
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+
+from de_jax.data.stores.corpus import TokenStore
+from de_jax.mining import generations, mining_run
+from de_jax.mining.follow_negatives import FollowNegatives
+from de_jax.mining.generations import Mined
+from de_jax.mining.miner import Miner
+from de_jax.mining.mining_run import MineNegatives
+from de_jax.mining.negatives import MinedNegatives, Switch
+from de_jax.mining.rows_of_pairs import TrainingTexts
+from de_jax.training.mesh import distributed
+from de_jax.training.run.run_folder import Run
+from de_jax.types import TrainState
+
+PAIRS = np.array([[0, 0], [1, 1]], np.int32)
+STATE = TrainState(np.zeros(()), {}, (), np.zeros(()))
+
+
+class Store(TokenStore):
+    """Ids alone; the text x7 is in row 7."""
+
+    num_texts = 0
+
+    def __init__(self):
+        pass
+
+    def rows_of(self, ids):
+        return np.array([int(text_id[1:]) for text_id in ids], np.int64)
+
+
+def write(folder, number, **facts):
+    mined = [Mined(f"q{row}", f"d{row}", [f"d{10 * number + row}"], []) for row in (0, 1)]
+    return generations.write_generation(folder, number, mined, facts).folder
+
+
+@pytest.fixture
+def mined(tmp_path):
+    write(tmp_path, 1, checkpoint_step=0)
+    run = MinedNegatives(tmp_path, None, TrainingTexts("toy", Store(), Store(), PAIRS, {}), num_drawn={"neg_docs": 1})
+    run.begin()
+    return run
+
+
+def logged(mined, steps, between=lambda step: None):
+    """What a look at each of the steps logs; `between` looks may change the folder."""
+    lines = []
+    hook = FollowNegatives(mined, every_steps=1, sinks=[lambda step, facts: lines.append((step, facts))])
+    for step in steps:
+        between(step)
+        assert hook(step, STATE, {}) is None
+        mined.at(step + 8)  # batches are made ahead
+    return dict(lines)
+
+
+def test_a_generation_that_goes_before_its_first_log_is_logged_as_it_was_accepted(tmp_path, mined):
+    def between(step):
+        if step == 1:
+            write(tmp_path, 2, checkpoint_step=1, statistics={"overlap_bm25": 0.25})
+        if step == 2:
+            (tmp_path / "000002" / "manifest.json").write_text("{")
+        if step == 5:
+            shutil.rmtree(tmp_path / "000002")
+
+    lines = logged(mined, range(1, 12), between)
+    assert mined.switches == [Switch(0, 1), Switch(9, 2)]
+    assert lines[8] == {"negatives/generation": 1.0, "negatives/staleness": 8.0}
+    assert lines[9] == {"negatives/generation": 2.0, "negatives/staleness": 8.0, "negatives/overlap_bm25": 0.25}
+
+
+def test_generations_that_come_at_every_look_and_go_at_once_all_come_into_force(tmp_path, mined):
+    def between(step):
+        write(tmp_path, step + 1, checkpoint_step=step)
+        shutil.rmtree(tmp_path / f"{step:06d}")
+
+    lines = logged(mined, range(1, 20), between)
+    assert mined.switches == [Switch(0, 1), *(Switch(step + 8, step + 1) for step in range(1, 20))]
+    assert [lines[step]["negatives/generation"] for step in range(1, 20)] == [1.0] * 8 + [float(n) for n in range(2, 13)]
+
+
+def test_garbage_is_passed_over_with_one_warning_and_the_next_whole_generation_is_taken(tmp_path, mined):
+    def between(step):
+        if step == 1:
+            (write(tmp_path, 2) / "manifest.json").write_text('{"format": "de_jax negatives 1", "parts": 3}')
+        if step == 3:
+            write(tmp_path, 3)
+
+    with warnings.catch_warnings(record=True) as warned:
+        logged(mined, range(1, 6), between)
+    assert mined.switches == [Switch(0, 1), Switch(11, 3)]
+    assert ["generation 2 of the negatives is passed over" in str(warning.message) for warning in warned] == [True]
+
+
+def test_a_generation_that_one_process_does_not_see_comes_into_force_in_none(tmp_path, mined, monkeypatch):
+    write(tmp_path, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(distributed, "all_agree", lambda decision: False)
+        logged(mined, [1])
+    assert mined.switches == [Switch(0, 1)]
+    logged(mined, [2])
+    assert mined.switches == [Switch(0, 1), Switch(10, 2)]
+
+
+@pytest.mark.parametrize("damaged", ["manifest.json", "part-00000.jsonl"])
+def test_a_run_that_mines_itself_passes_over_garbage_and_mines_a_step_again_whose_generation_is_damaged(
+    tmp_path, mined, monkeypatch, damaged
+):
+    steps = []
+    monkeypatch.setattr(mining_run, "mine_generation", lambda run, *args, **options: steps.append(run))
+    write(tmp_path, 2, checkpoint_step=8)
+    (write(tmp_path, 3, checkpoint_step=16) / damaged).write_text("garbage")
+    hook = MineNegatives(lambda step, params: step, mined, Miner(), every_steps=8, num_steps=32)
+    with warnings.catch_warnings(record=True) as warned:
+        for step in range(1, 33):
+            hook(step, STATE, {})
+    assert steps == [16, 24]
+    assert ["generation 3 of the negatives is passed over" in str(warning.message) for warning in warned] == [True]
+
+
+def test_mining_compares_with_the_newest_whole_generation_and_writes_beyond_every_folder(tmp_path, mined, monkeypatch):
+    (write(tmp_path, 2) / "part-00000.jsonl").write_text("")
+    (tmp_path / "000003").mkdir()
+    compared = []
+
+    def mine(embedded, texts, miner, *, previous, score):
+        compared.append(previous)
+        return [Mined("q0", "d0", ["d5"], [])], {}
+
+    monkeypatch.setattr(mining_run, "mine", mine)
+    monkeypatch.setattr(mining_run, "embed", lambda *args, **options: type("Embedded", (), {"folder": None}))
+    run = Run(tmp_path, 8, *[None] * 6)
+    with pytest.warns(UserWarning, match="generation 2 of the negatives is passed over"):
+        generation = mining_run.mine_generation(run, mined, Miner(), keep=False)
+    np.testing.assert_array_equal(compared[0], [[10], [11]])
+    assert (generation.number, generations.numbers(tmp_path)) == (4, [1, 2, 4])
+
+
+def test_a_miner_whose_earlier_generations_were_removed_goes_on_beyond_the_runs_switches(tmp_path, mined):
+    write(tmp_path, 2)
+    logged(mined, [1])
+    for number in (1, 2):
+        shutil.rmtree(tmp_path / f"{number:06d}")
+    assert mined.next_number() == 3
+    write(tmp_path, mined.next_number())
+    logged(mined, [10])
+    assert mined.switches[-1] == Switch(18, 3)
+
+
+def test_a_generation_by_another_runs_checkpoint_has_no_age_here(tmp_path, mined):
+    write(tmp_path, 2, checkpoint_step=5000)
+    lines = logged(mined, range(1, 12))
+    assert lines[8]["negatives/staleness"] == 8.0
+    assert lines[9] == {"negatives/generation": 2.0}
