@@ -81,10 +81,9 @@ def _recipe(args: argparse.Namespace, name: str) -> Recipe:
         "TowerConfig.projection_dim": args.embedding_dim,
         "T5Config.dtype": args.dtype,
         "beir_pairs.max_doc_length": args.doc_length,
-        "NegativeCache.capacity": args.capacity,
-        "NegativeCache.num_negatives": args.num_negatives,
-        "NegativeCache.refresh_fraction": args.refresh_fraction,
     }
+    if name == "cached":
+        settings |= {f"NegativeCache.{size}": getattr(args, size) for size in ("capacity", "num_negatives", "refresh_fraction")}
     bindings = [f"{setting}={value}" for setting, value in settings.items()]
     return measure.read_model(args.model, "recipes/sde.gin", [*bindings, *STEPS[name], *args.gin])
 

@@ -20,6 +20,7 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 install_import_hook("de_jax", "beartype.beartype").__enter__()
 
+IMPORT_TENSORFLOW = ("test_seqio_batches.py", "test_fuzzing.py")
 QUICK_TO_COMPILE = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
 """XLA flags without a setting in JAX; read when the first program is compiled."""
 
@@ -44,6 +45,11 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_collection_modifyitems(items):
+    """What imports TensorFlow comes last: it takes 700 MB of a worker, for as long as that runs."""
+    items.sort(key=lambda item: item.path.name in IMPORT_TENSORFLOW)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory):
     """Each program is compiled once, whichever worker or process it runs in; as commands do it (`command.keep_compiled`)."""
@@ -53,26 +59,19 @@ def compiled_once(tmp_path_factory):
     share_settings({"jax_compilation_cache_dir": str(folder / "xla"), "jax_persistent_cache_min_compile_time_secs": 0.0})
 
 
-@pytest.fixture(scope="module", autouse=True)
-def bounded_memory():
-    """Drops compiled programs between modules once a worker holds 1 GiB: it would grow to several."""
-    yield
-    drop_programs(above=1 << 30)
-
-
 @pytest.fixture(autouse=True)
-def bounded_memory_within_a_module():
-    """Between tests later, as those of a module share programs; one test takes up to 300 MB, and a worker is to stay below 2 GB."""
+def bounded_memory():
+    """Drops compiled programs after a test once a worker holds 1 GiB, 300 MiB of it since it last did: it would grow to several."""
     yield
-    drop_programs(above=1600 << 20)
-
-
-def drop_programs(*, above):
-    if resident_bytes() > above:
+    if resident_bytes() > max(1 << 30, _held["after_dropping"] + (300 << 20)):
         jax.clear_caches()
         gc.collect()
         with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
             ctypes.CDLL(None).malloc_trim(0)
+        _held["after_dropping"] = resident_bytes()
+
+
+_held = {"after_dropping": 0}
 
 
 def resident_bytes():

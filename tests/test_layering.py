@@ -224,7 +224,7 @@ def test_the_checker_objects(module, source, expected):
         ("de_jax.data.text.tokenizing", "import json\ndef f():\n    if True:\n        import sentencepiece"),
         ("de_jax.data.text.tokenizing", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tokenizers"),
         ("de_jax.training.run.fit", "from de_jax.training.step.train_step import TrainStep"),
-        ("de_jax.train", "import gin\nfrom de_jax import configurables, command"),
+        ("de_jax.configurables", "import gin\nfrom de_jax import gin_settings, recipe"),
     ],
 )
 def test_the_checker_accepts(module, source):

@@ -13,6 +13,7 @@ def test_rates_of_encoding_and_search_give_the_seconds_of_a_refresh(printed):
     assert search["refresh_seconds"].keys() == {"exact", "flat"}
 
 
+@pytest.mark.soak
 def test_a_recipe_is_trained_alone_and_beside_a_miner(printed, tmp_path):
     data = toy_run.write_dataset(tmp_path / "toy")
     settings = {

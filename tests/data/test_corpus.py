@@ -227,8 +227,9 @@ def test_what_a_killed_build_left_is_cleared_away(tmp_path, texts_file, tokenize
 
 BUILD_SLOWLY = """
 import sys, time
-from de_jax.data import corpus, text
-tokenizer = text.load_tokenizer(sys.argv[2])
+from de_jax.data.stores import corpus
+from de_jax.data.text import tokenizing
+tokenizer = tokenizing.load_tokenizer(sys.argv[2])
 encode, calls = tokenizer.encode, []
 tokenizer.encode = lambda texts: calls.append(1) or time.sleep(0.5) or encode(texts)
 store = corpus.cached_token_store(sys.argv[1], tokenizer, sys.argv[3], progress=False)

@@ -9,8 +9,8 @@ import pytest
 from pretrained_folders import WORDS, write_sentence_transformer
 
 from de_jax import train
+from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
-from de_jax.recipe import read_recipe
 from de_jax.tools import daft, measure_query_latency
 from de_jax.training.run.run_folder import complete_steps, load_run
 from de_jax.training.run.run_log import read_metrics
@@ -146,19 +146,6 @@ def test_towers_of_two_models_are_aligned_each_with_its_own_tokenizer(aligned):
     run = load_run(aligned[0])
     assert run.query_tokenizer.fingerprint != run.doc_tokenizer.fingerprint
     assert (type(run.model.query.encoder).__name__, type(run.model.doc.encoder).__name__) == ("T5Config", "BertConfig")
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"beir_pairs__num_for_both": 0}, "set beir_pairs.num_for_both = 1000"),
-        ({"Alignment__measure": "ndcg@10"}, "waits for ndcg@10 on the dev set, but there is none"),
-    ],
-)
-def test_towers_that_nothing_can_be_measured_on_are_refused(folders, changes, sentence):
-    recipe = recipe_of(folders, **changes)
-    with pytest.raises(InputError, match=sentence):
-        train._check_alignment(recipe, recipe.data())
 
 
 def test_a_layer_that_the_model_does_not_have_is_refused(folders, tmp_path):

@@ -65,6 +65,7 @@ def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path, n
     run_dirs = [tmp_path / str(number) for number in range(RUNS_PER_KILL * num_kills + 2)]
     changes = {
         **ALL_DEVICES,
+        "T5Config__dropout_rate": 0.1,
         "train__num_steps": 160,
         "train__save_every_steps": 4,
         "train__log_every_steps": 3,

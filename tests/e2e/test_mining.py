@@ -10,6 +10,7 @@ from toy_run import arguments
 
 from de_jax import mine, train
 from de_jax.configurables import read_recipe
+from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import text_hashes
 from de_jax.data.text import beir
 from de_jax.files import outputs
@@ -188,7 +189,7 @@ def test_a_manifest_of_garbage_costs_the_miner_a_warning(dataset_dir, beside, te
 
 
 def opened(recipe, run_dir):
-    return recipe.data(host_index=0, num_hosts=1, row_multiple=1, run_dir=str(run_dir))
+    return recipe.data(share=Share(run_dir=str(run_dir)))
 
 
 def test_two_miners_of_one_folder_are_refused(dataset_dir, beside):
@@ -229,14 +230,17 @@ def test_a_corpus_that_changed_is_refused_by_both_with_the_reason(dataset_dir, t
     ],
 )
 def test_what_cannot_be_mined_beside_a_run_is_refused(dataset_dir, tmp_path, changes, sentence):
+    given = settings(dataset_dir, tmp_path / "run", BESIDE, **changes)
+    if "train__miner" in changes:
+        given = [one for one in given if not one.startswith("--gin.Miner")]
     with pytest.raises(InputError, match=sentence):
-        next(mine.mine(recipe_of(settings(dataset_dir, tmp_path / "run", BESIDE, **changes)), tmp_path / "run"))
+        next(mine.mine(recipe_of(given), tmp_path / "run"))
 
 
 def test_mined_queries_for_documents_of_several_passages_are_refused(dataset_dir, tmp_path):
     recipe = recipe_of(settings(dataset_dir, tmp_path / "run", COLOCATED, beir_pairs__max_passages=2))
     with pytest.raises(InputError, match="mined queries are for documents of one passage"):
-        train._check_negatives(recipe, opened(recipe, tmp_path / "run"))
+        train.check(recipe, tmp_path / "run")
 
 
 def test_a_slow_miner_takes_the_newest_checkpoint_and_skips_those_before(tmp_path):

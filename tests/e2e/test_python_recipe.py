@@ -12,8 +12,9 @@ from de_jax.losses.in_batch import samtone
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.recipe import Logging, Optimization, Recipe
+from de_jax.recipe import Devices, Logging, Optimization, Recipe
 from de_jax.train import train
+from de_jax.training.mesh.sharding import make_mesh
 from de_jax.training.run.run_folder import load_run, read_recipe_file, read_settings
 
 
@@ -31,6 +32,7 @@ def toy_recipe(dataset_dir):
         loss=functools.partial(samtone, same_tower="query", temperature=0.05),
         optimization=Optimization(num_steps=toy_run.SETTINGS["train.num_steps"], learning_rate=0.02),
         logging=Logging(**every),
+        devices=Devices(mesh=functools.partial(make_mesh, data=1)),
     )
 
 

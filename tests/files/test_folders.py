@@ -246,4 +246,4 @@ def test_few_places_remove_folders():
     for path in (path for name in ("de_jax", "tools", "tasks", "benchmarks") for path in (ROOT / name).rglob("*.py")):
         if re.search(r"\brmtree|\brmdir|\bremovedirs", path.read_text()):
             callers.add(path.name)
-    assert callers == {"folders.py", "files.py", "checkpoint.py", "mining_run.py"}
+    assert callers == {"folders.py", "outputs.py", "checkpoint.py", "mining_run.py"}

@@ -66,7 +66,8 @@ def _pairs(folder: Path) -> list[Reader]:
         return plain([record(one) for one in naive_records(path)])
 
     files = {"a.jsonl": jsonl(records), "a.jsonl.gz": jsonl(records), "a.tsv": tsv}
-    return [one_file(folder, f"task local, {name}", name, content, listed(local._read), naive) for name, content in files.items()]
+    read = listed(local._read, skip_empty=False)
+    return [one_file(folder, f"task local, {name}", name, content, read, naive) for name, content in files.items()]
 
 
 def _beir(folder: Path) -> list[Reader]:
@@ -124,7 +125,7 @@ def _multireqa(folder: Path) -> Reader:
 
 
 def _openqa(folder: Path) -> list[Reader]:
-    options = {"max_positives": 2, "max_negatives": 1}
+    options = {"max_positives": 2, "max_negatives": 1, "skip_empty": False}
 
     def passage(one: Any) -> tuple[str, str]:
         text = " ".join([one.get("title") or "", one["text"]]).strip()

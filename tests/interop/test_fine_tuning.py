@@ -190,6 +190,10 @@ def test_texts_longer_than_the_positions_are_refused_before_anything_is_compiled
 
 
 def test_model_without_a_vocabulary_is_to_be_imported_first(folders, tmp_path):
-    shutil.copytree(folders / "plain", tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer.json", "modules.json"))
+    shutil.copytree(
+        folders / "plain",
+        tmp_path / "model",
+        ignore=shutil.ignore_patterns("tokenizer.json", "modules.json", "config_sentence*.json"),
+    )
     with pytest.raises(InputError, match="holds no vocabulary; import it with de-jax import_model --tokenizer="):
         fine_tuning.pretrained_tokenizer(source=str(tmp_path / "model"))()

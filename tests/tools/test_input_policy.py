@@ -220,7 +220,7 @@ COMMANDS_OWN = {
 def test_sentences_of_the_library_name_no_flag_that_only_some_commands_have():
     root = Path(__file__).resolve().parents[2]
     named = set()
-    for path in sorted((root / "de_jax").glob("*/*.py")):
+    for path in sorted((root / "de_jax").glob("*/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "InputError":
                 text = " ".join(

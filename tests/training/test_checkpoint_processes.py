@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 process, address, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(address, 2, process)
-from de_jax.training.checkpoint import Checkpoints
+from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.types import TrainState
 everywhere = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec())
 last, best = Checkpoints(folder + "/checkpoints", keep=2), Checkpoints(folder + "/best", keep=1)
