@@ -14,7 +14,7 @@ def test_every_cell_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path / "cache"))
     notebook = nbformat.read(path, as_version=4)
     (parameters,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    parameters.source += "\nSTEPS, MORE = 40, ['--max_docs=1000']"
+    parameters.source += "\nSTEPS, MORE = 6, ['--max_docs=1000']"
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     pictures = [output for cell in notebook.cells for output in cell.get("outputs", []) if "image/png" in output.get("data", {})]
     assert len(pictures) == 3
