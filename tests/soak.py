@@ -43,6 +43,7 @@ def parse_args(argv):
     parser.add_argument("--kills", type=at_least_1, default=50, help="kills of each command")
     parser.add_argument("--fuzz", type=int, default=10000, help="damaged files that readers are given")
     parser.add_argument("--seed", type=int, default=0, help="the same seed repeats the moments of the kills, and the fuzz")
+    parser.add_argument("--workers", type=at_least_1, default=1, help="tests that run at a time")
     parser.add_argument("--only", default="", help="tests whose name matches, as pytest's -k")
     return parser.parse_args(argv)
 
@@ -53,7 +54,8 @@ def main(argv=None):
     os.environ["DE_JAX_SOAK"] = json.dumps({"kills": args.kills, "seed": args.seed})
     began, outcomes = time.monotonic(), Outcomes()
     with contextlib.redirect_stdout(sys.stderr):
-        code = pytest.main(["-m", "soak", "--timeout=36000", *(["-k", args.only] if args.only else [])], plugins=[outcomes])
+        options = [*(["-n", str(args.workers)] if args.workers > 1 else []), *(["-k", args.only] if args.only else [])]
+        code = pytest.main(["-m", "soak", "--timeout=36000", *options], plugins=[outcomes])
     fuzz = fuzzing.run(args.fuzz, args.seed)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     found = {"tests": dict(outcomes.counts), "failed_tests": outcomes.failed, "failed_fuzz": fuzz["failures"]}

@@ -99,7 +99,7 @@ def test_encoding_killed_again_and_again_ends_byte_equal(finished_run, tmp_path,
     finished = killed("de_jax.tools.encode_corpus", argv, [out_dir / "progress.json" for out_dir in out_dirs], num_kills, rng)
     whole, *others = [{path.name: path.read_bytes() for path in out_dir.iterdir()} for out_dir in out_dirs[:finished]]
     assert others
-    assert sorted(whole) == ["embeddings.npy", "ids.json", "manifest.json"]
+    assert sorted(whole) == ["checksums.json", "embeddings.npy", "ids.json", "manifest.json"]
     for other in others:
         assert other == whole
     assert load_run(finished_run).step == 20
