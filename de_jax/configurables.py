@@ -70,26 +70,19 @@ class Built(NamedTuple):
     """A recipe, and the settings that it was built with."""
 
     recipe: Recipe
-    settings: dict[str, tuple[Any, bool]]  # by name: the value as it was written, or the default, and whether it is the default
+    settings: dict[str, Any]  # by name: the value as it was written, or the default
 
     def as_gin(self) -> str:
         """Every setting that was read, as a gin file."""
         by_part: dict[str, list[str]] = {}
-        for name, (value, _) in sorted(self.settings.items(), key=lambda item: item[0].lower()):
+        for name, value in sorted(self.settings.items(), key=lambda item: item[0].lower()):
             by_part.setdefault(name.rpartition(".")[0], []).append(f"{name} = {value!r}")
         return "\n".join(f"# {part or 'Macros'}\n" + "".join(f"{line}\n" for line in lines) for part, lines in by_part.items())
 
 
 def read(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Settings:
     """What `gin_settings.read` gives, once every setting's name and value were checked."""
-    bound = gin_settings.read(gin_files, bindings, allow_imports=allow_imports)
-    checker = _Builder(bound)
-    for setting, (value, place, is_typed) in bound.items():
-        try:
-            checker.check(setting, value)
-        except InputError as error:
-            raise (error if is_typed else InputError(f"{place}: {error}")) from None
-    return bound
+    return _Builder(gin_settings.read(gin_files, bindings, allow_imports=allow_imports)).bound
 
 
 def build(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Built:
@@ -99,7 +92,7 @@ def build(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_impor
         InputError: what cannot be read, an unknown name, a missing setting, a value that its setting cannot have or that does not
             fit the others, or a setting that nothing reads.
     """
-    builder = _Builder(read(gin_files, bindings, allow_imports=allow_imports))
+    builder = _Builder(gin_settings.read(gin_files, bindings, allow_imports=allow_imports))
     recipe = builder.call("train", "")
     builder.check_all_read()
     return Built(recipe, builder.operative)
@@ -122,14 +115,19 @@ def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | N
 
 
 class _Builder:
-    """Makes objects of what is bound, and remembers what it read for that."""
+    """Makes objects of what is bound, and remembers what it read for that; names and values are checked at once."""
 
     def __init__(self, bound: Settings) -> None:
-        self._bound, self._known = bound, known()
+        self.bound, self._known = bound, known()
         self._read: set[Setting] = set()
         self._called: set[str] = set()
         self._open: list[str] = []
-        self.operative: dict[str, tuple[Any, bool]] = {}
+        self.operative: dict[str, Any] = {}
+        for setting, (value, place, is_typed) in bound.items():
+            try:
+                self._check(setting, value)
+            except InputError as error:
+                raise (error if is_typed else InputError(f"{place}: {error}")) from None
 
     def call(self, name: str, scope: str) -> Any:
         """What a configurable gives with its settings in a scope."""
@@ -155,10 +153,10 @@ class _Builder:
         data, a miner, an alarm. A setting typed on the command line must be read.
         """
         replaced = {part.__name__ for part in _REPLACEABLE} - self._called
-        referred = {part.name for bound in self._bound.values() for part in values_in(bound.value) if isinstance(part, Macro)}
+        referred = {part.name for bound in self.bound.values() for part in values_in(bound.value) if isinstance(part, Macro)}
         unread = [
             str(setting)
-            for setting, bound in self._bound.items()
+            for setting, bound in self.bound.items()
             if setting not in self._read
             and (bound.is_typed or setting.name not in replaced | (set() if setting.parameter else referred))
         ]
@@ -174,9 +172,7 @@ class _Builder:
         configurable, found = self._known[name], self._collected(name, scope)
         allowed = hints_of(configurable) or {}
         defaults = {key: default for key, default in defaults_of(configurable).items() if is_literal(default)}
-        written = {key: (default, True) for key, default in defaults.items()} | {
-            key: (bound.value, False) for key, bound in found.items()
-        }
+        written = defaults | {key: bound.value for key, bound in found.items()}
         self.operative |= {str(Setting(scope, name, key)): value for key, value in written.items()}
         values = {key: self._value(bound.value, scope) for key, bound in found.items()}
         for key, value in values.items():
@@ -193,9 +189,9 @@ class _Builder:
             found |= self._collected(group.__name__, scope)
         parts = scope.split("/") if scope else []
         for outer in ("/".join(parts[:number]) for number in range(len(parts) + 1)):
-            own = [setting for setting in self._bound if setting.parameter and (setting.scope, setting.name) == (outer, name)]
+            own = [setting for setting in self.bound if setting.parameter and (setting.scope, setting.name) == (outer, name)]
             self._read.update(own)
-            found |= {setting.parameter: self._bound[setting] for setting in own}
+            found |= {setting.parameter: self.bound[setting] for setting in own}
         return found
 
     def _value(self, value: Any, scope: str) -> Any:
@@ -216,10 +212,10 @@ class _Builder:
     def _macro(self, macro: Macro) -> Any:
         setting = Setting("", macro.name)
         self._read.add(setting)
-        self.operative[macro.name] = (self._bound[setting].value, False)
-        return self._bound[setting].value
+        self.operative[macro.name] = self.bound[setting].value
+        return self.bound[setting].value
 
-    def check(self, setting: Setting, value: Any) -> None:
+    def _check(self, setting: Setting, value: Any) -> None:
         """Whether there is such a setting, and its value is one that it can have; a reference is checked when it is called."""
         for part in values_in(value):
             if isinstance(part, Reference):
@@ -248,7 +244,7 @@ class _Builder:
         def replace(part: Any) -> Any:
             if not isinstance(part, Macro):
                 return part
-            bound = self._bound.get(Setting("", part.name))
+            bound = self.bound.get(Setting("", part.name))
             if bound is None or part.name in above:
                 what = "nothing" if bound is None else "itself"
                 raise InputError(f"%{part.name} stands for {what}; write {part.name} = and its value.")

@@ -111,6 +111,7 @@ def test_runs_alternate_and_ratios_are_taken_within_a_repeat():
     assert ratios == {"median": 2.0, "min": 1.0, "max": 3.0}
 
 
+@pytest.mark.soak
 def test_the_memory_of_an_evaluation_is_measured_in_a_process_of_its_own():
     sizes = ["--num_docs=300", "--num_queries=20", "--doc_words=20"]
     command = [sys.executable, "-m", "benchmarks.evaluation_memory", *sizes]

@@ -66,6 +66,7 @@ def aligned(folders):
     return folders / "aligned", changes, stage1(folders, folders / "aligned", **changes)
 
 
+@pytest.mark.soak
 def test_one_command_gives_a_pair_of_towers_and_pictures(folders, tmp_path, capsys):
     command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
     command += ["--query_layers", "0", "--num_align_steps=4", "--num_steps=3", "--gin1.Alignment.delta=-1e9"]
@@ -106,6 +107,7 @@ def test_every_number_of_layers_gives_a_pair_of_its_own(folders, tmp_path, monke
     assert list(json.loads(capsys.readouterr().out)["systems"]) == ["model", "1_layer", "0_layers"]
 
 
+@pytest.mark.soak
 def test_without_alignment_the_same_command_trains_both_towers_at_once_and_gives_the_same_again(folders, tmp_path, capsys):
     command = [f"--model={folders / 'with_head'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", *SMALL]
     command += ["--query_layers", "0", "--num_align_steps=0", "--num_steps=3"]

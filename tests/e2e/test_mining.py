@@ -109,6 +109,7 @@ def test_a_colocated_run_that_dies_while_it_mines_or_switches_ends_bit_equal(
     assert_equal_params(run_dir, colocated)
 
 
+@pytest.mark.soak
 def test_a_miner_beside_a_run_mines_its_newest_checkpoint_and_says_what_it_mined(dataset_dir, tmp_path, capsys, stop_at):
     run_dir = tmp_path / "run"
     argv = settings(dataset_dir, run_dir, BESIDE)

@@ -5,6 +5,7 @@ import shutil
 
 import jax
 import numpy as np
+import pytest
 from toy_run import SETTINGS, arguments
 
 from de_jax import train
@@ -32,6 +33,7 @@ def logged(run_dir):
     return [line for line in lines if "loss" in line]
 
 
+@pytest.mark.soak
 def test_a_run_with_a_cache_learns_and_continues_exactly(dataset_dir, tmp_path):
     argv = with_cache(dataset_dir, tmp_path)
     train.main(argv)

@@ -43,6 +43,7 @@ def settings(dataset_dir, run_dir, loss="dance", **changes):
     return [one for one in found if not one.startswith("--gin.samtone")]
 
 
+@pytest.mark.soak
 def test_a_newer_generation_comes_into_force_and_a_run_that_repeats_its_switches_ends_bit_equal(dataset_dir, tmp_path):
     run_dir, again_dir = tmp_path / "run", tmp_path / "again"
     for folder in (run_dir, again_dir):
@@ -65,6 +66,7 @@ def test_a_run_without_any_generation_says_how_to_make_one_and_leaves_nothing(da
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.soak
 def test_passages_are_trained_mined_scored_and_evaluated_by_the_best_one(dataset_dir, tmp_path, capsys):
     run_dir = tmp_path / "run"
     changes = {"beir_pairs__max_passages": 3, "beir_pairs__max_doc_length": 12, "beir_pairs__num_neg_queries": 0}

@@ -72,6 +72,7 @@ def assert_same_run(run_dir, other_dir):
     assert load_run(run_dir, "best").step == load_run(other_dir, "best").step
 
 
+@pytest.mark.soak
 def test_two_processes_that_stop_together_on_sigterm_leave_a_run_that_ends_as_that_of_one_does(dataset_dir, tmp_path):
     """They train and evaluate on a mesh that spans both; here one process continues, in the soak both do."""
     options = {**FSDP, "beir_pairs.dev_split": "dev", "train.evaluate_every_steps": 3}

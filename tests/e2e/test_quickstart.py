@@ -18,7 +18,8 @@ T5Config.mlp_dim = 32
 """
 
 
-@pytest.mark.parametrize("is_small", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["small", "as it is"])
+@pytest.mark.soak
+@pytest.mark.parametrize("is_small", [True, False], ids=["small", "as it is"])
 def test_quickstart_writes_its_report_and_pictures_and_runs_again_at_once(tmp_path, monkeypatch, capsys, is_small):
     """As it is with few documents, `tests/wheel.sh` runs it too."""
     monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path / "cache"))

@@ -67,6 +67,7 @@ def steps(monkeypatch):
     steps.close()
 
 
+@pytest.mark.soak
 def test_nothing_is_compiled_and_nothing_waited_for_between_logs(steps, dataset_dir, tmp_path):
     """Logged every 5 updates, each line one update late; evaluated every 10, saved every 20, and all with the last update."""
     periods = {**ALL_DEVICES, "train__log_every_steps": 5, "train__evaluate_every_steps": 10, "train__save_every_steps": 20}

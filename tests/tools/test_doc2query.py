@@ -61,6 +61,7 @@ def params_of(run_dir):
     return jax.tree.map(np.asarray, load_generator(run_dir).params)
 
 
+@pytest.mark.soak
 def test_a_stopped_training_continues_to_the_same_bits(dataset_dir, run_dir, tmp_path, monkeypatch, capsys):
     save = SaveCheckpoints.__call__
 

@@ -35,6 +35,7 @@ def test_packed_texts_are_fewer_rows(capsys):
     assert packed["memory_gib"]["temporaries"] <= padded["memory_gib"]["temporaries"]
 
 
+@pytest.mark.soak
 def test_mined_negatives_and_passages_are_planned_with_the_batch(capsys):
     shape = ["--gin_file=recipes/sde.gin", *RECIPE[1:], *SMALL, "--batch_size=16", "--query_length=8", "--doc_length=16"]
     mined = ["--gin.train.loss=@ance", "--gin.beir_pairs.negatives_dir=some", "--gin.beir_pairs.num_neg_docs=3"]
@@ -49,6 +50,7 @@ def test_mined_negatives_and_passages_are_planned_with_the_batch(capsys):
     assert 1.5 < with_passages / with_negatives < 2
 
 
+@pytest.mark.soak
 def test_plan_for_a_tpu_says_whether_it_fits(capsys):
     pytest.importorskip("libtpu")
     plan_run.main([*RECIPE, *SMALL, "--batch_size=32", "--query_length=8", "--doc_length=16", "--topology=v6e:2x2"])
