@@ -20,6 +20,7 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 install_import_hook("de_jax", "beartype.beartype").__enter__()
 
+M_ARENA_MAX = -8  # of glibc's malloc.h
 IMPORT_TENSORFLOW = ("test_seqio_batches.py", "test_fuzzing.py")
 QUICK_TO_COMPILE = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
 """XLA flags without a setting in JAX; read when the first program is compiled."""
@@ -28,6 +29,8 @@ QUICK_TO_COMPILE = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusio
 def pytest_configure(config):
     """Tests compile much and compute little, so they and the processes they start compile without XLA's optimizations."""
     config.pluginmanager.register(timing)
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)  # what threads free is whole again, so that it can be returned
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_TO_COMPILE}"
     share_settings({"jax_disable_most_optimizations": True})
 
@@ -37,6 +40,16 @@ def share_settings(settings):
     for name, value in settings.items():
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def freed_memory_is_returned():
+    """Commands keep it for the process that they have to themselves (`command.keep_freed_memory`); a worker runs many."""
+    from de_jax import command
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "keep_freed_memory", lambda: None)
+        yield
 
 
 def pytest_collection_finish():

@@ -121,6 +121,7 @@ def test_the_memory_of_an_evaluation_is_measured_in_a_process_of_its_own():
     assert 50 < report["peak_mib"] < 4096
 
 
+@pytest.mark.soak
 def test_generation_stands_beside_transformers_with_the_same_texts(run):
     sizes = ("--num_docs", "3", "--docs_per_batch", "2", "--num_queries", "2", "--max_length", "3", "--num_compared", "2")
     report = run("generate_throughput", *sizes, "--repeats", "1", small=())
@@ -139,6 +140,7 @@ def test_relevance_stands_beside_rouge_score_with_the_same_numbers(run, tmp_path
     assert report["speedup"]["median"] > 0
 
 
+@pytest.mark.soak
 def test_a_negative_cache_takes_the_memory_that_was_predicted(run):
     sizes = ("--batch_size", "4", "--query_length", "8", "--doc_length", "16", "--embedding_dim", "8", "--capacity", "1024")
     small = ("--model=tiny", "--repeats=1", "--num_steps=1", "--num_negatives=2", "--gin=make_mesh.data=1", ONE_LAYER)

@@ -59,7 +59,8 @@ def at_step(monkeypatch, step, do):
     monkeypatch.setattr(run_log, "progress_sink", sink)
 
 
-@pytest.mark.parametrize("num_bytes", [0, pytest.param(9000, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("num_bytes", [0, 9000])
 def test_full_disk_while_a_checkpoint_is_written(capsys, monkeypatch, small_disk, dataset_dir, finished_run, num_bytes):
     run_dir = small_disk.folder / "run"
     argv = arguments(dataset_dir, run_dir, train__save_every_steps=5)

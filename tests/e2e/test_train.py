@@ -55,6 +55,7 @@ def test_run_that_is_terminated_saves_and_ends_bit_equal(finished_run, dataset_d
     assert [line["step"] for line in kept if "loss" in line] == [5, 10, 15, 20]
 
 
+@pytest.mark.soak
 def test_second_stage_starts_from_the_first_and_traces_the_steps_it_was_asked_to(finished_run, dataset_dir, tmp_path):
     run_dir = tmp_path / "stage2"
     recipe = "recipes/sde.gin"

@@ -209,7 +209,6 @@ def test_a_command_has_keep_identical_ids_where_it_leaves_such_documents_out(nam
 
 
 COMMANDS_OWN = {
-    "de_jax/arguments.py",  # it adds the flags that it names
     "de_jax/evaluation/sentences.py",  # evaluate_sentences
     "de_jax/training/mesh/distributed.py",  # train
     "de_jax/training/mesh/plan.py",  # plan_run

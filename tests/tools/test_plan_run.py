@@ -26,6 +26,7 @@ def test_plan_of_simulated_devices_is_one_json_object(capsys):
     assert report["executed_flops"] > report["useful_flops"] > 0  # chunks are computed twice
 
 
+@pytest.mark.soak
 def test_packed_texts_are_fewer_rows(capsys):
     shape = ["--batch_size=32", "--query_length=8", "--doc_length=16", "--topology=cpu:2"]
     plan_run.main([*RECIPE, *SMALL, *shape])
@@ -77,6 +78,7 @@ def test_plan_that_cannot_be_meant_is_refused(arguments, message):
         plan_run.main([*RECIPE, *SMALL, *arguments])
 
 
+@pytest.mark.soak
 def test_a_negative_cache_lies_in_equal_shares_on_the_devices(capsys):
     shape = ["--batch_size=16", "--query_length=8", "--gin.beir_pairs.max_doc_length=16", "--gin.TowerConfig.projection_dim=8"]
     cache = [

@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from de_jax.files import folders
 
 ROUNDS = 12
@@ -32,6 +34,7 @@ best.close()
 """
 
 
+@pytest.mark.soak
 def test_saving_to_two_folders_at_once_ends(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
