@@ -56,14 +56,6 @@ def effective_rank(embeddings: Float[np.ndarray, "n D"]) -> float:
     return float(np.exp(-np.sum(shares * np.log(shares))))
 
 
-def mean_pairwise_cosine(embeddings: Float[np.ndarray, "n D"]) -> float:
-    """Mean cosine of all pairs of different rows: near 0 for an even spread, 1 for a collapsed tower."""
-    unit = _unit(_several(embeddings))
-    total = np.sum(unit, axis=0)  # the sum over all pairs is the square of the sum
-    num_rows = len(unit)
-    return float((np.dot(total, total) - np.sum(np.square(unit))) / (num_rows * (num_rows - 1)))
-
-
 def pair_distances(rows: Float[np.ndarray, "n D"], others: Float[np.ndarray, "m D"] | None = None) -> Float[np.ndarray, " p"]:
     """Cosine distances, 0 to 2, of all pairs of different rows, or of each row with each of the others."""
     if others is not None:

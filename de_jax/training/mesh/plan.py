@@ -82,10 +82,6 @@ class Estimate(NamedTuple):
     compute_seconds: float
     collective_seconds: float
 
-    @property
-    def step_seconds(self) -> float:
-        return max(self)
-
 
 def open_topology(name: str) -> Topology:
     """The devices that a name such as "v5e:16x16" or "cpu:8" stands for; simulated ones before JAX has looked for devices.
