@@ -85,7 +85,7 @@ def _score(recipe: Recipe, run: Run, dataset_dir: Path, dataset: beir.Dataset) -
     plots.embedding_map(query_embeddings, answers, run.run_dir / "embeddings.png", title="Test queries and their documents")
     return {
         **{name: metrics.evaluate(found, dataset.queries.ids, dataset.docs.ids, dataset.qrels) for name, found in scores.items()},
-        "alignment": analysis.alignment(query_embeddings, answers),
+        "alignment": analysis.pair_alignment(query_embeddings, answers),
         "uniformity": analysis.uniformity(answers),
     }
 

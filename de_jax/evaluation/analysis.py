@@ -17,10 +17,10 @@ BLOCK_ROWS = 2048
 """Rows of the n x n comparisons held at a time."""
 
 
-def alignment(queries: Float[np.ndarray, "n D"], docs: Float[np.ndarray, "m E"]) -> float:
+def pair_alignment(queries: Float[np.ndarray, "n D"], docs: Float[np.ndarray, "m E"]) -> float:
     """Mean squared distance of matching pairs after L2 normalisation, 0 (equal) to 4 (opposite).
 
-    Wang and Isola (2020), alignment with exponent 2.
+    Wang and Isola (2020), alignment with exponent 2. DAFT's alignment of two towers is in `training.hooks.alignment`.
     """
     if queries.shape != docs.shape or not len(queries):
         raise InputError(f"pairs are aligned by row, but there are queries {queries.shape} and documents {docs.shape}.")

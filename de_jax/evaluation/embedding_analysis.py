@@ -134,7 +134,7 @@ def analyse(texts: Texts, *, depth: int = 100, seed: int = 0) -> Analysis:
         "num_judged_docs": len(backward.ids),
         "num_sampled": {"query": len(queries), "doc": len(docs)},
         "distances": {kind: {"mean": rounded(np.mean(d)), "variance": rounded(np.var(d))} for kind, d in distances.items()},
-        "alignment": rounded(analysis.alignment(*of_pairs)),
+        "alignment": rounded(analysis.pair_alignment(*of_pairs)),
         **{
             measure.__name__: {"query": rounded(measure(queries)), "doc": rounded(measure(docs))}
             for measure in (analysis.uniformity, analysis.effective_rank)

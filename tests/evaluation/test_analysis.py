@@ -25,13 +25,13 @@ def test_measures_equal_loops_over_pairs(rows, monkeypatch):
     assert analysis.uniformity(rows) == pytest.approx(math.log(potential), abs=1e-9)
     docs = rows[::-1].copy()
     distances = [np.sum((x - y) ** 2) for x, y in zip(unit, unit[::-1], strict=True)]
-    assert analysis.alignment(rows, docs) == pytest.approx(np.mean(distances), abs=1e-9)
+    assert analysis.pair_alignment(rows, docs) == pytest.approx(np.mean(distances), abs=1e-9)
 
 
 def test_measures_do_not_see_the_length_of_a_row(rows):
     scaled = rows * np.linspace(0.1, 9, 30, dtype=np.float32)[:, None]
     assert analysis.uniformity(scaled) == pytest.approx(analysis.uniformity(rows), abs=1e-5)
-    assert analysis.alignment(scaled, rows) == pytest.approx(0, abs=1e-9)
+    assert analysis.pair_alignment(scaled, rows) == pytest.approx(0, abs=1e-9)
 
 
 def test_collapsed_embeddings_have_the_extreme_values():
@@ -42,7 +42,7 @@ def test_collapsed_embeddings_have_the_extreme_values():
 
 def test_opposite_pairs_are_four_apart():
     rows = np.eye(3, dtype=np.float32)
-    assert analysis.alignment(rows, -rows) == pytest.approx(4)
+    assert analysis.pair_alignment(rows, -rows) == pytest.approx(4)
 
 
 def test_effective_rank_counts_equally_used_dimensions():
@@ -57,4 +57,4 @@ def test_too_few_rows_are_refused():
         with pytest.raises(InputError, match="1 embeddings have no pairs"):
             measure(one)
     with pytest.raises(InputError, match="aligned by row"):
-        analysis.alignment(one, np.ones((2, 3), np.float32))
+        analysis.pair_alignment(one, np.ones((2, 3), np.float32))
