@@ -256,7 +256,7 @@ class Recipe:
         return self._first_state(self.model)
 
     def train_step(self, params: Params) -> TrainStep:
-        """One update of these parameters, arrays or their shapes; see `training.train_step`."""
+        """One update of these parameters, arrays or their shapes; see `training.step.train_step`."""
         return self._step_of(self.trained, params)
 
     def memory_settings(self, batch_size: int) -> dict[str, Any]:
