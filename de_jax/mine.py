@@ -28,9 +28,6 @@ from de_jax.settings import PositiveFloat, name_of, numeric
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, Run, complete_steps, load_run
 from de_jax.types import InputError
 
-DEV_DEPTH = 101
-"""Documents ranked for a dev query: Recall@100 where the query itself is in the corpus."""
-
 
 def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_seconds: float = 5.0) -> Iterator[Generation]:
     """Mines by the run's newest checkpoint, again and again as there are newer ones; ends when the run's last is reached.

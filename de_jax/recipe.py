@@ -93,7 +93,7 @@ class Initialization:
     Attributes:
         seed: of fresh parameters and of dropout.
         init_from: a run or a pretrained model whose parameters are the first ones here (PAIR's second stage), as
-            `interop.checkpoints.read` knows them; or {"query": one, "doc": another}. None for fresh ones.
+            `interop.any_model.read` knows them; or {"query": one, "doc": another}. None for fresh ones.
         init_new: patterns of parameters that start fresh although there is an `init_from`.
         init_layers: for a tower of fewer layers than its source has, which of them it starts from, such as {"query": (0, 6)}.
     """
@@ -256,7 +256,7 @@ class Recipe:
         return self._first_state(self.model)
 
     def train_step(self, params: Params) -> TrainStep:
-        """One update of these parameters, arrays or their shapes; see `training.train_step`."""
+        """One update of these parameters, arrays or their shapes; see `training.step.train_step`."""
         return self._step_of(self.trained, params)
 
     def memory_settings(self, batch_size: int) -> dict[str, Any]:

@@ -12,7 +12,6 @@ Axis letters used in every shape of this code base:
     R   rows of packed texts                      S   texts that such a row has room for
     H   attention heads                           q   queries of a search
     n   documents of a corpus                     k   depth of a ranking
-    K   candidates of a softmax, slots of a cache
     K   candidates of a softmax, slots of a negative cache
 """
 
@@ -86,7 +85,7 @@ class Embeddings(NamedTuple):
 
 
 class CachedDocs(NamedTuple):
-    """Documents of earlier batches with their embeddings, to draw negatives from; see `training.negative_cache`."""
+    """Documents of earlier batches with their embeddings, to draw negatives from; see `training.step.negative_cache`."""
 
     tokens: Array  # [K, Ld] int32, padded
     query_id: Array  # [K] int32: of the pair that the document came with last

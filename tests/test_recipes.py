@@ -9,7 +9,7 @@ from pretrained_folders import write_encoder
 
 from de_jax import configurables
 from de_jax.configurables import read_recipe
-from de_jax.interop import checkpoints
+from de_jax.interop import any_model
 from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.tower import PARTS
 from de_jax.recipe import HardNegatives
@@ -91,7 +91,7 @@ def test_ances_head_on_roberta_is_new_and_scores_by_dot_products(tmp_path):
         initial_params(built.initialization.init_from, fresh)
     started, there = (
         initial_params(built.initialization.init_from, fresh, new=(".*/projection/.*",))["shared"],
-        checkpoints.read(tmp_path).params,
+        any_model.read(tmp_path).params,
     )
     np.testing.assert_array_equal(started["projection"]["kernel"], fresh["shared"]["projection"]["kernel"])
     for part in ("embedder", "encoder"):

@@ -32,7 +32,7 @@ from de_jax.data.text import beir, input_policy
 from de_jax.evaluation import dev_scores, latency
 from de_jax.evaluation.task import Policy, beir_tasks, evaluate
 from de_jax.files import outputs
-from de_jax.interop import checkpoints
+from de_jax.interop import any_model
 from de_jax.interop.pretrained import Pretrained
 from de_jax.recipe import Recipe
 from de_jax.reports import daft_plots, daft_report
@@ -124,7 +124,7 @@ def _train(recipe: Recipe, run_dir: Path) -> None:
 
 def _import(args: argparse.Namespace, folder: Path) -> None:
     """The model as a run, its lengths those that it is trained and tested with."""
-    pretrained: Pretrained = checkpoints.read(args.model)
+    pretrained: Pretrained = any_model.read(args.model)
     if pretrained.query_tokenizer is None or pretrained.doc_tokenizer is None:
         raise InputError(f"{args.model} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>.")
     write_run(

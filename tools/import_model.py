@@ -19,7 +19,7 @@ import jax
 
 from de_jax import command
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, with_prompt
-from de_jax.interop import checkpoints
+from de_jax.interop import any_model
 from de_jax.interop.huggingface import POOLING
 from de_jax.interop.pretrained import Pretrained, paired
 from de_jax.models.tower import TowerConfig
@@ -30,9 +30,9 @@ from de_jax.types import InputError
 def main(argv: list[str] | None = None) -> None:
     """The command; prints what was written as a JSON object, and what was assumed on stderr too."""
     args = _parse_args(argv)
-    pretrained = checkpoints.read(args.source, ignored=args.ignored, pooling=args.pooling)
+    pretrained = any_model.read(args.source, ignored=args.ignored, pooling=args.pooling)
     if args.doc_source:
-        pretrained = paired(pretrained, checkpoints.read(args.doc_source, ignored=args.ignored, pooling=args.pooling))
+        pretrained = paired(pretrained, any_model.read(args.doc_source, ignored=args.ignored, pooling=args.pooling))
     described = _described(pretrained, args)
     write_run(args.run_dir, pretrained.params, **described)
     report = {

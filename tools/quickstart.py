@@ -22,7 +22,7 @@ from de_jax import command
 from de_jax.configurables import read_recipe
 from de_jax.data.sources.training_set import open_stores
 from de_jax.data.text import beir, pydocs, tokenizing
-from de_jax.evaluation import analysis, metrics
+from de_jax.evaluation import geometry, metrics
 from de_jax.files import outputs
 from de_jax.recipe import Recipe
 from de_jax.reports import plots
@@ -85,8 +85,8 @@ def _score(recipe: Recipe, run: Run, dataset_dir: Path, dataset: beir.Dataset) -
     plots.embedding_map(query_embeddings, answers, run.run_dir / "embeddings.png", title="Test queries and their documents")
     return {
         **{name: metrics.evaluate(found, dataset.queries.ids, dataset.docs.ids, dataset.qrels) for name, found in scores.items()},
-        "alignment": analysis.alignment(query_embeddings, answers),
-        "uniformity": analysis.uniformity(answers),
+        "alignment": geometry.pair_alignment(query_embeddings, answers),
+        "uniformity": geometry.uniformity(answers),
     }
 
 

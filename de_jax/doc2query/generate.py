@@ -43,7 +43,7 @@ def generate_to_dir(
     Args:
         run: the generator.
         store: the documents, by the run's tokenizer.
-        out_dir: an expansion that is absent, or begun or completed by the same call; see `data.expansion_files`.
+        out_dir: an expansion that is absent, or begun or completed by the same call; see `expansion.generated_queries`.
         decoding: how.
         seed: of all draws.
         docs_per_batch: documents at a time, of each device.

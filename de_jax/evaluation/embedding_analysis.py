@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.beir import Qrels
-from de_jax.evaluation import analysis, metrics
+from de_jax.evaluation import geometry, metrics
 from de_jax.evaluation.metrics import Results
 from de_jax.evaluation.task import Policy, Task, encoded
 from de_jax.files import outputs
@@ -119,9 +119,9 @@ def analyse(texts: Texts, *, depth: int = 100, seed: int = 0) -> Analysis:
     of_pairs = texts.queries[pairs[:, 0]], texts.docs[pairs[:, 1]]
     queries, docs = (rows[np.sort(rng.permutation(len(rows))[:MAX_TEXTS])] for rows in (texts.queries, texts.docs))
     distances = {
-        "query - query": analysis.pair_distances(queries),
-        "document - document": analysis.pair_distances(docs),
-        "query - document": analysis.pair_distances(queries, docs),
+        "query - query": geometry.pair_distances(queries),
+        "document - document": geometry.pair_distances(docs),
+        "query - document": geometry.pair_distances(queries, docs),
         "query - relevant document": 1 - _cosines(*of_pairs),
     }
     ratios = _ratios(*of_pairs, rng)
@@ -134,10 +134,10 @@ def analyse(texts: Texts, *, depth: int = 100, seed: int = 0) -> Analysis:
         "num_judged_docs": len(backward.ids),
         "num_sampled": {"query": len(queries), "doc": len(docs)},
         "distances": {kind: {"mean": rounded(np.mean(d)), "variance": rounded(np.var(d))} for kind, d in distances.items()},
-        "alignment": rounded(analysis.alignment(*of_pairs)),
+        "alignment": rounded(geometry.pair_alignment(*of_pairs)),
         **{
             measure.__name__: {"query": rounded(measure(queries)), "doc": rounded(measure(docs))}
-            for measure in (analysis.uniformity, analysis.effective_rank)
+            for measure in (geometry.uniformity, geometry.effective_rank)
         },
         "cosine_of_top_document": summary(top_cosines),
         "cosine_of_relevant_document": summary(1 - distances["query - relevant document"]),
@@ -223,14 +223,14 @@ def _groups(texts: Texts, forward: _Search, backward: _Search) -> dict[str, Any]
     """The measure of both directions by groups of the texts that search: how often they are found, how far off they are."""
     rows = {doc_id: row for row, doc_id in enumerate(texts.doc_ids)}
     off = {
-        DIRECTIONS[0]: analysis.detaching_distances(texts.queries),
-        DIRECTIONS[1]: analysis.detaching_distances(texts.docs)[[rows[doc_id] for doc_id in backward.ids]],
+        DIRECTIONS[0]: geometry.detaching_distances(texts.queries),
+        DIRECTIONS[1]: geometry.detaching_distances(texts.docs)[[rows[doc_id] for doc_id in backward.ids]],
     }
     groups = {}
     for direction, search, other in zip(DIRECTIONS, (forward, backward), (backward, forward), strict=True):
         values = np.array([search.measures.get(text_id, np.nan) for text_id in search.ids])
         recall_depth = min(other.depth, -(-2 * len(search.ids) // len(other.ids)))
-        frequency, distances = analysis.recall_frequency(other.results, search.ids, depth=recall_depth), off[direction]
+        frequency, distances = geometry.recall_frequency(other.results, search.ids, depth=recall_depth), off[direction]
         by_frequency = {
             name: (frequency >= low) & (frequency <= (np.inf if high is None else high))
             for name, (low, high) in FREQUENCIES.items()

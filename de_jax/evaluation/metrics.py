@@ -57,20 +57,6 @@ def evaluate(
     return evaluate_results(results, qrels, measures=measures)
 
 
-def per_query(
-    ranking: Ranking,
-    query_ids: Sequence[str],
-    doc_ids: Sequence[str],
-    qrels: Qrels,
-    *,
-    measures: Sequence[str] = MEASURES,
-    drop_identical_ids: bool = True,
-) -> dict[str, dict[str, float]]:
-    """The measures of each query of `qrels`, by query id; arguments as for `evaluate`."""
-    results = results_of(ranking, query_ids, doc_ids, drop_identical_ids=drop_identical_ids)
-    return score_results(results, qrels, measures=measures)
-
-
 def results_of(ranking: Ranking, query_ids: Sequence[str], doc_ids: Sequence[str], *, drop_identical_ids: bool = True) -> Results:
     """A ranking with ids in the place of rows; row -1 is no document.
 

@@ -116,7 +116,7 @@ def open_expansion(
     """The documents of a corpus with the queries of an expansion, which are tokenized on first use.
 
     Args:
-        expansion: see `expansion_files.queries_by_row`.
+        expansion: see `generated_queries.queries_by_row`.
         tokenizer: of the document tower.
         cache_dir: holds their tokens.
         is_part: `docs` may be a part of the expansion's corpus.

@@ -41,7 +41,7 @@ def tokenized_queries(queries: Sequence[Sequence[str]], tokenizer: Tokenizer, ca
     """Tokenizes the queries of every document, once; kept in the cache.
 
     Args:
-        queries: of each document of the corpus; see `expansion_files.queries_by_row`.
+        queries: of each document of the corpus; see `generated_queries.queries_by_row`.
         tokenizer: the document tower's.
         cache_dir: holds the stores.
     """

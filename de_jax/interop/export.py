@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from de_jax.files.folders import atomic_dir
-from de_jax.interop import plain, sentence_transformers_export, serving, t5x
+from de_jax.interop import safetensors_model, sentence_transformers_export, serving, t5x
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
 
 FORMATS: dict[str, Callable[[Path, Run], None]] = {
     "sentence_transformers": sentence_transformers_export.write,
-    "safetensors": plain.write,
+    "safetensors": safetensors_model.write,
     "t5x": lambda folder, run: t5x.write(folder / f"checkpoint_{run.step}", run.model, run.params, run.step),
     "serving": serving.write,
 }

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.interop import checkpoints, huggingface
+from de_jax.interop import any_model, huggingface
 from de_jax.interop.pretrained import Pretrained
 from de_jax.models.bert import BertConfig
 from de_jax.models.layer_stack import Remat
@@ -54,7 +54,7 @@ def pretrained_tower(
     remat: Remat | None = None,
     scan_layers: bool | None = None,
 ) -> TowerConfig:
-    """The tower of a model that `checkpoints.read` knows; its parameters come by `train.init_from`.
+    """The tower of a model that `any_model.read` knows; its parameters come by `train.init_from`.
 
     Args:
         source: a folder, or a name of the Hugging Face hub.
@@ -256,10 +256,10 @@ def _placed_params(source: str, sizes: Params, fresh: Params, kept: Mapping[str,
         ),
         sizes,
     )
-    if checkpoints.is_run(folder := checkpoints.folder_of(source)):
+    if any_model.is_run(folder := any_model.folder_of(source)):
         return _by_path(load_params(folder, like))  # each host reads its share alone
     place = lambda array, leaf: jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: array[index])  # noqa: E731
-    return _by_path(jax.tree.map(place, checkpoints.read(folder).params, like))
+    return _by_path(jax.tree.map(place, any_model.read(folder).params, like))
 
 
 def _by_path(params: Params) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def _by_path(params: Params) -> dict[str, Any]:
 def _sizes(source: str) -> Pretrained:
     if not source:
         raise InputError("no pretrained model is named; add --gin.MODEL=<folder or hub name> with recipes/fine_tune.gin.")
-    return checkpoints.read(source, only_sizes=True)
+    return any_model.read(source, only_sizes=True)
 
 
 def _checked(tower: str) -> str:

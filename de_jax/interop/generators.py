@@ -7,7 +7,7 @@ from pathlib import Path
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.doc2query.generator_run import DESCRIPTION_FILE, GeneratorRun, is_generator_run, load_generator
 from de_jax.interop import huggingface, huggingface_generator
-from de_jax.interop.checkpoints import folder_of
+from de_jax.interop.any_model import folder_of
 from de_jax.types import InputError
 
 QUERY_LENGTH = 64

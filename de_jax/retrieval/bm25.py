@@ -16,7 +16,8 @@ class BM25Index:
     """Documents scored by their words: bm25s in Lucene's form, English stop words removed, Snowball stems.
 
     A document is its title, a space and its text, as `de_jax.data.text.beir` reads it. With the defaults nDCG@10 is .676 on
-    SciFact, .318 on NFCorpus and .343 on Cranfield. Equal scores stand as in `ExactIndex`.
+    SciFact, .318 on NFCorpus and .343 on Cranfield; `stemmer` and `stopwords` are for corpora in other languages. Equal scores
+    stand as in `ExactIndex`.
 
     Example:
         >>> index = BM25Index(["a red fox", "a blue whale"], ["fox", "whale"])

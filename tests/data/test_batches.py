@@ -205,7 +205,7 @@ def prefetch_threads():
 
 
 def test_prefetch_yields_everything_in_order():
-    assert list(pair_batches.prefetch(iter(range(100)), 3)) == list(range(100))
+    assert list(pair_batches.prefetch(iter(range(100)))) == list(range(100))
     assert not prefetch_threads()
 
 

@@ -7,7 +7,6 @@ from de_jax.evaluation.metrics import (
     deepest,
     evaluate,
     evaluate_results,
-    per_query,
     read_trec_run,
     results_of,
     score_results,
@@ -50,7 +49,7 @@ def test_measures_equal_loops_on_random_rankings():
     doc_ids, query_ids = [f"d{i}" for i in range(300)], [f"q{i}" for i in range(20)]
     rows = np.stack([rng.permutation(300)[:120] for _ in query_ids])
     judged = {q: {f"d{i}": int(rng.integers(0, 3)) for i in rng.permutation(300)[:30]} for q in query_ids}
-    found = per_query(ranking_of(rows), query_ids, doc_ids, judged)
+    found = score_results(results_of(ranking_of(rows), query_ids, doc_ids), judged)
     for query_id, query_rows in zip(query_ids, rows, strict=True):
         expected = by_loops([doc_ids[row] for row in query_rows], judged[query_id])
         assert found[query_id] == pytest.approx(expected, abs=1e-5)
@@ -69,7 +68,7 @@ def test_a_query_without_results_counts_zero_and_one_without_judgements_does_not
     qrels = {"found": {"a": 1}, "nothing": {"a": 1}, "never asked": {"b": 1}}
     found = evaluate(ranking, ["found", "nothing", "unjudged"], ["a", "b"], qrels)
     assert found == pytest.approx({"ndcg@10": 1 / 3, "mrr@10": 1 / 3, "recall@100": 1 / 3})
-    values = per_query(ranking, ["found", "nothing", "unjudged"], ["a", "b"], qrels)
+    values = score_results(results_of(ranking, ["found", "nothing", "unjudged"], ["a", "b"]), qrels)
     assert sorted(values) == ["found", "never asked", "nothing"]
     assert values["nothing"] == {"ndcg@10": 0, "mrr@10": 0, "recall@100": 0}
 

@@ -17,8 +17,7 @@ import safetensors.numpy
 from fuzz.reader import Reader, naive_bytes, naive_text, plain, strict_json, written
 from fuzz.vocabularies import json_vocabulary, naive_tokenizer, probed, sentencepiece_model
 
-from de_jax.interop import checkpoints, huggingface, huggingface_generator, safetensors_files
-from de_jax.interop import plain as plain_format
+from de_jax.interop import any_model, huggingface, huggingface_generator, safetensors_files, safetensors_model
 from de_jax.interop.pretrained import Origin, Pretrained, disassemble
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
@@ -211,7 +210,7 @@ def _encoders(folder: Path) -> list[Reader]:
             f"transformers, {name}",
             written(folder, f"transformers_{name}", files),
             tuple(files),
-            lambda one: shown(checkpoints.read(one)),
+            lambda one: shown(any_model.read(one)),
             naive,
             ("tokenizer.json",),
             share=SHARE,
@@ -253,7 +252,7 @@ def _plain(folder: Path) -> Reader:
     tower = TowerConfig(T5Config(vocab_size=24, model_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4), projection_dim=3)
     model = DualEncoder(tower, tower)
     arrays = safetensors.numpy.save(_by_path(random_params(model.shapes())))
-    description = {"format": plain_format.FORMAT, "model": model.to_json(), "max_query_length": 8, "max_doc_length": 9}
+    description = {"format": safetensors_model.FORMAT, "model": model.to_json(), "max_query_length": 8, "max_doc_length": 9}
     description["tokenizers"] = {"query": "tokenizers/a", "doc": "tokenizers/b"}
     files = {"model.json": json.dumps(description), "model.safetensors": arrays, "tokenizers/a/spiece.model": sentencepiece_model()}
     files["tokenizers/b/tokenizer.json"] = json_vocabulary()
@@ -271,7 +270,7 @@ def _plain(folder: Path) -> Reader:
         "model.json",
         kept,
         tuple(files),
-        lambda one: shown(checkpoints.read(one)),
+        lambda one: shown(any_model.read(one)),
         naive,
         ("tokenizers/b/tokenizer.json",),
         SHARE,

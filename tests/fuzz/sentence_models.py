@@ -12,7 +12,7 @@ from fuzz.models import BERT, encoder_files, naive_arrays, naive_encoder, naive_
 from fuzz.reader import Reader, naive_text, strict_json, written
 from fuzz.vocabularies import json_vocabulary, naive_tokenizer
 
-from de_jax.interop import checkpoints
+from de_jax.interop import any_model
 from de_jax.models.tower import TowerConfig
 
 DENSE = {"in_features": 4, "out_features": 3, "bias": True, "activation_function": "torch.nn.modules.linear.Identity"}
@@ -58,7 +58,7 @@ def readers(folder: Path) -> list[Reader]:
         routed |= {f"{name}/{file}": content for file, content in kinds[name.rpartition("_")[2]].items()}
 
     def read(one: Path) -> Any:
-        found = checkpoints.read(one)
+        found = any_model.read(one)
         return [*shown(found), *(getattr(tokenizer, "prompt", "") for tokenizer in (found.query_tokenizer, found.doc_tokenizer))]
 
     def naive(one: Path) -> Any:

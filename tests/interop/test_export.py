@@ -13,7 +13,7 @@ from random_params import random_params
 
 from de_jax.data.stores import corpus
 from de_jax.data.text import tokenizing
-from de_jax.interop import checkpoints, t5x, tokenizer_files
+from de_jax.interop import any_model, t5x, tokenizer_files
 from de_jax.interop.export import DROPPED, FORMATS, export
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
@@ -176,7 +176,7 @@ def test_queries_of_one_model_are_cut_to_their_own_length(tmp_path, vocabularies
 def test_what_sentence_transformers_gets_is_imported_again_bit_for_bit(tmp_path, vocabularies, name):
     run = make_run(tmp_path, vocabularies, name, prompts=("query: ", "passage: "), lengths=(10, 40))
     export(run, tmp_path / "out", "sentence_transformers")
-    found = checkpoints.read(tmp_path / "out")
+    found = any_model.read(tmp_path / "out")
     shared = run.params.get("shared", {})
     own = {tower: {**shared, **run.params[tower]} for tower in ("query", "doc") if tower in run.params}
     assert_same_params(found.params, own or run.params)  # what a pair shared is in both of its models
@@ -190,7 +190,7 @@ def test_what_sentence_transformers_gets_is_imported_again_bit_for_bit(tmp_path,
 def test_safetensors_are_read_again_bit_for_bit(tmp_path, vocabularies, name):
     run = make_run(tmp_path, vocabularies, name, prompts=("query: ", ""), temperature=0.05, lengths=(10, 40))
     assert export(run, tmp_path / "out", "safetensors") == []
-    found = checkpoints.read(tmp_path / "out")
+    found = any_model.read(tmp_path / "out")
     assert found.model == run.model
     assert_same_params(found.params, run.params)
     assert found.query_tokenizer.fingerprint == run.query_tokenizer.fingerprint

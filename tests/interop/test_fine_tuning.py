@@ -13,7 +13,7 @@ from random_params import random_params
 from de_jax import train
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
-from de_jax.interop import checkpoints, fine_tuning
+from de_jax.interop import any_model, fine_tuning
 from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.training.mesh import sharding
@@ -58,7 +58,7 @@ def test_towers_take_the_parts_of_the_model_that_each_is_given(folders):
     bert, t5 = (str(folders / name) for name in ("bert", "t5"))
     params = by_path(initial_params({"query": t5, "doc": bert}, fresh(t5, bert)))
     for tower, source in (("query", t5), ("doc", bert)):
-        there = by_path(checkpoints.read(source).params)
+        there = by_path(any_model.read(source).params)
         assert {path for path in params if path.startswith(tower)} == {path.replace("shared", tower, 1) for path in there}
         for path, array in there.items():
             np.testing.assert_array_equal(params[path.replace("shared", tower, 1)], array)
@@ -66,7 +66,7 @@ def test_towers_take_the_parts_of_the_model_that_each_is_given(folders):
 
 def test_one_model_starts_both_towers_shared_or_not(folders):
     bert = str(folders / "bert")
-    there = by_path(checkpoints.read(bert).params)
+    there = by_path(any_model.read(bert).params)
     for shared in (("embedder", "encoder", "projection"), ("projection",)):
         params = initial_params(bert, fresh(bert, bert, shared))
         for path, array in by_path(params).items():
@@ -78,7 +78,7 @@ def test_a_tower_without_a_source_and_named_parameters_stay_fresh(folders):
     bert = str(folders / "bert")
     before = fresh(bert, bert, initial_temperature=0.05)
     after = initial_params({"doc": bert}, before, new=["shared/temperature/.*", "doc/projection/.*"])
-    there = by_path(checkpoints.read(bert).params)
+    there = by_path(any_model.read(bert).params)
     for path, array in by_path(after).items():
         kept = path.startswith(("query/", "shared/", "doc/projection/"))
         np.testing.assert_array_equal(array, by_path(before)[path] if kept else there[path.replace("doc", "shared", 1)])
@@ -93,7 +93,7 @@ def test_a_tower_is_cut_from_a_deeper_model(folders, kind):
     model = DualEncoder(query=fine_tuning.pretrained_tower(source=source, layers=(1,)), doc=whole, shared=("projection",))
     before = on_mesh(model)
     after = by_path(initial_params(source, before, layers={"query": (last,)}))
-    there = by_path(checkpoints.read(source).params)
+    there = by_path(any_model.read(source).params)
     for path, array in after.items():
         origin = path.replace("query/encoder/layers_0/", f"shared/encoder/layers_{last}/")
         np.testing.assert_array_equal(array, there["/".join(["shared", *origin.split("/")[1:]])])
@@ -135,7 +135,7 @@ def trained(run_dir, settings):
 def test_one_path_fine_tunes_a_model_and_the_result_is_a_model_again(folders, tmp_path):
     settings = {"MODEL": folders / "bert", "beir_pairs.dataset_dir": folders / "data", "train.loss": "@samtone"}
     trained(tmp_path / "run", {**QUIET, **settings})
-    original, tuned = checkpoints.read(folders / "bert"), checkpoints.read(tmp_path / "run")
+    original, tuned = any_model.read(folders / "bert"), any_model.read(tmp_path / "run")
     assert (tuned.query_tokenizer.prompt, tuned.max_query_length) == ("query : ", 16)
     encoder = dataclasses.replace(original.model.query.encoder, dropout_rate=0.0)
     tower = dataclasses.replace(original.model.query, encoder=encoder)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pretrained_folders import TEXTS, our_embeddings, unit, write, write_sentence_transformer
 
-from de_jax.interop import checkpoints, sentence_transformers
+from de_jax.interop import any_model, sentence_transformers
 from de_jax.models.tower import PARTS
 from de_jax.types import InputError
 
@@ -151,11 +151,11 @@ def test_a_folder_that_lost_its_modules_is_no_encoder_alone(dense_bert, tmp_path
     folder = shutil.copytree(dense_bert, tmp_path / "model")
     (folder / "modules.json").unlink()
     with pytest.raises(InputError, match=r"model holds config_sentence_transformers\.json but not modules\.json"):
-        checkpoints.read(folder)
-    assert checkpoints.read(folder, pooling="mean", only_sizes=True).model.doc.pooling == "mean"
+        any_model.read(folder)
+    assert any_model.read(folder, pooling="mean", only_sizes=True).model.doc.pooling == "mean"
     (folder / "modules.json").symlink_to(tmp_path / "gone")
     with pytest.raises(InputError, match=r"modules\.json does not exist"):
-        checkpoints.read(folder)
+        any_model.read(folder)
 
 
 def test_lower_case_is_left_to_the_vocabulary(dense_bert, tmp_path):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from de_jax.interop import checkpoints
+from de_jax.interop import any_model
 from de_jax.tools import export_model
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
@@ -21,6 +21,6 @@ def test_the_chosen_step_is_exported_once(trained, tmp_path, printed):
         "files": len(files),
     }
     expected = load_run(trained, 3).params["shared"]["projection"]["kernel"]
-    np.testing.assert_array_equal(checkpoints.read(out_dir).params["shared"]["projection"]["kernel"], expected)
+    np.testing.assert_array_equal(any_model.read(out_dir).params["shared"]["projection"]["kernel"], expected)
     with pytest.raises(InputError, match="exists already"):
         printed(export_model, **flags)

@@ -96,12 +96,11 @@ def test_one_device_has_no_collectives_and_more_have_an_all_reduce_of_the_gradie
     assert reduced >= 2 * gradient * 7 // 8
 
 
-def test_estimate_is_the_longer_of_products_and_collectives():
+def test_products_and_collectives_are_estimated_apart():
     chip = plan.CHIPS["v5e"]
     costs = hlo.Costs(int(197e12), (hlo.Collective("all-gather", 4, 1, int(100e9)), hlo.Collective("all-reduce", 4, 1, 100)), 0)
     estimate = plan.estimate(costs, chip)
     assert estimate == pytest.approx((1.0, 0.5))
-    assert estimate.step_seconds == 1.0
 
 
 @pytest.mark.parametrize(

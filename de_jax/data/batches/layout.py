@@ -18,7 +18,7 @@ from de_jax.types import Array, Packed
 
 @runtime_checkable
 class Store(Protocol):
-    """Texts as tokens: `corpus.TokenStore`, `passages.PassageStore`, `expansion.ExpandedTexts`."""
+    """Texts as tokens: `corpus.TokenStore`, `passages.PassageStore`, `document_texts.ExpandedTexts`."""
 
     def lengths(self, max_length: int) -> np.ndarray:
         """Tokens of each text after truncation, int32 [n]."""

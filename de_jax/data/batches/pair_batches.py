@@ -25,6 +25,9 @@ from de_jax.types import PADDING_ID, Batch, Batches, InputError
 
 T = TypeVar("T")
 
+ITEMS_AHEAD = 2
+"""What `prefetch` makes before it is asked for."""
+
 # Batches by which the usual number of rows of packed texts is set.
 _SAMPLE_BATCHES = 16
 
@@ -198,12 +201,12 @@ def pair_batches(
     return batches
 
 
-def prefetch(iterator: Iterator[T], size: int = 2) -> Iterator[T]:
-    """Yields what `iterator` yields, made up to `size` items ahead by a background thread.
+def prefetch(iterator: Iterator[T]) -> Iterator[T]:
+    """Yields what `iterator` yields, made up to ITEMS_AHEAD in advance by a background thread.
 
     An exception of `iterator` is raised here, in its place. Closing the generator ends the thread.
     """
-    ready: queue.Queue[tuple[str, object]] = queue.Queue(maxsize=size)
+    ready: queue.Queue[tuple[str, object]] = queue.Queue(maxsize=ITEMS_AHEAD)
     stopped = threading.Event()
 
     def put(kind: str, value: object) -> None:

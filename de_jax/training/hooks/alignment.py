@@ -22,6 +22,8 @@ DELTA, DELTA_DIM = 250.0, 512
 """DAFT's threshold for the divergence, and the dimensions of the space that it was chosen in."""
 _ROWS = 1024
 """Compared at a time."""
+_CLOSEST = 1e-6
+"""A distance below this counts as this."""
 KL = "kl_divergence"
 
 
@@ -144,9 +146,7 @@ class StopWhenAligned:
         return None
 
 
-def kl_divergence(
-    x: Float[np.ndarray, "n D"], y: Float[np.ndarray, "m D"], *, dim: int | None = None, floor: float = 1e-6
-) -> float:
+def kl_divergence(x: Float[np.ndarray, "n D"], y: Float[np.ndarray, "m D"], *, dim: int | None = None) -> float:
     """The divergence KL(P || Q) of the distributions that two samples were drawn from, by nearest neighbours; in nats.
 
     DAFT, eq. 9, the estimator of Perez-Cruz (2008) with one neighbour:
@@ -154,14 +154,13 @@ def kl_divergence(
         -(dim / n) sum_i log(r(x_i) / s(x_i)) + log(m / (n - 1))
 
     r(x_i) is the distance from x_i to the nearest other point of `x`, s(x_i) that to the nearest of `y`. Equal rows of a sample
-    count once, and distances below `floor` as `floor`, since a logarithm of 0 would decide everything. The estimate of a small
+    count once, and distances below 1e-6 as 1e-6, since a logarithm of 0 would decide everything. The estimate of a small
     divergence may be negative.
 
     Args:
         x: of P, in DAFT the document tower's embeddings of the validation queries.
         y: of Q, in DAFT the query tower's embeddings of the same queries.
         dim: of the space that both lie in, where they do not fill all D: a density falls with the dim-th power of the distance.
-        floor: > 0.
 
     Raises:
         InputError: fewer than two different rows in `x`, no row in `y`, or values that are not finite.
@@ -171,8 +170,8 @@ def kl_divergence(
     x, y = (np.unique(np.asarray(rows, np.float64), axis=0) for rows in (x, y))
     if len(x) < 2 or not len(y):
         raise InputError(f"{len(x)} and {len(y)} different embeddings cannot be compared; give at least 2 and 1.")
-    within = np.maximum(_nearest(x, x, skip_self=True), floor)
-    between = np.maximum(_nearest(x, y), floor)
+    within = np.maximum(_nearest(x, x, skip_self=True), _CLOSEST)
+    between = np.maximum(_nearest(x, y), _CLOSEST)
     dim = x.shape[1] if dim is None else dim
     return float(dim * np.mean(np.log(between / within)) + math.log(len(y) / (len(x) - 1)))
 

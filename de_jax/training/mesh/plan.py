@@ -82,10 +82,6 @@ class Estimate(NamedTuple):
     compute_seconds: float
     collective_seconds: float
 
-    @property
-    def step_seconds(self) -> float:
-        return max(self)
-
 
 def open_topology(name: str) -> Topology:
     """The devices that a name such as "v5e:16x16" or "cpu:8" stands for; simulated ones before JAX has looked for devices.
@@ -142,7 +138,7 @@ def batch_shapes(
 def _texts(shape: tuple[int, ...], length: int, num_rows: int | None) -> Any:
     if num_rows is None:
         return _int32(*shape, length)
-    max_texts = math.ceil(2 * math.prod(shape) / num_rows)  # as `data.layout.packed` has it
+    max_texts = math.ceil(2 * math.prod(shape) / num_rows)  # as `data.batches.layout.packed` has it
     return Packed(_int32(num_rows, length), _int32(num_rows, max_texts), _int32(*shape))
 
 

@@ -17,6 +17,8 @@ from de_jax.settings import LARGEST, Range, checked
 from de_jax.types import ROW_AXES, Array, Batch, InputError, Packed
 
 AXES = ("data", "fsdp", "tensor")
+# Copied to the devices before they are needed.
+BATCHES_AHEAD = 2
 NumDevices = Annotated[int, Range(-1, LARGEST)]
 
 
@@ -141,12 +143,12 @@ def _global_slots(texts: Packed, mesh: Mesh) -> Int32[np.ndarray, ...]:
     return np.where(texts.slots < 0, texts.slots, own[row] * max_texts + place).astype(np.int32)
 
 
-def placed(batches: Iterator[Batch], mesh: Mesh, ahead: int = 2) -> Iterator[Batch]:
-    """`place` over an iterator, `ahead` batches before they are needed, so that copies overlap with computation."""
+def placed(batches: Iterator[Batch], mesh: Mesh) -> Iterator[Batch]:
+    """`place` over an iterator, BATCHES_AHEAD before they are needed, so that copies overlap with computation."""
     waiting: list[Batch] = []
     for batch in batches:
         waiting.append(place(batch, mesh))
-        if len(waiting) > ahead:
+        if len(waiting) > BATCHES_AHEAD:
             yield waiting.pop(0)
     yield from waiting
 

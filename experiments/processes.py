@@ -1,4 +1,4 @@
-"""This library's commands as benchmarks call them: printed, so that any of them can be repeated by hand."""
+"""This library's commands as experiments call them: printed, so that any of them can be repeated by hand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which generated query should a document be trained with? Trains every strategy, and scores all by forms and numbers of queries.
 
-python -m benchmarks.curriculum --model=all-MiniLM-L6-v2/ --dataset_dir=../shared/data/beir/squad-sentence-nqg \\
+python -m experiments.curriculum --model=all-MiniLM-L6-v2/ --dataset_dir=../shared/data/beir/squad-sentence-nqg \\
     --expansion=queries/squad --out_dir=runs/curriculum
 
 For every strategy and seed a plain `de-jax train` with recipes/curriculum.gin, and with recipes/vanilla.gin for the line to beat;
@@ -16,10 +16,10 @@ import itertools
 import json
 from pathlib import Path
 
-from benchmarks import commands
 from de_jax import command
 from de_jax.expansion.curriculum import STRATEGIES
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, complete_steps
+from experiments import processes
 
 VANILLA = "vanilla"
 
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     base = args.out_dir / "base"
     if not (base / "run.json").exists():
         lengths = [f"--max_query_length={args.max_query_length}", f"--max_doc_length={args.max_doc_length}"]
-        commands.run(["tools.import_model", f"--from={args.model}", f"--run_dir={base}", f"--dtype={args.dtype}", *lengths])
+        processes.run(["tools.import_model", f"--from={args.model}", f"--run_dir={base}", f"--dtype={args.dtype}", *lengths])
     runs: dict[str, list[str]] = {}
     for seed, strategy in itertools.product(args.seeds, [VANILLA, *args.strategies]):
         run_dir = args.out_dir / f"{strategy}-{seed}"
@@ -41,7 +41,9 @@ def main(argv: list[str] | None = None) -> None:
     compared += [f"--dataset_dir={args.dataset_dir}", f"--expansion={args.expansion}", "--skip_empty"]
     compared += [f"--max_generated_length={args.max_generated_length}", "--forms", *args.forms]
     compared += ["--num_generated", *map(str, args.num_generated)]
-    of_splits = {split: commands.run([*compared, f"--split={split}", f"--out_dir={args.out_dir / split}"]) for split in args.splits}
+    of_splits = {
+        split: processes.run([*compared, f"--split={split}", f"--out_dir={args.out_dir / split}"]) for split in args.splits
+    }
     print(json.dumps(of_splits))
 
 
@@ -71,7 +73,7 @@ def _train(base: Path, run_dir: Path, strategy: str, seed: int, args: argparse.N
         }
     recipe = VANILLA if strategy == VANILLA else "curriculum"
     gin = [f"--gin.{name}={value}" for name, value in settings.items()]
-    commands.run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
+    processes.run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

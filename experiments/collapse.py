@@ -1,6 +1,6 @@
 """When does a pair of unequal towers collapse? Trains it at rising learning rates, at once and after DAFT's alignment.
 
-python -m benchmarks.collapse --model=all-MiniLM-L6-v2/ --dataset_dir=../shared/data/beir/scifact --query_layers 1 2 \\
+python -m experiments.collapse --model=all-MiniLM-L6-v2/ --dataset_dir=../shared/data/beir/scifact --query_layers 1 2 \\
     --learning_rates 1e-4 3e-4 1e-3 3e-3
 
 "at once" is a plain `de-jax train` with recipes/daft_one_stage.gin, "aligned" recipes/daft_stage1.gin for half of the updates and
@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import commands
 from de_jax import command
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
@@ -30,6 +29,7 @@ from de_jax.train import first_params
 from de_jax.training.hooks.collapse import CHANCE, LOSS, CollapseAlarm, diagnoses
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, complete_steps, load_run
+from experiments import processes
 
 SPREAD = [f"{tower}_{what}" for tower in ("query", "doc") for what in ("variance", "mean_cosine", "effective_rank")]
 WAYS = {"at once": ["daft_one_stage"], "aligned": ["daft_stage1", "daft_stage2"]}
@@ -94,7 +94,7 @@ def _train(recipe: str, run_dir: Path, own: Mapping[str, Any], rate: float, num_
         **own,
     }
     gin = [f"--gin.{name}={value}" for name, value in settings.items()]
-    commands.run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
+    processes.run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
 
 
 def _both_towers(layers: int, rate: float, args: argparse.Namespace) -> dict[str, daft_plots.BothTowers]:

@@ -1,6 +1,6 @@
 """What does fine-tuning a pretrained model give, where it is trained and elsewhere? One JSON line a run, then a summary.
 
-python -m benchmarks.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --out_dir=runs/fine_tune
+python -m experiments.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --out_dir=runs/fine_tune
 
 For every training set, method and seed: a plain `de-jax train` with the method's recipe, then `de-jax evaluate_beir` on the test
 split of that set and, where it has one, its dev split ("<set>/dev"), and on others that tell what it costs elsewhere. Last, for
@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import commands
 from de_jax import command
 from de_jax.data.text import beir
+from experiments import processes
 
 Stage = tuple[str, dict[str, Any]]
 """A recipe, and what is set beside what all have."""
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
     base = args.out_dir / "base"
     if not (base / "run.json").exists():
         lengths = [f"--max_query_length={args.max_query_length}", f"--max_doc_length={args.max_doc_length}"]
-        commands.run(["tools.import_model", f"--from={args.model}", f"--run_dir={base}", "--dtype=bfloat16", *lengths])
+        processes.run(["tools.import_model", f"--from={args.model}", f"--run_dir={base}", "--dtype=bfloat16", *lengths])
     tested: dict[str, dict[str, list[str]]] = {}
     for trained_on, method, seed, run_dir in itertools.chain([(None, "none", 0, base)], _runs(base, args)):
         datasets = args.train if trained_on is None else [trained_on]
@@ -128,7 +128,7 @@ def _train(model: Path, run_dir: Path, dataset: str, method: str, seed: int, arg
             settings["train.mine_every_steps"] = args.mine_every_steps
             _copy_first_generation(folder, dataset, method, args)
         gin = [f"--gin.{name}={value}" for name, value in settings.items()]
-        commands.run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={folder}", *gin])
+        processes.run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={folder}", *gin])
         model = folder
 
 
@@ -147,7 +147,7 @@ def _bm25_negatives(dataset: str, args: argparse.Namespace) -> Path:
     folder: Path = args.out_dir / f"{dataset}-bm25"
     if not folder.exists():
         sizes = ["--num_neg_docs=100", "--last_rank=100"]
-        commands.run(
+        processes.run(
             ["tools.mine_negatives", "--bm25", f"--dataset_dir={args.data_dir / dataset}", f"--negatives_dir={folder}", *sizes]
         )
     return folder
@@ -159,7 +159,7 @@ def _evaluated(run_dir: Path, datasets: list[str], split: str, args: argparse.Na
         return {}
     folders = [str(args.data_dir / dataset) for dataset in datasets]
     evaluate = [f"--run_dir={run_dir}", f"--split={split}", "--no_bm25", "--skip_empty", "--dataset_dirs", *folders]
-    reports = commands.run(["tools.evaluate_beir", *evaluate])["sets"]
+    reports = processes.run(["tools.evaluate_beir", *evaluate])["sets"]
     return {report["dataset"] if split == "test" else f"{report['dataset']}/{split}": report for report in reports}
 
 
@@ -168,7 +168,7 @@ def _compared(name: str, systems: dict[str, list[str]], args: argparse.Namespace
     arguments = [f"{system}={','.join(folders)}" for system, folders in systems.items()]
     dataset, _, split = name.partition("/")
     qrels = beir.find_qrels(args.data_dir / dataset, split or "test")
-    found: dict[str, Any] = commands.run(["tools.compare_runs", f"--qrels={qrels}", "--systems", *arguments])["systems"]
+    found: dict[str, Any] = processes.run(["tools.compare_runs", f"--qrels={qrels}", "--systems", *arguments])["systems"]
     return found
 
 

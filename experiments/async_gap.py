@@ -1,6 +1,6 @@
 """How old may negatives be? Trains ANCE with several refresh intervals and learning rates, mined by the run itself and beside it.
 
-python -m benchmarks.async_gap --model=runs/minilm --dataset_dir=data/beir/nfcorpus --learning_rates 1e-5 5e-5 --refresh 10 40
+python -m experiments.async_gap --model=runs/minilm --dataset_dir=data/beir/nfcorpus --learning_rates 1e-5 5e-5 --refresh 10 40
 
 Every run is a plain `de-jax train` with recipes/ance_firstp.gin, printed to stderr so that it can be repeated by hand; those whose
 refresh is "beside" have a `de-jax mine` as a second process, which on one machine takes its share of it. One JSON line a run: the

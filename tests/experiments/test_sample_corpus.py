@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from benchmarks import sample_corpus
 from de_jax.data.text import beir
 from de_jax.types import InputError
+from experiments import sample_corpus
 
 
 def test_judged_documents_stay_and_what_is_left_fits_together(tmp_path, capsys):

@@ -1,6 +1,6 @@
 """How near do a generator's queries come to those that people asked? Held-out documents only; prints one JSON line a data set.
 
-python -m benchmarks.generator_quality --model=runs/doc2query --dataset_dirs data/beir/medquad data/beir/squad-sentence-nqg
+python -m experiments.generator_quality --model=runs/doc2query --dataset_dirs data/beir/medquad data/beir/squad-sentence-nqg
 
 ROUGE-L (F, in the mean) to the document's own query: of the likeliest query ("greedy"), of those that are drawn and of the best one
 among them, beside the document's first words ("lead") and the likeliest query for another document ("other"), which is what a query
@@ -71,7 +71,7 @@ def measured(run: GeneratorRun, dataset_dir: Path, args: argparse.Namespace) -> 
         for index, (query_id, doc_id) in enumerate(pairs[: args.num_examples])
     ]
     return {
-        "benchmark": "generator_quality",
+        "experiment": "generator_quality",
         "dataset": dataset_dir.name,
         "split": args.split,
         "step": run.step,

@@ -1,6 +1,6 @@
 """A smaller BEIR folder of a larger one, for experiments that encode a corpus many times; prints one JSON object.
 
-python -m benchmarks.sample_corpus --dataset_dir=data/beir/medquad --num_docs=4000 --out_dir=data/medquad_4000
+python -m experiments.sample_corpus --dataset_dir=data/beir/medquad --num_docs=4000 --out_dir=data/medquad_4000
 
 Keeps every document that a split beside train judges, and a fixed random sample of the others; of judgements and queries what is
 left of them. Fewer documents make a search easier: scores stand beside each other, not beside those of the whole set.

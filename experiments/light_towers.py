@@ -1,8 +1,8 @@
-"""What do light query towers cost and save, with DAFT's alignment and without? Reads the runs of benchmarks.fine_tune.
+"""What do light query towers cost and save, with DAFT's alignment and without? Reads the runs of experiments.fine_tune.
 
-python -m benchmarks.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --train scifact nfcorpus --zero_shot \\
+python -m experiments.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --train scifact nfcorpus --zero_shot \\
     --methods in_batch_softmax daft_1 one_stage_1 daft_2 one_stage_2 --num_steps=100 --learning_rate=1e-4 --out_dir=runs/light
-python -m benchmarks.light_towers --data_dir=../shared/data/beir --train scifact nfcorpus --query_layers 1 2 --out_dir=runs/light
+python -m experiments.light_towers --data_dir=../shared/data/beir --train scifact nfcorpus --query_layers 1 2 --out_dir=runs/light
 
 One JSON line with milliseconds a query of every query tower, measured in turns; then one for each set and split, by `de-jax
 compare_runs`: all beside the model as it came, all beside the whole model trained alike, and DAFT beside the same towers trained at
@@ -18,7 +18,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks import commands
 from de_jax import command
 from de_jax.data.text import beir
 from de_jax.files import outputs
@@ -26,6 +25,7 @@ from de_jax.reports import daft_plots, daft_report, plots
 from de_jax.training.hooks.alignment import KL
 from de_jax.training.run import run_log
 from de_jax.types import InputError
+from experiments import processes
 
 WAYS = {"daft": "aligned first (DAFT)", "one_stage": "trained at once"}
 BEFORE, WHOLE, MEASURE = "before", "in_batch_softmax", "ndcg@10"
@@ -68,7 +68,7 @@ def _evaluation(run_dir: Path, dataset: str, split: str) -> Path:
     for result in run_dir.glob(f"evaluations/{dataset}-*/result.json"):
         if outputs.read_json(result)["split"] == split:
             return result.parent
-    raise InputError(f"{run_dir} holds no evaluation on {dataset}'s {split} split; run benchmarks.fine_tune first.")
+    raise InputError(f"{run_dir} holds no evaluation on {dataset}'s {split} split; run experiments.fine_tune first.")
 
 
 def _compared(dataset: str, split: str, systems: dict[str, list[Path]], args: argparse.Namespace) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _compared(dataset: str, split: str, systems: dict[str, list[Path]], args: ar
     def compare(names: list[str]) -> Any:
         qrels = beir.find_qrels(args.data_dir / dataset, split)
         named = [f"{name}={','.join(map(str, systems[name]))}" for name in names]
-        return commands.run(["tools.compare_runs", f"--qrels={qrels}", "--systems", *named])["systems"]
+        return processes.run(["tools.compare_runs", f"--qrels={qrels}", "--systems", *named])["systems"]
 
     each = {str(number): compare([f"{way}_{number}" for way in reversed(WAYS)]) for number in args.query_layers}
     whole = compare([WHOLE, *(system for system in systems if system not in (BEFORE, WHOLE))])
@@ -91,7 +91,7 @@ def _milliseconds(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     named = [f"{name}={folder}" for name, folder in runs.items()]
     measure = ["tools.measure_query_latency", f"--dataset_dir={args.data_dir / args.train[0]}", f"--num_calls={args.num_calls}"]
     found: dict[str, dict[str, float]] = {}
-    for row in commands.run([*measure, "--runs", *named])["latencies"]:
+    for row in processes.run([*measure, "--runs", *named])["latencies"]:
         found.setdefault(row["name"], {}).update({f"{row['batch_size']}": row["p50"], f"{row['batch_size']}_ratio": row["ratio"]})
     return found
 
@@ -137,7 +137,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--query_layers", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--num_calls", type=int, default=300, help="for each latency (default 300)")
-    parser.add_argument("--out_dir", type=Path, default=Path("runs/fine_tune"), help="of benchmarks.fine_tune; gets the pictures")
+    parser.add_argument("--out_dir", type=Path, default=Path("runs/fine_tune"), help="of experiments.fine_tune; gets the pictures")
     return parser.parse_args(argv)
 
 

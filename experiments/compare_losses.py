@@ -1,6 +1,6 @@
 """Which loss trains the better retriever, all else equal? One JSON line a run: test scores with BM25 beside.
 
-python -m benchmarks.compare_losses --dataset_dir=../shared/data/beir/arxiv-title-abstract \\
+python -m experiments.compare_losses --dataset_dir=../shared/data/beir/arxiv-title-abstract \\
     --tokenizer=../shared/data/tokenizers/t5 --out_dir=runs/compare_losses --seeds 0
 
 Every run is a plain `de-jax train` followed by `de-jax evaluate_beir`, both printed to stderr, so that any line can be repeated
@@ -13,7 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks import commands
+from experiments import processes
 
 SETTINGS = {
     "beir_pairs.batch_size": 256,
@@ -55,9 +55,9 @@ def main() -> None:
                 f"{function}.temperature": TEMPERATURE,
             }
             train = ["de_jax.train", "--gin_file=recipes/sde.gin", "--gin_file=models/t5_1_1_tiny.gin", f"--run_dir={run_dir}"]
-            summary = commands.run([*train, *(f"--gin.{key}={value}" for key, value in settings.items())])
+            summary = processes.run([*train, *(f"--gin.{key}={value}" for key, value in settings.items())])
             evaluate = ["tools.evaluate_beir", f"--run_dir={run_dir}", f"--dataset_dir={args.dataset_dir}"]
-            scores = commands.run([*evaluate, *([] if seed == args.seeds[0] and name == args.losses[0] else ["--no_bm25"])])
+            scores = processes.run([*evaluate, *([] if seed == args.seeds[0] and name == args.losses[0] else ["--no_bm25"])])
             print(json.dumps({"loss": name, "seed": seed, "train_seconds": summary["seconds"], **scores}), flush=True)
 
 

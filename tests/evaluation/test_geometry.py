@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from de_jax.evaluation import analysis
+from de_jax.evaluation import geometry
 from de_jax.types import InputError
 
 
@@ -18,46 +18,43 @@ def rows():
 
 
 def test_measures_equal_loops_over_pairs(rows, monkeypatch):
-    monkeypatch.setattr(analysis, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(geometry, "BLOCK_ROWS", 7)
     unit = unit_rows(rows)
     pairs = list(itertools.combinations(unit, 2))
     potential = np.mean([math.exp(-2 * np.sum((x - y) ** 2)) for x, y in pairs])
-    assert analysis.uniformity(rows) == pytest.approx(math.log(potential), abs=1e-9)
-    assert analysis.mean_pairwise_cosine(rows) == pytest.approx(np.mean([np.dot(x, y) for x, y in pairs]), abs=1e-9)
+    assert geometry.uniformity(rows) == pytest.approx(math.log(potential), abs=1e-9)
     docs = rows[::-1].copy()
     distances = [np.sum((x - y) ** 2) for x, y in zip(unit, unit[::-1], strict=True)]
-    assert analysis.alignment(rows, docs) == pytest.approx(np.mean(distances), abs=1e-9)
+    assert geometry.pair_alignment(rows, docs) == pytest.approx(np.mean(distances), abs=1e-9)
 
 
 def test_measures_do_not_see_the_length_of_a_row(rows):
     scaled = rows * np.linspace(0.1, 9, 30, dtype=np.float32)[:, None]
-    assert analysis.uniformity(scaled) == pytest.approx(analysis.uniformity(rows), abs=1e-5)
-    assert analysis.mean_pairwise_cosine(scaled) == pytest.approx(analysis.mean_pairwise_cosine(rows), abs=1e-5)
-    assert analysis.alignment(scaled, rows) == pytest.approx(0, abs=1e-9)
+    assert geometry.uniformity(scaled) == pytest.approx(geometry.uniformity(rows), abs=1e-5)
+    assert geometry.pair_alignment(scaled, rows) == pytest.approx(0, abs=1e-9)
 
 
 def test_collapsed_embeddings_have_the_extreme_values():
     rows = np.tile(np.array([[3.0, 4.0, 0.1]], np.float32), (50, 1))
-    assert analysis.uniformity(rows) == pytest.approx(0, abs=1e-9)
-    assert analysis.mean_pairwise_cosine(rows) == pytest.approx(1, abs=1e-9)
-    assert analysis.effective_rank(rows) == 0
+    assert geometry.uniformity(rows) == pytest.approx(0, abs=1e-9)
+    assert geometry.effective_rank(rows) == 0
 
 
 def test_opposite_pairs_are_four_apart():
     rows = np.eye(3, dtype=np.float32)
-    assert analysis.alignment(rows, -rows) == pytest.approx(4)
+    assert geometry.pair_alignment(rows, -rows) == pytest.approx(4)
 
 
 def test_effective_rank_counts_equally_used_dimensions():
     for dim in (1, 2, 5):
         corners = np.concatenate([np.eye(8, dtype=np.float32)[:dim], -np.eye(8, dtype=np.float32)[:dim]])
-        assert analysis.effective_rank(corners + 7) == pytest.approx(dim, abs=1e-4)
+        assert geometry.effective_rank(corners + 7) == pytest.approx(dim, abs=1e-4)
 
 
 def test_too_few_rows_are_refused():
     one = np.ones((1, 3), np.float32)
-    for measure in (analysis.uniformity, analysis.effective_rank, analysis.mean_pairwise_cosine):
+    for measure in (geometry.uniformity, geometry.effective_rank):
         with pytest.raises(InputError, match="1 embeddings have no pairs"):
             measure(one)
     with pytest.raises(InputError, match="aligned by row"):
-        analysis.alignment(one, np.ones((2, 3), np.float32))
+        geometry.pair_alignment(one, np.ones((2, 3), np.float32))

@@ -17,10 +17,10 @@ BLOCK_ROWS = 2048
 """Rows of the n x n comparisons held at a time."""
 
 
-def alignment(queries: Float[np.ndarray, "n D"], docs: Float[np.ndarray, "m E"]) -> float:
+def pair_alignment(queries: Float[np.ndarray, "n D"], docs: Float[np.ndarray, "m E"]) -> float:
     """Mean squared distance of matching pairs after L2 normalisation, 0 (equal) to 4 (opposite).
 
-    Wang and Isola (2020), alignment with exponent 2.
+    Wang and Isola (2020), alignment with exponent 2. DAFT's alignment of two towers is in `training.hooks.alignment`.
     """
     if queries.shape != docs.shape or not len(queries):
         raise InputError(f"pairs are aligned by row, but there are queries {queries.shape} and documents {docs.shape}.")
@@ -54,14 +54,6 @@ def effective_rank(embeddings: Float[np.ndarray, "n D"]) -> float:
         return 0.0
     shares = values / values.sum()
     return float(np.exp(-np.sum(shares * np.log(shares))))
-
-
-def mean_pairwise_cosine(embeddings: Float[np.ndarray, "n D"]) -> float:
-    """Mean cosine of all pairs of different rows: near 0 for an even spread, 1 for a collapsed tower."""
-    unit = _unit(_several(embeddings))
-    total = np.sum(unit, axis=0)  # the sum over all pairs is the square of the sum
-    num_rows = len(unit)
-    return float((np.dot(total, total) - np.sum(np.square(unit))) / (num_rows * (num_rows - 1)))
 
 
 def pair_distances(rows: Float[np.ndarray, "n D"], others: Float[np.ndarray, "m D"] | None = None) -> Float[np.ndarray, " p"]:
