@@ -21,7 +21,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 install_import_hook("de_jax", "beartype.beartype").__enter__()
 
 M_ARENA_MAX = -8  # of glibc's malloc.h
-IMPORT_TENSORFLOW = ("test_seqio_batches.py", "test_fuzzing.py")
 QUICK_TO_COMPILE = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
 """XLA flags without a setting in JAX; read when the first program is compiled."""
 
@@ -56,11 +55,6 @@ def pytest_collection_finish():
     """What imports made stays: looking through a million such objects takes each collection of garbage most of a second."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_collection_modifyitems(items):
-    """What imports TensorFlow comes last: it takes 700 MB of a worker, for as long as that runs."""
-    items.sort(key=lambda item: item.path.name in IMPORT_TENSORFLOW)
 
 
 @pytest.fixture(scope="session", autouse=True)
