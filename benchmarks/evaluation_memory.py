@@ -26,6 +26,7 @@ import numpy as np
 
 from benchmarks import measure
 from de_jax.data.text import beir, tokenizing
+from de_jax.data.text.sides import Side
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
@@ -74,8 +75,7 @@ def _write_run(folder: Path, dim: int) -> None:
     encoder = T5Config(vocab_size=VOCAB_SIZE, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, dtype="float32")
     model = DualEncoder(TowerConfig(encoder, projection_dim=dim), TowerConfig(encoder, projection_dim=dim))
     tokenizer = tokenizing.load_tokenizer(folder / "spiece.model")
-    tokenizers = {"query_tokenizer": tokenizer, "doc_tokenizer": tokenizer}
-    describe_run(folder / "run", model=model, **tokenizers, max_query_length=64, max_doc_length=256)
+    describe_run(folder / "run", model=model, query=Side(tokenizer, 64), doc=Side(tokenizer, 256))
     checkpoints = Checkpoints(folder / "run" / CHECKPOINTS_DIR, keep=1)
     tx = functools.partial(make_optimizer, adafactor, linear(peak=1.0, num_steps=1))
     checkpoints.save(0, init_state(model, tx, jax.random.key(0)))

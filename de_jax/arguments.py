@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
 
 from de_jax.data.text import input_policy
+from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import with_prompt
 from de_jax.evaluation import metrics
 from de_jax.evaluation.task import Policy
@@ -139,19 +139,22 @@ def run(args: argparse.Namespace) -> Run | None:
     if args.run_dir is None:
         return None
     loaded = load_run(args.run_dir, args.step)
-    changes: dict[str, Any] = {}
-    for tower in ("query", "doc"):
-        length = getattr(args, f"max_{tower}_length")
-        if length is not None and length < 1:
-            raise InputError(f"--max_{tower}_length is {length}; give at least 1 token.")
-        changes[f"max_{tower}_length"] = length or getattr(loaded, f"max_{tower}_length")
-        tokenizer = getattr(loaded, f"{tower}_tokenizer")
-        changes[f"{tower}_tokenizer"] = with_prompt(tokenizer, getattr(args, f"{tower}_prompt"))
-        loaded.model.check_length(tower, changes[f"max_{tower}_length"])
+    query = _changed(loaded, "query", args.max_query_length, args.query_prompt)
+    doc = _changed(loaded, "doc", args.max_doc_length, args.doc_prompt)
     if args.max_passages is not None:
         if args.max_passages < 1:
             raise InputError(f"--max_passages is {args.max_passages}; give a document at least 1.")
-        changes["max_passages"] = args.max_passages
+        doc = doc._replace(max_passages=args.max_passages)
     if args.passage_length:
         loaded.model.check_length("doc", args.passage_length)
-    return loaded._replace(**changes)
+    return loaded._replace(query=query, doc=doc)
+
+
+def _changed(run: Run, tower: str, max_length: int | None, prompt: str | None) -> Side:
+    """A side of a run with another length and prompt, where they are given."""
+    if max_length is not None and max_length < 1:
+        raise InputError(f"--max_{tower}_length is {max_length}; give at least 1 token.")
+    side = run.side(tower)
+    side = side._replace(tokenizer=with_prompt(side.tokenizer, prompt), max_length=max_length or side.max_length)
+    run.model.check_length(tower, side.max_length)
+    return side

@@ -131,5 +131,4 @@ def _measure_of_alignment(alignment: Alignment, data: TrainingSet, run_at: Calla
 
 def run_of(recipe: Recipe, run_dir: Path, data: TrainingSet, step: int, params: Params) -> Run:
     """What is trained, as the tools know it."""
-    tokenizers, lengths = (data.query_tokenizer, data.doc_tokenizer), (data.max_query_length, data.max_doc_length)
-    return Run(run_dir, step, recipe.model, params, *tokenizers, *lengths, data.max_passages)
+    return Run(run_dir, step, recipe.model, params, data.query, data.doc)

@@ -127,10 +127,10 @@ def _new_steps(run_dir: Path, last: int, num_steps: int, poll_seconds: float) ->
 
 def _check_same_texts(run: Run, data: TrainingSet) -> None:
     """Whether the stores hold the tokens that the run's towers know."""
-    for kind in ("query_tokenizer", "doc_tokenizer"):
-        if getattr(run, kind).fingerprint != getattr(data, kind).fingerprint:
+    for tower, side in (("query", data.query), ("doc", data.doc)):
+        if run.side(tower).tokenizer.fingerprint != side.tokenizer.fingerprint:
             raise InputError(
-                f"{run.run_dir} has another {kind} than this recipe; give the arguments that the run was started with."
+                f"{run.run_dir} has another {tower}_tokenizer than this recipe; give the arguments that the run was started with."
             )
 
 

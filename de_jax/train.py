@@ -63,12 +63,17 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
     row_multiple = sharding.num_row_shares(mesh) * recipe.devices.num_chunks
     share = Share(host_index=host_index, num_hosts=num_hosts, row_multiple=row_multiple, run_dir=str(run_dir))
     data = recipe.data(share=share)
-    sizes = {name: getattr(data, name) for name in ("batch_size", "max_query_length", "max_doc_length", "has_negatives")}
-    recipe.check_sizes(mesh, **sizes)
+    recipe.check_sizes(
+        mesh,
+        batch_size=data.batch_size,
+        max_query_length=data.query.max_length,
+        max_doc_length=data.doc.max_length,
+        has_negatives=data.has_negatives,
+    )
     _check_vocabularies(recipe.model, data)
     recipe.check_parts(
         has_mined=data.mined is not None,
-        max_passages=data.max_passages,
+        max_passages=data.doc.max_passages,
         has_queries_for_both=data.for_both is not None,
         has_dev=data.dev is not None,
     )
@@ -146,15 +151,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _describe(recipe: Recipe, run_dir: Path, data: TrainingSet, gin: str) -> None:
-    describe_run(
-        run_dir,
-        model=recipe.model,
-        query_tokenizer=data.query_tokenizer,
-        doc_tokenizer=data.doc_tokenizer,
-        max_query_length=data.max_query_length,
-        max_doc_length=data.max_doc_length,
-        max_passages=data.max_passages,
-    )
+    describe_run(run_dir, model=recipe.model, query=data.query, doc=data.doc)
     if changed := recipe_file.changes(recipe, run_dir, gin):
         warnings.warn(f"{run_dir} continues with other settings than it had: {'; '.join(changed)}.", stacklevel=2)
     if distributed.is_first():
@@ -236,8 +233,8 @@ def _begin_negatives(recipe: Recipe, run_dir: Path, data: TrainingSet, checkpoin
 
 def _check_vocabularies(model: DualEncoder, data: TrainingSet) -> None:
     """Whether both towers have vectors for every token."""
-    for tower in ("query", "doc"):
-        model.check_vocabulary(tower, getattr(data, f"{tower}_tokenizer").vocab_size)
+    for tower, side in (("query", data.query), ("doc", data.doc)):
+        model.check_vocabulary(tower, side.tokenizer.vocab_size)
 
 
 def _parser() -> command.Parser:

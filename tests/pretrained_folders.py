@@ -136,7 +136,8 @@ def write(path, value):
 
 def our_embeddings(pretrained, texts, tower="doc"):
     """Through the model itself: tokenized, cut to its length and padded."""
-    tokenizer, max_length = getattr(pretrained, f"{tower}_tokenizer"), getattr(pretrained, f"max_{tower}_length")
+    side = pretrained.side(tower)
+    tokenizer, max_length = side.tokenizer, side.max_length
     room = max_length - len(tokenizer.prefix_ids) - len(tokenizer.suffix_ids)
     tokens = np.zeros((len(texts), max_length), np.int32)
     for row, ids in zip(tokens, tokenizer.encode(texts), strict=True):

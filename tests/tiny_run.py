@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from de_jax.data.text import beir
+from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import load_tokenizer, train_sentencepiece
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
@@ -32,8 +33,7 @@ def write_run(folder, steps=(3, 7)):
     tokenizer = load_tokenizer(folder / "spiece.model")
     encoder = T5Config(vocab_size=30, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, dtype="float32")
     model = DualEncoder(TowerConfig(encoder, projection_dim=8), TowerConfig(encoder, projection_dim=8))
-    lengths = {"max_query_length": 16, "max_doc_length": 24}
-    describe_run(folder / "run", model=model, query_tokenizer=tokenizer, doc_tokenizer=tokenizer, **lengths)
+    describe_run(folder / "run", model=model, query=Side(tokenizer, 16), doc=Side(tokenizer, 24))
     checkpoints = Checkpoints(folder / "run" / CHECKPOINTS_DIR, keep=len(steps))
     tx = functools.partial(make_optimizer, adafactor, linear(peak=1e-2, num_steps=10))
     init = jax.jit(lambda key: init_state(model, tx, key))

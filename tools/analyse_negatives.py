@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     first = load_run(args.run_dir, only_sizes=True)
     temperature = negative_analysis.temperature_of(first, args.temperature)
     grad_norms.group_norms(first.params, groups)  # refuses patterns that match nothing
-    stores = open_stores(args.dataset_dir, first.query_tokenizer, first.doc_tokenizer, skip_empty=args.skip_empty)
+    stores = open_stores(args.dataset_dir, first.query.tokenizer, first.doc.tokenizer, skip_empty=args.skip_empty)
     pairs, passages = qrel_pairs(qrels, *stores), maxp.passages_of(first, stores[1])
     texts = TrainingTexts(name, *stores, pairs, text_hashes(args.dataset_dir), passages, not args.keep_identical_ids)
     counts = {"num_pairs": args.num_pairs, "num_negatives": args.num_negatives}

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from de_jax import command
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir, input_policy
+from de_jax.data.text.sides import Side
 from de_jax.evaluation import dev_scores, latency
 from de_jax.evaluation.task import Policy, beir_tasks, evaluate
 from de_jax.files import outputs
@@ -125,16 +126,15 @@ def _train(recipe: Recipe, run_dir: Path) -> None:
 def _import(args: argparse.Namespace, folder: Path) -> None:
     """The model as a run, its lengths those that it is trained and tested with."""
     pretrained: Pretrained = any_model.read(args.model)
-    if pretrained.query_tokenizer is None or pretrained.doc_tokenizer is None:
+    query, doc = pretrained.query.tokenizer, pretrained.doc.tokenizer
+    if query is None or doc is None:
         raise InputError(f"{args.model} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>.")
     write_run(
         folder,
         pretrained.params,
         model=pretrained.model.with_dtype(args.dtype),
-        query_tokenizer=pretrained.query_tokenizer,
-        doc_tokenizer=pretrained.doc_tokenizer,
-        max_query_length=args.max_query_length,
-        max_doc_length=args.max_doc_length,
+        query=Side(query, args.max_query_length),
+        doc=Side(doc, args.max_doc_length),
     )
 
 

@@ -37,9 +37,8 @@ def main(argv: list[str] | None = None) -> None:
     if not corpus.is_file():
         raise InputError(f"{corpus} does not exist; give a corpus in .jsonl or .tsv, plain or .gz.")
     run = load_run(args.run_dir, args.step)
-    docs = cached_token_store(corpus, run.doc_tokenizer, outputs.cache_dir() / "token_stores", skip_empty=args.skip_empty)
-    max_length = args.max_doc_length or run.max_doc_length
-    run = run._replace(max_doc_length=max_length)
+    docs = cached_token_store(corpus, run.doc.tokenizer, outputs.cache_dir() / "token_stores", skip_empty=args.skip_empty)
+    run = run._replace(doc=run.doc._replace(max_length=args.max_doc_length or run.doc.max_length))
     options = {name: getattr(args, name) for name in ("tokens_per_batch", "length_multiple", "texts_per_shard")}
     expansion = arguments.expansion(args)
     texts = expanded_search.texts(run, docs, expansion) if expansion else passages_of(run, docs) or docs
@@ -52,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     _, embeddings, _ = open_embeddings(args.out_dir)
     report = {"out_dir": args.out_dir, "step": run.step, "num_docs": docs.num_texts, "dim": embeddings.shape[1]}
     rows = {"num_vectors": len(embeddings)} if texts is not docs else {}
-    print(json.dumps({**report, "max_doc_length": max_length, **rows}))
+    print(json.dumps({**report, "max_doc_length": run.doc.max_length, **rows}))
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -28,10 +28,10 @@ def main(argv: list[str] | None = None) -> None:
     if store.dev_qrels is None:
         raise InputError(f"{args.pairs_dir} has no judgements; export the task with --dev_split.")
     run = load_run(args.run_dir, args.step)
-    for side in ("query", "doc"):
-        if getattr(store, f"{side}_tokenizer").fingerprint != getattr(run, f"{side}_tokenizer").fingerprint:
+    for tower, tokenizer in (("query", store.query_tokenizer), ("doc", store.doc_tokenizer)):
+        if tokenizer.fingerprint != run.side(tower).tokenizer.fingerprint:
             raise InputError(
-                f"{args.pairs_dir} holds another {side} vocabulary than {args.run_dir}; export the task with the run's."
+                f"{args.pairs_dir} holds another {tower} vocabulary than {args.run_dir}; export the task with the run's."
             )
     max_queries, max_docs = args.max_queries or len(store.dev_qrels), args.max_docs or store.doc_store.num_texts
     sizes, stores = (max_queries, max_docs), (store.query_store, store.doc_store)

@@ -13,15 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
 
 import jax
 
 from de_jax import command
+from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, with_prompt
 from de_jax.interop import any_model
 from de_jax.interop.huggingface import POOLING
-from de_jax.interop.pretrained import Pretrained, paired
+from de_jax.interop.pretrained import Pretrained, PretrainedSide, paired
 from de_jax.models.tower import TowerConfig
 from de_jax.training.run.run_folder import write_run
 from de_jax.types import InputError
@@ -33,16 +33,19 @@ def main(argv: list[str] | None = None) -> None:
     pretrained = any_model.read(args.source, ignored=args.ignored, pooling=args.pooling)
     if args.doc_source:
         pretrained = paired(pretrained, any_model.read(args.doc_source, ignored=args.ignored, pooling=args.pooling))
-    described = _described(pretrained, args)
-    write_run(args.run_dir, pretrained.params, **described)
+    model = pretrained.model.with_dtype(args.dtype)
+    query = _side(pretrained, "query", args, args.max_query_length, args.query_prompt)
+    doc = _side(pretrained, "doc", args, args.max_doc_length, args.doc_prompt)
+    write_run(args.run_dir, pretrained.params, model=model, query=query, doc=doc)
     report = {
         "run_dir": args.run_dir,
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(pretrained.params)),
-        "embedding_dim": described["model"].query.embedding_dim,
-        "shared": described["model"].shared,
-        "pooling": {tower: _pooling_of(getattr(described["model"], tower)) for tower in ("query", "doc")},
-        "prompts": {tower: getattr(described[f"{tower}_tokenizer"], "prompt", "") for tower in ("query", "doc")},
-        **{name: described[name] for name in ("max_query_length", "max_doc_length")},
+        "embedding_dim": model.query.embedding_dim,
+        "shared": model.shared,
+        "pooling": {"query": _pooling_of(model.query), "doc": _pooling_of(model.doc)},
+        "prompts": {"query": query.prompt, "doc": doc.prompt},
+        "max_query_length": query.max_length,
+        "max_doc_length": doc.max_length,
     }
     for note in pretrained.notes:
         print(note, file=sys.stderr)
@@ -53,22 +56,19 @@ def _pooling_of(tower: TowerConfig) -> str:
     return next(name for name, ours in POOLING.items() if ours == tower.pooling)
 
 
-def _described(pretrained: Pretrained, args: argparse.Namespace) -> dict[str, Any]:
-    """What `describe_run` wants, of the model and of what the arguments change."""
-    described: dict[str, Any] = {"model": pretrained.model.with_dtype(args.dtype)}
-    for tower in ("query", "doc"):
-        described[f"{tower}_tokenizer"] = _tokenizer(pretrained, tower, args)
-        length = getattr(args, f"max_{tower}_length") or getattr(pretrained, f"max_{tower}_length")
-        pretrained.model.check_length(tower, length)
-        pretrained.model.check_vocabulary(tower, described[f"{tower}_tokenizer"].vocab_size)
-        described[f"max_{tower}_length"] = length
-    return described
+def _side(pretrained: Pretrained, tower: str, args: argparse.Namespace, max_length: int | None, prompt: str | None) -> Side:
+    """A side of the model with what the arguments change."""
+    tokenizer = with_prompt(_tokenizer(pretrained.side(tower), tower, args), prompt)
+    side = Side(tokenizer, max_length or pretrained.side(tower).max_length)
+    pretrained.model.check_length(tower, side.max_length)
+    pretrained.model.check_vocabulary(tower, tokenizer.vocab_size)
+    return side
 
 
-def _tokenizer(pretrained: Pretrained, tower: str, args: argparse.Namespace) -> Tokenizer:
-    own: Tokenizer | None = getattr(pretrained, f"{tower}_tokenizer")
+def _tokenizer(side: PretrainedSide, tower: str, args: argparse.Namespace) -> Tokenizer:
+    own = side.tokenizer
     tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else own
-    pad_id = own.pad_id if own else getattr(pretrained, f"{tower}_pad_id")
+    pad_id = own.pad_id if own else side.pad_id
     if tokenizer and tokenizer.pad_id != pad_id:
         raise InputError(
             f"{args.tokenizer} pads with {tokenizer.pad_id}, but the weights of the {tower} tower with {pad_id}; give the "
@@ -76,7 +76,7 @@ def _tokenizer(pretrained: Pretrained, tower: str, args: argparse.Namespace) -> 
         )
     if tokenizer is None:
         raise InputError(f"{args.source} holds no vocabulary; give --tokenizer, a spiece.model or tokenizer.json.")
-    return with_prompt(tokenizer, getattr(args, f"{tower}_prompt"))
+    return tokenizer
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

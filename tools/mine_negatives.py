@@ -61,7 +61,7 @@ def _mined_by_bm25(args: argparse.Namespace, miner: Miner) -> tuple[list[Mined],
 def _mined_by_run(args: argparse.Namespace, miner: Miner) -> tuple[list[Mined], dict[str, Any]]:
     qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
     run = load_run(args.run_dir, args.step)
-    stores = open_stores(args.dataset_dir, run.query_tokenizer, run.doc_tokenizer, skip_empty=args.skip_empty)
+    stores = open_stores(args.dataset_dir, run.query.tokenizer, run.doc.tokenizer, skip_empty=args.skip_empty)
     name, passages = Path(args.dataset_dir).resolve().name, maxp.passages_of(run, stores[1])
     texts = TrainingTexts(name, *stores, qrel_pairs(qrels, *stores), {}, passages, not args.keep_identical_ids)
     with progress_bar(total=(passages or stores[1]).num_texts, desc="encode", unit=" docs", delay=0.5) as bar:

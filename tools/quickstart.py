@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
 def _score(recipe: Recipe, run: Run, dataset_dir: Path, dataset: beir.Dataset) -> dict[str, Any]:
     """nDCG@10, MRR@10 and Recall@100 on the test queries of BM25, of the first parameters and of the trained ones."""
     _say(f"scoring {len(dataset.queries.ids)} test queries on {len(dataset.docs.ids)} documents")
-    queries, docs = open_stores(dataset_dir, run.query_tokenizer, run.doc_tokenizer)
+    queries, docs = open_stores(dataset_dir, run.query.tokenizer, run.doc.tokenizer)
     query_rows = queries.rows_of(dataset.queries.ids)
     scores = {"bm25": BM25Index(dataset.docs.texts, dataset.docs.ids).search(dataset.queries.texts, DEPTH)}
     for name, params in (("untrained", recipe.init().params), ("trained", run.params)):
@@ -91,7 +91,7 @@ def _score(recipe: Recipe, run: Run, dataset_dir: Path, dataset: beir.Dataset) -
 
 
 def _show_searches(run: Run, dataset_dir: Path, dataset: beir.Dataset) -> None:
-    _, docs = open_stores(dataset_dir, run.query_tokenizer, run.doc_tokenizer)
+    _, docs = open_stores(dataset_dir, run.query.tokenizer, run.doc.tokenizer)
     ids, embeddings, _ = open_embeddings(encode.cached_docs(run, docs, dataset.name))
     searcher = Searcher(run, ids, ExactIndex(embeddings, ids), dict(zip(dataset.docs.ids, dataset.docs.texts, strict=True)))
     for query in EXAMPLES:

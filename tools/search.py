@@ -53,7 +53,7 @@ def _open(
     if args.embeddings_dir:
         folder = Path(args.embeddings_dir)
     else:
-        docs = cached_token_store(corpus, run.doc_tokenizer, outputs.cache_dir() / "token_stores", skip_empty=args.skip_empty)
+        docs = cached_token_store(corpus, run.doc.tokenizer, outputs.cache_dir() / "token_stores", skip_empty=args.skip_empty)
         store = passages_of(run, docs) or docs
         with progress_bar(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
             folder = encode.cached_docs(run, store, Path(args.dataset_dir).resolve().name, progress=bar.update)

@@ -9,7 +9,6 @@ from jaxtyping import Float
 
 from de_jax.data.sources.training_set import DevSet, QueriesForBoth
 from de_jax.data.text.passages import PassageStore
-from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.evaluation import metrics
 from de_jax.retrieval import encode, maxp
 from de_jax.retrieval.index import ExactIndex, Index
@@ -41,7 +40,7 @@ def score_index(run: Run, dev: DevSet, index: Index, doc_ids: Sequence[str]) -> 
 
 def divergence(run: Run, queries: QueriesForBoth) -> float:
     """How far the query tower's embeddings of some queries lie from the document tower's embeddings of the same (DAFT, eq. 9)."""
-    by_doc_tower = encode.docs(run, queries.for_doc_tower, rows=queries.rows, max_length=run.max_query_length)
+    by_doc_tower = encode.docs(run, queries.for_doc_tower, rows=queries.rows, max_length=run.query.max_length)
     by_query_tower = encode.queries(run, queries.for_query_tower, rows=queries.rows)
     return kl_divergence(by_doc_tower, by_query_tower, dim=run.model.doc.embedding_rank)
 
@@ -49,8 +48,9 @@ def divergence(run: Run, queries: QueriesForBoth) -> float:
 def by_both_towers(run: Run, texts: Sequence[str]) -> tuple[Float[np.ndarray, "r D"], Float[np.ndarray, "r D"]]:
     """Some texts by the query tower and by the document tower, cut to the length of queries."""
 
-    def by(tower: str, tokenizer: Tokenizer) -> np.ndarray:
-        tokens, lengths = padded_tokens(tokenizer, texts, max_length=run.max_query_length, length_multiple=LENGTH_MULTIPLE)
+    def by(tower: str) -> np.ndarray:
+        tokenizer, max_length = run.side(tower).tokenizer, run.query.max_length
+        tokens, lengths = padded_tokens(tokenizer, texts, max_length=max_length, length_multiple=LENGTH_MULTIPLE)
         return np.asarray(encode.encode_fn(run, tower)(tokens, lengths))[:, 0]
 
-    return by("query", run.query_tokenizer), by("doc", run.doc_tokenizer)
+    return by("query"), by("doc")

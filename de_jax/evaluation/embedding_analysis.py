@@ -75,12 +75,12 @@ def embed(run: Run, task: Task, *, policy: Policy = BEIR, max_docs: int | None =
     judged_ids = {doc_id for docs in task.qrels.values() for doc_id in docs}
     beir.count_docs(task.corpus, judged_ids)  # all of them are there
     if max_docs is None:
-        texts = encoded(run._replace(max_passages=1), task, policy)
+        texts = encoded(run._replace(doc=run.doc._replace(max_passages=1)), task, policy)
         qrels = _of_texts(task.qrels, texts.query_ids, texts.doc_ids)
         return Texts(texts.query_ids, texts.doc_ids, texts.queries, texts.docs[:], qrels, policy.drop_identical_ids)
     folder, options = outputs.cache_dir() / "token_stores", {"skip_empty": policy.skip_empty}
-    query_store = cached_token_store(task.queries, run.query_tokenizer, folder, kind="queries", **options)
-    doc_store = cached_token_store(task.corpus, run.doc_tokenizer, folder, kind="docs", **options)
+    query_store = cached_token_store(task.queries, run.query.tokenizer, folder, kind="queries", **options)
+    doc_store = cached_token_store(task.corpus, run.doc.tokenizer, folder, kind="docs", **options)
     query_ids = [query_id for query_id in query_store.ids if query_id in task.qrels]
     judged = doc_store.rows_of(sorted(judged_ids - set(doc_store.skipped_ids)))
     if len(judged) > max_docs:

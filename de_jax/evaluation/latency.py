@@ -95,7 +95,7 @@ def _batches(queries: Sequence[str], batch_size: int, number: int) -> Iterator[l
 
 
 def _tokens(run: Run, queries: Sequence[str]) -> tuple[Int[np.ndarray, "b L"], Int[np.ndarray, "b 1"]]:
-    return padded_tokens(run.query_tokenizer, queries, max_length=run.max_query_length, length_multiple=LENGTH_MULTIPLE)
+    return padded_tokens(run.query.tokenizer, queries, max_length=run.query.max_length, length_multiple=LENGTH_MULTIPLE)
 
 
 def _timed(run: Run, tower: encode.EncodeFn, queries: Sequence[str]) -> _Call:

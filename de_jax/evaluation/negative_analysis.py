@@ -202,9 +202,9 @@ def batch_of(sample: Sample, kind: str, run: Run) -> Batch:
         return passages.of_docs(docs) if passages else docs
 
     every = np.concatenate([texts_of(docs.reshape(-1)) for docs in (doc_rows, *sample.drawn.values())])
-    pad_docs = _padding(passages or sample.texts.doc_store, every, run.max_doc_length)
+    pad_docs = _padding(passages or sample.texts.doc_store, every, run.doc.max_length)
     return Batch(
-        query=_padding(sample.texts.query_store, query_rows, run.max_query_length)(query_rows),
+        query=_padding(sample.texts.query_store, query_rows, run.query.max_length)(query_rows),
         doc=pad_docs(texts_of(doc_rows)),
         query_id=query_rows.astype(np.int32),
         doc_id=doc_rows.astype(np.int32),

@@ -259,8 +259,8 @@ def _score(task: Task, policy: Policy, run: Run | None) -> tuple[Report, dict[st
 
 def _stores(run: Run, task: Task, policy: Policy) -> tuple[TokenStore, TokenStore]:
     folder, options = outputs.cache_dir() / "token_stores", {"skip_empty": policy.skip_empty}
-    queries = cached_token_store(task.queries, run.query_tokenizer, folder, kind="queries", **options)
-    return queries, cached_token_store(task.corpus, run.doc_tokenizer, folder, kind="docs", **options)
+    queries = cached_token_store(task.queries, run.query.tokenizer, folder, kind="queries", **options)
+    return queries, cached_token_store(task.corpus, run.doc.tokenizer, folder, kind="docs", **options)
 
 
 def _query_ids(task: Task, known: Sequence[str], empty: Sequence[str]) -> list[str]:
@@ -283,11 +283,11 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
     if policy.bm25 or not run:
         settings |= {"k1": policy.k1, "b": policy.b}
     if run:
-        settings |= {"step": run.step, "max_query_length": run.max_query_length, "max_doc_length": run.max_doc_length}
-        settings |= {f"{tower}_prompt": getattr(getattr(run, f"{tower}_tokenizer"), "prompt", None) for tower in ("query", "doc")}
+        settings |= {"step": run.step, "max_query_length": run.query.max_length, "max_doc_length": run.doc.max_length}
+        settings |= {"query_prompt": run.query.prompt or None, "doc_prompt": run.doc.prompt or None}
         settings |= {name: getattr(policy, name) for name in ("embedding_dim", "passage_length", "passage_stride")}
-        if run.max_passages > 1 and not policy.passage_length:
-            settings["max_passages"] = run.max_passages
+        if run.doc.max_passages > 1 and not policy.passage_length:
+            settings["max_passages"] = run.doc.max_passages
         settings["index"] = policy.index_choice
     if policy.expansion:
         settings["expansion"] = policy.expansion._asdict() | {"path": generated_queries.fingerprint(policy.expansion.path)}

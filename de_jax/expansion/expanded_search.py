@@ -59,10 +59,10 @@ def texts(run: Run, docs: TokenStore, expansion: Expansion) -> ExpandedTexts:
     Raises:
         InputError: an expansion of another corpus, or a run that ranks documents by several passages.
     """
-    if run.max_passages > 1:
+    if run.doc.max_passages > 1:
         raise InputError("documents of several passages are not expanded; set max_passages to 1.")
     queries = queries_by_row(expansion.path, docs.ids)
-    generated = tokenized_queries(queries, run.doc_tokenizer, outputs.cache_dir() / "token_stores")
+    generated = tokenized_queries(queries, run.doc.tokenizer, outputs.cache_dir() / "token_stores")
     make = document_expansion if expansion.form == "document" else corpus_expansion
     return make(docs, generated, expansion.num_queries, max_query_length=expansion.max_query_length)
 
@@ -92,7 +92,7 @@ def typical_to_dir(
     Raises:
         InputError: `out_dir` belongs to something else.
     """
-    options = {"max_length": run.max_doc_length, **options}
+    options = {"max_length": run.doc.max_length, **options}
     source = {
         "model": encode.model_hash(run, "doc"),
         "store": views.content_hash,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from de_jax.files.reading import is_there
 from de_jax.interop import huggingface, safetensors_model, sentence_transformers, t5x
-from de_jax.interop.pretrained import Pretrained
+from de_jax.interop.pretrained import Pretrained, PretrainedSide
 from de_jax.training.run.run_folder import DESCRIPTION_FILE, load_run
 from de_jax.types import InputError
 
@@ -47,7 +47,8 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         raise InputError(f"{source} says itself how its token vectors are pooled; leave pooling={pooling} out.")
     if is_run(folder):
         run = load_run(folder, only_sizes=only_sizes)
-        return Pretrained(run.model, run.params, run.query_tokenizer, run.doc_tokenizer, run.max_query_length, run.max_doc_length)
+        query, doc = (PretrainedSide(side.tokenizer, side.max_length) for side in (run.query, run.doc))
+        return Pretrained(run.model, run.params, query, doc)
     if is_there(folder / sentence_transformers.MODULES_FILE):
         return sentence_transformers.read(folder, ignored=ignored, only_sizes=only_sizes)
     if is_there(folder / safetensors_model.DESCRIPTION_FILE):

@@ -39,9 +39,9 @@ def export(run: Run, out_dir: str | Path, format: str) -> list[str]:
         params = {name: tree for name, tree in {**run.params, "shared": shared}.items() if tree}
         run = run._replace(model=dataclasses.replace(run.model, initial_temperature=None), params=params)
         notes.append(DROPPED)
-    if run.max_passages > 1:
+    if run.doc.max_passages > 1:
         notes.append(
-            f"documents were trained as up to {run.max_passages} passages of {run.max_doc_length} tokens; the best one counts; "
+            f"documents were trained as up to {run.doc.max_passages} passages of {run.doc.max_length} tokens; the best one counts; "
             "what reads this embeds one text, so cut documents before and rank them by their best passage"
         )
     with atomic_dir(out_dir) as temporary:

@@ -104,7 +104,7 @@ def pretrained_tokenizer(*, source: str = "", tower: TowerName = "query") -> Cal
     """A function that opens a tower's tokenizer, its prompt included; the arguments are those of `pretrained_tower`."""
 
     def tokenizer() -> Tokenizer:
-        found: Tokenizer | None = getattr(_sizes(source), f"{_checked(tower)}_tokenizer")
+        found = _sizes(source).side(_checked(tower)).tokenizer
         if found is None:
             raise InputError(
                 f"{source} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>, and start from that run."

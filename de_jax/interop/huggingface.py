@@ -16,7 +16,7 @@ from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE,
 from de_jax.files import schema
 from de_jax.files.reading import is_there
 from de_jax.interop import config_keys, tokenizer_settings
-from de_jax.interop.pretrained import Origin, Pretrained, assemble
+from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, assemble
 from de_jax.interop.safetensors_files import stored_arrays
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
@@ -100,8 +100,8 @@ def pretrained(source: str, encoder: EncoderFolder, tower: TowerConfig, ignored:
     if not only_sizes:
         origins = {f"shared/{path}": origin for path, origin in encoder.origins.items()}
         params = assemble(source, encoder.stored, origins, params, ignored=[*ignored, *encoder.heads])
-    tokenizer, length, pad_id = encoder.tokenizer, encoder.max_length, encoder.pad_id
-    return Pretrained(model, params, tokenizer, tokenizer, length, length, pad_id, pad_id)
+    side = PretrainedSide(encoder.tokenizer, encoder.max_length, encoder.pad_id)
+    return Pretrained(model, params, side, side)
 
 
 def open_encoder(folder: Path) -> EncoderFolder:

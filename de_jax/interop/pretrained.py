@@ -15,18 +15,26 @@ from de_jax.training.optim.paths import map_with_path
 from de_jax.types import Array, InputError, Params
 
 
+class PretrainedSide(NamedTuple):
+    """How the texts of one tower were read, as far as a checkpoint of another library says."""
+
+    tokenizer: Tokenizer | None  # None where the format carries none, as T5X does
+    max_length: int  # tokens
+    pad_id: int = 0  # of the weights' vocabulary where there is no tokenizer, see `Origin.swapped_row`
+
+
 class Pretrained(NamedTuple):
     """What a checkpoint of another library holds; a single text encoder is a `DualEncoder` that shares all its parts."""
 
     model: DualEncoder
     params: Params  # float32, numpy
-    query_tokenizer: Tokenizer | None  # None where the format carries none, as T5X does
-    doc_tokenizer: Tokenizer | None
-    max_query_length: int  # tokens
-    max_doc_length: int  # tokens
-    query_pad_id: int = 0  # of the weights' vocabulary where there is no tokenizer, see `Origin.swapped_row`
-    doc_pad_id: int = 0
+    query: PretrainedSide
+    doc: PretrainedSide
     notes: tuple[str, ...] = ()  # what was assumed, in sentences for whoever reads it
+
+    def side(self, tower: str) -> PretrainedSide:
+        """How a tower ("query" or "doc") reads its texts."""
+        return {"query": self.query, "doc": self.doc}[tower]
 
 
 class Origin(NamedTuple):
@@ -46,12 +54,8 @@ def paired(query: Pretrained, doc: Pretrained) -> Pretrained:
             name: {part: tree for side in ("shared", name) for part, tree in owner.params.get(side, {}).items() if part in PARTS}
             for name, owner in owners.items()
         },
-        query_tokenizer=query.query_tokenizer,
-        doc_tokenizer=doc.doc_tokenizer,
-        max_query_length=query.max_query_length,
-        max_doc_length=doc.max_doc_length,
-        query_pad_id=query.query_pad_id,
-        doc_pad_id=doc.doc_pad_id,
+        query=query.query,
+        doc=doc.doc,
         notes=tuple(dict.fromkeys((*query.notes, *doc.notes))),
     )
 

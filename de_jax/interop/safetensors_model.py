@@ -12,7 +12,7 @@ from pathlib import Path
 
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.files import outputs, schema
-from de_jax.interop.pretrained import Origin, Pretrained, assemble, disassemble
+from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, assemble, disassemble
 from de_jax.interop.safetensors_files import FILE, save, stored_arrays
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.training.optim import paths
@@ -37,16 +37,16 @@ def write(folder: Path, run: Run) -> None:
     """Writes a run into an existing folder; `read` gives it back bit for bit."""
     save(folder / FILE, disassemble(run.params, _origins(run.params)))
     names = {}
-    for tower, tokenizer in (("query", run.query_tokenizer), ("doc", run.doc_tokenizer)):
-        names[tower] = f"tokenizers/{tokenizer.fingerprint[:16]}"
+    for tower, side in (("query", run.query), ("doc", run.doc)):
+        names[tower] = f"tokenizers/{side.tokenizer.fingerprint[:16]}"
         (folder / names[tower]).mkdir(parents=True, exist_ok=True)
-        tokenizer.save(folder / names[tower])
+        side.tokenizer.save(folder / names[tower])
     description = {
         "format": FORMAT,
         "model": run.model.to_json(),
         "tokenizers": names,
-        "max_query_length": run.max_query_length,
-        "max_doc_length": run.max_doc_length,
+        "max_query_length": run.query.max_length,
+        "max_doc_length": run.doc.max_length,
     }
     outputs.write_json(folder / DESCRIPTION_FILE, description)
 
@@ -69,8 +69,8 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
     if not only_sizes:
         params = assemble(str(folder), stored_arrays(folder), _origins(params), params, ignored=ignored)
     tokenizers = {tower: load_tokenizer(folder / name) for tower, name in description["tokenizers"].items()}
-    lengths = description["max_query_length"], description["max_doc_length"]
-    return Pretrained(model, params, tokenizers["query"], tokenizers["doc"], *lengths)
+    query = PretrainedSide(tokenizers["query"], description["max_query_length"])
+    return Pretrained(model, params, query, PretrainedSide(tokenizers["doc"], description["max_doc_length"]))
 
 
 def _origins(params: Params) -> dict[str, Origin]:

@@ -18,7 +18,7 @@ from de_jax.files import schema
 from de_jax.files.reading import is_there
 from de_jax.interop import config_keys, huggingface, tokenizer_settings
 from de_jax.interop.config_keys import Keys
-from de_jax.interop.pretrained import Origin, Pretrained, paired
+from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, paired
 from de_jax.interop.safetensors_files import stored_arrays
 from de_jax.models.tower import TowerConfig
 from de_jax.types import InputError
@@ -70,8 +70,8 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
     for tower, modules in (("query", query), ("doc", doc)):
         tokenizer_settings.check_prompt(folder / PROMPTS_FILE, modules["Transformer"], prompts[tower])
     return pretrained._replace(
-        query_tokenizer=_prompted(pretrained.query_tokenizer, prompts["query"]),
-        doc_tokenizer=_prompted(pretrained.doc_tokenizer, prompts["doc"]),
+        query=_prompted(pretrained.query, prompts["query"]),
+        doc=_prompted(pretrained.doc, prompts["doc"]),
         notes=_notes(folder, values, pretrained.model.query.normalize, prompts),
     )
 
@@ -113,9 +113,10 @@ def _read_tower(folder: Path, modules: dict[str, Path], ignored: Sequence[str], 
     file = _length_file(modules["Transformer"])
     values = _object(file, config_keys.TRANSFORMER, required=False)
     _check_loading(file, values, encoder)
-    return huggingface.pretrained(str(folder), encoder, tower, ignored, only_sizes)._replace(
-        max_query_length=_max_length(file, values, "query_length", encoder),
-        max_doc_length=_max_length(file, values, "document_length", encoder),
+    found = huggingface.pretrained(str(folder), encoder, tower, ignored, only_sizes)
+    return found._replace(
+        query=found.query._replace(max_length=_max_length(file, values, "query_length", encoder)),
+        doc=found.doc._replace(max_length=_max_length(file, values, "document_length", encoder)),
     )
 
 
@@ -246,8 +247,8 @@ def _prompt(file: Path, values: dict[str, Any], tower: str) -> str:
     return prompts.get(name) or ""
 
 
-def _prompted(tokenizer: Tokenizer | None, prompt: str) -> Tokenizer | None:
-    return PromptedTokenizer(tokenizer, prompt) if tokenizer and prompt else tokenizer
+def _prompted(side: PretrainedSide, prompt: str) -> PretrainedSide:
+    return side._replace(tokenizer=PromptedTokenizer(side.tokenizer, prompt)) if side.tokenizer and prompt else side
 
 
 def _object(file: Path, keys: Keys, *, required: bool = True) -> dict[str, Any]:

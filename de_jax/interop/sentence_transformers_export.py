@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from de_jax.data.text.tokenizing import prompt_of, with_prompt
+from de_jax.data.text.tokenizing import with_prompt
 from de_jax.files.outputs import write_json
 from de_jax.interop import tokenizer_files, tokenizer_settings
 from de_jax.interop.huggingface import CONFIG_FILE, encoder_origins
@@ -35,12 +35,11 @@ def write(folder: Path, run: Run) -> None:
 
     Where one model serves texts of two lengths, queries are cut by `encode_query`, which needs sentence-transformers 6.
     """
-    prompts = {"query": prompt_of(run.query_tokenizer), "document": prompt_of(run.doc_tokenizer)}
-    prompts = {name: prompt for name, prompt in prompts.items() if prompt}
+    prompts = {name: run.side(tower).prompt for tower, name in NAMES.items() if run.side(tower).prompt}
     if _is_one_model(run):
         _write_model(folder, run, "doc", prompts, None)
-        if run.max_query_length != run.max_doc_length:
-            lengths = {"max_seq_length": run.max_doc_length, "query_length": run.max_query_length}
+        if run.query.max_length != run.doc.max_length:
+            lengths = {"max_seq_length": run.doc.max_length, "query_length": run.query.max_length}
             write_json(folder / LENGTH_FILE, lengths)
         return
     types: dict[str, str] = {}
@@ -59,7 +58,7 @@ def write(folder: Path, run: Run) -> None:
 
 
 def _is_one_model(run: Run) -> bool:
-    vocabularies = {with_prompt(tokenizer, "").fingerprint for tokenizer in (run.query_tokenizer, run.doc_tokenizer)}
+    vocabularies = {with_prompt(tokenizer, "").fingerprint for tokenizer in (run.query.tokenizer, run.doc.tokenizer)}
     return set(run.params) == {"shared"} and run.model.query == run.model.doc and len(vocabularies) == 1
 
 
@@ -67,8 +66,8 @@ def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], de
     """One tower as a model; gives its modules.json."""
     config = {"query": run.model.query, "doc": run.model.doc}[tower]
     params = {**run.params.get("shared", {}), **run.params.get(tower, {})}
-    tokenizer = with_prompt({"query": run.query_tokenizer, "doc": run.doc_tokenizer}[tower], "")
-    max_length = {"query": run.max_query_length, "doc": run.max_doc_length}[tower]
+    side = run.side(tower)
+    tokenizer, max_length = with_prompt(side.tokenizer, ""), side.max_length
     encoder = {part: params[part] for part in ("embedder", "encoder")}
     arrays = disassemble(encoder, encoder_origins(config.encoder, tokenizer.pad_id))
     if isinstance(config.encoder, BertConfig):

@@ -26,18 +26,15 @@ def write(folder: Path, run: Run) -> None:
     """
     arrays = dict(zip(paths.all_paths(run.params), map(np.asarray, jax.tree.leaves(run.params)), strict=True))
     settings = {}
-    for tower, tokenizer, max_length in (
-        ("query", run.query_tokenizer, run.max_query_length),
-        ("doc", run.doc_tokenizer, run.max_doc_length),
-    ):
+    for tower, side in (("query", run.query), ("doc", run.doc)):
         own = {path: array for path, array in arrays.items() if path.split("/")[0] in (tower, "shared")}
         (folder / f"{tower}.bin").write_bytes(_exported(run, tower, own))
         settings[tower] = {
             "function": f"{tower}.bin",
             "parameters": list(own),
             "dim": run.model.query.embedding_dim,
-            "max_length": max_length,
-            **_tokenizer_settings(folder, tokenizer),
+            "max_length": side.max_length,
+            **_tokenizer_settings(folder, side.tokenizer),
         }
     np.savez(folder / "parameters.npz", **arrays)  # type: ignore[arg-type]
     outputs.write_json(folder / "serving.json", settings)

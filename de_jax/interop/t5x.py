@@ -21,7 +21,7 @@ import numpy as np
 
 from de_jax.files import folders
 from de_jax.files.reading import read_bytes, regular_file
-from de_jax.interop.pretrained import Origin, Pretrained, assemble, disassemble
+from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, assemble, disassemble
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import PARTS, TowerConfig
@@ -81,7 +81,7 @@ def read(folder: str | Path, *, ignored: Sequence[str] = ()) -> Pretrained:
     like = model.shapes()
     reads = {name: leaf.read for name, leaf in leaves.items()}
     params = assemble(str(folder), reads, _origins(like), like, ignored=ignored)
-    return Pretrained(model, params, None, None, MAX_LENGTH, MAX_LENGTH)
+    return Pretrained(model, params, PretrainedSide(None, MAX_LENGTH), PretrainedSide(None, MAX_LENGTH))
 
 
 def write(folder: str | Path, model: DualEncoder, params: Params, step: int) -> None:

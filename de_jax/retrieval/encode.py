@@ -165,7 +165,7 @@ def cached_docs(run: Run, store: Store, name: str, *, max_length: int | None = N
 
     An equal corpus that was encoded under another name is found there. Of a corpus that has changed only new texts are encoded.
     """
-    max_length, model = max_length or run.max_doc_length, model_hash(run, "doc")
+    max_length, model = max_length or run.doc.max_length, model_hash(run, "doc")
     key = hashlib.sha256(f"{model} {store.content_hash} {max_length}".encode()).hexdigest()[:16]
     folder = run.run_dir / "embeddings"
     out_dir = next(folder.glob(f"*/step_*-{key}"), folder / name / f"step_{run.step}-{key}")
@@ -239,7 +239,7 @@ def _encode_options(batching: dict[str, Any]) -> dict[str, Any]:
 
 def _run_options(run: Run, tower: str, options: dict[str, Any]) -> dict[str, Any]:
     """What a caller leaves open: the run's length, and as a micro-batch one device's, times the devices that share its rows."""
-    options = {"max_length": {"query": run.max_query_length, "doc": run.max_doc_length}[tower], **options}
+    options = {"max_length": run.side(tower).max_length, **options}
     run.model.check_length(tower, options["max_length"])
     if options.get("tokens_per_batch") is None:
         options["tokens_per_batch"] = _default_tokens_per_batch() * sharding.num_row_shares(_mesh_of(run))

@@ -27,12 +27,12 @@ def passages_of(run: Run, docs: TokenStore, length: int | None = None, stride: i
     Raises:
         InputError: lengths that do not fit, or a prompt before the documents.
     """
-    if length is None and run.max_passages == 1:
+    if length is None and run.doc.max_passages == 1:
         return None
-    if isinstance(run.doc_tokenizer, PromptedTokenizer):
+    if isinstance(run.doc.tokenizer, PromptedTokenizer):
         raise InputError("only a document's first passage would have the prompt; leave the prompt or the passages out.")
     if length is None:
-        return PassageStore(docs, run.max_doc_length, max_passages=run.max_passages)
+        return PassageStore(docs, run.doc.max_length, max_passages=run.doc.max_passages)
     return PassageStore(docs, length, stride)
 
 

@@ -46,7 +46,7 @@ class Searcher:
 
     def _embedding(self, query: str) -> np.ndarray:
         tokens, lengths = padded_tokens(
-            self._run.query_tokenizer, [query], max_length=self._run.max_query_length, length_multiple=LENGTH_MULTIPLE
+            self._run.query.tokenizer, [query], max_length=self._run.query.max_length, length_multiple=LENGTH_MULTIPLE
         )
         return np.asarray(self._encode(tokens, lengths))[:, 0]
 

@@ -208,7 +208,7 @@ def test_ids_of_the_t5_vocabulary_are_the_tokenizers_own(shared_data, tmp_path):
         batch = next(data.batches(0))
         assert batch.query[0].tolist() == [*expected, 1]
         assert batch.doc[0].tolist() == [*tokenizing.load_tokenizer(spiece).encode([f"{sentence} Ünïcode, 雪."])[0], 1]
-        assert data.query_tokenizer.vocab_size == 32000
+        assert data.query.tokenizer.vocab_size == 32000
 
 
 def jsonl_reader(path):
@@ -575,7 +575,7 @@ def test_tasks_are_read_from_the_cache_of_seqio(dataset_dir, spiece, tmp_path, m
     ids = {(cached.query_store.ids[q], cached.doc_store.ids[d]) for q, d in cached.pairs.tolist()}
     qrels = beir.read_qrels(dataset_dir / "qrels" / "train.tsv")
     assert ids == {(query_id, doc_id) for query_id, docs in qrels.items() for doc_id, score in docs.items() if score}
-    rows = training_set.open_stores(dataset_dir, plain.query_tokenizer, plain.doc_tokenizer)[1]
+    rows = training_set.open_stores(dataset_dir, plain.query.tokenizer, plain.doc.tokenizer)[1]
     expected = rows.pad(rows.rows_of([cached.doc_store.ids[row] for row in batch.doc_id.tolist()]), 16, batch.doc.shape[1])
     np.testing.assert_array_equal(batch.doc, expected)
 

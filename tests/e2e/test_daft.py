@@ -146,7 +146,7 @@ def test_an_aligned_run_ends_saves_and_stays_ended(folders, aligned):
 
 def test_towers_of_two_models_are_aligned_each_with_its_own_tokenizer(aligned):
     run = load_run(aligned[0])
-    assert run.query_tokenizer.fingerprint != run.doc_tokenizer.fingerprint
+    assert run.query.tokenizer.fingerprint != run.doc.tokenizer.fingerprint
     assert (type(run.model.query.encoder).__name__, type(run.model.doc.encoder).__name__) == ("T5Config", "BertConfig")
 
 

@@ -27,7 +27,7 @@ def test_run_learns_and_describes_itself(finished_run):
     assert list((finished_run / "tensorboard").glob("events.*"))
     assert "samtone.same_tower = 'query'" in (finished_run / "config.gin").read_text()
     run = load_run(finished_run)
-    assert (run.step, run.max_query_length, run.max_doc_length) == (20, 16, 32)
+    assert (run.step, run.query.max_length, run.doc.max_length) == (20, 16, 32)
     assert sorted(run.params) == ["doc", "query", "shared"]
     assert load_run(finished_run, "best").step in (10, 20)
 

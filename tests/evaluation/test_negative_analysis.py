@@ -16,6 +16,7 @@ from tiny_run import WORDS
 from de_jax.data.batches.pair_batches import qrel_pairs
 from de_jax.data.stores import corpus
 from de_jax.data.text.passages import PassageStore
+from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import load_tokenizer, train_sentencepiece
 from de_jax.evaluation import negative_analysis
 from de_jax.evaluation.negative_analysis import AtCheckpoint, Measured, Sample
@@ -157,7 +158,7 @@ def test_a_document_of_several_passages_ranks_as_its_best_one(stores):
 
 @pytest.mark.parametrize("max_passages", [1, 2])
 def test_a_batch_holds_the_texts_of_the_pairs_and_of_the_drawn_negatives(tmp_path, stores, max_passages):
-    run = Run(tmp_path, 0, None, {}, None, None, max_query_length=8, max_doc_length=8)
+    run = Run(tmp_path, 0, None, {}, Side(None, 8), Side(None, 8))
     passages = PassageStore(stores[1], 8, max_passages=2) if max_passages == 2 else None
     sample = negative_analysis.sample(training_texts(stores, passages), {"mined": generation(tmp_path)}, num_negatives=2)
     batch = negative_analysis.batch_of(sample, "mined", run)
@@ -237,7 +238,7 @@ def test_samples_that_cannot_be_drawn_are_refused(tmp_path, stores, options, sen
 def test_the_temperature_is_that_of_the_training_unless_another_is_given(tmp_path):
     def of(given=None, *, normalize=True, learned=None):
         model = SimpleNamespace(initial_temperature=learned, query=SimpleNamespace(normalize=normalize))
-        return negative_analysis.temperature_of(Run(tmp_path, 0, model, {}, None, None, 8, 8), given)
+        return negative_analysis.temperature_of(Run(tmp_path, 0, model, {}, None, None), given)
 
     assert (of(), of(normalize=False), of(0.3)) == (0.01, 1.0, 0.3)
     (tmp_path / "config.gin").write_text("ance.temperature = 0.02\nsamtone.temperature = 0.05\ntrain.loss = @samtone\n")

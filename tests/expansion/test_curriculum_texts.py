@@ -47,7 +47,7 @@ def opened(folder, *, strategy="curriculum", num_steps=6, **changes):
 def texts_of(data, batch):
     """Each document of a batch as words, by its number."""
     rows = [row[row > 1] for row in batch.doc]  # without padding and ends of texts
-    return dict(zip(batch.doc_id.tolist(), data.doc_tokenizer.decode(rows), strict=True))
+    return dict(zip(batch.doc_id.tolist(), data.doc.tokenizer.decode(rows), strict=True))
 
 
 def expected(doc, rank):

@@ -12,6 +12,7 @@ from letters import Letters
 
 from de_jax.data.sources import pair_store, pair_writer
 from de_jax.data.stores import corpus
+from de_jax.data.text.sides import Side
 from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.files import folders, outputs
 from de_jax.interop import t5x
@@ -55,7 +56,7 @@ def write_generation(folder, tokenizer):
 
 
 def import_run(folder, tokenizer):
-    write_run(folder, {}, model=MODEL)
+    write_run(folder, {}, model=MODEL, query=Side(tokenizer, 8), doc=Side(tokenizer, 8))
 
 
 REPLACING = (write_token_store, write_pair_store, write_index)

@@ -122,8 +122,8 @@ def _naive_file(path: Path) -> dict[str, np.ndarray]:
 
 def shown(found: Pretrained) -> Any:
     """What can be seen of a model: its sizes, arrays, vocabularies, prompts and lengths."""
-    tokenizers = [probed(tokenizer) for tokenizer in (found.query_tokenizer, found.doc_tokenizer)]
-    return plain([found.model.to_json(), _by_path(found.params), *tokenizers, found.max_query_length, found.max_doc_length])
+    tokenizers = [probed(tokenizer) for tokenizer in (found.query.tokenizer, found.doc.tokenizer)]
+    return plain([found.model.to_json(), _by_path(found.params), *tokenizers, found.query.max_length, found.doc.max_length])
 
 
 def _by_path(params: Any) -> dict[str, Any]:

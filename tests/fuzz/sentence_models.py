@@ -59,7 +59,7 @@ def readers(folder: Path) -> list[Reader]:
 
     def read(one: Path) -> Any:
         found = any_model.read(one)
-        return [*shown(found), *(getattr(tokenizer, "prompt", "") for tokenizer in (found.query_tokenizer, found.doc_tokenizer))]
+        return [*shown(found), *(getattr(tokenizer, "prompt", "") for tokenizer in (found.query.tokenizer, found.doc.tokenizer))]
 
     def naive(one: Path) -> Any:
         """Of what these folders were written with; other modules in other places are refused, or the value is another one."""

@@ -41,7 +41,7 @@ def test_imported_run_gives_the_embeddings_of_the_original(sentence_model, tmp_p
     run = load_run(tmp_path / "run")
     assert run.step == 0
     texts = [(str(i), text) for i, text in enumerate(TEXTS)]
-    queries, docs = (build_token_store(texts, getattr(run, name), tmp_path / name) for name in ("query_tokenizer", "doc_tokenizer"))
+    queries, docs = (build_token_store(texts, run.side(tower).tokenizer, tmp_path / tower) for tower in ("query", "doc"))
     np.testing.assert_allclose(encode.queries(run, queries), embed(["query : " + text for text in TEXTS]), atol=1e-5)
     np.testing.assert_allclose(encode.docs(run, docs), embed(TEXTS), atol=1e-5)
     with pytest.raises(InputError, match="max_doc_length is 49, but the doc tower has positions for 48 tokens"):
@@ -109,7 +109,7 @@ def test_model_without_a_vocabulary_wants_one(tmp_path, capsys):
         imported(capsys, *arguments)
     assert not (tmp_path / "run").exists()
     imported(capsys, *arguments, f"--tokenizer={tmp_path / 'tokenizer.json'}")
-    assert load_run(tmp_path / "run").doc_tokenizer.vocab_size == 13
+    assert load_run(tmp_path / "run").doc.tokenizer.vocab_size == 13
 
 
 def test_pooling_of_an_encoder_alone_is_chosen_and_assumptions_are_printed(tmp_path, capsys):
@@ -175,7 +175,7 @@ def test_real_minilm_gives_torchs_embeddings_before_and_after_the_import(tmp_pat
     run = load_run(tmp_path / "run")
     monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])  # eight would hold eight copies
     beir.write(tmp_path / "data", [(f"d{i}", "", text) for i, text in enumerate(texts)], [("q0", "a")], {"test": {"q0": {"d0": 1}}})
-    store = build_token_store(beir.iter_docs(beir.find_file(tmp_path / "data", "corpus")), run.doc_tokenizer, tmp_path / "store")
+    store = build_token_store(beir.iter_docs(beir.find_file(tmp_path / "data", "corpus")), run.doc.tokenizer, tmp_path / "store")
     np.testing.assert_allclose(encode.docs(run, store), expected, atol=1e-5)
     assert run.model.doc.encoder.norm_epsilon == 1e-12
     assert jax.tree.leaves(run.params)[0].dtype == np.float32

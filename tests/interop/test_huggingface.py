@@ -52,7 +52,7 @@ def test_embeddings_equal_transformers(tmp_path, name, whole):
     hidden = write_encoder(tmp_path / "model", kind, whole=whole, **options)
     pretrained = huggingface.read(tmp_path / "model")
     longest = 48 if kind in ("bert", "roberta") else 512
-    assert (pretrained.max_query_length, pretrained.max_doc_length) == (longest, longest)
+    assert (pretrained.query.max_length, pretrained.doc.max_length) == (longest, longest)
     expected = unit(mean_of(*hidden(TEXTS, longest)))
     np.testing.assert_allclose(our_embeddings(pretrained, TEXTS), expected, atol=1e-5)
 
@@ -62,7 +62,7 @@ def test_padding_elsewhere_in_the_vocabulary_changes_no_embedding(tmp_path, kind
     hidden = write_encoder(tmp_path / "model", kind, pad_id=pad_id)
     pretrained = huggingface.read(tmp_path / "model")
     longest = {"roberta": 50 - pad_id - 1, "t5": 512}[kind]
-    assert pretrained.max_doc_length == longest
+    assert pretrained.doc.max_length == longest
     expected = unit(mean_of(*hidden(TEXTS, longest)))
     np.testing.assert_allclose(our_embeddings(pretrained, TEXTS), expected, atol=1e-5)
 

@@ -28,7 +28,7 @@ def test_embeddings_of_queries_and_documents_equal_torch(tmp_path, name):
     embed = write_sentence_transformer(tmp_path / "model", **SHAPES[name])
     pretrained = sentence_transformers.read(tmp_path / "model")
     assert pretrained.model.shared == PARTS
-    assert (pretrained.max_query_length, pretrained.max_doc_length) == (16, 16)
+    assert (pretrained.query.max_length, pretrained.doc.max_length) == (16, 16)
     for tower, prompt in zip(("query", "doc"), PROMPTS.get(name, ("", "")), strict=True):
         expected = embed([prompt + text for text in TEXTS])
         np.testing.assert_allclose(our_embeddings(pretrained, TEXTS, tower), expected, atol=1e-5)
@@ -56,7 +56,7 @@ def test_prompts_are_chosen_as_sentence_transformers_does(dense_bert, tmp_path, 
     folder = shutil.copytree(dense_bert, tmp_path / "model")
     write(folder / "config_sentence_transformers.json", values)
     pretrained = sentence_transformers.read(folder, only_sizes=True)
-    found = (getattr(tokenizer, "prompt", None) for tokenizer in (pretrained.query_tokenizer, pretrained.doc_tokenizer))
+    found = (getattr(tokenizer, "prompt", None) for tokenizer in (pretrained.query.tokenizer, pretrained.doc.tokenizer))
     assert tuple(found) == prompts
 
 
@@ -94,7 +94,7 @@ def test_newer_class_names_and_pooling_settings_mean_the_same(dense_bert, tmp_pa
     write(folder / "sentence_bert_config.json", {"transformer_task": "feature-extraction"})
     newer, older = (sentence_transformers.read(path, only_sizes=True) for path in (folder, dense_bert))
     assert newer.model == older.model
-    assert newer.max_doc_length == 48  # all the positions
+    assert newer.doc.max_length == 48  # all the positions
 
 
 def in_json(name, **values):

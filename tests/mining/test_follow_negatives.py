@@ -133,7 +133,7 @@ def test_mining_compares_with_the_newest_whole_generation_and_writes_beyond_ever
 
     monkeypatch.setattr(mining_run, "mine", mine)
     monkeypatch.setattr(mining_run, "embed", lambda *args, **options: type("Embedded", (), {"folder": None}))
-    run = Run(tmp_path, 8, *[None] * 6)
+    run = Run(tmp_path, 8, *[None] * 4)
     with pytest.warns(UserWarning, match="generation 2 of the negatives is passed over"):
         generation = mining_run.mine_generation(run, mined, Miner(), keep=False)
     np.testing.assert_array_equal(compared[0], [[10], [11]])

@@ -84,7 +84,7 @@ def test_each_checkpoint_draws_other_negatives_and_the_same_checkpoint_the_same(
 def test_what_is_searched_knows_its_checkpoint(texts, monkeypatch):
     for kind in ("docs", "queries"):
         monkeypatch.setattr(miner.encode, kind, lambda *args, **options: np.zeros((1, DIM), np.float32))
-    run = Run(Path(), 7, *[None] * 6)
+    run = Run(Path(), 7, *[None] * 4)
     assert miner.embed(run, texts, keep_as=None).step == 7
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from de_jax.data.text.sides import Side
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig, segments_of
@@ -278,7 +279,7 @@ def small_run(mesh=None):
     if mesh is not None:
         state = TrainState(jnp.zeros((), jnp.int32), params, (), jnp.zeros(2, jnp.uint32))
         params = jax.device_put(params, state_shardings(state, mesh).params)
-    return Run(Path("run"), 0, model, params, None, None, 16, 32)
+    return Run(Path("run"), 0, model, params, Side(None, 16), Side(None, 32))
 
 
 def test_rows_are_split_over_all_devices_and_give_what_one_device_gives():

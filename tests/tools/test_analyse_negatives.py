@@ -32,7 +32,7 @@ def dataset_dir(tmp_path_factory):
 def mined_dirs(tmp_path_factory, trained, dataset_dir):
     """The documents nearest to each query by the newest checkpoint, and those farthest from it."""
     run = load_run(trained)
-    stores = open_stores(dataset_dir, run.query_tokenizer, run.doc_tokenizer)
+    stores = open_stores(dataset_dir, run.query.tokenizer, run.doc.tokenizer)
     queries, docs = encode.queries(run, stores[0]), encode.docs(run, stores[1])
     found = {"near": [], "far": []}
     for query_id, judged in QRELS.items():

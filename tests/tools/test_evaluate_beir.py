@@ -68,7 +68,7 @@ def test_the_dense_ranking_is_that_of_the_inner_products(trained, dataset_dir, p
 
 def embeddings(run, dataset_dir):
     """Of the queries and of the documents, by id."""
-    queries, docs = open_stores(dataset_dir, run.query_tokenizer, run.doc_tokenizer)
+    queries, docs = open_stores(dataset_dir, run.query.tokenizer, run.doc.tokenizer)
     pairs = ((queries, encode.queries(run, queries)), (docs, encode.docs(run, docs)))
     return [dict(zip(store.ids, rows, strict=True)) for store, rows in pairs]
 

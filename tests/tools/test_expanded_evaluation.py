@@ -45,15 +45,15 @@ def report(folder, capsys, *options):
 def by_hand(folder, num_generated, form):
     """The score of every document for every query, from texts that are put together token by token."""
     run = load_run(folder / "run")
-    tokenizer, encode_doc = run.doc_tokenizer, jax.jit(run.model.encode_doc)
+    tokenizer, encode_doc = run.doc.tokenizer, jax.jit(run.model.encode_doc)
 
     def embedding(doc, queries):
         (doc, *queries) = [tokenizer.encode([text])[0].tolist() for text in (doc, *queries)]
         queries = [query[:6] for query in queries]
         end = list(tokenizer.suffix_ids)
         tail = [token for query in queries for token in (*end, *query)] + end
-        tokens = doc[: run.max_doc_length - len(tail)] + tail
-        padded = np.array([tokens + [0] * (run.max_doc_length - len(tokens))], np.int32)
+        tokens = doc[: run.doc.max_length - len(tail)] + tail
+        padded = np.array([tokens + [0] * (run.doc.max_length - len(tokens))], np.int32)
         return np.asarray(encode_doc(run.params, padded))[0]
 
     vectors = []
@@ -62,7 +62,7 @@ def by_hand(folder, num_generated, form):
         groups = [usable] if form == "document" else [[query] for query in usable] or [[]]
         vectors.append(np.stack([embedding(f"{title} {text}", group) for group in groups]))
     queries = [text for query_id, text in tiny_run.QUERIES if query_id in tiny_run.QRELS["test"]]
-    tokens, lengths = padded_tokens(run.query_tokenizer, queries, max_length=16, length_multiple=8)
+    tokens, lengths = padded_tokens(run.query.tokenizer, queries, max_length=16, length_multiple=8)
     queries = np.asarray(run.model.encode_rows("query", run.params, tokens, lengths=lengths))[:, 0]
     if form.startswith("typical"):
         means = np.stack([own.mean(axis=0) for own in vectors])

@@ -132,7 +132,7 @@ def call(folder, trained, tmp_path, monkeypatch):
     def reached(*args, **more):
         raise Reached
 
-    tokenizer = load_run(trained, only_sizes=True).doc_tokenizer
+    tokenizer = load_run(trained, only_sizes=True).doc.tokenizer
     generator = GeneratorRun(Path(), 0, Generator(doc2query.SIZES["tiny"]), {}, tokenizer, 8, 8)
     monkeypatch.setattr("de_jax.interop.generators.read", lambda *args, **more: generator)
 

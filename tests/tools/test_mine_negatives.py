@@ -44,7 +44,7 @@ def test_a_runs_negatives_are_its_nearest_documents_without_any_positive_of_the_
     )
     generation, lines = read(tmp_path)
     run = load_run(trained)
-    stores = open_stores(dataset_dir, run.query_tokenizer, run.doc_tokenizer)
+    stores = open_stores(dataset_dir, run.query.tokenizer, run.doc.tokenizer)
     queries, docs = encode.queries(run, stores[0]), encode.docs(run, stores[1])
     assert set(lines) == {("q0", "d0"), ("q0", "d5"), ("q2", "d2"), ("d3", "d2")}
     for (query_id, doc_id), line in lines.items():
@@ -68,7 +68,7 @@ def test_a_run_of_several_passages_mines_by_the_best_one(printed, trained, datas
     printed(mine_negatives, **options, negatives_dir=tmp_path / "all")
     printed(mine_negatives, **options, negatives_dir=tmp_path / "far", margin=margin)
     run = load_run(run_dir)
-    query_store, doc_store = open_stores(dataset_dir, run.query_tokenizer, run.doc_tokenizer)
+    query_store, doc_store = open_stores(dataset_dir, run.query.tokenizer, run.doc.tokenizer)
     passages = PassageStore(doc_store, 6, max_passages=3)
     queries, embeddings = encode.queries(run, query_store), encode.docs(run, passages)
     every, far = read(tmp_path / "all")[1], read(tmp_path / "far")[1]

@@ -48,7 +48,7 @@ def test_search_ranks_by_the_inner_product(trained, dataset_dir, printed):
     run = load_run(trained)
 
     def padded(text, width):
-        ids = [*run.doc_tokenizer.encode([text])[0][: width - 1], 1]
+        ids = [*run.doc.tokenizer.encode([text])[0][: width - 1], 1]
         return np.array(ids + [0] * (width - len(ids)), np.int32)
 
     query = jax.jit(run.model.encode_query)(run.params, padded("quick red fox", 16)[None])[0]
@@ -142,7 +142,7 @@ def export(folder, tokenizer, *, with_dev=True):
 
 
 def test_an_exported_task_scores_as_its_beir_folder_does(trained, dataset_dir, tmp_path, printed):
-    folder = export(tmp_path / "pairs", load_run(trained).query_tokenizer)
+    folder = export(tmp_path / "pairs", load_run(trained).query.tokenizer)
     scores = {}
     for step, keep in itertools.product((3, 7), (False, True)):
         flags = {"keep_identical_ids": True} if keep else {}
@@ -155,7 +155,7 @@ def test_an_exported_task_scores_as_its_beir_folder_does(trained, dataset_dir, t
 
 
 def test_an_export_that_cannot_score_the_run_is_refused(trained, tmp_path):
-    folder = export(tmp_path / "pairs", load_run(trained).query_tokenizer, with_dev=False)
+    folder = export(tmp_path / "pairs", load_run(trained).query.tokenizer, with_dev=False)
     with pytest.raises(InputError, match="has no judgements; export the task with --dev_split"):
         evaluate_pairs.main([f"--run_dir={trained}", f"--pairs_dir={folder}"])
     train_sentencepiece([f"{a} {b}" for a in WORDS for b in WORDS], tmp_path / "spiece.model", vocab_size=28)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from de_jax.data.sources.training_set import TrainingSet
+from de_jax.data.text.sides import Side
 from de_jax.training.hooks import faults
 from de_jax.training.hooks.faults import NonFiniteError
 from de_jax.training.mesh import sharding
@@ -88,7 +89,7 @@ def training_set(first_doc_tokens, **ids):
         tokens = np.ones((len(rows), 3), np.int32)
         yield Batch(tokens + start, np.asarray(first_doc_tokens, np.int32)[:, None] * tokens, rows, rows + 1)
 
-    return TrainingSet(batches, len(first_doc_tokens), None, None, 3, 3, None, **ids)
+    return TrainingSet(batches, len(first_doc_tokens), Side(None, 3), Side(None, 3), None, **ids)
 
 
 def explained(data, kept=6):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import load_tokenizer, train_sentencepiece
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
@@ -19,10 +20,9 @@ def test_a_run_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path):
     letters = "abcdefghij"
     train_sentencepiece([f"{a}{b} {b}{a}" for a in letters for b in letters], tmp_path / "spiece.model", vocab_size=30)
     tokenizer = load_tokenizer(tmp_path / "spiece.model")
-    tokenizers = {"query_tokenizer": tokenizer, "doc_tokenizer": tokenizer}
 
     def describe(**changes):
-        described = {"model": model(32), "max_query_length": 16, "max_doc_length": 24, **tokenizers, **changes}
+        described = {"model": model(32), "query": Side(tokenizer, 16), "doc": Side(tokenizer, 24), **changes}
         describe_run(tmp_path / "run", **described)
 
     describe()
@@ -30,8 +30,8 @@ def test_a_run_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path):
     describe()
     for changes, sentence in (
         ({"model": model(24)}, "model/doc/encoder/mlp_dim = 32, but this recipe has 24"),
-        ({"max_doc_length": 16}, "max_doc_length = 24, but this recipe has 16"),
-        ({"max_passages": 3}, "max_passages = 1, but this recipe has 3"),
+        ({"doc": Side(tokenizer, 16)}, "max_doc_length = 24, but this recipe has 16"),
+        ({"doc": Side(tokenizer, 24, 3)}, "max_passages = 1, but this recipe has 3"),
     ):
         with pytest.raises(InputError, match=f"holds a run with {sentence}"):
             describe(**changes)

@@ -17,6 +17,7 @@ from de_jax.data.sources.options import PairsOptions, Share, TokenizerSource
 from de_jax.data.stores.corpus import TokenStore, cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.passages import PassageStore
+from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer, load_tokenizer
 from de_jax.expansion import curriculum_texts
 from de_jax.expansion.curriculum import RankedQueries, ranked_pairs
@@ -54,16 +55,13 @@ class TrainingSet(NamedTuple):
 
     batches: Batches
     batch_size: int
-    query_tokenizer: Tokenizer
-    doc_tokenizer: Tokenizer
-    max_query_length: int  # tokens
-    max_doc_length: int  # tokens
+    query: Side
+    doc: Side
     dev: DevSet | None
     query_ids: Sequence[str] | None = None  # by `Batch.query_id`, where that is a row of something
     doc_ids: Sequence[str] | None = None
     texts: TrainingTexts | None = None
     mined: MinedNegatives | None = None
-    max_passages: int = 1  # of a document
     for_both: QueriesForBoth | None = None
     has_negatives: bool = False  # mined ones come with the batches
 
@@ -187,17 +185,14 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
     return TrainingSet(
         batches=batches,
         batch_size=options.batch_size,
-        query_tokenizer=pairs.query_tokenizer,
-        doc_tokenizer=pairs.doc_tokenizer,
-        max_query_length=options.max_query_length,
-        max_doc_length=options.max_doc_length,
+        query=Side(pairs.query_tokenizer, options.max_query_length),
+        doc=Side(pairs.doc_tokenizer, options.max_doc_length, options.max_passages),
         dev=dev,
         query_ids=pairs.query_store.ids,
         doc_ids=pairs.doc_store.ids,
         texts=texts,
         mined=mined,
         has_negatives=has_negatives,
-        max_passages=options.max_passages,
     )
 
 

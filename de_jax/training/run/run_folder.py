@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
 from de_jax.files import schema
 from de_jax.files.folders import atomic_dir
@@ -55,11 +56,12 @@ class Run(NamedTuple):
     step: int
     model: DualEncoder
     params: Params
-    query_tokenizer: Tokenizer
-    doc_tokenizer: Tokenizer
-    max_query_length: int  # tokens
-    max_doc_length: int  # tokens, of a passage
-    max_passages: int = 1  # of a document, which scores as its best one
+    query: Side
+    doc: Side
+
+    def side(self, tower: str) -> Side:
+        """How a tower ("query" or "doc") reads its texts."""
+        return {"query": self.query, "doc": self.doc}[tower]
 
 
 def only_trainer(run_dir: str | Path) -> contextlib.AbstractContextManager[None]:
@@ -73,16 +75,7 @@ def only_trainer(run_dir: str | Path) -> contextlib.AbstractContextManager[None]
     return only_one(Path(run_dir) / ".train.lock", f"training in {run_dir}")
 
 
-def describe_run(
-    run_dir: str | Path,
-    *,
-    model: DualEncoder,
-    query_tokenizer: Tokenizer,
-    doc_tokenizer: Tokenizer,
-    max_query_length: int,
-    max_doc_length: int,
-    max_passages: int = 1,
-) -> None:
+def describe_run(run_dir: str | Path, *, model: DualEncoder, query: Side, doc: Side) -> None:
     """Writes `run.json` and the tokenizers, or checks that an existing description says the same.
 
     Raises:
@@ -92,10 +85,10 @@ def describe_run(
     description = {
         "format": FORMAT,
         "model": model.to_json(),
-        "max_query_length": max_query_length,
-        "max_doc_length": max_doc_length,
-        "max_passages": max_passages,
-        "tokenizers": {"query": query_tokenizer.fingerprint, "doc": doc_tokenizer.fingerprint},
+        "max_query_length": query.max_length,
+        "max_doc_length": doc.max_length,
+        "max_passages": doc.max_passages,
+        "tokenizers": {"query": query.tokenizer.fingerprint, "doc": doc.tokenizer.fingerprint},
     }
     if (run_dir / DESCRIPTION_FILE).exists():
         there, model_there = _read_description(run_dir)
@@ -103,24 +96,24 @@ def describe_run(
         return
     if not distributed.is_first():
         return
-    for tokenizer in (query_tokenizer, doc_tokenizer):
-        keep_tokenizer(run_dir, tokenizer)
+    for side in (query, doc):
+        keep_tokenizer(run_dir, side.tokenizer)
     write_json(run_dir / DESCRIPTION_FILE, description)
 
 
-def write_run(run_dir: str | Path, params: Params, *, model: DualEncoder, **described: Any) -> None:
+def write_run(run_dir: str | Path, params: Params, *, model: DualEncoder, query: Side, doc: Side) -> None:
     """Writes parameters from elsewhere as step 0 of a new run, for evaluation, search and `train.init_from`.
 
     Args:
         run_dir: absent or empty; it appears once it is complete.
         params: the model's.
-        described: the other arguments of `describe_run`.
+        model, query, doc: as of `describe_run`.
 
     Raises:
         InputError: something is there already.
     """
     with atomic_dir(run_dir) as temporary:
-        describe_run(temporary, model=model, **described)
+        describe_run(temporary, model=model, query=query, doc=doc)
         with contextlib.closing(Checkpoints(temporary / CHECKPOINTS_DIR, keep=1)) as checkpoints:
             checkpoints.save(0, TrainState(np.zeros((), np.int32), params, {}, np.zeros((), np.int32)))
 
@@ -150,17 +143,9 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
     tokenizers = {
         name: load_tokenizer(tokenizer_dir(run_dir, fingerprint)) for name, fingerprint in description["tokenizers"].items()
     }
-    return Run(
-        run_dir=run_dir,
-        step=found,
-        model=model,
-        params=params,
-        query_tokenizer=tokenizers["query"],
-        doc_tokenizer=tokenizers["doc"],
-        max_query_length=description["max_query_length"],
-        max_doc_length=description["max_doc_length"],
-        max_passages=description["max_passages"],
-    )
+    query = Side(tokenizers["query"], description["max_query_length"])
+    doc = Side(tokenizers["doc"], description["max_doc_length"], description["max_passages"])
+    return Run(run_dir, found, model, params, query, doc)
 
 
 def load_params(run_dir: str | Path, like: Params) -> Params:
