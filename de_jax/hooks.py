@@ -15,60 +15,34 @@ from de_jax.recipe import Recipe
 from de_jax.training.hooks.alignment import KL, Alignment, StopWhenAligned
 from de_jax.training.hooks.collapse import WatchForCollapse
 from de_jax.training.hooks.dev_evaluation import EvaluateOnDev
-from de_jax.training.hooks.preemption import StopOnTerminate
-from de_jax.training.hooks.profile import ProfileSteps
-from de_jax.training.mesh import distributed
 from de_jax.training.run import run_log
-from de_jax.training.run.checkpoint import Checkpoints, SaveCheckpoints
+from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.run.fit import Hook
+from de_jax.training.run.loop import Session
 from de_jax.training.run.run_folder import Run
-from de_jax.types import Params, TrainState
+from de_jax.types import Params
 
 
-def make_hooks(
-    recipe: Recipe,
-    run_dir: Path,
-    data: TrainingSet,
-    checkpoints: Checkpoints,
-    best: Checkpoints,
-    state: TrainState,
-    terminate: StopOnTerminate,
-) -> list[Hook]:
-    """What happens between updates of a run that begins or goes on with `state`; checkpoints are saved last.
+def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoints) -> list[Hook]:
+    """What happens between updates of a run that begins or goes on; checkpoints are saved last.
 
     Args:
         recipe: what is asked for.
-        run_dir: gets the logs.
         data: what is trained on.
-        checkpoints, best: the run's folders of checkpoints.
-        state: the first one.
-        terminate: whether the run was asked to stop.
+        run: the run with its first state.
+        best: its folder for the best checkpoint.
     """
     logging, negatives, num_steps = recipe.logging, recipe.negatives, recipe.optimization.num_steps
-    start_step, sinks = int(state.step), list[run_log.Sink]()
-    beside = checkpoints.beside(start_step) if start_step else {}
-    if distributed.is_first():
-        sinks = [
-            run_log.jsonl_sink(run_dir, start_step),
-            run_log.tensorboard_sink(run_dir, start_step),
-            run_log.progress_sink(num_steps, start_step),
-        ]
+    start_step, sinks = run.start_step, run.sinks()
     watch = None
     if logging.collapse_alarm:
-        logged = run_log.read_metrics(run_dir / run_log.METRICS_FILE) if start_step and sinks else []
+        logged = run_log.read_metrics(run.run_dir / run_log.METRICS_FILE) if start_step and sinks else []
         watch = WatchForCollapse(logging.collapse_alarm, logged)
         sinks.append(watch.line)
-    log = run_log.LogMetrics(
-        sinks,
-        every_steps=logging.log_every_steps,
-        num_steps=num_steps,
-        pairs_per_step=data.batch_size,
-        schedule=recipe.optimization.rates(),
-        begun=beside.get("log"),
-    )
+    log = run.log(sinks)
     hooks: list[Hook] = [log, *([watch] if watch else [])]
     timed: dict[str, Any] = {"on_seconds": log.skip_time, "before": log.unfinished}
-    run_at = functools.partial(run_of, recipe, run_dir, data)
+    run_at = functools.partial(run_of, recipe, run.run_dir, data)
     if (dev := data.dev) is not None:
         hooks.append(
             EvaluateOnDev(
@@ -83,10 +57,10 @@ def make_hooks(
     aligned = None
     if recipe.alignment:
         value_of = _measure_of_alignment(recipe.alignment, data, functools.partial(run_at, start_step))
-        rank, begun = recipe.model.doc.embedding_rank, beside.get("alignment")
+        rank, begun = recipe.model.doc.embedding_rank, run.beside.get("alignment")
         aligned = StopWhenAligned(recipe.alignment, value_of, dim=rank, begun=begun, sinks=sinks, **timed)
         if not start_step:
-            aligned.measure(0, state.params)
+            aligned.measure(0, run.state.params)
         hooks.append(aligned)
     if data.mined and negatives.miner and negatives.mine_every_steps:
         hooks.append(
@@ -101,22 +75,15 @@ def make_hooks(
         )
     if data.mined and (between := negatives.steps_between_looks()):
         hooks.append(FollowNegatives(data.mined, every_steps=between, sinks=sinks))
-    if logging.profile_steps:
-        first, count = logging.profile_steps
-        hooks.append(ProfileSteps(run_dir / "profile", first=first, count=count, num_steps=num_steps))
-    enders = [one for one in (aligned, watch) if one]
-    save = SaveCheckpoints(
-        checkpoints,
-        every_steps=logging.save_every_steps,
-        num_steps=num_steps,
+    save = run.save(
+        log,
         beside=lambda: {
-            "log": log.unfinished(),
             "switches": data.mined.switches if data.mined else [],
             "alignment": aligned.progress() if aligned else None,
         },
-        asked_to_stop=lambda step: next(filter(None, [terminate.reason(step), *(one.reason() for one in enders)]), None),
+        reasons=[one.reason for one in (aligned, watch) if one],
     )
-    return [*hooks, save]
+    return [*hooks, *run.profile(), save]
 
 
 def _measure_of_alignment(alignment: Alignment, data: TrainingSet, run_at: Callable[[Params], Run]) -> Callable[[Params], float]:

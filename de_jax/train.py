@@ -12,7 +12,7 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ import jax
 import numpy as np
 
 from de_jax import command, recipe_file
-from de_jax.data.batches.pair_batches import prefetch
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.files.outputs import atomic_file
@@ -35,9 +34,10 @@ from de_jax.training.hooks import faults
 from de_jax.training.hooks.preemption import StopOnTerminate
 from de_jax.training.mesh import distributed, sharding, sharding_rules
 from de_jax.training.run.checkpoint import Checkpoints
-from de_jax.training.run.fit import Stop, fit
+from de_jax.training.run.fit import Stop
+from de_jax.training.run.loop import Session, Training, fresh_state, session
 from de_jax.training.run.run_folder import BEST_DIR, CHECKPOINTS_DIR, complete_steps, describe_run, only_trainer
-from de_jax.types import Batches, InputError, Params, TrainState
+from de_jax.types import InputError, Params, TrainState
 
 
 def train(recipe: Recipe, run_dir: str | Path, *, gin: str = "") -> dict[str, Any]:
@@ -80,25 +80,17 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
     if data.mined and not recipe.negatives.miner:
         data.mined.check()
     _describe(recipe, run_dir, data, gin)
+    training = _training(recipe, data, mesh, sharding_rules.with_shardings(abstract, shardings))
     with (
         _only_miner(recipe, data),
-        contextlib.closing(Checkpoints(run_dir / CHECKPOINTS_DIR, keep=recipe.logging.keep_checkpoints)) as checkpoints,
+        session(training, run_dir) as run,
         contextlib.closing(Checkpoints(run_dir / BEST_DIR, keep=1)) as best,
-        StopOnTerminate() as terminate,
     ):
-        like = sharding_rules.with_shardings(abstract, shardings)
-        step_fn = sharding_rules.compiled_step(recipe.train_step(abstract.params), shardings, mesh)
-        with _faults_explained(recipe, data, checkpoints, mesh, like, step_fn):
-            state = _first_state(recipe, like, checkpoints)
-            checkpoints.remove_old()
-            best.remove_old()
-            _begin_negatives(recipe, run_dir, data, checkpoints, state)
-            stop = _ended(recipe, checkpoints, int(state.step))
-            if stop is None:
-                hooks = make_hooks(recipe, run_dir, data, checkpoints, best, state, terminate)
-                state, stop = fit(
-                    step_fn, state, _on_mesh(data.batches, mesh), num_steps=recipe.optimization.num_steps, hooks=hooks
-                )
+        best.remove_old()
+        _begin_negatives(recipe, data, run)
+        state, stop = run.state, _ended(recipe, run)
+        if stop is None:
+            state, stop = run.fit(make_hooks(recipe, data, run, best))
     return {
         "run_dir": str(run_dir),
         "step": int(state.step),
@@ -122,7 +114,7 @@ def first_params(recipe: Recipe) -> Params:
     """The parameters that a run of this recipe has before its first update."""
     abstract, mesh = recipe.check(), recipe.devices.mesh()
     shardings = sharding_rules.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
-    return _fresh_state(recipe, sharding_rules.with_shardings(abstract, shardings)).params
+    return fresh_state(recipe.init, _start_from(recipe), sharding_rules.with_shardings(abstract, shardings)).params
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -161,52 +153,42 @@ def _describe(recipe: Recipe, run_dir: Path, data: TrainingSet, gin: str) -> Non
                 temporary.write_text(gin)
 
 
-def _first_state(recipe: Recipe, like: TrainState, checkpoints: Checkpoints) -> TrainState:
-    """The newest checkpoint, or a fresh state; each array lies on the mesh from the start as its counterpart in `like` says."""
-    latest = checkpoints.latest_step()
-    if latest is None:
-        return _fresh_state(recipe, like)
-    if latest > recipe.optimization.num_steps:
-        raise InputError(f"the run is at step {latest} already, past train.num_steps = {recipe.optimization.num_steps}; raise it.")
-    return checkpoints.restore(latest, like)
+def _training(recipe: Recipe, data: TrainingSet, mesh: jax.sharding.Mesh, like: TrainState) -> Training:
+    """The recipe as the loop sees it."""
+    return Training(
+        init=recipe.init,
+        start_from=_start_from(recipe),
+        step=recipe.train_step(like.params),
+        like=like,
+        mesh=mesh,
+        batches=data.batches,
+        batch_size=data.batch_size,
+        optimization=recipe.optimization,
+        logging=recipe.logging,
+        explanation=faults.Explanation(
+            is_finite=functools.partial(faults.has_finite_embeddings, recipe.trained),
+            given="embedding",
+            lower="train.learning_rate or train.clip_norm, or a higher temperature",
+            memory=recipe.memory_settings(data.batch_size),
+            devices=", over which make_mesh.fsdp also splits parameters and optimizer state",
+            num_steps="train.num_steps",
+            query_ids=data.query_ids,
+            doc_ids=data.doc_ids,
+        ),
+    )
 
 
-def _fresh_state(recipe: Recipe, like: TrainState) -> TrainState:
-    state = jax.jit(recipe.init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))()
+def _start_from(recipe: Recipe) -> Callable[[Params], Params]:
+    """The first parameters, given fresh ones."""
     start = recipe.initialization
     if not start.init_from:
-        return state
-    params = initial_params(start.init_from, state.params, new=start.init_new, layers=start.init_layers)
-    return state._replace(params=params)
+        return lambda fresh: fresh
+    return functools.partial(initial_params, start.init_from, new=start.init_new, layers=start.init_layers)
 
 
-@contextlib.contextmanager
-def _faults_explained(
-    recipe: Recipe, data: TrainingSet, checkpoints: Checkpoints, mesh: jax.sharding.Mesh, like: TrainState, step_fn: Any
-) -> Iterator[None]:
-    """Says which step and which pairs gave no finite number, or what to change where memory is short."""
-    try:
-        yield
-    except faults.NonFiniteError as error:
-        checkpoints.wait()
-        before = functools.partial(_first_state, recipe, like, checkpoints)
-        raise faults.non_finite(error, data, recipe.trained, mesh, before, checkpoints.latest_step()) from None
-    except jax.errors.JaxRuntimeError as error:
-        if not faults.is_out_of_memory(error):
-            raise
-        num_bytes = faults.bytes_of_step(step_fn, like, sharding.place(next(data.batches(0)), mesh))
-        raise faults.out_of_memory(error, recipe.memory_settings(data.batch_size), mesh, num_bytes) from error
-
-
-def _on_mesh(batches: Batches, mesh: jax.sharding.Mesh) -> Batches:
-    return lambda start: sharding.placed(prefetch(batches(start)), mesh)
-
-
-def _ended(recipe: Recipe, checkpoints: Checkpoints, step: int) -> Stop | None:
+def _ended(recipe: Recipe, run: Session) -> Stop | None:
     """Why a run needs no more updates although it has not reached its last one."""
-    if not step or recipe.alignment is None:
-        return None
-    reason = (checkpoints.beside(step).get("alignment") or {}).get("stop")
+    reason = (run.beside.get("alignment") or {}).get("stop") if recipe.alignment else None
     return Stop(reason) if reason else None
 
 
@@ -217,18 +199,17 @@ def _only_miner(recipe: Recipe, data: TrainingSet) -> contextlib.AbstractContext
     return contextlib.nullcontext()
 
 
-def _begin_negatives(recipe: Recipe, run_dir: Path, data: TrainingSet, checkpoints: Checkpoints, state: TrainState) -> None:
+def _begin_negatives(recipe: Recipe, data: TrainingSet, run: Session) -> None:
     """Takes up the negatives where the checkpoint left them; where there are none yet, they are mined by the first parameters."""
     if data.mined is None:
         return
-    step = int(state.step)
     if recipe.negatives.miner and distributed.agreed(data.mined.needs_first()):
         is_held = recipe.negatives.mine_every_steps or not distributed.is_first()
         with contextlib.nullcontext() if is_held else only_miner(data.mined.negatives_dir):
-            mine_generation(run_of(recipe, run_dir, data, step, state.params), data.mined, recipe.negatives.miner, keep=False)
+            now = run_of(recipe, run.run_dir, data, run.start_step, run.state.params)
+            mine_generation(now, data.mined, recipe.negatives.miner, keep=False)
         distributed.agreed(True)  # the first process searches and writes; the others wait for it
-    known = checkpoints.beside(step).get("switches", []) if step else []
-    data.mined.begin(step, [Switch(*switch) for switch in known])
+    data.mined.begin(run.start_step, [Switch(*switch) for switch in run.beside.get("switches", [])])
 
 
 def _check_vocabularies(model: DualEncoder, data: TrainingSet) -> None:

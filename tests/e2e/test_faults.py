@@ -15,7 +15,7 @@ from de_jax import command, train
 from de_jax.data.stores.corpus import open_token_store
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.tools import encode_corpus, inspect_run, tokenize_corpus
-from de_jax.training.run import run_log
+from de_jax.training.run import loop, run_log
 from de_jax.training.run.run_folder import load_run
 
 NO_SPACE = ("No space left on device", "File too large")
@@ -170,7 +170,7 @@ def test_out_of_memory_is_a_sentence_with_the_settings_to_change(capsys, monkeyp
     def no_room(state, batch):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12884901888 bytes.")
 
-    monkeypatch.setattr(train, "fit", lambda step_fn, state, batches, **options: no_room(state, None))
+    monkeypatch.setattr(loop, "fit", lambda step_fn, state, batches, **options: no_room(state, None))
     message = refused(capsys, train.main, arguments(dataset_dir, tmp_path / "run"))
     assert "(Out of memory allocating 12884901888 bytes), a step takes 0.00" in message
     for setting in ("beir_pairs.batch_size (now 16)", "num_chunks (now 1)", "T5Config.remat (now none)", "block_size (now None)"):

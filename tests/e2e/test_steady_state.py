@@ -12,7 +12,7 @@ from jax._src.array import ArrayImpl  # what waits for a device has no public na
 from toy_run import ALL_DEVICES, arguments
 
 from de_jax import train
-from de_jax.training.run import run_log
+from de_jax.training.run import loop, run_log
 from de_jax.training.run.fit import fit
 
 COMPILATION = "/jax/core/compile/backend_compile_duration"
@@ -35,7 +35,7 @@ class Steps:
             self.step = 0
             return fit(step_fn, state, lambda start: seen(batches(start)), num_steps=num_steps, hooks=[*hooks, self._next])
 
-        monkeypatch.setattr(train, "fit", counting_fit)
+        monkeypatch.setattr(loop, "fit", counting_fit)
         for name in WAITS:
             monkeypatch.setattr(ArrayImpl, name, self._counted(name, getattr(ArrayImpl, name)))
         value = ArrayImpl._value.fget

@@ -1,12 +1,12 @@
 """What is said where training stops half-way: numbers that are none, no memory left."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from de_jax.data.sources.training_set import TrainingSet
-from de_jax.data.text.sides import Side
 from de_jax.training.hooks import faults
 from de_jax.training.hooks.faults import NonFiniteError
 from de_jax.training.mesh import sharding
@@ -83,40 +83,44 @@ class ByToken:
         return Embeddings(*rows, batch.query_id, batch.doc_id)
 
 
-def training_set(first_doc_tokens, **ids):
-    def batches(start):
-        rows = np.arange(len(first_doc_tokens), dtype=np.int32)
-        tokens = np.ones((len(rows), 3), np.int32)
-        yield Batch(tokens + start, np.asarray(first_doc_tokens, np.int32)[:, None] * tokens, rows, rows + 1)
+SETTINGS = {"beir_pairs.batch_size": 512, "train.num_chunks": 1, "T5Config.remat": "none", "samtone.block_size": None}
+EXPLANATION = faults.Explanation(
+    is_finite=functools.partial(faults.has_finite_embeddings, ByToken()),
+    given="embedding",
+    lower="train.learning_rate",
+    memory=SETTINGS,
+    devices=", over which make_mesh.fsdp also splits parameters and optimizer state",
+    num_steps="train.num_steps",
+)
 
-    return TrainingSet(batches, len(first_doc_tokens), Side(None, 3), Side(None, 3), None, **ids)
 
-
-def explained(data, kept=6):
-    return str(faults.non_finite(NonFiniteError("the loss of", 7), data, ByToken(), sharding.make_mesh(1), lambda: STATE, kept))
+def explained(first_doc_tokens, kept=6, **ids):
+    rows = np.arange(len(first_doc_tokens), dtype=np.int32)
+    tokens = np.ones((len(rows), 3), np.int32)
+    batch = Batch(tokens, np.asarray(first_doc_tokens, np.int32)[:, None] * tokens, rows, rows + 1)
+    error, explanation = NonFiniteError("the loss of", 7), EXPLANATION._replace(**ids)
+    return str(faults.non_finite(error, batch, explanation, sharding.make_mesh(1), lambda: STATE.params, kept))
 
 
 def test_pairs_without_a_finite_embedding_are_named_by_their_ids():
     names = [f"text {row}" for row in range(9)]
-    message = explained(training_set([5, 13, 5, 13], query_ids=names, doc_ids=names))
+    message = explained([5, 13, 5, 13], query_ids=names, doc_ids=names)
     assert "the loss of step 7 is not a finite number; these pairs of its batch give no finite embedding: " in message
     assert "(query 'text 1', document 'text 2'), (query 'text 3', document 'text 4'); checkpoint 6 is kept" in message
     assert "text 0" not in message
+    assert message.endswith(": mend or remove such texts, or continue with a lower train.learning_rate.")
 
 
 def test_where_no_pair_stands_out_the_first_of_the_batch_are_named():
-    message = explained(training_set([5] * 10), kept=None)
+    message = explained([5] * 10, kept=None)
     assert "its batch holds: (query 0, document 1), (query 1, document 2)" in message
     assert "(query 7, document 8) and 2 more; no checkpoint is there yet" in message
-
-
-SETTINGS = {"beir_pairs.batch_size": 512, "train.num_chunks": 1, "T5Config.remat": "none", "samtone.block_size": None}
 
 
 def test_out_of_memory_names_what_to_change_with_current_values():
     raised = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12884901888 bytes.\nmore")
     assert faults.is_out_of_memory(raised)
-    message = str(faults.out_of_memory(raised, SETTINGS, sharding.make_mesh(4), 13 << 30))
+    message = str(faults.out_of_memory(raised, EXPLANATION, sharding.make_mesh(4), 13 << 30))
     assert message == (
         "the device ran out of memory (Out of memory allocating 12884901888 bytes), a step takes 13 GiB of it by the compiler's "
         "count: lower beir_pairs.batch_size (now 512), raise train.num_chunks (now 1), set T5Config.remat (now none) to "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Bool
 
-from de_jax.data.sources.training_set import TrainingSet
 from de_jax.training.mesh import sharding
 from de_jax.training.step.train_step import Model
 from de_jax.types import Array, Batch, InputError, Params, TrainState
@@ -22,6 +21,7 @@ MAX_PAIRS = 8
 GIB = 1 << 30
 ADVICE = {
     "batch_size": "lower {}",
+    "max_doc_length": "lower {}",
     "num_chunks": "raise {}",
     "remat": 'set {} to "dots" or "full"',
     "block_size": "set {} to 256 or so",
@@ -40,35 +40,64 @@ class NonFiniteError(InputError):
         self.step = step
 
 
+class Explanation(NamedTuple):
+    """How the faults of a run name its pairs and settings.
+
+    Attributes:
+        is_finite: (parameters, batch) to whether each row, [B], gives finite numbers only.
+        given: those numbers in a word, such as "embedding".
+        lower: what to train on with where a number is not finite, after "a lower".
+        memory: the current value by name of what decides how much memory a step takes; the end of a name is in `ADVICE`.
+        devices: what more devices are good for.
+        num_steps: the name of the setting that says where the run ends.
+        query_ids, doc_ids: by row, where they are known.
+    """
+
+    is_finite: Callable[[Params, Batch], Array]
+    given: str
+    lower: str
+    memory: Mapping[str, Any]
+    devices: str
+    num_steps: str
+    query_ids: Sequence[str] | None = None
+    doc_ids: Sequence[str] | None = None
+
+
 def non_finite(
-    error: NonFiniteError, data: TrainingSet, model: Model, mesh: Mesh, state_before: Callable[[], TrainState], kept: int | None
+    error: NonFiniteError, batch: Batch, explanation: Explanation, mesh: Mesh, params_before: Callable[[], Params], kept: int | None
 ) -> InputError:
     """The error with the pairs to look at and what to do.
 
     Args:
         error: says which step.
-        data: gives that step's batch again.
-        model: embeds it, to tell the pairs that give no finite embedding from the others.
+        batch: that step's.
+        explanation: tells the pairs that give no finite numbers from the others, and their names.
         mesh: where it does.
-        state_before: gives the last good state.
+        params_before: gives the last good parameters.
         kept: the step of the last good checkpoint.
     """
-    batch = next(data.batches(error.step - 1))
     is_bad = np.zeros(len(batch.query_id), bool)
     if jax.process_count() == 1:  # of several, each has only its own rows at hand
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # no memory for it beside the failed run's
-            is_bad = _gives_no_embedding(model, state_before().params, sharding.place(batch, mesh))
+            is_bad = ~np.asarray(jax.jit(explanation.is_finite)(params_before(), sharding.place(batch, mesh)))
     rows = np.flatnonzero(is_bad) if is_bad.any() else np.arange(len(is_bad))
-    whose = "these pairs of its batch give no finite embedding" if is_bad.any() else "its batch holds"
+    whose = f"these pairs of its batch give no finite {explanation.given}" if is_bad.any() else "its batch holds"
     more = f" and {len(rows) - MAX_PAIRS} more" if len(rows) > MAX_PAIRS else ""
+    query_ids, doc_ids = explanation.query_ids, explanation.doc_ids
     named = ", ".join(
-        f"(query {_id(int(batch.query_id[row]), data.query_ids)}, document {_id(int(batch.doc_id[row]), data.doc_ids)})"
+        f"(query {_id(int(batch.query_id[row]), query_ids)}, document {_id(int(batch.doc_id[row]), doc_ids)})"
         for row in rows[:MAX_PAIRS].tolist()
     )
     return InputError(
         f"{error}; {whose}: {named}{more}; {'no checkpoint is there yet' if kept is None else f'checkpoint {kept} is kept'}: mend "
-        "or remove such texts, or continue with a lower train.learning_rate or train.clip_norm, or a higher temperature."
+        f"or remove such texts, or continue with a lower {explanation.lower}."
     )
+
+
+def has_finite_embeddings(model: Model, params: Params, batch: Batch) -> Bool[Array, " B"]:
+    """`Explanation.is_finite` of a dual encoder."""
+    embeddings = model.embed(params, batch)
+    return jnp.isfinite(embeddings.query).all(axis=1) & jnp.isfinite(embeddings.doc).all(axis=1)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -77,22 +106,23 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in words)
 
 
-def out_of_memory(error: BaseException, settings: Mapping[str, Any], mesh: Mesh, num_bytes: int | None) -> InputError:
+def out_of_memory(error: BaseException, explanation: Explanation, mesh: Mesh, num_bytes: int | None) -> InputError:
     """What to change where a step does not fit.
 
     Args:
         error: XLA's.
-        settings: the current value by name of what may be changed; of a name, what follows the dot is in `ADVICE`.
+        explanation: names what may be changed.
         mesh: the devices.
         num_bytes: what a step takes on one of them by the compiler's count, if it could compile.
     """
     reason = str(error).splitlines()[0].rpartition(": ")[2].strip().rstrip(".")
     count = f", a step takes {num_bytes / GIB:.3g} GiB of it by the compiler's count" if num_bytes else ""
-    tries = [ADVICE[name.rpartition(".")[2]].format(f"{name} (now {value})") for name, value in settings.items()]
+    memory = explanation.memory.items()
+    tries = [ADVICE[name.rpartition(".")[2].lstrip("-")].format(f"{name} (now {value})") for name, value in memory]
     axes = ", ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
     return InputError(
-        f"the device ran out of memory ({reason}){count}: {', '.join(tries)}, or take more devices, over which make_mesh.fsdp "
-        f"also splits parameters and optimizer state (the mesh is {axes})."
+        f"the device ran out of memory ({reason}){count}: {', '.join(tries)}, or take more devices{explanation.devices} "
+        f"(the mesh is {axes})."
     )
 
 
@@ -109,15 +139,6 @@ def bytes_of_step(step_fn: Any, state: TrainState, batch: Batch) -> int | None:
         return None
     sizes = (memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes)
     return sum(sizes) - memory.alias_size_in_bytes
-
-
-def _gives_no_embedding(model: Model, params: Params, batch: Batch) -> Bool[np.ndarray, " B"]:
-    @jax.jit
-    def rows(params: Params, batch: Batch) -> Array:
-        embeddings = model.embed(params, batch)
-        return jnp.isfinite(embeddings.query).all(axis=1) & jnp.isfinite(embeddings.doc).all(axis=1)
-
-    return ~np.asarray(rows(params, batch))
 
 
 def _id(row: int, ids: Sequence[str] | None) -> str:

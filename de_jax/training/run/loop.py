@@ -1,0 +1,201 @@
+"""A training run, whatever its model: its state on the mesh, checkpoints, logs and faults, and how it goes on after a stop.
+
+`train.py` and `doc2query/generator_run.py` say what is trained and what else happens between two updates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from de_jax.data.batches.pair_batches import prefetch
+from de_jax.training.hooks import faults
+from de_jax.training.hooks.preemption import StopOnTerminate
+from de_jax.training.hooks.profile import ProfileSteps
+from de_jax.training.mesh import distributed, sharding, sharding_rules
+from de_jax.training.run import run_log
+from de_jax.training.run.checkpoint import Checkpoints, SaveCheckpoints
+from de_jax.training.run.fit import Hook, Stop, fit
+from de_jax.training.run.run_folder import CHECKPOINTS_DIR
+from de_jax.training.run.settings import Logging, Optimization
+from de_jax.training.step.train_step import TrainStep
+from de_jax.types import Batches, InputError, Params, TrainState
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """What is trained, on what, and how.
+
+    Attributes:
+        init: gives the state before the first update; compiled.
+        start_from: the first parameters, given fresh ones that lie on the mesh.
+        step: one update; compiled.
+        like: the shapes of the state, and where each array lies on the mesh.
+        mesh: the devices.
+        batches: this process's rows.
+        batch_size: pairs of a global batch.
+        optimization, logging: see there.
+        explanation: how faults name pairs and settings.
+    """
+
+    init: Callable[[], TrainState]
+    start_from: Callable[[Params], Params]
+    step: TrainStep
+    like: TrainState
+    mesh: jax.sharding.Mesh
+    batches: Batches
+    batch_size: int
+    optimization: Optimization
+    logging: Logging
+    explanation: faults.Explanation
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """A run between its beginning, or its last checkpoint, and its end; gives the hooks that every run has.
+
+    Attributes:
+        training: what is trained.
+        run_dir: gets the logs and checkpoints.
+        checkpoints: of the run.
+        state: the first one; the first update takes its arrays.
+        start_step: updates done before.
+        beside: what was saved beside that state; nothing for a run that begins.
+    """
+
+    training: Training
+    run_dir: Path
+    checkpoints: Checkpoints
+    state: TrainState
+    start_step: int
+    beside: dict[str, Any]
+    _step_fn: Any
+    _terminate: StopOnTerminate
+
+    def sinks(self) -> list[run_log.Sink]:
+        """metrics.jsonl, TensorBoard and a progress bar; the first process writes them for all."""
+        if not distributed.is_first():
+            return []
+        return [
+            run_log.jsonl_sink(self.run_dir, self.start_step),
+            run_log.tensorboard_sink(self.run_dir, self.start_step),
+            run_log.progress_sink(self.training.optimization.num_steps, self.start_step),
+        ]
+
+    def log(self, sinks: Sequence[run_log.Sink]) -> run_log.LogMetrics:
+        """The hook that logs, with the line that the last session left unfinished."""
+        return run_log.LogMetrics(
+            sinks,
+            every_steps=self.training.logging.log_every_steps,
+            num_steps=self.training.optimization.num_steps,
+            pairs_per_step=self.training.batch_size,
+            schedule=self.training.optimization.rates(),
+            begun=self.beside.get("log"),
+        )
+
+    def profile(self) -> list[Hook]:
+        """The hook that traces some updates, where that is asked for."""
+        if not self.training.logging.profile_steps:
+            return []
+        first, count = self.training.logging.profile_steps
+        num_steps = self.training.optimization.num_steps
+        return [ProfileSteps(self.run_dir / "profile", first=first, count=count, num_steps=num_steps)]
+
+    def save(
+        self,
+        log: run_log.LogMetrics,
+        *,
+        beside: Callable[[], dict[str, Any]] = dict,
+        reasons: Sequence[Callable[[], str | None]] = (),
+    ) -> SaveCheckpoints:
+        """The hook that saves, and ends the run on SIGTERM; the last of all hooks.
+
+        Args:
+            log: its unfinished line is saved too.
+            beside: what else is saved beside the state.
+            reasons: each gives why the run is to end after this update, or None.
+        """
+        return SaveCheckpoints(
+            self.checkpoints,
+            every_steps=self.training.logging.save_every_steps,
+            num_steps=self.training.optimization.num_steps,
+            beside=lambda: {"log": log.unfinished(), **beside()},
+            asked_to_stop=lambda step: next(filter(None, [self._terminate.reason(step), *(one() for one in reasons)]), None),
+        )
+
+    def fit(self, hooks: Sequence[Hook]) -> tuple[TrainState, Stop | None]:
+        """Trains to the last update, or until a hook says stop; see `fit.fit`."""
+        batches, mesh = self.training.batches, self.training.mesh
+        return fit(
+            self._step_fn,
+            self.state,
+            lambda first: sharding.placed(prefetch(batches(first)), mesh),
+            num_steps=self.training.optimization.num_steps,
+            hooks=hooks,
+        )
+
+
+@contextlib.contextmanager
+def session(training: Training, run_dir: Path) -> Iterator[Session]:
+    """The run where its newest checkpoint left it, or before its first update; the folder's lock is the caller's.
+
+    Raises:
+        InputError: also by what runs within: which step and pairs gave no finite number, what to change where memory is short,
+            or that a checkpoint cannot be read or written.
+    """
+    with (
+        contextlib.closing(Checkpoints(run_dir / CHECKPOINTS_DIR, keep=training.logging.keep_checkpoints)) as checkpoints,
+        StopOnTerminate() as terminate,
+    ):
+        step_fn = sharding_rules.compiled_step(training.step, _shardings(training.like), training.mesh)
+        with _faults_explained(training, checkpoints, step_fn):
+            state = _first_state(training, checkpoints)
+            checkpoints.remove_old()
+            start_step = int(state.step)
+            beside = checkpoints.beside(start_step) if start_step else {}
+            yield Session(training, run_dir, checkpoints, state, start_step, beside, step_fn, terminate)
+
+
+def fresh_state(init: Callable[[], TrainState], start_from: Callable[[Params], Params], like: TrainState) -> TrainState:
+    """The state before the first update; each array lies on the mesh from the start as its counterpart in `like` says."""
+    state = jax.jit(init, out_shardings=_shardings(like))()
+    return state._replace(params=start_from(state.params))
+
+
+def _first_state(training: Training, checkpoints: Checkpoints) -> TrainState:
+    """The newest checkpoint, or a fresh state."""
+    latest, num_steps = checkpoints.latest_step(), training.optimization.num_steps
+    if latest is None:
+        return fresh_state(training.init, training.start_from, training.like)
+    if latest > num_steps:
+        name = training.explanation.num_steps
+        raise InputError(f"the run is at step {latest} already, past {name} = {num_steps}; raise it.")
+    return checkpoints.restore(latest, training.like)
+
+
+@contextlib.contextmanager
+def _faults_explained(training: Training, checkpoints: Checkpoints, step_fn: Any) -> Iterator[None]:
+    """Says which step and which pairs gave no finite number, or what to change where memory is short."""
+    explanation, mesh = training.explanation, training.mesh
+    try:
+        yield
+    except faults.NonFiniteError as error:
+        checkpoints.wait()
+        batch = next(training.batches(error.step - 1))
+        params_before = lambda: _first_state(training, checkpoints).params  # noqa: E731
+        raise faults.non_finite(error, batch, explanation, mesh, params_before, checkpoints.latest_step()) from None
+    except jax.errors.JaxRuntimeError as error:
+        if not faults.is_out_of_memory(error):
+            raise
+        num_bytes = faults.bytes_of_step(step_fn, training.like, sharding.place(next(training.batches(0)), mesh))
+        raise faults.out_of_memory(error, explanation, mesh, num_bytes) from error
+
+
+def _shardings(like: TrainState) -> TrainState:
+    shardings: TrainState = jax.tree.map(lambda leaf: leaf.sharding, like)
+    return shardings

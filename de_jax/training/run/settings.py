@@ -1,0 +1,89 @@
+"""How a run is trained and what is kept of it, whatever its model: the settings that dual encoders and generators share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range, check_call, check_fields
+from de_jax.training.hooks.collapse import CollapseAlarm
+from de_jax.training.optim.optimizer import OptimizerFn, Schedule, adafactor, linear, make_optimizer
+from de_jax.types import Params
+
+settings_group = dataclasses.dataclass(frozen=True, kw_only=True)
+
+
+@settings_group
+class Optimization:
+    """How parameters move.
+
+    Attributes:
+        optimizer: `adafactor`, `adamw`, `lamb`, `ance_lamb` or a function of the same type.
+        schedule: `linear`, `cosine` or `rsqrt`; it is told the peak and the number of steps.
+        num_steps: updates of the whole run.
+        learning_rate: the schedule's peak.
+        clip_norm: largest global gradient norm; None for no limit.
+        learning_rate_factors: factor by pattern over parameter paths, such as {"shared/projection/.*": 10.0}.
+        frozen: patterns of parameters that keep their values; a tower that is frozen as a whole runs without dropout.
+        alternate: patterns of which one in turn is trained, an update each, such as ("query/.*", "doc/.*"); see
+            `optimizer.alternating`.
+    """
+
+    optimizer: OptimizerFn = adafactor
+    schedule: Callable[..., Schedule] = linear
+    num_steps: PositiveInt = 20000
+    learning_rate: PositiveFloat = 1e-3
+    clip_norm: PositiveFloat | None = 1.0
+    learning_rate_factors: Mapping[str, NonNegativeFloat] | None = None
+    frozen: Sequence[str] = ()
+    alternate: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_call("train.optimizer", self.optimizer, "schedule", "params", like="adafactor")
+        check_call("train.schedule", self.schedule, options=("peak", "num_steps"), like="linear")
+        self.rates()  # a schedule refuses what it cannot do in so many steps
+
+    def rates(self) -> Schedule:
+        """The learning rate by step."""
+        return self.schedule(peak=self.learning_rate, num_steps=self.num_steps)
+
+    def tx(self, params: Params) -> Any:
+        """The optimizer of these parameters, arrays or their shapes."""
+        return make_optimizer(
+            self.optimizer,
+            self.rates(),
+            params,
+            clip_norm=self.clip_norm,
+            learning_rate_factors=self.learning_rate_factors,
+            frozen=self.frozen,
+            alternate=self.alternate,
+        )
+
+
+@settings_group
+class Logging:
+    """What is written while training goes on, and what is watched.
+
+    Attributes:
+        log_every_steps: updates that one line of the log averages.
+        evaluate_every_steps: updates between evaluations on the dev set.
+        save_every_steps: updates between checkpoints.
+        keep_checkpoints: how many of the newest stay; the best by the dev score is kept besides.
+        profile_steps: (first, count): traces `count` updates from update `first` on, into `<run_dir>/profile`.
+        grad_norm_groups: logs the norm of the gradient before clipping by group, see `grad_norms`: "thirds", or a pattern over
+            parameter paths by name, such as {"bottom": ".*/layers_[0-3]/.*"}; None logs that of the whole only.
+        collapse_alarm: warns when embeddings collapse, see `losses.spread`; None watches nothing.
+    """
+
+    log_every_steps: PositiveInt = 50
+    evaluate_every_steps: PositiveInt = 1000
+    save_every_steps: PositiveInt = 1000
+    keep_checkpoints: PositiveInt = 2
+    profile_steps: tuple[Annotated[int, Range(2)], PositiveInt] | None = None
+    grad_norm_groups: Mapping[str, str] | Literal["thirds"] | None = None
+    collapse_alarm: CollapseAlarm | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
