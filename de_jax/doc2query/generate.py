@@ -20,6 +20,7 @@ from de_jax.models.decoding import END_ID, PAD_ID, Decoding, generate
 from de_jax.models.generator import Generator
 from de_jax.retrieval.micro_batches import Store
 from de_jax.training.mesh import sharding
+from de_jax.training.run.model_hash import model_hash
 from de_jax.types import Array, InputError
 
 LENGTH_MULTIPLE = 32
@@ -59,7 +60,7 @@ def generate_to_dir(
     decoding = within_vocabulary(decoding, run)
     plan = {
         **(about or {}),
-        "generator": model_hash(run),
+        "generator": model_hash(repr(run.model), run.params),
         "decoding": dataclasses.asdict(decoding),
         "seed": seed,
         "max_doc_length": run.max_doc_length,
@@ -142,16 +143,6 @@ def within_vocabulary(decoding: Decoding, run: GeneratorRun) -> Decoding:
 def seed_of(doc_id: str) -> int:
     """A document's own seed, 32 bits: by its id, so that it does not change with the corpus around it."""
     return int.from_bytes(hashlib.sha256(doc_id.encode()).digest()[:4], "little")
-
-
-def model_hash(run: GeneratorRun) -> str:
-    """Hex SHA-256 of the model's shape and parameters."""
-    digest = hashlib.sha256(repr(run.model).encode())
-    for path, leaf in jax.tree_util.tree_leaves_with_path(run.params):
-        array = np.ascontiguousarray(leaf)
-        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
-        digest.update(array.view(np.uint8).data)
-    return digest.hexdigest()
 
 
 @functools.lru_cache(maxsize=16)

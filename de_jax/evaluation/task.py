@@ -298,7 +298,7 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
 
 def _key(task: Task, policy: Policy, run: Run) -> str:
     """Names what the scores depend on: both towers, both texts with their vocabularies, the judgements and the settings."""
-    models = [encode.model_hash(run, tower) for tower in ("query", "doc")]
+    models = [encode.tower_hash(run, tower) for tower in ("query", "doc")]
     texts = [*(store.content_hash for store in _stores(run, task, policy)), outputs.sha256_of(task.corpus)]
     judgements = json.dumps(task.qrels if task.answers is None else task.answers, sort_keys=True)
     settings = json.dumps(_settings(policy, run), sort_keys=True)

@@ -94,7 +94,7 @@ def typical_to_dir(
     """
     options = {"max_length": run.doc.max_length, **options}
     source = {
-        "model": encode.model_hash(run, "doc"),
+        "model": encode.tower_hash(run, "doc"),
         "store": views.content_hash,
         "tokenizer": views.tokenizer_fingerprint,
         "max_length": options["max_length"],

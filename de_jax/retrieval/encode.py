@@ -18,6 +18,7 @@ from de_jax.retrieval import reuse
 from de_jax.retrieval.embedding_files import EmbeddingWriter
 from de_jax.retrieval.micro_batches import MicroBatch, Store, plan
 from de_jax.training.mesh import sharding
+from de_jax.training.run.model_hash import model_hash
 from de_jax.training.run.run_folder import Run
 from de_jax.types import Array, InputError
 
@@ -97,7 +98,7 @@ def encode_to_dir(
         store: the tokenized texts.
         out_dir: a folder that is absent, empty, begun or completed by the same call.
         max_length: tokens, special ones included.
-        model_hash: tells this tower from every other, as `model_hash(run, "doc")` does.
+        model_hash: tells this tower from every other, as `tower_hash(run, "doc")` does.
         texts_per_shard: texts between two points from which a killed run continues.
         known: embeddings by the same tower, and the hash of each text of the store; such texts are copied from there.
         tokens_per_batch, length_multiple, progress: as for `encode`.
@@ -157,7 +158,7 @@ def docs(run: Run, store: Store, **options: Any) -> Float[np.ndarray, "r D"]:
 def docs_to_dir(run: Run, store: Store, out_dir: str | Path, **options: Any) -> None:
     """Writes document embeddings by a `Run`; `options` are `encode_to_dir`'s."""
     options = _run_options(run, "doc", options)
-    encode_to_dir(encode_fn(run, "doc"), store, out_dir, model_hash=model_hash(run, "doc"), **options)
+    encode_to_dir(encode_fn(run, "doc"), store, out_dir, model_hash=tower_hash(run, "doc"), **options)
 
 
 def cached_docs(run: Run, store: Store, name: str, *, max_length: int | None = None, progress: Progress | None = None) -> Path:
@@ -165,7 +166,7 @@ def cached_docs(run: Run, store: Store, name: str, *, max_length: int | None = N
 
     An equal corpus that was encoded under another name is found there. Of a corpus that has changed only new texts are encoded.
     """
-    max_length, model = max_length or run.doc.max_length, model_hash(run, "doc")
+    max_length, model = max_length or run.doc.max_length, tower_hash(run, "doc")
     key = hashlib.sha256(f"{model} {store.content_hash} {max_length}".encode()).hexdigest()[:16]
     folder = run.run_dir / "embeddings"
     out_dir = next(folder.glob(f"*/step_*-{key}"), folder / name / f"step_{run.step}-{key}")
@@ -199,15 +200,9 @@ def encode_fn(run: Run, tower: str) -> EncodeFn:
     return encode_rows
 
 
-def model_hash(run: Run, tower: str) -> str:
-    """Hex SHA-256 of one tower's shape and parameters: equal exactly when it gives equal embeddings."""
-    digest = hashlib.sha256(f"{tower} {run.model!r}".encode())
-    parts = {name: run.params[name] for name in (tower, "shared") if name in run.params}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(parts):
-        array = np.ascontiguousarray(leaf)
-        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
-        digest.update(array.view(np.uint8).data)
-    return digest.hexdigest()
+def tower_hash(run: Run, tower: str) -> str:
+    """The model hash of one tower: equal exactly when it gives equal embeddings."""
+    return model_hash(f"{tower} {run.model!r}", {name: run.params[name] for name in (tower, "shared") if name in run.params})
 
 
 def _dispatched(
