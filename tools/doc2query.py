@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -27,7 +28,7 @@ from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.doc2query.doc_query_pairs import doc_query_pairs
 from de_jax.doc2query.generate import generate_to_dir
-from de_jax.doc2query.generator_run import OPTIMIZERS, GeneratorRun, Plan, train_generator
+from de_jax.doc2query.generator_run import GeneratorRun, train_generator
 from de_jax.expansion.generated_queries import write_released
 from de_jax.files import outputs
 from de_jax.files.progress import progress_bar
@@ -35,8 +36,10 @@ from de_jax.interop import generators
 from de_jax.models.decoding import Decoding
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
-from de_jax.settings import NonNegativeInt, PositiveFloat, Seed, Share, ShareBelowOne, numeric
+from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, ShareBelowOne, numeric
 from de_jax.training.hooks.preemption import StopOnTerminate
+from de_jax.training.optim.optimizer import OptimizerFn, adafactor, adamw, linear
+from de_jax.training.run.settings import Logging, Optimization
 from de_jax.types import InputError
 
 SIZES = {  # as in gin_configs/models/t5_1_1_*.gin
@@ -44,6 +47,7 @@ SIZES = {  # as in gin_configs/models/t5_1_1_*.gin
     "small": T5Config(model_dim=512, num_layers=8, num_heads=6, head_dim=64, mlp_dim=1024),
     "base": T5Config(),
 }
+OPTIMIZERS: dict[str, OptimizerFn] = {"adafactor": adafactor, "adamw": adamw}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -59,7 +63,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     """Trains on the pairs of BEIR folders."""
     start = time.monotonic()
     run = _first_run(args)
-    batches, num_pairs = doc_query_pairs(
+    data = doc_query_pairs(
         args.dataset_dirs,
         run.tokenizer,
         batch_size=args.batch_size,
@@ -71,12 +75,23 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         cache_dir=args.cache_dir,
         skip_empty=args.skip_empty,
     )
-    settings = {name: getattr(args, name) for name in Plan._fields}
-    trained, stopped = train_generator(run, batches, Plan(**settings), is_fresh=not args.init_from)
+    trained, stopped = train_generator(
+        run,
+        data,
+        optimization=Optimization(
+            optimizer=OPTIMIZERS[args.optimizer],
+            schedule=functools.partial(linear, warmup_steps=args.warmup_steps),
+            num_steps=args.num_steps,
+            learning_rate=args.learning_rate,
+        ),
+        logging=Logging(**{name: getattr(args, name) for name in ("log_every_steps", "save_every_steps", "keep_checkpoints")}),
+        seed=args.seed,
+        is_fresh=not args.init_from,
+    )
     return {
         "run_dir": args.run_dir,
         "step": trained.step,
-        "num_pairs": num_pairs,
+        "num_pairs": data.num_pairs,
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(trained.params)),
         "seconds": round(time.monotonic() - start, 1),
         "stopped": stopped,
@@ -155,8 +170,8 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--init_from", help="a run, a folder or a name of the hub")
     parser.add_argument("--size", choices=SIZES, default="tiny", help="T5 1.1's, of a model that begins anew")
     parser.add_argument("--tokenizer", help="a spiece.model or tokenizer.json")
-    parser.add_argument("--num_steps", type=int, default=4000)
-    parser.add_argument("--batch_size", type=int, default=32, help="pairs")
+    parser.add_argument("--num_steps", type=numeric(PositiveInt), default=4000)
+    parser.add_argument("--batch_size", type=numeric(PositiveInt), default=32, help="pairs")
     parser.add_argument("--max_query_length", type=int, default=32, help="tokens")
     parser.add_argument("--max_doc_length", type=int, default=256, help="tokens")
     parser.add_argument("--length_multiple", type=int, default=64, help="of a batch's width; smaller computes less, compiles more")
@@ -167,9 +182,9 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="of matrix products")
     parser.add_argument("--remat", choices=("none", "dots", "full"), default="none", help="of the encoder; see docs/scaling.md")
     parser.add_argument("--seed", type=numeric(Seed), default=0)
-    parser.add_argument("--log_every_steps", type=int, default=50)
-    parser.add_argument("--save_every_steps", type=int, default=500)
-    parser.add_argument("--keep_checkpoints", type=int, default=2)
+    parser.add_argument("--log_every_steps", type=numeric(PositiveInt), default=50)
+    parser.add_argument("--save_every_steps", type=numeric(PositiveInt), default=500)
+    parser.add_argument("--keep_checkpoints", type=numeric(PositiveInt), default=2)
     parser.add_argument("--cache_dir", default="", help="of tokenized texts; default $DE_JAX_CACHE")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,16 @@ from de_jax.types import Batches, InputError
 _CHUNK_TEXTS = 8192
 
 
+class DocQueryPairs(NamedTuple):
+    """What a generator is trained on."""
+
+    batches: Batches  # endless and resumable
+    batch_size: int
+    num_pairs: int
+    query_ids: Sequence[str]  # by `Batch.query_id`
+    doc_ids: Sequence[str]
+
+
 def doc_query_pairs(
     dataset_dirs: Sequence[str | Path],
     tokenizer: Tokenizer,
@@ -32,8 +43,8 @@ def doc_query_pairs(
     length_multiple: int = 64,
     cache_dir: str | Path = "",
     skip_empty: bool = False,
-) -> tuple[Batches, int]:
-    """Endless, resumable batches of all folders' pairs, shuffled together, and the number of pairs.
+) -> DocQueryPairs:
+    """The pairs of all folders, shuffled together.
 
     Args:
         dataset_dirs: BEIR folders, each with judgements of the split.
@@ -71,7 +82,7 @@ def doc_query_pairs(
         pack=False,
         length_multiple=length_multiple,
     )
-    return batches, len(all_pairs)
+    return DocQueryPairs(batches, batch_size, len(all_pairs), query_store.ids, doc_store.ids)
 
 
 def joined(stores: Sequence[TokenStore], tokenizer: Tokenizer, cache_dir: Path) -> TokenStore:

@@ -7,39 +7,32 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from de_jax.data.batches.pair_batches import prefetch
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
+from de_jax.doc2query.doc_query_pairs import DocQueryPairs
 from de_jax.files import schema
 from de_jax.files.outputs import write_json
 from de_jax.models.generator import Generator
-from de_jax.training.hooks.faults import NonFiniteError
-from de_jax.training.hooks.preemption import StopOnTerminate
+from de_jax.settings import bound, name_of
+from de_jax.training.hooks.faults import Explanation
 from de_jax.training.mesh import sharding, sharding_rules
-from de_jax.training.optim import optimizer as optimizers
-from de_jax.training.run import model_schema, run_log
-from de_jax.training.run.checkpoint import Checkpoints, SaveCheckpoints
-from de_jax.training.run.fit import fit
-from de_jax.training.run.run_folder import (
-    CHECKPOINTS_DIR,
-    check_same,
-    keep_tokenizer,
-    only_trainer,
-    restore_params,
-    tokenizer_dir,
-)
+from de_jax.training.run import model_schema
+from de_jax.training.run.loop import Training, session
+from de_jax.training.run.run_folder import check_same, keep_tokenizer, only_trainer, restore_params, tokenizer_dir
+from de_jax.training.run.settings import Logging, Optimization
+from de_jax.training.step import grad_norms
 from de_jax.training.step.train_step import init_state, update_step
-from de_jax.types import Batches, InputError, Params
+from de_jax.types import Array, Batch, InputError, Params, TrainState
 
 FORMAT = 1
-DESCRIPTION_FILE, PLAN_FILE = "generator.json", "training.json"
+DESCRIPTION_FILE, SETTINGS_FILE = "generator.json", "training.json"
 DESCRIPTION = schema.record(
     {
         "format": schema.constant(FORMAT),
@@ -49,7 +42,6 @@ DESCRIPTION = schema.record(
         "max_doc_length": schema.integer(1, schema.MAX_SIZE),
     }
 )
-OPTIMIZERS: dict[str, optimizers.OptimizerFn] = {"adafactor": optimizers.adafactor, "adamw": optimizers.adamw}
 
 
 class GeneratorRun(NamedTuple):
@@ -64,83 +56,84 @@ class GeneratorRun(NamedTuple):
     max_doc_length: int  # tokens
 
 
-class Plan(NamedTuple):
-    """How a generator is trained; docTTTTTquery: 1e-3, constant (Nogueira and Lin 2019)."""
-
-    num_steps: int
-    batch_size: int
-    learning_rate: float = 1e-3
-    warmup_steps: int = 0
-    optimizer: str = "adafactor"
-    seed: int = 0
-    log_every_steps: int = 50
-    save_every_steps: int = 500
-    keep_checkpoints: int = 2
-
-
-def train_generator(run: GeneratorRun, batches: Batches, plan: Plan, *, is_fresh: bool = False) -> tuple[GeneratorRun, str | None]:
-    """Trains to the plan's last step, from the newest checkpoint of the run's folder if there is one.
+def train_generator(
+    run: GeneratorRun,
+    data: DocQueryPairs,
+    *,
+    optimization: Optimization,
+    logging: Logging,
+    seed: int = 0,
+    is_fresh: bool = False,
+) -> tuple[GeneratorRun, str | None]:
+    """Trains to the last step, from the newest checkpoint of the run's folder if there is one.
 
     Args:
         run: the folder, the model and where it starts; its `params` are not read where `is_fresh`.
-        batches: padded (document, query) pairs.
-        plan: the settings.
+        data: what is trained on.
+        optimization: docTTTTTquery: Adafactor, 1e-3, constant (Nogueira and Lin 2019).
+        logging: `evaluate_every_steps` and `collapse_alarm` are of embeddings, and have no effect.
+        seed: of fresh parameters and of dropout.
         is_fresh: start from random parameters.
 
     Returns:
         The trained run, and why it stopped before its end, if it did.
 
     Raises:
-        InputError: the folder holds another run, another trainer is at work there, or a loss that is not finite.
+        InputError: the folder holds another run, another trainer is at work there, or what `loop.session` raises.
     """
+
+    def init() -> TrainState:
+        return init_state(run.model, optimization.tx, jax.random.key(seed))
+
+    def start_from(fresh: Params) -> Params:
+        if is_fresh:
+            return fresh
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, fresh)
+        # A copy: the first update takes its arrays, and a fault may ask for the first parameters again.
+        copied = jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=shardings)
+        placed: Params = copied(jax.device_put(run.params, shardings))
+        return placed
+
     mesh = sharding.make_mesh()
-    sharding.check_batch_size(plan.batch_size, mesh)
+    sharding.check_batch_size(data.batch_size, mesh)
     with only_trainer(run.source):
-        return _train(run, batches, plan, mesh, is_fresh=is_fresh)
-
-
-def _train(
-    run: GeneratorRun, batches: Batches, plan: Plan, mesh: jax.sharding.Mesh, *, is_fresh: bool
-) -> tuple[GeneratorRun, str | None]:
-    describe(run)
-    _keep_plan(run.source, plan)
-    schedule = optimizers.linear(peak=plan.learning_rate, num_steps=plan.num_steps, warmup_steps=plan.warmup_steps)
-
-    def make_tx(params: Params) -> Any:
-        return optimizers.make_optimizer(OPTIMIZERS[plan.optimizer], schedule, params)
-
-    def init() -> Any:
-        return init_state(run.model, make_tx, jax.random.key(plan.seed))
-
-    abstract = jax.eval_shape(init)
-    shardings = sharding_rules.state_shardings(abstract, mesh)
-    like = sharding_rules.with_shardings(abstract, shardings)
-    step_fn = sharding_rules.compiled_step(update_step(run.model.loss, make_tx(abstract.params)), shardings, mesh)
-    with (
-        contextlib.closing(Checkpoints(run.source / CHECKPOINTS_DIR, keep=plan.keep_checkpoints)) as checkpoints,
-        StopOnTerminate() as terminate,
-        _explained(run.source),
-    ):
-        latest = checkpoints.latest_step()
-        if latest is not None:
-            state = checkpoints.restore(latest, like)
-        else:
-            state = jax.jit(init, out_shardings=shardings)()
-            if not is_fresh:
-                state = state._replace(params=jax.device_put(run.params, shardings.params))
-        start = int(state.step)
-        checkpoints.remove_old()
-        log = _log(run.source, plan, schedule, start, checkpoints)
-        save = SaveCheckpoints(
-            checkpoints,
-            every_steps=plan.save_every_steps,
-            num_steps=plan.num_steps,
-            beside=lambda: {"log": log.unfinished()},
-            asked_to_stop=terminate.reason,
+        describe(run)
+        _keep_settings(run.source, data.batch_size, optimization, logging, seed)
+        abstract = jax.eval_shape(init)
+        group_norms = grad_norms.group_norms(abstract.params, logging.grad_norm_groups)
+        training = Training(
+            init=init,
+            start_from=start_from,
+            step=update_step(run.model.loss, optimization.tx(abstract.params), group_norms),
+            like=sharding_rules.with_shardings(abstract, sharding_rules.state_shardings(abstract, mesh)),
+            mesh=mesh,
+            batches=data.batches,
+            batch_size=data.batch_size,
+            optimization=optimization,
+            logging=logging,
+            explanation=_explanation(run, data),
         )
-        placed = lambda first: sharding.placed(prefetch(batches(first)), mesh)  # noqa: E731
-        state, stop = fit(step_fn, state, placed, num_steps=plan.num_steps, hooks=[log, save])
+        with session(training, run.source) as begun:
+            log = begun.log(begun.sinks())
+            state, stop = begun.fit([log, *begun.profile(), begun.save(log)])
     return run._replace(step=int(state.step), params=state.params), stop.reason if stop else None
+
+
+def _explanation(run: GeneratorRun, data: DocQueryPairs) -> Explanation:
+    return Explanation(
+        is_finite=functools.partial(_has_finite_logits, run.model),
+        given="scores of tokens",
+        lower="--learning_rate",
+        memory={"--batch_size": data.batch_size, "--max_doc_length": run.max_doc_length, "--remat": run.model.t5.remat},
+        devices="",
+        num_steps="--num_steps",
+        query_ids=data.query_ids,
+        doc_ids=data.doc_ids,
+    )
+
+
+def _has_finite_logits(model: Generator, params: Params, batch: Batch) -> Array:
+    return jnp.isfinite(model.logits(params, batch.doc, batch.query)).all(axis=(1, 2))
 
 
 def describe(run: GeneratorRun) -> None:
@@ -201,35 +194,20 @@ def _read_description(run_dir: Path) -> tuple[dict[str, Any], Generator]:
     return description, model_schema.built(file, Generator.from_json, description["model"])
 
 
-def _keep_plan(run_dir: Path, plan: Plan) -> None:
+def _keep_settings(run_dir: Path, batch_size: int, optimization: Optimization, logging: Logging, seed: int) -> None:
     """Writes the settings beside the description; warns where the run goes on with others than it had."""
-    file = run_dir / PLAN_FILE
-    before = schema.read(file, schema.record({})) if file.is_file() else plan._asdict()
-    changed = [f"{name} = {value!r}" for name, value in plan._asdict().items() if before.get(name) != value]
+    settings = {
+        "num_steps": optimization.num_steps,
+        "batch_size": batch_size,
+        "learning_rate": optimization.learning_rate,
+        "warmup_steps": bound(optimization.schedule, "warmup_steps"),
+        "optimizer": name_of(optimization.optimizer),
+        "seed": seed,
+        **{name: getattr(logging, name) for name in ("log_every_steps", "save_every_steps", "keep_checkpoints")},
+    }
+    file = run_dir / SETTINGS_FILE
+    before = schema.read(file, schema.record({})) if file.is_file() else settings
+    changed = [f"{name} = {value!r}" for name, value in settings.items() if before.get(name) != value]
     if changed:
         warnings.warn(f"{run_dir} continues with other settings than it had: {', '.join(changed)}.", stacklevel=3)
-    write_json(file, plan._asdict())
-
-
-def _log(run_dir: Path, plan: Plan, schedule: optimizers.Schedule, start: int, checkpoints: Checkpoints) -> run_log.LogMetrics:
-    sinks = [
-        run_log.jsonl_sink(run_dir, start),
-        run_log.tensorboard_sink(run_dir, start),
-        run_log.progress_sink(plan.num_steps, start),
-    ]
-    return run_log.LogMetrics(
-        sinks,
-        every_steps=plan.log_every_steps,
-        num_steps=plan.num_steps,
-        pairs_per_step=plan.batch_size,
-        schedule=schedule,
-        begun=checkpoints.beside(start).get("log") if start else None,
-    )
-
-
-@contextlib.contextmanager
-def _explained(run_dir: Path) -> Iterator[None]:
-    try:
-        yield
-    except NonFiniteError as error:
-        raise InputError(f"{error}, in {run_dir}; continue with a lower learning rate.") from None
+    write_json(file, settings)

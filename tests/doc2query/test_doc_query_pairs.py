@@ -19,13 +19,13 @@ def folders(tmp_path_factory):
 
 
 def texts_of(folders, tokenizer, cache_dir, num_batches=9, start=0, **options):
-    batches, num_pairs = doc_query_pairs(folders, tokenizer, batch_size=9, cache_dir=cache_dir, **options)
+    data = doc_query_pairs(folders, tokenizer, batch_size=9, cache_dir=cache_dir, **options)
     found = []
-    for _, batch in zip(range(num_batches), batches(start), strict=False):
+    for _, batch in zip(range(num_batches), data.batches(start), strict=False):
         for doc, query in zip(batch.doc, batch.query, strict=True):
             found.append(tuple(tokenizer.decode([doc[doc > 1], query[query > 1]])))
             assert [row[np.count_nonzero(row) - 1] for row in (doc, query)] == [1, 1]
-    return found, num_pairs
+    return found, data.num_pairs
 
 
 def test_pairs_of_several_folders_with_the_same_ids_are_all_there_once(folders, tmp_path):

@@ -11,6 +11,8 @@ from toy_run import arguments
 
 from de_jax import command, train
 from de_jax.doc2query import generator_run
+from de_jax.doc2query.doc_query_pairs import DocQueryPairs
+from de_jax.recipe import Logging, Optimization
 from de_jax.training.run.run_folder import load_run, only_trainer
 from de_jax.types import InputError
 
@@ -126,7 +128,10 @@ def test_a_second_trainer_of_one_run_is_refused_before_it_writes(capsys, dataset
         train.main([*argv, "--dry_run"])
         with pytest.raises(InputError, match="is training in"):
             generator_run.train_generator(
-                generator_run.GeneratorRun(run_dir, *[None] * 6), iter, generator_run.Plan(num_steps=1, batch_size=8)
+                generator_run.GeneratorRun(run_dir, *[None] * 6),
+                DocQueryPairs(iter, 8, 8, [], []),
+                optimization=Optimization(),
+                logging=Logging(),
             )
     assert [path.name for path in run_dir.iterdir()] == ["nested"]
     with only_trainer(tmp_path / "new"):

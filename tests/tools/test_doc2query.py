@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from de_jax.doc2query.generator_run import load_generator
 from de_jax.expansion.generated_queries import read_expansion
 from de_jax.models.t5 import T5Config
 from de_jax.tools import doc2query
+from de_jax.training.run import loop
 from de_jax.training.run.checkpoint import SaveCheckpoints
 from de_jax.types import InputError
 
@@ -83,6 +85,8 @@ def test_a_stopped_training_continues_to_the_same_bits(dataset_dir, run_dir, tmp
               for folder in (run_dir, tmp_path / "run")]  # fmt: skip
     assert losses[0] == losses[1]
     assert losses[0][-1][1] < losses[0][0][1]
+    with pytest.raises(InputError, match="the run is at step 6 already, past --num_steps = 5; raise it"):
+        train(dataset_dir, tmp_path / "run", num_steps=5)
 
 
 @pytest.mark.soak
@@ -91,6 +95,24 @@ def test_a_run_starts_from_another_and_refuses_to_continue_as_another(dataset_di
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params_of(tmp_path / "tuned"), params_of(run_dir))
     with pytest.raises(InputError, match="max_doc_length = 32, but this recipe has 16"):
         train(dataset_dir, run_dir, max_doc_length=16)
+
+
+def test_faults_name_the_pairs_and_the_flags(dataset_dir, run_dir, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="step 2 is not a finite number; its batch holds: ") as caught:
+        train(dataset_dir, tmp_path / "far", init_from=run_dir, learning_rate=1e30)
+    assert re.search(
+        r": \(query 'q\d+', document 'd\d+'\), .* no checkpoint is there yet: .* lower --learning_rate\.$", str(caught.value)
+    )
+
+    def no_room(step_fn, state, batches, **options):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12884901888 bytes.")
+
+    monkeypatch.setattr(loop, "fit", no_room)
+    flags = r"lower --batch_size \(now 8\), lower --max_doc_length \(now 32\), set --remat \(now none\) to "
+    with pytest.raises(
+        InputError, match=rf"GiB of it by the compiler's count: {flags}.*, or take more devices \(the mesh is data="
+    ):
+        train(dataset_dir, tmp_path / "large")
 
 
 def test_an_expansion_has_a_line_for_every_document_and_is_the_same_after_a_kill(dataset_dir, run_dir, tmp_path):
