@@ -12,4 +12,4 @@ stage "types" mypy
 # TensorFlow stays in a process that imported it, 700 MB of it; what needs it runs by itself.
 tensorflow=(tests/data/test_seqio_batches.py tests/test_fuzzing.py)
 stage "tests" python -m pytest -n 2 "${tensorflow[@]/#/--ignore=}"
-stage "tests that import TensorFlow" python -m pytest "${tensorflow[@]}"
+stage "tests that import TensorFlow" python -m pytest -n 2 "${tensorflow[@]}"
