@@ -266,7 +266,7 @@ class Recipe:
                 has_queries_for_both=is_beir and bound(self.data, "num_for_both") > 0,
                 has_dev=options.dev_split is not None or name_of(self.data) == "stored_pairs",
             )
-            curriculum_texts.check(options, has_negatives=has_mined)
+            curriculum_texts.check(options, has_neg_docs=has_mined)
         start = self.initialization
         if start.init_from and is_fresh:
             check_init_from(start.init_from, params, new=start.init_new, layers=start.init_layers)

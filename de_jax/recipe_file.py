@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import numbers
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,8 +24,10 @@ def to_json(value: Any) -> Any:
     """
     if value is None or isinstance(value, bool | str):
         return value
-    if isinstance(value, numbers.Real):  # NumPy's too
-        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    if isinstance(value, numbers.Integral):  # NumPy's too
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else str(float(value))  # JSON has no word for the others
     if isinstance(value, Mapping):
         return {str(key): to_json(entry) for key, entry in value.items()}
     if isinstance(value, Path):
@@ -66,7 +69,8 @@ def _flat(found: Any, path: str = "") -> dict[str, Any]:
     """Each setting under its path, such as "optimization.num_steps"; where a function or class lives does not matter."""
     if isinstance(found, dict):
         return {key: value for name, entry in found.items() for key, value in _flat(entry, f"{path}.{name}".lstrip(".")).items()}
-    return {path: found.rpartition(".")[2] if path.endswith(("type", "function")) else found}
+    is_place = path.rpartition(".")[2] in ("type", "function") and isinstance(found, str)
+    return {path: found.rpartition(".")[2] if is_place else found}
 
 
 def _bound(function: Any) -> Iterator[tuple[str, Any]]:

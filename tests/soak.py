@@ -55,7 +55,8 @@ def main(argv=None):
     began, outcomes = time.monotonic(), Outcomes()
     with contextlib.redirect_stdout(sys.stderr):
         options = [*(["-n", str(args.workers)] if args.workers > 1 else []), *(["-k", args.only] if args.only else [])]
-        code = pytest.main(["-m", "soak", "--timeout=36000", *options], plugins=[outcomes])
+        files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.soak" in path.read_text()]
+        code = pytest.main(["-m", "soak", "--timeout=36000", *options, *files], plugins=[outcomes])
     fuzz = fuzzing.run(args.fuzz, args.seed)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     found = {"tests": dict(outcomes.counts), "failed_tests": outcomes.failed, "failed_fuzz": fuzz["failures"]}

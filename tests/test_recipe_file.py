@@ -17,8 +17,8 @@ from de_jax.recipe import Optimization, Recipe
 TOWER = TowerConfig(T5Config(vocab_size=32, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=16))
 
 
-def own_loss(e, *, margin=0.5):
-    return e, margin
+def own_loss(e, *, margin=0.5, options=()):
+    return e, margin, options
 
 
 def recipe(**changes):
@@ -28,12 +28,13 @@ def recipe(**changes):
 
 def test_functions_classes_and_what_is_bound_are_told():
     told = recipe_file.to_json(dataclasses.replace(recipe(), loss=functools.partial(own_loss, margin=0.25)))
-    assert told["loss"] == {"function": f"{own_loss.__module__}.own_loss", "margin": 0.25}
+    assert told["loss"] == {"function": f"{own_loss.__module__}.own_loss", "margin": 0.25, "options": []}
     assert told["data"]["dataset_dir"] == "data/scifact"
     assert told["data"]["options"]["tokenizer"]["function"] == "builtins.len"
     assert told["model"]["query"]["encoder"]["num_layers"] == 1
     assert told["optimization"]["schedule"]["warmup_steps"] == 0
     assert (recipe_file.to_json(np.int64(3)), recipe_file.to_json(np.float32(0.5))) == (3, 0.5)
+    assert [recipe_file.to_json(value) for value in (float("inf"), -np.inf, np.float32("nan"))] == ["inf", "-inf", "nan"]
 
 
 def test_a_run_says_what_changed(tmp_path):
@@ -41,6 +42,17 @@ def test_a_run_says_what_changed(tmp_path):
     assert recipe_file.changes(recipe(), tmp_path) == []
     other = dataclasses.replace(recipe(batch_size=8), optimization=Optimization(num_steps=7))
     assert recipe_file.changes(other, tmp_path) == ["data.options.batch_size = 8", "optimization.num_steps = 7"]
+
+
+def test_any_setting_is_written_and_compared(tmp_path):
+    """One without a number in JSON, and one whose name ends as the keys of functions and classes do."""
+
+    def typed(margin, task_type):
+        return dataclasses.replace(recipe(), loss=functools.partial(own_loss, margin=margin, options={"task_type": task_type}))
+
+    recipe_file.write(typed(float("inf"), None), tmp_path)
+    assert recipe_file.changes(typed(float("inf"), None), tmp_path) == []
+    assert recipe_file.changes(typed(0.5, "a.b"), tmp_path) == ["loss.margin = 0.5", "loss.options.task_type = 'a.b'"]
 
 
 def test_a_run_of_version_0_1_says_so_too(tmp_path):

@@ -131,7 +131,7 @@ def open_expansion(
     return CurriculumTexts(docs, pairs, generated, queries, golds, ranked, curriculum, measure, max_query_length=max_query_length)
 
 
-def check(options: PairsOptions, *, has_negatives: bool) -> None:
+def check(options: PairsOptions, *, has_neg_docs: bool) -> None:
     """Raises `InputError` where the settings of a curriculum do not go together."""
     if options.curriculum is None:
         return
@@ -139,9 +139,9 @@ def check(options: PairsOptions, *, has_negatives: bool) -> None:
         raise InputError("a curriculum expands documents of one passage; set max_passages to 1.")
     if not options.expansion:
         raise InputError("the curriculum has no queries to choose from; set `expansion` beside it to what de-jax doc2query writes.")
-    if options.curriculum.strategy == "gold" and has_negatives:
+    if options.curriculum.strategy == "gold" and has_neg_docs:
         raise InputError("Curriculum.strategy is 'gold', which has no query for hard negatives; train without them.")
-    if options.relevance_file and has_negatives:
+    if options.relevance_file and has_neg_docs:
         raise InputError("a relevance_file has no scores for hard negatives; use relevance = 'rouge_l'.")
 
 

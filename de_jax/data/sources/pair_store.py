@@ -90,7 +90,7 @@ def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(),
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
 
-    def ranked_queries(options: PairsOptions) -> tuple[list[str], RankedQueries]:
+    def ranked_queries() -> tuple[list[str], RankedQueries]:
         golds = _query_texts(store)
         ranked = ranked_texts(
             lambda: (_ids_of_pairs(store), golds),

@@ -75,7 +75,7 @@ class Pairs(NamedTuple):
     rows: np.ndarray  # int32 [P, 2], (query row, document row)
     query_tokenizer: Tokenizer
     doc_tokenizer: Tokenizer
-    ranked_queries: Callable[[PairsOptions], tuple[Sequence[str], RankedQueries]]
+    ranked_queries: Callable[[], tuple[Sequence[str], RankedQueries]]
     """Each pair's own query, and the order of its generated ones."""
     negatives: Mapping[str, Negatives] | None = None  # that come with the pairs, by the names of `Batch`
     epoch_order: Callable[[int], np.ndarray] | None = None  # see `batches.pair_batches`
@@ -121,7 +121,7 @@ def beir_pairs(
         stores = open_stores(dataset_dir, query_tokenizer, doc_tokenizer, cache_dir, skip_empty=skip_empty)
     rows = batches_.qrel_pairs(_read_split(dataset_dir, split), *stores)
 
-    def ranked_queries(options: PairsOptions) -> tuple[Sequence[str], RankedQueries]:
+    def ranked_queries() -> tuple[Sequence[str], RankedQueries]:
         by = functools.partial(ranked_pairs, measure=options.relevance, score_file=options.relevance_file, skip_empty=skip_empty)
         ranked = by(dataset_dir, split, options.expansion)
         texts = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=skip_empty))
@@ -159,7 +159,6 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         drawn = {"neg_docs": options.num_neg_docs, "neg_queries": options.num_neg_queries}
         mined = follow(options.negatives_dir, share.run_dir, texts, num_drawn=drawn, is_first=share.host_index == 0)
     brought = pairs.negatives or {}
-    has_negatives = mined is not None or bool(brought)
     batches = batches_.pair_batches(
         *pairs.stores,
         pairs.rows,
@@ -172,7 +171,7 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         length_multiple=options.length_multiple,
         row_multiple=share.row_multiple,
         negatives=mined.at if mined else lambda step: brought,
-        doc_texts=_doc_texts(pairs, passages, options, has_negatives=has_negatives),
+        doc_texts=_doc_texts(pairs, passages, options, has_neg_docs=mined is not None or "neg_docs" in brought),
         positives=batches_.positives_of(pairs.rows, pairs.query_store.num_texts) if options.mask_positives else None,
         epoch_order=pairs.epoch_order,
         host_index=share.host_index,
@@ -192,16 +191,16 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         doc_ids=pairs.doc_store.ids,
         texts=texts,
         mined=mined,
-        has_negatives=has_negatives,
+        has_negatives=mined is not None or bool(brought),
     )
 
 
-def _doc_texts(pairs: Pairs, passages: PassageStore | None, options: PairsOptions, *, has_negatives: bool) -> DocTexts | None:
+def _doc_texts(pairs: Pairs, passages: PassageStore | None, options: PairsOptions, *, has_neg_docs: bool) -> DocTexts | None:
     """What is encoded in the place of documents' beginnings: their passages, or documents with a generated query."""
     if options.curriculum is None:
         return DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
-    curriculum_texts.check(options, has_negatives=has_negatives)
-    golds, ranked = pairs.ranked_queries(options)
+    curriculum_texts.check(options, has_neg_docs=has_neg_docs)
+    golds, ranked = pairs.ranked_queries()
     expanded = curriculum_texts.open_expansion(
         options.expansion, pairs.doc_store, pairs.rows, golds, ranked, options.curriculum, MEASURES[options.relevance],
         tokenizer=pairs.doc_tokenizer, max_query_length=options.max_generated_length, is_part=pairs.is_part,
