@@ -83,7 +83,7 @@ def _refresh_seconds(
 
 def _trained(run_dir: Path, args: argparse.Namespace, settings: list[str]) -> dict[str, float]:
     """Seconds of an update, the median over the log's lines, and of the whole, of a run that mines its first negatives alone."""
-    process = _start(run_dir, args.trainer_prefix, "de_jax.train", args, settings)
+    process = _start(run_dir, args.trainer_prefix, "de_jax.trainer", args, settings)
     summary = json.loads(_output(process))
     lines = [line for line in read_metrics(run_dir / METRICS_FILE) if "pairs_per_second" in line][UNMEASURED_LINES:]
     if not lines:
@@ -128,7 +128,7 @@ def _start(
 
 
 def _output(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=None if "de_jax.train" in process.args else MINER_ENDS_SECONDS)  # type: ignore[operator]
+    output, _ = process.communicate(timeout=None if "de_jax.trainer" in process.args else MINER_ENDS_SECONDS)  # type: ignore[operator]
     if process.returncode:
         raise InputError(f"{shlex.join(process.args)} ended with code {process.returncode}; its message is above.")  # type: ignore[arg-type]
     return output

@@ -11,7 +11,7 @@ VERBS = {
     "quickstart": ("de_jax.tools.quickstart", "build data, train, index, search and score, in minutes"),
     "import_model": ("de_jax.tools.import_model", "make a run of a model from Hugging Face, sentence-transformers or T5X"),
     "export_model": ("de_jax.tools.export_model", "write a run for sentence-transformers, T5X, safetensors or jax.export"),
-    "train": ("de_jax.train", "train a dual encoder from a gin recipe"),
+    "train": ("de_jax.trainer", "train a dual encoder from a gin recipe"),
     "daft": ("de_jax.tools.daft", "give a model light query towers, and show what their speed costs"),
     "measure_query_latency": ("de_jax.tools.measure_query_latency", "time query towers beside each other"),
     "doc2query": ("de_jax.tools.doc2query", "train a generator of queries, and write queries for a corpus"),

@@ -22,7 +22,7 @@ from de_jax.gin_settings import Bound, Macro, Reference, Setting, Settings, is_l
 from de_jax.interop.fine_tuning import pretrained_tokenizer, pretrained_tower
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
 from de_jax.losses.mined import ance, dance, sampled_softmax
-from de_jax.losses.pair import pair
+from de_jax.losses.pair_loss import pair
 from de_jax.mining.miner import Miner
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder

@@ -67,7 +67,7 @@ def _train(run_dir: Path, rate: float, refresh: str, args: argparse.Namespace) -
     arguments = ["--gin_file=recipes/ance_firstp.gin", f"--run_dir={run_dir}"]
     arguments += [f"--gin.{name}={value}" for name, value in settings.items()]
     with _miner(arguments) if refresh == BESIDE else contextlib.nullcontext():
-        line = [sys.executable, "-m", "de_jax.train", *arguments]
+        line = [sys.executable, "-m", "de_jax.trainer", *arguments]
         print(shlex.join(line), file=sys.stderr, flush=True)
         subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
 

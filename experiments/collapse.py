@@ -25,7 +25,7 @@ from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
 from de_jax.evaluation import dev_scores
 from de_jax.reports import daft_plots, plots
-from de_jax.train import first_params
+from de_jax.trainer import first_params
 from de_jax.training.hooks.collapse import CHANCE, LOSS, CollapseAlarm, diagnoses
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, complete_steps, load_run
@@ -94,7 +94,7 @@ def _train(recipe: str, run_dir: Path, own: Mapping[str, Any], rate: float, num_
         **own,
     }
     gin = [f"--gin.{name}={value}" for name, value in settings.items()]
-    processes.run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
+    processes.run(["de_jax.trainer", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
 
 
 def _both_towers(layers: int, rate: float, args: argparse.Namespace) -> dict[str, daft_plots.BothTowers]:

@@ -54,7 +54,7 @@ def main() -> None:
                 "train.loss": f"@{function}",
                 f"{function}.temperature": TEMPERATURE,
             }
-            train = ["de_jax.train", "--gin_file=recipes/sde.gin", "--gin_file=models/t5_1_1_tiny.gin", f"--run_dir={run_dir}"]
+            train = ["de_jax.trainer", "--gin_file=recipes/sde.gin", "--gin_file=models/t5_1_1_tiny.gin", f"--run_dir={run_dir}"]
             summary = processes.run([*train, *(f"--gin.{key}={value}" for key, value in settings.items())])
             evaluate = ["tools.evaluate_beir", f"--run_dir={run_dir}", f"--dataset_dir={args.dataset_dir}"]
             scores = processes.run([*evaluate, *([] if seed == args.seeds[0] and name == args.losses[0] else ["--no_bm25"])])

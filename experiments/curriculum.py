@@ -73,7 +73,7 @@ def _train(base: Path, run_dir: Path, strategy: str, seed: int, args: argparse.N
         }
     recipe = VANILLA if strategy == VANILLA else "curriculum"
     gin = [f"--gin.{name}={value}" for name, value in settings.items()]
-    processes.run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
+    processes.run(["de_jax.trainer", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -128,7 +128,7 @@ def _train(model: Path, run_dir: Path, dataset: str, method: str, seed: int, arg
             settings["train.mine_every_steps"] = args.mine_every_steps
             _copy_first_generation(folder, dataset, method, args)
         gin = [f"--gin.{name}={value}" for name, value in settings.items()]
-        processes.run(["de_jax.train", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={folder}", *gin])
+        processes.run(["de_jax.trainer", f"--gin_file=recipes/{recipe}.gin", f"--run_dir={folder}", *gin])
         model = folder
 
 

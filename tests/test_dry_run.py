@@ -7,7 +7,7 @@ import tiny_run
 import toy_run
 from pretrained_folders import write_encoder
 
-from de_jax import train
+from de_jax import trainer
 from de_jax.types import InputError
 
 BERT = {"vocab_size": 32, "model_dim": 16, "num_layers": 1, "num_heads": 2, "mlp_dim": 16, "max_positions": 20}
@@ -21,7 +21,7 @@ def dry_run(*settings, recipe="recipes/samtone_query.gin"):
     small = [f"{name}={value}" for name, value in small.items() if name not in given and not name.startswith(other)]
     if "train.data=@stored_pairs" in settings:
         small = [setting.replace("beir_pairs.", "PairsOptions.") for setting in small]
-    train.main([f"--gin_file={recipe}", *(f"--gin.{setting}" for setting in (*small, *settings)), "--dry_run"])
+    trainer.main([f"--gin_file={recipe}", *(f"--gin.{setting}" for setting in (*small, *settings)), "--dry_run"])
 
 
 def test_settings_that_nothing_reads_are_refused(capsys):
@@ -74,7 +74,7 @@ def test_settings_that_nothing_reads_are_refused(capsys):
     ],
 )
 def test_arithmetic_and_sources_are_checked_before_anything_is_traced(settings, sentence, monkeypatch):
-    monkeypatch.setattr(train.Recipe, "check", lambda self: pytest.fail("the step was traced"))
+    monkeypatch.setattr(trainer.Recipe, "check", lambda self: pytest.fail("the step was traced"))
     with pytest.raises(InputError, match=sentence):
         dry_run(*settings)
 
@@ -86,7 +86,7 @@ def test_what_the_data_refers_to_counts_as_read(tmp_path, capsys):
         "--gin.beir_pairs.max_doc_length=40",
         "--gin.query/pretrained_tokenizer.tower=doc",
     ]
-    train.main(["--gin_file=recipes/fine_tune.gin", f"--gin.MODEL={tmp_path}", *lengths, "--dry_run"])
+    trainer.main(["--gin_file=recipes/fine_tune.gin", f"--gin.MODEL={tmp_path}", *lengths, "--dry_run"])
     assert json.loads(capsys.readouterr().out)["num_parameters"] > 0
 
 
@@ -94,5 +94,5 @@ def test_a_run_that_goes_on_needs_its_source_no_more(tmp_path, capsys):
     run_dir = tiny_run.write_run(tmp_path)
     small = [f"--gin.{name}={value}" for name, value in toy_run.SETTINGS.items()]
     command = ["--gin_file=recipes/samtone_query.gin", *small, "--gin.train.init_from=/gone", "--dry_run"]
-    train.main([*command, f"--run_dir={run_dir}"])
+    trainer.main([*command, f"--run_dir={run_dir}"])
     assert json.loads(capsys.readouterr().out)["num_parameters"] > 0

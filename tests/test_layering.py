@@ -83,7 +83,7 @@ RULES = {
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),
     "de_jax.recipe_file": Rule(("files", "recipe", "training")),
     "de_jax.hooks": PROCESS,
-    "de_jax.train": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks")),
+    "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks")),
     "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables")),
 }
 
@@ -203,7 +203,7 @@ def test_tools_import_the_package_and_not_each_other():
         ("de_jax.training.step.train_step", "from de_jax.models.t5 import T5Config", "must not import de_jax.models.t5.T5Config"),
         ("de_jax.training.run.run_folder", "from de_jax.retrieval import index", "must not import de_jax.retrieval.index"),
         ("de_jax.retrieval.index", "def f():\n    import faiss", "must not import faiss"),
-        ("de_jax.train", "import tensorflow", "must not import tensorflow"),
+        ("de_jax.trainer", "import tensorflow", "must not import tensorflow"),
         ("de_jax.evaluation.metrics", "from de_jax.tools import search", "must not import de_jax.tools.search"),
         ("de_jax", "from de_jax import types", "must not import de_jax.types"),
         ("de_jax.tasks.beir", "import jax", "must not import jax"),
@@ -249,7 +249,7 @@ def test_data_runs_without_jax():
 
 
 def test_training_and_mining_from_python_need_no_gin():
-    assert "gin" not in loaded_by("import de_jax.train, de_jax.mine")
+    assert "gin" not in loaded_by("import de_jax.trainer, de_jax.mine")
 
 
 def test_losses_load_no_model_and_no_optimizer():

@@ -38,7 +38,7 @@ from de_jax.interop.pretrained import Pretrained
 from de_jax.recipe import Recipe
 from de_jax.reports import daft_plots, daft_report
 from de_jax.settings import NonNegativeInt, PositiveFloat, Seed, numeric
-from de_jax.train import first_params, train
+from de_jax.trainer import first_params, train
 from de_jax.training.hooks.preemption import StopOnTerminate
 from de_jax.training.run.run_folder import BEST_DIR, Run, complete_steps, load_run, write_run
 from de_jax.types import InputError

@@ -31,7 +31,7 @@ from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.index import ExactIndex
 from de_jax.retrieval.searcher import Searcher
-from de_jax.train import train
+from de_jax.trainer import train
 from de_jax.training.run.run_folder import Run, load_run
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
 from de_jax.types import InputError

@@ -8,7 +8,7 @@ import pretrained_folders
 import pytest
 from pretrained_folders import WORDS, write_sentence_transformer
 
-from de_jax import train
+from de_jax import trainer
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
 from de_jax.tools import daft, measure_query_latency
@@ -56,7 +56,7 @@ def recipe_of(folders, **changes):
 
 
 def stage1(folders, run_dir, **changes):
-    return train.train(recipe_of(folders, **changes), run_dir)
+    return trainer.train(recipe_of(folders, **changes), run_dir)
 
 
 @pytest.fixture(scope="module")

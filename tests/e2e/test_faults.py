@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from toy_run import arguments
 
-from de_jax import command, train
+from de_jax import command, trainer
 from de_jax.data.stores.corpus import open_token_store
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.tools import encode_corpus, inspect_run, tokenize_corpus
@@ -71,13 +71,13 @@ def test_full_disk_while_a_checkpoint_is_written(capsys, monkeypatch, small_disk
 
     with monkeypatch.context() as patch:
         at_step(patch, 10, fill)
-        message = refused(capsys, train.main, argv)
+        message = refused(capsys, trainer.main, argv)
     assert any(words in message for words in NO_SPACE)
     assert str(run_dir) in message
     small_disk.free()
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["5"]
     assert not [name for name in small_disk.files() if "tmp" in name]
-    command.run(lambda: train.main(argv))
+    command.run(lambda: trainer.main(argv))
     assert_same_run(run_dir, finished_run)
 
 
@@ -147,7 +147,7 @@ def test_checkpoint_folder_that_is_half_copied_is_refused_and_left_alone(capsys,
     for file in sorted((newest / "training").rglob("*")):
         if file.is_file() and "d" in file.parent.name:
             file.unlink()
-    message = refused(capsys, train.main, arguments(dataset_dir, run_dir, train__num_steps=25))
+    message = refused(capsys, trainer.main, arguments(dataset_dir, run_dir, train__num_steps=25))
     assert f"the checkpoint {newest} is damaged or half-copied" in message
     assert "delete that folder to continue from step 10, the newest intact one" in message
     assert newest.is_dir()
@@ -157,13 +157,13 @@ def test_loss_that_is_not_finite_names_the_step_and_its_pairs(capsys, dataset_di
     run_dir = tmp_path / "run"
     changes = {"train__learning_rate": 1e30, "train__clip_norm": None, "adamw__weight_decay": 0.0, "train__optimizer": "@adamw"}
     argv = arguments(dataset_dir, run_dir, **changes)
-    message = refused(capsys, train.main, argv)
+    message = refused(capsys, trainer.main, argv)
     assert "step 2 is not a finite number" in message
     assert "(query 'q" in message
     assert "document 'd" in message
     assert "no checkpoint is there yet" in message
     assert list((run_dir / "checkpoints").iterdir()) == []
-    assert refused(capsys, train.main, argv) == message
+    assert refused(capsys, trainer.main, argv) == message
 
 
 def test_out_of_memory_is_a_sentence_with_the_settings_to_change(capsys, monkeypatch, dataset_dir, tmp_path):
@@ -171,7 +171,7 @@ def test_out_of_memory_is_a_sentence_with_the_settings_to_change(capsys, monkeyp
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12884901888 bytes.")
 
     monkeypatch.setattr(loop, "fit", lambda step_fn, state, batches, **options: no_room(state, None))
-    message = refused(capsys, train.main, arguments(dataset_dir, tmp_path / "run"))
+    message = refused(capsys, trainer.main, arguments(dataset_dir, tmp_path / "run"))
     assert "(Out of memory allocating 12884901888 bytes), a step takes 0.00" in message
     for setting in ("beir_pairs.batch_size (now 16)", "num_chunks (now 1)", "T5Config.remat (now none)", "block_size (now None)"):
         assert setting in message
@@ -183,7 +183,7 @@ def test_memory_that_really_runs_out_is_told_so(dataset_dir, tmp_path):
     """One layer's activations would take 445 GiB; the process gets 6 GiB of addresses."""
     wide = {"T5Config__mlp_dim": 1 << 18, "beir_pairs__max_doc_length": 4000, "beir_pairs__length_multiple": 4000}
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))"
-    program = f"{limit}\nfrom de_jax import command, train\ncommand.run(train.main)"
+    program = f"{limit}\nfrom de_jax import command, trainer\ncommand.run(trainer.main)"
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments(dataset_dir, tmp_path / "run", **wide)],
         env={**os.environ, "JAX_PLATFORMS": "cpu"},

@@ -73,7 +73,7 @@ def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path, n
     }
     argv = [arguments(dataset_dir, run_dir, **changes) for run_dir in run_dirs]
     finished = killed(
-        "de_jax.train", argv, [run_dir / "checkpoints" / "*.orbax-checkpoint-tmp" for run_dir in run_dirs], num_kills, rng
+        "de_jax.trainer", argv, [run_dir / "checkpoints" / "*.orbax-checkpoint-tmp" for run_dir in run_dirs], num_kills, rng
     )
     whole, *others = run_dirs[:finished]
     assert others
@@ -123,7 +123,7 @@ def test_a_run_that_mines_itself_killed_again_and_again_ends_bit_equal(dataset_d
     }
     argv = [arguments(dataset_dir, run_dir, recipe="recipes/sde.gin", **changes) for run_dir in run_dirs]
     argv = [[one for one in list_ if not one.startswith("--gin.samtone")] for list_ in argv]
-    finished = killed("de_jax.train", argv, [run_dir / "negatives" / "*" for run_dir in run_dirs], num_kills, rng)
+    finished = killed("de_jax.trainer", argv, [run_dir / "negatives" / "*" for run_dir in run_dirs], num_kills, rng)
     whole, *others = run_dirs[:finished]
     assert others
     switches = (whole / "switches.jsonl").read_text()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy_run import arguments
 
-from de_jax import mine, train
+from de_jax import mine, trainer
 from de_jax.configurables import read_recipe
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import text_hashes
@@ -50,7 +50,7 @@ def recipe_of(arguments):
 @pytest.fixture(scope="module")
 def colocated(dataset_dir, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("runs") / "colocated"
-    train.main(settings(dataset_dir, run_dir, COLOCATED))
+    trainer.main(settings(dataset_dir, run_dir, COLOCATED))
     return run_dir
 
 
@@ -102,8 +102,8 @@ def test_a_colocated_run_that_dies_while_it_mines_or_switches_ends_bit_equal(
 
             patched.setattr(module, name, at_16)
         with pytest.raises(Killed):
-            train.main(settings(dataset_dir, run_dir, COLOCATED))
-    train.main(settings(dataset_dir, run_dir, COLOCATED))
+            trainer.main(settings(dataset_dir, run_dir, COLOCATED))
+    trainer.main(settings(dataset_dir, run_dir, COLOCATED))
     assert steps_and_generations(run_dir) == steps_and_generations(colocated)
     assert negatives.read_switches(run_dir / "switches.jsonl") == negatives.read_switches(colocated / "switches.jsonl")
     assert_equal_params(run_dir, colocated)
@@ -115,7 +115,7 @@ def test_a_miner_beside_a_run_mines_its_newest_checkpoint_and_says_what_it_mined
     argv = settings(dataset_dir, run_dir, BESIDE)
     stop_at(5)
     with pytest.raises(SystemExit):
-        train.main(argv)
+        trainer.main(argv)
     assert steps_and_generations(run_dir) == {1: 0}
     capsys.readouterr()
     mine.main([*argv, "--once"])
@@ -124,7 +124,7 @@ def test_a_miner_beside_a_run_mines_its_newest_checkpoint_and_says_what_it_mined
     assert {"overlap_previous", "previous_in_top_100", "dev/ndcg@10"} <= report["statistics"].keys()
     assert steps_and_generations(run_dir) == {1: 0, 2: 6}
     assert len(list((run_dir / "embeddings" / mining_run.KEPT_AS).iterdir())) == 1
-    train.main(argv)  # goes on with what was mined meanwhile
+    trainer.main(argv)  # goes on with what was mined meanwhile
     assert negatives.read_switches(run_dir / "switches.jsonl") == [Switch(0, 1), Switch(15, 2)]
     mine.main(argv)  # complete: nothing is left to mine for
     assert capsys.readouterr().out.count("checkpoint_step") == 0
@@ -200,7 +200,7 @@ def test_two_miners_of_one_folder_are_refused(dataset_dir, beside):
     with pytest.raises(InputError, match=r"process \d+ on .* is mining into .*negatives already; stop it first"):
         next(mine.mine(recipe, run_dir, poll_seconds=0.01))
     colocated = recipe_of(settings(dataset_dir, run_dir, COLOCATED, train__num_steps=32))
-    with pytest.raises(InputError, match="is mining into"), train._only_miner(colocated, opened(colocated, run_dir)):
+    with pytest.raises(InputError, match="is mining into"), trainer._only_miner(colocated, opened(colocated, run_dir)):
         pass
     first.close()
 
@@ -241,7 +241,7 @@ def test_what_cannot_be_mined_beside_a_run_is_refused(dataset_dir, tmp_path, cha
 def test_mined_queries_for_documents_of_several_passages_are_refused(dataset_dir, tmp_path):
     recipe = recipe_of(settings(dataset_dir, tmp_path / "run", COLOCATED, beir_pairs__max_passages=2))
     with pytest.raises(InputError, match="mined queries are for documents of one passage"):
-        train.check(recipe, tmp_path / "run")
+        trainer.check(recipe, tmp_path / "run")
 
 
 def test_a_slow_miner_takes_the_newest_checkpoint_and_skips_those_before(tmp_path):

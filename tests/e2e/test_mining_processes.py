@@ -76,16 +76,16 @@ def repeat(dataset_dir, run_dir, again_dir, step, **changes):
     shutil.copy(run_dir / "switches.jsonl", again_dir)
     static = {"train__miner": None, "train__follow_every_steps": None, "train__num_steps": step, "train__save_every_steps": NEVER}
     given = settings(dataset_dir, again_dir, **static, **changes)
-    again = start("de_jax.train", [one for one in given if "Miner" not in one])  # with as many devices as the first had
+    again = start("de_jax.trainer", [one for one in given if "Miner" not in one])  # with as many devices as the first had
     assert again.wait() == 0, again.communicate()
 
 
 def test_trainer_and_miner_killed_at_random_give_the_run_that_its_switches_describe(dataset_dir, tmp_path, num_kills, rng):
     run_dir = tmp_path / "run"
     argv = settings(dataset_dir, run_dir)
-    both = {"de_jax.train": start("de_jax.train", argv), "de_jax.mine": miner(argv)}
+    both = {"de_jax.trainer": start("de_jax.trainer", argv), "de_jax.mine": miner(argv)}
     for number in range(num_kills):
-        victim = ("de_jax.mine", "de_jax.train")[number % 2]
+        victim = ("de_jax.mine", "de_jax.trainer")[number % 2]
         before = num_switches(run_dir)
         wait_until(lambda before=before: num_switches(run_dir) > before, *both.values())
         time.sleep(rng.uniform(0, 2))
@@ -96,10 +96,10 @@ def test_trainer_and_miner_killed_at_random_give_the_run_that_its_switches_descr
     both["de_jax.mine"].kill()  # the run goes on without its miner, until it is asked to stop
     both["de_jax.mine"].wait()
     last = max(negatives.read_switches(run_dir / "switches.jsonl")[-1].step, newest_step(run_dir))
-    wait_until(lambda: newest_step(run_dir) > last, both["de_jax.train"])
-    both["de_jax.train"].send_signal(signal.SIGTERM)
-    output, errors = both["de_jax.train"].communicate()
-    assert both["de_jax.train"].returncode == command.EXIT_STOPPED, errors
+    wait_until(lambda: newest_step(run_dir) > last, both["de_jax.trainer"])
+    both["de_jax.trainer"].send_signal(signal.SIGTERM)
+    output, errors = both["de_jax.trainer"].communicate()
+    assert both["de_jax.trainer"].returncode == command.EXIT_STOPPED, errors
     step = json.loads(output.splitlines()[-1])["step"]
     assert negatives.read_switches(run_dir / "switches.jsonl")[NUM_SWITCHES].step < step
     repeat(dataset_dir, run_dir, tmp_path / "again", step)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy_run import arguments
 
-from de_jax import train
+from de_jax import trainer
 from de_jax.data.sources.training_set import text_hashes
 from de_jax.files import outputs
 from de_jax.mining import generations, negatives
@@ -50,19 +50,19 @@ def test_a_newer_generation_comes_into_force_and_a_run_that_repeats_its_switches
         mine(dataset_dir, folder, 1, shift=0)
         mine(dataset_dir, folder, 2, shift=30)
     outputs.append_text(run_dir / "switches.jsonl", '{"step": 0, "generation": 1}\n')  # as if the second had come later
-    train.main(settings(dataset_dir, run_dir))
+    trainer.main(settings(dataset_dir, run_dir))
     assert negatives.read_switches(run_dir / "switches.jsonl") == [Switch(0, 1), Switch(12, 2)]
     followed = [line for line in run_log.read_metrics(run_dir / "metrics.jsonl") if "negatives/generation" in line]
     assert [(line["step"], line["negatives/generation"]) for line in followed][1:4] == [(8, 1.0), (12, 2.0), (16, 2.0)]
     assert followed[-1]["negatives/staleness"] == 24 - 4
     shutil.copy(run_dir / "switches.jsonl", again_dir)
-    train.main(settings(dataset_dir, again_dir, train__follow_every_steps=None))
+    trainer.main(settings(dataset_dir, again_dir, train__follow_every_steps=None))
     jax.tree.map(np.testing.assert_array_equal, load_run(run_dir).params, load_run(again_dir).params)
 
 
 def test_a_run_without_any_generation_says_how_to_make_one_and_leaves_nothing(dataset_dir, tmp_path):
     with pytest.raises(InputError, match="holds no generation of negatives; make one with de-jax mine_negatives"):
-        train.main(settings(dataset_dir, tmp_path / "run"))
+        trainer.main(settings(dataset_dir, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
@@ -72,7 +72,7 @@ def test_passages_are_trained_mined_scored_and_evaluated_by_the_best_one(dataset
     changes = {"beir_pairs__max_passages": 3, "beir_pairs__max_doc_length": 12, "beir_pairs__num_neg_queries": 0}
     steps = {"train__num_steps": 5, "train__evaluate_every_steps": 5, "train__follow_every_steps": None}
     steps |= {"train__miner": "@Miner()", "train__mine_every_steps": 3, "Miner__last_rank": 20}
-    train.main(settings(dataset_dir, run_dir, loss="ance", **changes, **steps))
+    trainer.main(settings(dataset_dir, run_dir, loss="ance", **changes, **steps))
     capsys.readouterr()
     assert generations.numbers(run_dir / "negatives") == [1, 2]
     scores = {}

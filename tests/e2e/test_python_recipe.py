@@ -13,7 +13,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Devices, Logging, Optimization, Recipe
-from de_jax.train import train
+from de_jax.trainer import train
 from de_jax.training.mesh.sharding import make_mesh
 from de_jax.training.run.run_folder import load_run, read_recipe_file, read_settings
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toy_run import arguments
 
-from de_jax import command, train
+from de_jax import command, trainer
 from de_jax.doc2query import generator_run
 from de_jax.doc2query.doc_query_pairs import DocQueryPairs
 from de_jax.recipe import Logging, Optimization
@@ -36,7 +36,7 @@ def test_run_learns_and_describes_itself(finished_run):
 
 def test_finished_run_is_left_as_it_is(finished_run, dataset_dir, capsys):
     before = parameters(finished_run)
-    train.main(arguments(dataset_dir, finished_run))
+    trainer.main(arguments(dataset_dir, finished_run))
     assert json.loads(capsys.readouterr().out)["step"] == 20
     jax.tree.map(np.testing.assert_array_equal, parameters(finished_run), before)
 
@@ -46,12 +46,12 @@ def test_run_that_is_terminated_saves_and_ends_bit_equal(finished_run, dataset_d
     argv = arguments(dataset_dir, tmp_path)
     stop_at(5)
     with pytest.raises(SystemExit) as exit_:
-        command.run(lambda: train.main(argv))
+        command.run(lambda: trainer.main(argv))
     assert exit_.value.code == command.EXIT_STOPPED
     summary = json.loads(capsys.readouterr().out)
     assert (summary["stopped"], summary["step"]) == ("SIGTERM", 6)
     assert load_run(tmp_path).step == 6
-    train.main(argv)
+    trainer.main(argv)
     jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), parameters(finished_run))
     kept = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in kept if "loss" in line] == [5, 10, 15, 20]
@@ -68,7 +68,7 @@ def test_second_stage_starts_from_the_first_and_traces_the_steps_it_was_asked_to
         "train__profile_steps": "(2, 2)",
     }
     settings = [a for a in arguments(dataset_dir, run_dir, recipe, **changes) if "samtone" not in a]
-    train.main([*settings, '--gin.DualEncoder.shared=("projection",)'])
+    trainer.main([*settings, '--gin.DualEncoder.shared=("projection",)'])
     for a, b in zip(jax.tree.leaves(parameters(run_dir)), jax.tree.leaves(parameters(finished_run)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert list((run_dir / "profile").rglob("*.xplane.pb"))
@@ -76,7 +76,7 @@ def test_second_stage_starts_from_the_first_and_traces_the_steps_it_was_asked_to
 
 def refused(capsys, argv):
     with pytest.raises(SystemExit) as exit_:
-        command.run(functools.partial(train.main, argv))
+        command.run(functools.partial(trainer.main, argv))
     assert exit_.value.code == 2
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert message.startswith("error: ")
@@ -125,7 +125,7 @@ def test_a_second_trainer_of_one_run_is_refused_before_it_writes(capsys, dataset
     with only_trainer(run_dir):
         message = refused(capsys, argv)
         assert re.fullmatch(r"error: process \d+ on \S+ is training in .*/run already; stop it first\.", message)
-        train.main([*argv, "--dry_run"])
+        trainer.main([*argv, "--dry_run"])
         with pytest.raises(InputError, match="is training in"):
             generator_run.train_generator(
                 generator_run.GeneratorRun(run_dir, *[None] * 6),

@@ -10,7 +10,7 @@ import pytest
 from pretrained_folders import WORDS, write_encoder, write_sentence_transformer
 from random_params import random_params
 
-from de_jax import train
+from de_jax import trainer
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
 from de_jax.interop import any_model, fine_tuning
@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(folders, monkeypat
 
 def trained(run_dir, settings):
     arguments = [f"--gin.{name}={value}" for name, value in settings.items()]
-    train.main(["--gin_file=recipes/fine_tune.gin", *arguments, f"--run_dir={run_dir}"])
+    trainer.main(["--gin_file=recipes/fine_tune.gin", *arguments, f"--run_dir={run_dir}"])
 
 
 def test_one_path_fine_tunes_a_model_and_the_result_is_a_model_again(folders, tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from de_jax.losses import in_batch, mined, pair
+from de_jax.losses import in_batch, mined, pair_loss
 from de_jax.types import PADDING_ID
 
 VECTORS = ("query", "doc", "neg_docs", "neg_queries")
@@ -34,10 +34,10 @@ CASES = [
     Case("samtone_both", in_batch.samtone, naive.samtone, {"same_tower": "both", "margin": 0.2}),
     Case("samtone_q2d", in_batch.samtone, naive.samtone, {"directions": "query_to_doc"}),
     Case("nce", in_batch.nce, naive.nce, {}),
-    Case("pair_eq3", pair.pair, naive.pair, {"form": "samtone_eq3"}),
-    Case("pair_eq3_mean", pair.pair, naive.pair, {"reduce_directions": "mean", "alpha": 0.7}),
-    Case("pair_paper", pair.pair, naive.pair, {"form": "pair_paper", "alpha": 0.4}),
-    Case("pair_code", pair.pair, naive.pair, {"form": "pair_code", "alpha": 0.4}),
+    Case("pair_eq3", pair_loss.pair, naive.pair, {"form": "samtone_eq3"}),
+    Case("pair_eq3_mean", pair_loss.pair, naive.pair, {"reduce_directions": "mean", "alpha": 0.7}),
+    Case("pair_paper", pair_loss.pair, naive.pair, {"form": "pair_paper", "alpha": 0.4}),
+    Case("pair_code", pair_loss.pair, naive.pair, {"form": "pair_code", "alpha": 0.4}),
     Case("ance", mined.ance, naive.ance, {}),
     Case("ance_in_batch", mined.ance, naive.ance, {"in_batch": True}),
     Case("dance", mined.dance, naive.dance, {"dual_weight": 0.3}),

@@ -8,7 +8,7 @@ import pytest
 from compiled import compiled
 
 from de_jax.losses import in_batch
-from de_jax.losses import pair as pair_
+from de_jax.losses import pair_loss as pair_
 from de_jax.types import Embeddings
 
 pair, in_batch_softmax = compiled(pair_.pair), compiled(in_batch.in_batch_softmax)

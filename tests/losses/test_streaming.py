@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
-from de_jax.losses.pair import pair
+from de_jax.losses.pair_loss import pair
 from de_jax.types import PADDING_ID, Embeddings
 
 CASES = {

@@ -10,7 +10,7 @@ import pytest
 import toy_run
 from tiny_run import DOCS, QUERIES
 
-from de_jax import mine, train
+from de_jax import mine, trainer
 from de_jax.cli import VERBS
 from de_jax.data.text import beir
 from de_jax.doc2query.generator_run import GeneratorRun
@@ -86,7 +86,7 @@ COMMANDS = {
         "--qrels={folder}/qrels/test.tsv.gz --topics={folder}/queries.jsonl --corpus={folder}/corpus.jsonl.gz",
         "",
     ),
-    "train": (train.main, RECIPE.format(recipe="samtone_query") + TINY, "de_jax.train._describe"),
+    "train": (trainer.main, RECIPE.format(recipe="samtone_query") + TINY, "de_jax.trainer._describe"),
     "mine": (
         mine.main,
         RECIPE.format(recipe="ance_firstp") + "--gin.MODEL={run} --gin.beir_pairs.doc_tokenizer={spiece}",
