@@ -39,7 +39,7 @@ PROCESS = Rule(
     (*CONCERN.layers, "command", "interop", "doc2query", "evaluation", "recipe", "recipe_file"), ("jax", "numpy", "jaxtyping")
 )
 RULES = {
-    "de_jax": Rule(),
+    "de_jax": Rule(("losses", "model", "recipe", "trainer")),  # when they are used, see below
     "de_jax.types": Rule(),
     "de_jax.settings": Rule(("types",)),
     "de_jax.files": FILES,
@@ -83,6 +83,7 @@ RULES = {
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),
     "de_jax.recipe_file": Rule(("files", "recipe", "training")),
     "de_jax.hooks": PROCESS,
+    "de_jax.model": PROCESS,
     "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks")),
     "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables")),
 }

@@ -17,14 +17,11 @@ import sys
 import jax
 
 from de_jax import command
-from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, with_prompt
 from de_jax.interop import any_model
 from de_jax.interop.huggingface import POOLING
-from de_jax.interop.pretrained import Pretrained, PretrainedSide, paired
+from de_jax.interop.pretrained import paired, side_of
 from de_jax.models.tower import TowerConfig
 from de_jax.training.run.run_folder import write_run
-from de_jax.types import InputError
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -34,8 +31,11 @@ def main(argv: list[str] | None = None) -> None:
     if args.doc_source:
         pretrained = paired(pretrained, any_model.read(args.doc_source, ignored=args.ignored, pooling=args.pooling))
     model = pretrained.model.with_dtype(args.dtype)
-    query = _side(pretrained, "query", args, args.max_query_length, args.query_prompt)
-    doc = _side(pretrained, "doc", args, args.max_doc_length, args.doc_prompt)
+    lengths, prompts = (args.max_query_length, args.max_doc_length), (args.query_prompt, args.doc_prompt)
+    query, doc = (
+        side_of(pretrained, tower, tokenizer=args.tokenizer, max_length=max_length, prompt=prompt)
+        for tower, max_length, prompt in zip(("query", "doc"), lengths, prompts, strict=True)
+    )
     write_run(args.run_dir, pretrained.params, model=model, query=query, doc=doc)
     report = {
         "run_dir": args.run_dir,
@@ -54,29 +54,6 @@ def main(argv: list[str] | None = None) -> None:
 
 def _pooling_of(tower: TowerConfig) -> str:
     return next(name for name, ours in POOLING.items() if ours == tower.pooling)
-
-
-def _side(pretrained: Pretrained, tower: str, args: argparse.Namespace, max_length: int | None, prompt: str | None) -> Side:
-    """A side of the model with what the arguments change."""
-    tokenizer = with_prompt(_tokenizer(pretrained.side(tower), tower, args), prompt)
-    side = Side(tokenizer, max_length or pretrained.side(tower).max_length)
-    pretrained.model.check_length(tower, side.max_length)
-    pretrained.model.check_vocabulary(tower, tokenizer.vocab_size)
-    return side
-
-
-def _tokenizer(side: PretrainedSide, tower: str, args: argparse.Namespace) -> Tokenizer:
-    own = side.tokenizer
-    tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else own
-    pad_id = own.pad_id if own else side.pad_id
-    if tokenizer and tokenizer.pad_id != pad_id:
-        raise InputError(
-            f"{args.tokenizer} pads with {tokenizer.pad_id}, but the weights of the {tower} tower with {pad_id}; give the "
-            "vocabulary that the model was trained with."
-        )
-    if tokenizer is None:
-        raise InputError(f"{args.source} holds no vocabulary; give --tokenizer, a spiece.model or tokenizer.json.")
-    return tokenizer
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

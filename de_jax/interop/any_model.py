@@ -21,6 +21,13 @@ from de_jax.types import InputError
 
 HUB_FILES = ("*.safetensors", "*.json", "spiece.model")
 HUB_FILES_LEFT_OUT = ("onnx/*", "openvino/*")
+ORGANIZATION = "sentence-transformers"
+"""Whose a model of the hub is that is named without one."""
+WITHOUT_ORGANIZATION = (
+    r"bert-(base|large)-(un)?cased|bert-base-(chinese|multilingual-(un)?cased)|(distil)?roberta-base|roberta-large"
+    r"|t5-(small|base|large|3b|11b)"
+)
+"""Models of the hub that have none; those of architectures that can be read."""
 
 
 def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False, pooling: str | None = None) -> Pretrained:
@@ -75,20 +82,24 @@ def is_run(folder: Path) -> bool:
 def folder_of(source: str | Path) -> Path:
     """The folder itself, or where the hub's files of that name lie after they were fetched.
 
+    A name without a slash is one of sentence-transformers' own models, as it is there, or one of `WITHOUT_ORGANIZATION`.
+
     Raises:
         InputError: neither.
     """
     if Path(source).is_dir():
         return Path(source)
-    if Path(source).exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(source)):
+    if Path(source).exists() or not re.fullmatch(r"([\w-][\w.-]*/)?[\w-][\w.-]*", str(source)):
         raise InputError(f"{source} is no folder; give a run, a folder with a model, or a name of the Hugging Face hub.")
+    is_whole = "/" in str(source) or re.fullmatch(WITHOUT_ORGANIZATION, str(source))
+    name = str(source) if is_whole else f"{ORGANIZATION}/{source}"
     try:
         import huggingface_hub
 
-        fetched = huggingface_hub.snapshot_download(
-            str(source), allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_FILES_LEFT_OUT)
-        )
+        fetched = huggingface_hub.snapshot_download(name, allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_FILES_LEFT_OUT))
     except Exception as error:  # the package's own errors, httpx's and the system's have no common base
         reason = " ".join(str(error).split()).split(". ")[0].rstrip(".:")
-        raise InputError(f"{source} is no folder here, and the Hugging Face hub does not give it ({reason}).") from None
+        raise InputError(
+            f"{source} is no folder here, and the Hugging Face hub does not give {name} ({reason}); give a folder with the model."
+        ) from None
     return Path(fetched)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, with_prompt
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import PARTS
 from de_jax.training.optim.paths import map_with_path
@@ -43,6 +45,42 @@ class Origin(NamedTuple):
     name: str
     transposed: bool = False
     swapped_row: int = 0  # this row and row 0 change places: a vocabulary's own padding, see `data.text`
+
+
+def side_of(
+    pretrained: Pretrained,
+    tower: str,
+    *,
+    tokenizer: str | Path | None = None,
+    max_length: int | None = None,
+    prompt: str | None = None,
+) -> Side:
+    """How a tower ("query" or "doc") reads its texts: as the checkpoint says, but for what is given.
+
+    Args:
+        pretrained: the model.
+        tower: of it.
+        tokenizer: a spiece.model or tokenizer.json, where the checkpoint brings none.
+        max_length: tokens.
+        prompt: before every text.
+
+    Raises:
+        InputError: no tokenizer at all, one that the weights were not trained with, or a length that the tower cannot take.
+    """
+    own = pretrained.side(tower)
+    found = load_tokenizer(tokenizer) if tokenizer else own.tokenizer
+    if found is None:
+        raise InputError("the model holds no vocabulary; give --tokenizer, in Python tokenizer=, a spiece.model or tokenizer.json.")
+    pad_id = own.tokenizer.pad_id if own.tokenizer else own.pad_id
+    if found.pad_id != pad_id:
+        raise InputError(
+            f"{tokenizer} pads with {found.pad_id}, but the weights of the {tower} tower with {pad_id}; give the vocabulary that "
+            "the model was trained with."
+        )
+    side = Side(with_prompt(found, prompt), max_length or own.max_length)
+    pretrained.model.check_length(tower, side.max_length)
+    pretrained.model.check_vocabulary(tower, found.vocab_size)
+    return side
 
 
 def paired(query: Pretrained, doc: Pretrained) -> Pretrained:

@@ -25,6 +25,8 @@ from de_jax.types import Array, InputError
 TOKENS_PER_BATCH = {"cpu": 1024}
 """The default micro-batch of a device by jax backend; small ones stay in a processor's cache."""
 TOKENS_PER_BATCH_ACCELERATOR = 65536
+SMALL_BATCH, SMALL_BATCH_STEP, SMALL_LENGTH_MULTIPLE = 64, 4, 32
+"""Tokens of the smallest micro-batch for a few texts, how many times larger each next one is, and of what widths are multiples."""
 BATCHES_AHEAD = 4
 """Batches dispatched before the oldest result is fetched; bounds the device memory."""
 
@@ -184,6 +186,8 @@ def encode_fn(run: Run, tower: str) -> EncodeFn:
     device, are copied to all of this process. Where parameters are spread over several processes, all of them call this with
     equal tokens, and each gets all embeddings.
     """
+    if run.model.query == run.model.doc and not {"query", "doc"} & set(run.params):
+        tower = "doc"  # one program serves both
     params, mesh = run.model.inference_params(run.params, tower), _mesh_of(run)
     if mesh.size == 1:
         return functools.partial(_jitted(run.model, tower), params)
@@ -198,6 +202,20 @@ def encode_fn(run: Run, tower: str) -> EncodeFn:
         return on_every_device(params, *placed)[: len(tokens)]
 
     return encode_rows
+
+
+def batching_for(run: Run, num_tokens: int) -> dict[str, Any]:
+    """`tokens_per_batch` and `length_multiple` for so many tokens in all; smaller and fewer shapes where one batch holds them.
+
+    So a few queries are not computed as a full batch, and queries of any length need few compiled programs.
+    """
+    num_shares = sharding.num_row_shares(_mesh_of(run))
+    if num_tokens > _default_tokens_per_batch():
+        return {"tokens_per_batch": _default_tokens_per_batch() * num_shares, "length_multiple": None}
+    tokens_per_batch = SMALL_BATCH
+    while tokens_per_batch < num_tokens:
+        tokens_per_batch *= SMALL_BATCH_STEP
+    return {"tokens_per_batch": tokens_per_batch * num_shares, "length_multiple": SMALL_LENGTH_MULTIPLE}
 
 
 def tower_hash(run: Run, tower: str) -> str:

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from de_jax.files import schema
 from de_jax.retrieval import index_files
-from de_jax.retrieval.index import ExactIndex, Index, _check_finite
+from de_jax.retrieval.index import ExactIndex, Index, check_finite, order_by_id
 from de_jax.types import InputError, Ranking
 
 ADD_DOCS = 65536
@@ -72,7 +72,7 @@ class FaissIndex:
         self._searcher = _on_device(index, options)
         self._max_depth = len(ids) if options.device == "cpu" else min(len(ids), GPU_DEPTH)
         self._id_ranks = np.empty(len(ids), np.int32)
-        self._id_ranks[sorted(range(len(ids)), key=ids.__getitem__, reverse=True)] = np.arange(len(ids), dtype=np.int32)
+        self._id_ranks[order_by_id(ids)] = np.arange(len(ids), dtype=np.int32)
 
     @classmethod
     def build(
@@ -142,7 +142,7 @@ class FaissIndex:
             )
         if self._max_depth < min(k, len(self._ids)):
             raise InputError(f"k is {k}; a GPU gives at most {self._max_depth} documents, so ask for fewer or search on the CPU.")
-        _check_finite(queries)
+        check_finite(queries)
         queries = np.ascontiguousarray(queries, np.float32)
         doc_rows = np.full((len(queries), k), -1, np.int32)
         scores = np.full((len(queries), k), -np.inf, np.float32)
@@ -318,7 +318,7 @@ def _training_rows(index: Any, num_docs: int, train_size: int | None, seed: int)
 
 def _read(embeddings: Float[Any, "n D"], ids: Sequence[str], rows: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
     part = np.ascontiguousarray(embeddings[rows], np.float32)
-    _check_finite(part, [ids[row] for row in rows])
+    check_finite(part, [ids[row] for row in rows])
     return part
 
 

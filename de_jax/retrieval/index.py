@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 
 from de_jax.types import Array, InputError, Ranking
 
@@ -32,7 +32,7 @@ class Index(Protocol):
 
 
 class ExactIndex:
-    """All documents, scored by inner product in float32.
+    """All documents, scored by inner product in float32. They may be stored in fewer bytes, which a device expands, chunk by chunk.
 
     The ranking is by score, best first; equal scores stand by document id downwards, compared as strings, as trec_eval has them,
     whatever the order of the corpus, the sizes of chunks and batches and the number of devices. Documents pass through the
@@ -45,12 +45,12 @@ class ExactIndex:
     """
 
     def __init__(
-        self, embeddings: Float[Any, "n D"], ids: Sequence[str], *, chunk_docs: int = 16384, devices: Sequence[Any] | None = None
+        self, embeddings: Num[Any, "n E"], ids: Sequence[str], *, chunk_docs: int = 16384, devices: Sequence[Any] | None = None
     ) -> None:
         """Checks the embeddings; nothing is copied, so that they may be memory-mapped.
 
         Args:
-            embeddings: one row a document, float32, finite.
+            embeddings: one row a document: finite floats or int8 [n, D], or uint8 [n, D / 8], whose bits stand for 1 and -1.
             ids: the documents' ids, parallel to the rows; of rows with one id and one score the earlier comes first.
             chunk_docs: documents on each device at a time.
             devices: that share the work; by default all of this process.
@@ -64,9 +64,11 @@ class ExactIndex:
             raise InputError(f"{len(ids)} document ids do not match {len(embeddings)} embeddings; give one id a row.")
         if chunk_docs < 1:
             raise InputError(f"chunk_docs is {chunk_docs}; give at least 1.")
-        _check_finite(embeddings, ids)
+        check_finite(embeddings, ids)
         self._embeddings = embeddings
-        self._order = np.array(sorted(range(len(ids)), key=ids.__getitem__, reverse=True), np.int32)
+        self._chunk_dtype = embeddings.dtype if embeddings.dtype in (np.int8, np.uint8) else np.dtype(np.float32)
+        self._dim = embeddings.shape[1] * (8 if embeddings.dtype == np.uint8 else 1)
+        self._order = order_by_id(ids)
         devices = jax.local_devices() if devices is None else list(devices)
         self._mesh = jax.make_mesh((len(devices),), (DOCS,), axis_types=(AxisType.Auto,), devices=devices)
         self._chunk_docs = len(devices) * _round_up(min(chunk_docs, -(-len(ids) // len(devices))), ROW_MULTIPLE)
@@ -81,14 +83,14 @@ class ExactIndex:
         Raises:
             InputError: another number of dimensions than the documents', a value that is not finite, `k` below 1.
         """
-        num_docs, dim = self._embeddings.shape
+        num_docs, dim = len(self._order), self._dim
         if k < 1:
             raise InputError(f"k is {k}; ask for at least 1 document.")
         if queries.shape[1] != dim:
             raise InputError(
                 f"queries have {queries.shape[1]} dimensions and documents {dim}; encode both with the same model and checkpoint."
             )
-        _check_finite(queries)
+        check_finite(queries)
         depth = min(k, num_docs)
         doc_rows = np.full((len(queries), k), -1, np.int32)
         scores = np.full((len(queries), k), -np.inf, np.float32)
@@ -108,7 +110,7 @@ class ExactIndex:
             queries: [q, D] float32, finite.
             relevant: rows of the relevant documents of each query.
         """
-        _check_finite(queries)
+        check_finite(queries)
         place_of = np.empty(len(self._order), np.int64)
         place_of[self._order] = np.arange(len(self._order))
         places = [np.sort(place_of[list(rows)]) for rows in relevant]
@@ -161,9 +163,9 @@ class ExactIndex:
     def _on(self, spec: P) -> NamedSharding:
         return NamedSharding(self._mesh, spec)
 
-    def _chunk(self, start: int) -> Float[np.ndarray, "c D"]:
+    def _chunk(self, start: int) -> Num[np.ndarray, "c E"]:
         rows = self._order[start : start + self._chunk_docs]
-        chunk = np.zeros((self._chunk_docs, self._embeddings.shape[1]), np.float32)
+        chunk = np.zeros((self._chunk_docs, self._embeddings.shape[1]), self._chunk_dtype)
         chunk[: len(rows)] = self._embeddings[rows]
         return chunk
 
@@ -173,7 +175,7 @@ def _merge(
     rows: Int[Array, "q k"],
     scores: Float[Array, "q k"],
     queries: Float[Array, "q D"],
-    chunk: Float[Array, "c D"],
+    chunk: Num[Array, "c E"],
     first: Int[Array, ""],
     num_docs: Int[Array, ""],
     *,
@@ -193,7 +195,7 @@ def _merge(
 
 
 def _best_of_part(
-    queries: Float[Array, "q D"], part: Float[Array, "p D"], first: Int[Array, ""], num_docs: Int[Array, ""], *, k: int
+    queries: Float[Array, "q D"], part: Num[Array, "p E"], first: Int[Array, ""], num_docs: Int[Array, ""], *, k: int
 ) -> tuple[Int[Array, "q j"], Float[Array, "q j"]]:
     """Places by id downwards and scores of the best of one device's documents, at most k."""
     scores = _scores(queries, part)
@@ -205,16 +207,25 @@ def _best_of_part(
 
 
 @jax.jit
-def _scores(queries: Float[Array, "q D"], docs: Float[Array, "p D"]) -> Float[Array, "q p"]:
+def _scores(queries: Float[Array, "q D"], docs: Num[Array, "p E"]) -> Float[Array, "q p"]:
+    is_bits = docs.dtype == jnp.uint8
+    docs = (jnp.unpackbits(docs, axis=1) if is_bits else docs).astype(jnp.float32)
+    docs = 2 * docs - 1 if is_bits else docs
     return jnp.einsum("qd,pd->qp", queries, docs, precision=jax.lax.Precision.HIGHEST)
 
 
-def _check_finite(embeddings: Float[Any, "r D"], ids: Sequence[str] | None = None) -> None:
+def order_by_id(ids: Sequence[str]) -> Int[np.ndarray, " n"]:
+    """The rows by id downwards, in which order documents of equal scores stand."""
+    return np.array(sorted(range(len(ids)), key=ids.__getitem__, reverse=True), np.int32)
+
+
+def check_finite(embeddings: Num[Any, "r D"], ids: Sequence[str] | None = None, *, kind: str = "query") -> None:
+    """Refuses NaN and infinite values; the embedding is named by its id as a document, or by its kind and row."""
     for start in range(0, len(embeddings), 65536):
         finite = np.isfinite(embeddings[start : start + 65536]).all(axis=1)
         if not finite.all():
             row = start + int(np.argmin(finite))
-            name = f"document {ids[row]!r}" if ids is not None else f"query {row}"
+            name = f"document {ids[row]!r}" if ids is not None else f"{kind} {row}"
             raise InputError(f"the embedding of {name} has a value that is not finite; the model diverged or its file is damaged.")
 
 

@@ -6,14 +6,13 @@ import jax
 import numpy as np
 import toy_run
 
+import de_jax
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import beir_pairs
-from de_jax.losses.in_batch import samtone
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.recipe import Devices, Logging, Optimization, Recipe
-from de_jax.trainer import train
+from de_jax.recipe import Devices, Logging, Optimization
 from de_jax.training.mesh.sharding import make_mesh
 from de_jax.training.run.run_folder import load_run, read_recipe_file, read_settings
 
@@ -26,10 +25,10 @@ def toy_recipe(dataset_dir):
         tokenizer=str(dataset_dir / "spiece.model"), batch_size=16, max_query_length=16, max_doc_length=32, dev_split="dev"
     )
     every = {name.removeprefix("train."): value for name, value in toy_run.SETTINGS.items() if name.endswith("_every_steps")}
-    return Recipe(
+    return de_jax.Recipe(
         model=DualEncoder(query=tower, doc=tower, shared=("projection",)),
         data=functools.partial(beir_pairs, str(dataset_dir), options=options),
-        loss=functools.partial(samtone, same_tower="query", temperature=0.05),
+        loss=functools.partial(de_jax.losses.samtone, same_tower="query", temperature=0.05),
         optimization=Optimization(num_steps=toy_run.SETTINGS["train.num_steps"], learning_rate=0.02),
         logging=Logging(**every),
         devices=Devices(mesh=functools.partial(make_mesh, data=1)),
@@ -38,8 +37,8 @@ def toy_recipe(dataset_dir):
 
 def test_it_trains_the_same_parameters_and_describes_itself(dataset_dir, finished_run, tmp_path):
     recipe = toy_recipe(dataset_dir)
-    train(recipe, tmp_path / "run")
-    jax.tree.map(np.testing.assert_array_equal, load_run(tmp_path / "run").params, load_run(finished_run).params)
+    de_jax.train(recipe, tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, de_jax.load(tmp_path / "run").run.params, load_run(finished_run).params)
     assert not (tmp_path / "run" / "config.gin").exists()
     told = read_recipe_file(tmp_path / "run")
     assert told["loss"]["function"] == "de_jax.losses.in_batch.samtone"

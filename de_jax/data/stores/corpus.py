@@ -20,7 +20,7 @@ from typing import Any, overload
 import numpy as np
 from jaxtyping import Int, Int32
 
-from de_jax.data.stores.store_writer import FORMAT, KIND, writing
+from de_jax.data.stores.store_writer import FORMAT, KIND, joined, writing
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import PAD_ID, Tokenizer
 from de_jax.files import folders, outputs, schema
@@ -198,6 +198,35 @@ def build_token_store(
                 writer.append([text_id for text_id, _ in kept], tokenizer.encode([text for _, text in kept]))
             bar.update(len(chunk))
     return open_token_store(store_dir)
+
+
+def tokenized(texts: Iterable[str], tokenizer: Tokenizer) -> TokenStore:
+    """Texts as a token store in memory, which has no folder; the ids are the places.
+
+    Args:
+        texts: read once.
+        tokenizer: encodes them, a chunk in parallel.
+
+    Raises:
+        InputError: a text of which the tokenizer leaves nothing.
+    """
+    tokens, lengths, num_texts = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], 0
+    for chunk in _chunks(("", text) for text in texts):
+        names = range(num_texts, num_texts + len(chunk))
+        found = joined([f"in place {place}" for place in names], tokenizer.encode([text for _, text in chunk]), tokenizer)
+        tokens.append(found[0])
+        lengths.append(found[1])
+        num_texts += len(chunk)
+    ids = np.array([str(place).encode() for place in range(num_texts)], dtype=bytes)
+    arrays = {
+        "tokens.npy": np.concatenate(tokens),
+        "offsets.npy": np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(lengths))]),
+        "ids.npy": ids,
+        "id_order.npy": np.argsort(ids, kind="stable"),
+    }
+    described = {"vocab_size": tokenizer.vocab_size, "prefix_ids": tokenizer.prefix_ids, "suffix_ids": tokenizer.suffix_ids}
+    hashes = {"tokenizer_fingerprint": tokenizer.fingerprint, "content_hash": "in memory"}
+    return TokenStore(Path("in memory"), described | hashes, arrays)
 
 
 def open_token_store(store_dir: str | Path) -> TokenStore:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from jaxtyping import Int32, Int64
 
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import outputs
@@ -17,6 +18,24 @@ from de_jax.types import InputError
 KIND = "token store"
 FORMAT = f"de_jax {KIND} 1"
 ARRAYS = ("tokens.npy", "offsets.npy", "ids.npy", "id_order.npy")
+
+
+def joined(
+    names: Sequence[str], encoded: Sequence[np.ndarray], tokenizer: Tokenizer
+) -> tuple[Int32[np.ndarray, " total"], Int64[np.ndarray, " n"]]:
+    """The tokens of texts end to end, and how many each has; the names are for messages, such as "text 3".
+
+    Raises:
+        InputError: a text of which the tokenizer leaves nothing, or that holds the padding token.
+    """
+    lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
+    if not tokenizer.prefix_ids and not tokenizer.suffix_ids and not lengths.all():
+        raise InputError(f"nothing is left of the text {names[int(np.argmin(lengths))]} after tokenization; remove it.")
+    tokens = np.concatenate(encoded).astype("<i4", copy=False)
+    if not tokens.all():
+        name = names[int(np.searchsorted(np.cumsum(lengths), np.argmin(tokens), side="right"))]
+        raise InputError(f"the text {name} holds the padding token, which only fills rows up; remove it there.")
+    return tokens, lengths
 
 
 class StoreWriter:
@@ -39,15 +58,7 @@ class StoreWriter:
         self._skipped_ids += text_ids
 
     def append(self, text_ids: list[str], encoded: list[np.ndarray]) -> None:
-        lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
-        specials = len(self._tokenizer.prefix_ids) + len(self._tokenizer.suffix_ids)
-        if not specials and not lengths.all():
-            text_id = text_ids[int(np.argmin(lengths))]
-            raise InputError(f"nothing is left of the text {text_id} after tokenization; remove it.")
-        tokens = np.concatenate(encoded).astype("<i4", copy=False)
-        if not tokens.all():
-            text_id = text_ids[int(np.searchsorted(np.cumsum(lengths), np.argmin(tokens), side="right"))]
-            raise InputError(f"the text {text_id} holds the padding token, which only fills rows up; remove it there.")
+        tokens, lengths = joined(text_ids, encoded, self._tokenizer)
         self._tokens.write(tokens.tobytes())
         self._token_hash.update(tokens.tobytes())
         self._id_hash.update("".join(f"{text_id}\n" for text_id in text_ids).encode())

