@@ -10,6 +10,7 @@ model.index(docs).search(queries, k=1)
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -78,21 +79,21 @@ def load(
     """
     mesh = sharding.make_mesh(devices=_chosen(devices))
     folder = any_model.folder_of(source)
-    prompts = {"query": query_prompt, "doc": doc_prompt}
     if any_model.is_run(folder):
         if pooling is not None or tokenizer is not None:
             raise InputError(f"{source} is a run, which has its own pooling and tokenizer; leave them out.")
         run = load_run(folder, step)
-        run = run._replace(**{tower: _prompted(run.side(tower), prompt) for tower, prompt in prompts.items()})
+        run = run._replace(query=_prompted(run.query, query_prompt), doc=_prompted(run.doc, doc_prompt))
     else:
         if step is not None:
             raise InputError(f"step is {step!r}, but {source} is no run and has one set of weights; leave step out.")
         found = any_model.read(folder, pooling=pooling)
-        sides = {tower: side_of(found, tower, tokenizer=tokenizer, prompt=prompt) for tower, prompt in prompts.items()}
+        query = side_of(found, "query", tokenizer=tokenizer, prompt=query_prompt)
+        doc = side_of(found, "doc", tokenizer=tokenizer, prompt=doc_prompt)
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
         # What is computed with the model is kept in the cache: its folder may be another program's.
-        run = Run(outputs.cache_dir() / "models" / Path(source).resolve().name, 0, found.model, found.params, **sides)
+        run = Run(outputs.cache_dir() / "models" / Path(source).resolve().name, 0, found.model, found.params, query, doc)
     params = jax.device_put(run.params, sharding.replicated(mesh))
     return Model(run._replace(model=run.model.with_dtype(dtype), params=params), truncate_dim=truncate_dim)
 
@@ -184,7 +185,7 @@ class Model:
     def index(
         self,
         docs: Array,
-        ids: Sequence[str] | None = None,
+        ids: Iterable[Any] | None = None,
         *,
         precision: str = "float32",
         ranges: Array | None = None,
@@ -194,7 +195,7 @@ class Model:
 
         Args:
             docs: as `encode_document` gives them, in float32 or in this precision.
-            ids: of the documents, distinct; by default their rows as text.
+            ids: of the documents as str, distinct; by default their rows as text.
             precision, ranges, keep_embeddings: see `VectorIndex.build`.
 
         Raises:
@@ -207,8 +208,16 @@ class Model:
             is_new = (docs != docs[:, :1]).any(axis=2)
             is_new[:, 0] = True
             docs, doc_rows = docs[is_new], np.nonzero(is_new)[0]
-        options = {"precision": precision, "ranges": ranges, "keep_embeddings": keep_embeddings}
-        return VectorIndex.build(docs, ids, dim=self.embedding_dim, doc_rows=doc_rows, devices=self._devices, **options)
+        return VectorIndex.build(
+            docs,
+            ids,
+            precision=precision,
+            ranges=ranges,
+            keep_embeddings=keep_embeddings,
+            dim=self.embedding_dim,
+            doc_rows=doc_rows,
+            devices=self._devices,
+        )
 
     def load_index(self, folder: str | Path) -> VectorIndex:
         """The index that `index.save(folder)` wrote.
@@ -254,10 +263,10 @@ class Model:
     ) -> np.ndarray:
         quantization.check_precision(precision)
         found = self._embeddings(tower, tokenized(_checked_texts(texts), self.run.side(tower).tokenizer), batch_tokens, progress)
-        flat = found.reshape(-1, found.shape[-1])
-        if precision != "float32" and len(flat):
-            flat = quantization.quantize(flat, precision, ranges)
-        found = flat.reshape(*found.shape[:-1], -1)
+        if precision != "float32":
+            flat = found.reshape(-1, self.embedding_dim)
+            codes = quantization.quantize(flat, precision, ranges if len(flat) else np.zeros((2, self.embedding_dim)))
+            found = codes.reshape(*found.shape[:-1], codes.shape[-1])
         return found[0] if isinstance(texts, str) else found
 
     def _embeddings(self, tower: str, store: TokenStore, batch_tokens: int | None, progress: bool) -> np.ndarray:
@@ -290,7 +299,7 @@ class Model:
                 f"{kind} embeddings are {found.dtype} {np.shape(embeddings)}; give float32 with {self.embedding_dim} dimensions. "
                 "What is in fewer bytes is searched by model.index."
             )
-        check_finite(found.reshape(len(found), -1), kind=kind)
+        check_finite(found.reshape(len(found), math.prod(found.shape[1:])), kind=kind)
         return np.asarray(found, np.float32)
 
 

@@ -11,7 +11,7 @@ manifest.json    sizes, and which of these there are
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,27 +67,34 @@ class VectorIndex:
         [[1]]
     """
 
-    def __init__(self, arrays: Arrays, ids: Sequence[str], *, precision: str, dim: int, devices: Sequence[Any] | None) -> None:
+    def __init__(self, arrays: Arrays, ids: Iterable[Any], *, precision: str, dim: int, devices: Sequence[Any] | None) -> None:
         self.ids, self.precision, self.dim, self._arrays = list(ids), precision, dim, arrays
         num_docs = len(arrays.vectors) if arrays.doc_rows is None else _num_docs(arrays.doc_rows, len(arrays.vectors))
         if len(self.ids) != num_docs:
             raise InputError(f"{len(self.ids)} ids do not match {num_docs} documents; give one id a document.")
-        if wrong := next((one for one in self.ids if not isinstance(one, str)), None):
-            raise InputError(f"the document id {wrong!r} is no text; give ids as str.")
+        if wrong := [one for one in self.ids if not isinstance(one, str)]:
+            raise InputError(f"the document id {wrong[0]!r} is no text; give ids as str.")
         row_ids = self.ids if arrays.doc_rows is None else [self.ids[row] for row in arrays.doc_rows.tolist()]
         index: Index
         if precision == "float32":
             index = ExactIndex(arrays.vectors, row_ids, devices=devices)
         else:
-            more = {"ranges": arrays.ranges, "embeddings": arrays.embeddings, "dim": dim, "devices": devices}
-            index = QuantizedIndex(arrays.vectors, row_ids, precision=precision, **more)
+            index = QuantizedIndex(
+                arrays.vectors,
+                row_ids,
+                precision=precision,
+                ranges=arrays.ranges,
+                embeddings=arrays.embeddings,
+                dim=dim,
+                devices=devices,
+            )
         self._index = index if arrays.doc_rows is None else MaxPIndex(index, arrays.doc_rows)
 
     @classmethod
     def build(
         cls,
         embeddings: Array,
-        ids: Sequence[str] | None = None,
+        ids: Iterable[Any] | None = None,
         *,
         precision: str = "float32",
         ranges: Array | None = None,
@@ -100,7 +107,7 @@ class VectorIndex:
 
         Args:
             embeddings: float32 [n, D], finite, may be memory-mapped; or int8 codes in this precision.
-            ids: the documents', distinct; by default their rows as text.
+            ids: the documents' as str, distinct; by default their rows as text.
             precision: how they are searched. "int8" takes a quarter of the bytes, "binary" a thirty-second.
             ranges: [2, D] that "int8" is made with, or was; by default those of the embeddings.
             keep_embeddings: beside codes, to score again what is found by them. Without it they are not held.
@@ -126,7 +133,7 @@ class VectorIndex:
             raise InputError(f"embeddings have {embeddings.shape[1]} columns, but {dim} dimensions take {-(-dim // per_byte)}.")
         if not is_coded and precision == "int8" and ranges is None:
             ranges = quantization.ranges_of(embeddings)
-        vectors = embeddings if is_coded else quantization.quantize(embeddings, precision, ranges)
+        vectors = embeddings if is_coded or precision == "float32" else quantization.quantize(embeddings, precision, ranges)
         is_kept = keep_embeddings and not is_coded and precision != "float32"
         arrays = Arrays(
             vectors=vectors,
@@ -151,11 +158,11 @@ class VectorIndex:
         queries = np.asarray(queries)
         if not np.issubdtype(queries.dtype, np.floating) or queries.ndim not in (1, 2):
             raise InputError(f"queries are {queries.dtype} {queries.shape}; give float32 [q, D], which the index quantizes itself.")
-        if not isinstance(k, int | np.integer) or k < 1:
-            raise InputError(f"k is {k!r}; ask for at least 1 document.")
+        if k < 1:
+            raise InputError(f"k is {k}; ask for at least 1 document.")
         queries = np.asarray(np.atleast_2d(queries), np.float32)
         check_finite(queries)
-        return self._index.search(queries, int(k))
+        return self._index.search(queries, k)
 
     def save(self, folder: str | Path) -> None:
         """Writes the index to a folder that is absent, empty or an older one; it appears complete, by a rename.
@@ -194,10 +201,11 @@ class VectorIndex:
         }
         if "vectors" not in manifest["arrays"] or not set(manifest["arrays"]) <= set(described):
             raise InputError(f"{folder / MANIFEST_FILE}: the arrays are {manifest['arrays']}, not some of {[*described]}; {_MEND}.")
-        arrays = Arrays(
-            **{name: read_array(folder / f"{name}.npy", *described[name], rebuild=_MEND) for name in manifest["arrays"]}
-        )
-        return cls(arrays, ids, precision=precision, dim=dim, devices=devices)
+        read = {name: read_array(folder / f"{name}.npy", *described[name], rebuild=_MEND) for name in manifest["arrays"]}
+        try:
+            return cls(Arrays(**read), ids, precision=precision, dim=dim, devices=devices)
+        except InputError as error:
+            raise InputError(f"{folder} is damaged ({str(error).rstrip('.')}); {_MEND}.") from None
 
 
 def _num_docs(doc_rows: Array, num_vectors: int) -> int:

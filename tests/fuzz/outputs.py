@@ -32,13 +32,14 @@ from de_jax.expansion import curriculum
 from de_jax.files import folders
 from de_jax.mining import generations, negatives
 from de_jax.retrieval import embedding_files, index_files, reuse
+from de_jax.retrieval.vector_index import Arrays, VectorIndex
 
 GUARDED = "guarded"
 """The part of a path below which folders keep their checksums."""
 
 
 def readers(folder: Path) -> list[Reader]:
-    return [*_stores(folder), *_mined(folder), *_pairs(folder), *_evaluations(folder)]
+    return [*_stores(folder), _vector_index(folder), *_mined(folder), *_pairs(folder), *_evaluations(folder)]
 
 
 def _stores(folder: Path) -> list[Reader]:
@@ -112,6 +113,25 @@ def _stores(folder: Path) -> list[Reader]:
             lambda one: plain([naive_load(one / f"{name}.npy") for name in ("order", "scores", "offsets")]),
         ),
     ]
+
+
+def _vector_index(folder: Path) -> Reader:
+    docs, doc_rows = np.array([[1, 2, -3], [0.5, -1, 4], [2, 2, 2]], np.float32), np.array([0, 0, 1])
+    VectorIndex.build(docs, ["d1", "d2"], precision="int8", doc_rows=doc_rows).save(folder / "vectors")
+    files = [f"{name}.npy" for name in Arrays._fields]
+
+    def read(one: Path) -> Any:
+        found = VectorIndex.load(one)
+        return plain(
+            [found.ids, found.precision, found.dim, *(None if part is None else np.asarray(part) for part in found._arrays)]
+        )
+
+    def naive(one: Path) -> Any:
+        manifest, ids = (json.loads(naive_text(one / name)) for name in ("manifest.json", "ids.json"))
+        arrays = [naive_load(one / file) if file.removesuffix(".npy") in manifest["arrays"] else None for file in files]
+        return plain([ids, manifest["precision"], manifest["dim"], *arrays])
+
+    return Reader("vector index", folder / "vectors", ("manifest.json", "ids.json", *files), read, naive)
 
 
 def _mined(folder: Path) -> list[Reader]:
