@@ -296,8 +296,8 @@ class Model:
             found = found[None]
         if found.ndim != num_axes + 1 or found.shape[-1] != self.embedding_dim or not np.issubdtype(found.dtype, np.floating):
             raise InputError(
-                f"{kind} embeddings are {found.dtype} {np.shape(embeddings)}; give float32 with {self.embedding_dim} dimensions. "
-                "What is in fewer bytes is searched by model.index."
+                f"{kind} embeddings are {found.dtype} {np.shape(embeddings)}; give float32 with {self.embedding_dim} dimensions "
+                "(model.index searches fewer bytes)."
             )
         check_finite(found.reshape(len(found), math.prod(found.shape[1:])), kind=kind)
         return np.asarray(found, np.float32)

@@ -16,7 +16,7 @@ from pretrained_folders import our_embeddings, unit, write_encoder
 from random_params import random_params
 
 import de_jax
-from de_jax import trainer
+from de_jax import configurables, trainer
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import PromptedTokenizer
 from de_jax.interop.export import export
@@ -105,6 +105,7 @@ def test_names_are_functions_whatever_was_imported_before():
     assert de_jax.train is de_jax.trainer.train
     assert de_jax.losses.pair is de_jax.losses.pair_loss.pair
     assert de_jax.Recipe.__module__ == "de_jax.recipe"
+    assert {loss.__name__ for loss in configurables.LOSSES} <= {*de_jax.losses.__all__}
     with pytest.raises(AttributeError, match="module 'de_jax' has no attribute 'loads'"):
         de_jax.loads  # noqa: B018
 
