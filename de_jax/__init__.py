@@ -9,27 +9,27 @@ losses     functions for `Recipe.loss`
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from de_jax import losses
-    from de_jax.model import evaluate, load
-    from de_jax.recipe import Recipe
-    from de_jax.trainer import train
-
 __version__ = "0.1.0"
 __all__ = ["Recipe", "evaluate", "load", "losses", "train"]
 
 _MODULES = {"load": "model", "evaluate": "model", "train": "trainer", "Recipe": "recipe"}
 
+if TYPE_CHECKING:
+    from de_jax import losses
+    from de_jax.model import evaluate, load
+    from de_jax.recipe import Recipe
+    from de_jax.trainer import train
+else:
 
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module
 
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "losses":
-        return import_module(f"{__name__}.{name}")  # which makes it an attribute of this package
-    globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    return globals()[name]
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "losses":
+            return import_module(f"{__name__}.{name}")  # which makes it an attribute of this package
+        globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return globals()[name]
 
 
 def __dir__() -> list[str]:

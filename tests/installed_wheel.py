@@ -16,6 +16,7 @@ import sysconfig
 import time
 from pathlib import Path
 
+import de_jax
 from de_jax import cli
 
 FORMATS = ("sentence_transformers", "safetensors", "t5x", "serving")
@@ -43,6 +44,10 @@ def main() -> None:
     with step("search"):
         found = json.loads(run("search", RUN, "--dataset_dir=runs/quickstart/pydocs", "--query=open a file that is compressed"))
         assert len(found["results"]) == 10
+    with step("de_jax.load"):
+        model = de_jax.load("runs/quickstart")
+        index = model.index(model.encode_document(["opens a file", "counts the values", "removes a folder"]), precision="int8")
+        assert index.search(model.encode_query("open a file that is compressed"), k=2).doc_rows.shape == (1, 2)
     for format in FORMATS:
         with step(f"export_model --format={format}"):
             assert json.loads(run("export_model", RUN, f"--format={format}", f"--out_dir=exported/{format}"))["files"] > 0
