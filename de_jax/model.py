@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from de_jax.data.stores.corpus import TokenStore, tokenized
+from de_jax.data.text import input_policy
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import with_prompt
 from de_jax.evaluation import metrics
@@ -338,7 +339,8 @@ def evaluate(
         bm25=False,
         embedding_dim=model.truncate_dim,
     )
-    reports = [evaluate_task(task, policy, model.run) for task in beir_tasks(dataset_dir, split)]
+    with input_policy.spelled("{}=True"):
+        reports = [evaluate_task(task, policy, model.run) for task in beir_tasks(dataset_dir, split)]
     scores: dict[str, float] = averaged("mean", reports)["dense"] if len(reports) > 1 else reports[0]["dense"]
     return scores
 

@@ -17,6 +17,7 @@ from random_params import random_params
 
 import de_jax
 from de_jax import configurables, trainer
+from de_jax.data.text import beir
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import PromptedTokenizer
 from de_jax.interop.export import export
@@ -264,7 +265,7 @@ def test_what_is_saved_loads_as_the_same_model(format, sde, tmp_path):
     source = next((tmp_path / "saved").iterdir()) if is_t5x else tmp_path / "saved"
     if is_t5x:
         sde.run.doc.tokenizer.save(tmp_path)
-        with pytest.raises(InputError, match="holds no vocabulary; give --tokenizer, in Python tokenizer="):
+        with pytest.raises(InputError, match="holds no vocabulary; give a tokenizer"):
             de_jax.load(source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # T5X does not say how long texts are
@@ -293,6 +294,13 @@ def test_evaluate_gives_what_the_command_gives(folders, tmp_path, capsys):
     assert [*de_jax.evaluate(model, data, measures=["RR@2"])] == ["mrr@2"]
     with pytest.raises(InputError, match="has no split 'dev'; it has test, train"):
         de_jax.evaluate(model, data, split="dev")
+
+
+def test_documents_with_the_id_of_their_query_are_left_out_unless_asked_for(sde, tmp_path):
+    beir.write(tmp_path / "data", tiny_run.DOCS, [("d3", "deep blue sea")], {"test": {"d3": {"d3": 1}}})
+    with pytest.warns(UserWarning, match=r"id of its query: 1 \(d3\).* keep_identical_ids=True ranks them"):
+        assert de_jax.evaluate(sde, tmp_path / "data", measures=["R@10"]) == {"recall@10": 0}
+    assert de_jax.evaluate(sde, tmp_path / "data", measures=["R@10"], keep_identical_ids=True) == {"recall@10": 1}
 
 
 def test_a_model_of_another_library_is_left_alone_by_its_evaluation(folders, tmp_path):

@@ -70,7 +70,7 @@ def side_of(
     own = pretrained.side(tower)
     found = load_tokenizer(tokenizer) if tokenizer else own.tokenizer
     if found is None:
-        raise InputError("the model holds no vocabulary; give --tokenizer, in Python tokenizer=, a spiece.model or tokenizer.json.")
+        raise InputError("the model holds no vocabulary; give a tokenizer, a spiece.model or tokenizer.json.")
     pad_id = own.tokenizer.pad_id if own.tokenizer else own.pad_id
     if found.pad_id != pad_id:
         raise InputError(

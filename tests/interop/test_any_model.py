@@ -66,7 +66,7 @@ def test_checkpoint_of_t5x_is_recognised_and_wants_a_vocabulary(tmp_path, capsys
     t5x.write(tmp_path / "t5x", original.model, original.params, 7)
     found = any_model.read(tmp_path / "t5x")
     jax.tree.map(np.testing.assert_array_equal, found.params, original.params)
-    with pytest.raises(InputError, match="holds no vocabulary; give --tokenizer"):
+    with pytest.raises(InputError, match="holds no vocabulary; give a tokenizer"):
         imported(capsys, f"--from={tmp_path / 't5x'}", f"--run_dir={tmp_path / 'run'}")
     arguments = (f"--run_dir={tmp_path / 'run'}", f"--tokenizer={tmp_path / 'model' / 'tokenizer.json'}")
     imported(capsys, f"--from={tmp_path / 't5x'}", *arguments)
@@ -105,7 +105,7 @@ def test_model_without_a_vocabulary_wants_one(tmp_path, capsys):
     write_encoder(tmp_path / "model", "t5")
     (tmp_path / "model" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     arguments = [f"--from={tmp_path / 'model'}", f"--run_dir={tmp_path / 'run'}"]
-    with pytest.raises(InputError, match="holds no vocabulary; give --tokenizer"):
+    with pytest.raises(InputError, match="holds no vocabulary; give a tokenizer"):
         imported(capsys, *arguments)
     assert not (tmp_path / "run").exists()
     imported(capsys, *arguments, f"--tokenizer={tmp_path / 'tokenizer.json'}")
