@@ -77,7 +77,7 @@ class Kind:
             return schema.record({"format": schema.constant(self.format), **self.entries})(said)  # type: ignore[no-any-return]
         except schema.Mismatch as error:
             is_other = folders.kind_said(said) not in (self.name, None)
-            raise InputError(f"{path}: {error}; {f'give the folder of a {self.name}' if is_other else self.mend}.") from None
+            raise InputError(f"{path}: {error}; {'give another folder' if is_other else self.mend}.") from None
 
     def open(self, folder: str | Path, *, is_thorough: bool = False) -> dict[str, Any]:
         """The manifest of a folder whose files are as they were written, by `folders.check`.
