@@ -10,14 +10,14 @@ manifest.json    sizes, and which of these there are
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.files import folders, outputs, schema
+from de_jax.files import outputs, schema
+from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array
 from de_jax.retrieval import quantization
 from de_jax.retrieval.index import ExactIndex, Index, check_finite
@@ -25,19 +25,18 @@ from de_jax.retrieval.maxp import MaxPIndex
 from de_jax.retrieval.quantized_index import QuantizedIndex
 from de_jax.types import Array, InputError, Ranking
 
-KIND = "vector index"
-FORMAT = f"de_jax {KIND} 1"
-IDS_FILE, MANIFEST_FILE = "ids.json", "manifest.json"
-_MEND = "make the index again"
+IDS_FILE = "ids.json"
 _SIZE = schema.integer(1, schema.MAX_SIZE)
-MANIFEST = schema.record(
+VECTOR_INDEX = Kind(
+    "vector index",
     {
-        "format": schema.constant(FORMAT),
         "precision": schema.constant(*quantization.PRECISIONS),
         "num_vectors": _SIZE,
         "dim": _SIZE,
         "arrays": schema.texts,
-    }
+    },
+    make="build one and save it there",
+    mend="make the index again",
 )
 
 
@@ -172,11 +171,11 @@ class VectorIndex:
         """
         arrays = {name: array for name, array in self._arrays._asdict().items() if array is not None}
         about = {"precision": self.precision, "num_vectors": len(self._arrays.vectors), "dim": self.dim}
-        with folders.atomic_dir(folder, KIND) as temporary:
+        with VECTOR_INDEX.writing(folder) as temporary:
             for name, array in arrays.items():
                 outputs.save_array(temporary / f"{name}.npy", array)
-            (temporary / IDS_FILE).write_text(json.dumps(self.ids, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
-            outputs.write_json(temporary / MANIFEST_FILE, {"format": FORMAT, **about, "arrays": sorted(arrays)})
+            outputs.write_json(temporary / IDS_FILE, self.ids)
+            VECTOR_INDEX.write_manifest(temporary, {**about, "arrays": sorted(arrays)})
 
     @classmethod
     def load(cls, folder: str | Path, *, devices: Sequence[Any] | None = None) -> VectorIndex:
@@ -186,11 +185,8 @@ class VectorIndex:
             InputError: the folder is absent, half-written, damaged or of another version.
         """
         folder = Path(folder)
-        if not (folder / MANIFEST_FILE).is_file():
-            raise InputError(f"{folder} holds no saved index (no {MANIFEST_FILE}); build one and save it there.")
-        manifest = schema.read(folder / MANIFEST_FILE, MANIFEST, mend=_MEND)
-        folders.check_small(folder)
-        ids = schema.read(folder / IDS_FILE, schema.texts, mend=_MEND, max_bytes=None)
+        manifest, mend = VECTOR_INDEX.open(folder), VECTOR_INDEX.mend
+        ids = schema.read(folder / IDS_FILE, schema.texts, mend=mend, max_bytes=None)
         precision, num_vectors, dim = manifest["precision"], manifest["num_vectors"], manifest["dim"]
         width = -(-dim // 8) if precision == "binary" else dim
         described = {
@@ -200,12 +196,12 @@ class VectorIndex:
             "doc_rows": ("<i4", (num_vectors,)),
         }
         if "vectors" not in manifest["arrays"] or not set(manifest["arrays"]) <= set(described):
-            raise InputError(f"{folder / MANIFEST_FILE}: the arrays are {manifest['arrays']}, not some of {[*described]}; {_MEND}.")
-        read = {name: read_array(folder / f"{name}.npy", *described[name], rebuild=_MEND) for name in manifest["arrays"]}
+            raise InputError(f"{folder / VECTOR_INDEX.file}: arrays are {manifest['arrays']}, not some of {[*described]}; {mend}.")
+        read = {name: read_array(folder / f"{name}.npy", *described[name], rebuild=mend) for name in manifest["arrays"]}
         try:
             return cls(Arrays(**read), ids, precision=precision, dim=dim, devices=devices)
         except InputError as error:
-            raise InputError(f"{folder} is damaged ({str(error).rstrip('.')}); {_MEND}.") from None
+            raise InputError(f"{folder} is damaged ({str(error).rstrip('.')}); {mend}.") from None
 
 
 def _num_docs(doc_rows: Array, num_vectors: int) -> int:
