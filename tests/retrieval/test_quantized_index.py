@@ -131,7 +131,7 @@ def test_index_whose_parts_do_not_fit_together_is_refused_with_its_folder(tmp_pa
     changes = {
         "manifest.json: arrays are ['ranges'], not some of": {"arrays": ["ranges"]},
         "index is damaged (int8 embeddings need the ranges [2, 24]": {"arrays": ["vectors"]},
-        "vectors.npy holds int8 of shape (40, 24), not int8 of shape (39, 24)": {"num_vectors": 39},
+        "embeddings.npy holds float32 of shape (40, 24), not float32 of shape (39, 24)": {"num_vectors": 39},
     }
     for sentence, change in changes.items():
         manifest.write_text(json.dumps(said | change))
