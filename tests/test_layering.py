@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
     *("tensorflow", "seqio", "faiss", "torch", "transformers", "matplotlib", "sklearn", "ir_measures"),
     *("bm25s", "Stemmer", "nltk", "rapidfuzz", "sentencepiece", "tokenizers", "tensorboardX"),
+    *("wandb", "mteb", "datasets", "pyarrow", "huggingface_hub"),
 }
 
 
@@ -56,6 +57,7 @@ RULES = {
     "de_jax.data.sources.seqio_tasks": DATA.allowing("tensorflow", "seqio"),
     "de_jax.tasks": Rule(("types", "data", "files", "mining"), ("numpy", "seqio", "tensorflow")),
     "de_jax.training": TRAINING,
+    "de_jax.training.run.wandb_log": TRAINING.allowing("wandb"),
     "de_jax.training.mesh.plan": TRAINING.allowing("libtpu"),
     "de_jax.training.step.train_step": TRAINING._replace(layers=("types",)),
     "de_jax.retrieval": ABOVE_TRAINING,
