@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ from de_jax.retrieval.embedding_files import Truncated, open_embeddings
 from de_jax.retrieval.index import Index
 from de_jax.retrieval.maxp import MaxPIndex, passages_of
 from de_jax.training.run.run_folder import Run
-from de_jax.types import Ranking
+from de_jax.types import InputError, Ranking
 
 Report = dict[str, Any]
 """A JSON object: what was scored and how, the measures of "dense", "bm25" and "fusion" as far as they were asked for, and under
@@ -44,6 +45,7 @@ Report = dict[str, Any]
 SYSTEMS = ("dense", "bm25", "fusion")
 RESULT_FILE = "result.json"
 _COUNTS = ("num_docs", "num_queries")
+_SETTINGS = schema.record({"settings": schema.record({"measures": schema.texts})})
 KIND = "evaluation"
 FORMAT = f"de_jax {KIND} 5"
 """Changes where the same inputs come to give another report."""
@@ -157,6 +159,19 @@ def kept_report(evaluation_dir: str | Path, names: Sequence[str]) -> Report:
     )
     report: Report = schema.read(folder / RESULT_FILE, kept, mend="remove its folder, and it is scored again")
     return report | {system: {name: report[system][name] for name in names} for system in SYSTEMS if system in report}
+
+
+def kept_reports(run_dir: str | Path, step: int) -> list[Report]:
+    """The reports that `evaluate` kept of one checkpoint of a run, by data set; a damaged one costs a warning."""
+    reports = []
+    for path in sorted((Path(run_dir) / "evaluations").glob(f"*/{RESULT_FILE}")):
+        try:
+            settings = schema.read(path, _SETTINGS)["settings"]
+            if settings.get("step") == step:
+                reports.append(kept_report(path.parent, metrics.names_of(settings["measures"])))
+        except InputError as error:
+            warnings.warn(f"{error} Its scores are left out.", stacklevel=2)
+    return sorted(reports, key=lambda report: str(report["dataset"]))
 
 
 def kept_ranking(evaluation_dir: str | Path) -> Results:

@@ -47,7 +47,7 @@ class FakeWandb(types.ModuleType):
         self.runs.append(FakeRun(options))
         return self.runs[-1]
 
-    def Settings(self, **options):  # noqa: N802
+    def Settings(self, **options):
         return options
 
 
@@ -95,32 +95,38 @@ def test_a_run_that_fails_is_a_failed_run_there(wandb, tmp_path):
 
 def test_nobody_waits_for_a_service_that_hangs(wandb, tmp_path, monkeypatch):
     monkeypatch.setattr(wandb_log, "FINISH_SECONDS", 0.05)
-    with pytest.warns(UserWarning, match="metrics.jsonl has them all, and `wandb sync`"):
+
+    def log():
         with wandb_log.wandb_sink(tmp_path, 0, "retrieval") as sink:
             wandb.runs[0].is_awake.clear()
             for step in range(1000):
                 sink(step, {"loss": 1.0})
-        assert wandb.runs[0].lines == []
+
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl has them all, and `wandb sync`"):
+        log()
+    assert wandb.runs[0].lines == []
     wandb.runs[0].is_awake.set()
 
 
 def test_an_error_of_the_service_is_a_warning(wandb, tmp_path):
-    with (
-        pytest.warns(UserWarning, match=r"W&B gets no more lines of this run \(the service is gone\)"),
-        wandb_log.wandb_sink(tmp_path, 0, "retrieval") as sink,
-    ):
-        wandb.runs[0].error = OSError("the service is gone")
-        sink(1, {"loss": 1.0})
-        for thread in [one for one in threading.enumerate() if one.name == "wandb"]:
-            thread.join()
-        sink(2, {"loss": 1.0})
+    def log():
+        with wandb_log.wandb_sink(tmp_path, 0, "retrieval") as sink:
+            wandb.runs[0].error = OSError("the service is gone")
+            sink(1, {"loss": 1.0})
+            for thread in [one for one in threading.enumerate() if one.name == "wandb"]:
+                thread.join()
+            sink(2, {"loss": 1.0})
+
+    with pytest.warns(UserWarning, match=r"W&B gets no more lines of this run \(the service is gone\)"):
+        log()
+    assert wandb.runs[0].lines == []
 
 
 def test_what_would_fail_later_is_refused_at_once(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(is_logged_in=False))
     with pytest.raises(InputError, match=r"retrieval \(no API key is configured\); run `wandb login`.*WANDB_MODE=offline"):
         wandb_log.check("retrieval")
-    with pytest.raises(InputError, match="train.wandb is 'a/b/c'; it must be a project"):
+    with pytest.raises(InputError, match=r"train\.wandb is 'a/b/c'; it must be a project"):
         wandb_log.check("a/b/c")
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(mode="offline", is_logged_in=False))
     wandb_log.check("retrieval")
