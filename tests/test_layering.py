@@ -52,6 +52,7 @@ RULES = {
     "de_jax.models": Rule(("types", "settings"), ("jax", "numpy", "jaxtyping", "flax")),
     "de_jax.data": DATA,
     "de_jax.data.text.tokenizing": DATA.allowing("sentencepiece", "tokenizers"),
+    "de_jax.data.text.nanobeir": DATA.allowing("pyarrow"),
     # Batches hold mined negatives and expanded documents, whose files know no model.
     "de_jax.data.sources": DATA._replace(layers=(*DATA.layers, "mining", "expansion")),
     "de_jax.data.sources.seqio_tasks": DATA.allowing("tensorflow", "seqio"),
@@ -81,6 +82,7 @@ RULES = {
     "de_jax.interop.served_encoder": Rule((), ("jax", "numpy"), ("sentencepiece", "tokenizers")),
     "de_jax.interop.tokenizer_files": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
     "de_jax.interop.t5x": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
+    "de_jax.mteb": Rule((), ("numpy", "jaxtyping"), ("mteb",)),
     "de_jax.gin_settings": Rule(("types", "files"), ("gin",)),
     "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings"), packages=("gin",)),
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),
