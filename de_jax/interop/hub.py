@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from de_jax.interop import safetensors_model, sentence_transformers
-from de_jax.interop.export import CARD_FILE
 from de_jax.training.run.run_folder import DESCRIPTION_FILE
 from de_jax.types import InputError
 
 T = TypeVar("T")
+
+CARD_FILE = "README.md"
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 

@@ -208,14 +208,16 @@ def _model(run: Run, sources: Sequence[str]) -> str:
 def _data(described: Any) -> str:
     rows = []
     for source in _sources(described):
-        texts = {key: value for key, value in source.items() if isinstance(value, str) and value and key not in _NOT_A_NAME}
-        path = next(iter(texts.values()), "")
-        sizes = _sizes(Path(path), source.get("split", "train")) if path else {}
-        rows.append((_last_part(path) or "unnamed", _last(source["function"]), *(sizes.get(name, "") for name in _SIZES)))
+        named = next((source[name] for name in _NAMES if source.get(name)), "")
+        places = [place for place in (named if isinstance(named, list) else [named]) if isinstance(place, str)]
+        sizes = _sizes(Path(places[0]), source.get("split", "train")) if len(places) == 1 else {}
+        name = ", ".join(map(_last_part, places)) or "rows in memory"
+        rows.append((name, _last(source["function"]), *(sizes.get(size, "") for size in _SIZES)))
     return _table(("data set", "read by", *_SIZES), rows) if rows else ""
 
 
-_NOT_A_NAME = ("function", "type", "split", "module", "tokenizer")
+_NAMES = ("dataset_dir", "path", "pairs_dir", "task")
+"""The settings that say where a source's pairs are."""
 _SIZES = ("pairs", "queries", "documents")
 
 
@@ -293,11 +295,10 @@ def _commands(run: Run, recipe: dict[str, Any], format: str, name: str) -> str:
     if (run.run_dir / "config.gin").is_file():
         made.append(f"de-jax train --gin_file=config.gin --run_dir=runs/{run.run_dir.name}")
     elif recipe:
-        made.append(f"python -c 'de_jax.train(recipe, \"runs/{run.run_dir.name}\")'  # the recipe above")
+        made.append(f'# in Python: de_jax.train(recipe, "runs/{run.run_dir.name}"), with the recipe above')
     elif found := origins(run.run_dir):
         made.append(f"de-jax import_model --from={_last_part(found[0])} --run_dir=runs/{run.run_dir.name}")
-    step = f" --step={run.step}"
-    made.append(f"de-jax export_model --run_dir=runs/{run.run_dir.name}{step} --format={format} --out_dir={name}")
+    made.append(f"de-jax export_model --run_dir=runs/{run.run_dir.name} --step={run.step} --format={format} --out_dir={name}")
     versions = [f"{package} {metadata.version(package)}" for package in ("jax", "flax", "numpy")]
     written_by = ", ".join([f"de_jax {__version__}", f"Python {platform.python_version()}", *versions])
     return "\n\n".join([_code("bash", "\n".join(made)), f"Exported with {written_by}."])

@@ -79,11 +79,12 @@ def test_a_run_is_logged_to_wandb_once_over_its_sessions_and_never_waits_for_it(
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setattr(wandb_log, "FINISH_SECONDS", 0.1)
     recipe = toy_recipe(dataset_dir)
-    logging = Logging(log_every_steps=2, save_every_steps=4, evaluate_every_steps=4, wandb="retrieval")
+    data = functools.partial(recipe.data, options=dataclasses.replace(recipe.options, dev_split=None))
+    logging = Logging(log_every_steps=2, save_every_steps=4, wandb="retrieval")
     for num_steps in (4, 6):
         optimization = dataclasses.replace(recipe.optimization, num_steps=num_steps)
         with pytest.warns(UserWarning, match="W&B has not taken the last lines"):
-            train(dataclasses.replace(recipe, logging=logging, optimization=optimization), tmp_path / "run")
+            train(dataclasses.replace(recipe, data=data, logging=logging, optimization=optimization), tmp_path / "run")
         assert runs[-1][1] == []
     is_awake.set()
     for thread in [one for one in threading.enumerate() if one.name == "wandb"]:

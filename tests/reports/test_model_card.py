@@ -78,6 +78,7 @@ def test_the_text_says_data_loss_recipe_scores_and_commands_and_no_folder_of_thi
     low, high = report["intervals"]["dense"]["ndcg@10"]
     assert f"| tiny test | 2 | 10 | ndcg@10 | {report['dense']['ndcg@10']:.4f} [{low:.4f}, {high:.4f}] |" in card.text
     assert f"de-jax export_model --run_dir=runs/{run_dir.name} --step=7 --format=safetensors --out_dir=sde" in card.text
+    assert f'# in Python: de_jax.train(recipe, "runs/{run_dir.name}")' in card.text
     assert '"tokenizer": "spiece.model"' in card.text
     assert "/home/" not in card.text
     assert str(dataset_dir.parent) not in card.text
@@ -151,6 +152,9 @@ def test_recipes_are_written_as_the_card_reads_them():
     from de_jax.data.sources.training_set import beir_pairs
 
     told = recipe_file.to_json(partial(beir_pairs, "data/scifact", options=PairsOptions(batch_size=8)))
-    (source,) = model_card._sources({"sources": [told]})
+    table = {"function": "x.table_pairs", "path": ["/home/someone/a.csv", "my-org/b"], "dev_path": "c.csv"}
+    source, _ = model_card._sources({"function": "x.mixed_pairs", "sources": [told, table]})
+    rows = model_card._data({"sources": [told, table]}).splitlines()[2:]
+    assert rows == ["| data/scifact | beir_pairs |  |  |  |", "| a.csv, my-org/b | table_pairs |  |  |  |"]
     assert (source["function"], source["dataset_dir"]) == ("de_jax.data.sources.training_set.beir_pairs", "data/scifact")
     assert source["options"]["batch_size"] == 8
