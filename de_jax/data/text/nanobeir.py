@@ -100,13 +100,14 @@ def _build(parts: Parts, folder: Path) -> Path:
 def _rows(files: Sequence[Path], columns: tuple[str, str]) -> Iterator[tuple[Any, ...]]:
     """These columns of every row; each a string, the last may be a list of them."""
     try:
+        import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise InputError(f"{files[0]} is read by the package pyarrow; install it with pip install pyarrow.") from None
+        raise InputError(f"{files[0]} needs the package pyarrow; run pip install pyarrow.") from None
     for file in files:
         try:
             table = parquet.read_table(file)
-        except (OSError, ValueError) as error:  # pyarrow's own are of these
+        except (pyarrow.ArrowException, OSError) as error:
             raise InputError(f"{file} cannot be read as parquet ({str(error).splitlines()[0]}); fetch it again.") from None
         if missing := [column for column in columns if column not in table.column_names]:
             raise InputError(f"{file} has no column {missing[0]!r}; it has {', '.join(table.column_names)}.")
