@@ -33,6 +33,7 @@ from de_jax.settings import NonNegativeInt, numeric
 from de_jax.training.hooks import faults
 from de_jax.training.hooks.preemption import StopOnTerminate
 from de_jax.training.mesh import distributed, sharding, sharding_rules
+from de_jax.training.run import wandb_log
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.run.fit import Stop
 from de_jax.training.run.loop import Session, Training, fresh_state, session
@@ -102,6 +103,8 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
 
 def check(recipe: Recipe, run_dir: Path | None) -> tuple[TrainState, jax.sharding.Mesh]:
     """Refuses what shows without data, before any text is tokenized; the state's shapes, and the devices to train on."""
+    if recipe.logging.wandb and distributed.is_first():
+        wandb_log.check(recipe.logging.wandb)
     mesh = recipe.devices.mesh()
     is_fresh = run_dir is None or not complete_steps(run_dir / CHECKPOINTS_DIR)
     recipe.check_before_data(mesh, recipe.model.shapes(), is_fresh=is_fresh)
