@@ -118,6 +118,21 @@ def test_prompts_and_lengths_are_each_sources_own(sources, mode):
     assert (data.query.prompt, data.doc.max_length) == ("", 24)  # the run's are the first source's
 
 
+def test_packed_batches_hold_the_texts_of_padded_ones(source):
+    padded, packed = (
+        mixed_pairs(
+            {"big": source("big", pack=pack), "small": source("small", max_doc_length=12, pack=pack)}, mode="mixed"
+        ).batches(0)
+        for pack in (False, True)
+    )
+    for ours, theirs in zip(take(packed, 10), take(padded, 10), strict=True):
+        np.testing.assert_array_equal(ours.doc_id, theirs.doc_id)
+        starts = (np.cumsum(ours.doc.lengths, axis=1) - ours.doc.lengths).reshape(-1)
+        for slot, text in zip(ours.doc.slots, theirs.doc, strict=True):
+            row = ours.doc.tokens[slot // ours.doc.lengths.shape[1], starts[slot] :]
+            assert row[: ours.doc.lengths.reshape(-1)[slot]].tolist() == text[text > 0].tolist()
+
+
 def negatives_in(batch):
     """Who is a negative of whom in the batch, [B, B]."""
     e = Embeddings(*(jnp.zeros((len(batch.doc_id), 2)),) * 2, jnp.asarray(batch.query_id), jnp.asarray(batch.doc_id))
