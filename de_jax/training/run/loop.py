@@ -92,8 +92,8 @@ class Session:
             sinks.append(self._at_end.enter_context(wandb_sink(self.run_dir, self.start_step, project)))
         return sinks
 
-    def log(self, sinks: Sequence[run_log.Sink]) -> run_log.LogMetrics:
-        """The hook that logs, with the line that the last session left unfinished."""
+    def log(self, sinks: Sequence[run_log.Sink], source_of: Callable[[int], str] = lambda step: "") -> run_log.LogMetrics:
+        """The hook that logs, with the line that the last session left unfinished; see there for the arguments."""
         return run_log.LogMetrics(
             sinks,
             every_steps=self.training.logging.log_every_steps,
@@ -101,6 +101,7 @@ class Session:
             pairs_per_step=self.training.batch_size,
             schedule=self.training.optimization.rates(),
             begun=self.beside.get("log"),
+            source_of=source_of,
         )
 
     def profile(self) -> list[Hook]:

@@ -233,13 +233,24 @@ def origins(run_dir: str | Path) -> list[str]:
 
 
 def _named_settings(name: str, settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    scope = f"{name.rpartition('/')[0]}/".lstrip("/")  # of a source of a mixture
     for key, value in settings.items():
-        place = (value.get("function") or value.get("type")) if isinstance(value, dict) else None
-        if place is None:
-            yield f"{name}.{key}", repr(value)
+        if part := _name_of(value):
+            yield f"{name}.{key}", f"@{scope}{part}"
+            yield from _named_settings(f"{scope}{part}", value)
+        elif isinstance(value, dict) and value and all(map(_name_of, value.values())):
+            sources = {source: f"{source}/{_name_of(one)}" for source, one in value.items()}
+            yield f"{name}.{key}", "{" + ", ".join(f"{source!r}: @{part}" for source, part in sources.items()) + "}"
+            for source, part in sources.items():
+                yield from _named_settings(part, value[source])
         else:
-            yield f"{name}.{key}", f"@{place.rpartition('.')[2]}"
-            yield from _named_settings(place.rpartition(".")[2], value)
+            yield f"{name}.{key}", repr(value)
+
+
+def _name_of(described: Any) -> str:
+    """The name of a function or class that recipe.json describes; "" for a value."""
+    place = (described.get("function") or described.get("type") or "") if isinstance(described, dict) else ""
+    return str(place).rpartition(".")[2]
 
 
 def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple[int, Params]:
