@@ -31,13 +31,14 @@ from de_jax.files.progress import progress_bar
 from de_jax.interop import any_model
 from de_jax.interop.export import FORMATS, export
 from de_jax.interop.pretrained import side_of
+from de_jax.reports import model_card
 from de_jax.retrieval import encode, quantization
 from de_jax.retrieval.embedding_files import Truncated
 from de_jax.retrieval.index import check_finite
 from de_jax.retrieval.maxp import passages_of
 from de_jax.retrieval.vector_index import VectorIndex
 from de_jax.training.mesh import sharding
-from de_jax.training.run.run_folder import Run, load_run, write_run
+from de_jax.training.run.run_folder import RUN, Run, load_run, origins, write_run
 from de_jax.types import Array, InputError
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ class Model:
         return index
 
     def save(self, folder: str | Path, *, format: str = RUN_FORMAT) -> None:
-        """Writes the model for this library or another one; what a reader should know is told as a warning.
+        """Writes the model for this library or another one, a run with its card; what a reader should know is told as a warning.
 
         Args:
             folder: must not exist; it appears once it is complete.
@@ -248,9 +249,11 @@ class Model:
                 f"truncate_dim={self.truncate_dim} is no part of a model's files; load the model without it to save it."
             )
         if format == RUN_FORMAT:
-            write_run(folder, self.run.params, model=self.run.model, query=self.run.query, doc=self.run.doc)
+            sides = {"query": self.run.query, "doc": self.run.doc}
+            write_run(folder, self.run.params, model=self.run.model, origin=origins(self.run.run_dir), **sides)
             return
-        for note in export(self.run, folder, format):
+        write = model_card.export if RUN.is_in(self.run.run_dir) else export  # of another library's model, the card is elsewhere
+        for note in write(self.run, folder, format):
             warnings.warn(note, stacklevel=2)
 
     @property

@@ -261,8 +261,9 @@ def test_index_is_kept_and_belongs_to_its_dimensions(sde, folders, tmp_path):
 @pytest.mark.parametrize("format", ["run", "sentence_transformers", "safetensors", "t5x"])
 def test_what_is_saved_loads_as_the_same_model(format, sde, tmp_path):
     sde.save(tmp_path / "saved", format=format)
+    assert (tmp_path / "saved" / "README.md").exists() == (format != "run")  # the card
     is_t5x = format == "t5x"
-    source = next((tmp_path / "saved").iterdir()) if is_t5x else tmp_path / "saved"
+    source = next((tmp_path / "saved").glob("checkpoint_*")) if is_t5x else tmp_path / "saved"
     if is_t5x:
         sde.run.doc.tokenizer.save(tmp_path)
         with pytest.raises(InputError, match="holds no vocabulary; give a tokenizer"):

@@ -36,7 +36,8 @@ def main(argv: list[str] | None = None) -> None:
         side_of(pretrained, tower, tokenizer=args.tokenizer, max_length=max_length, prompt=prompt)
         for tower, max_length, prompt in zip(("query", "doc"), lengths, prompts, strict=True)
     )
-    write_run(args.run_dir, pretrained.params, model=model, query=query, doc=doc)
+    origin = list(filter(None, (args.source, args.doc_source)))
+    write_run(args.run_dir, pretrained.params, model=model, query=query, doc=doc, origin=origin)
     report = {
         "run_dir": args.run_dir,
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(pretrained.params)),

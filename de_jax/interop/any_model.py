@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from de_jax.files.reading import is_there
-from de_jax.interop import huggingface, safetensors_model, sentence_transformers, t5x
+from de_jax.interop import hub, huggingface, safetensors_model, sentence_transformers, t5x
 from de_jax.interop.pretrained import Pretrained, PretrainedSide
 from de_jax.training.run.run_folder import RUN, load_run
 from de_jax.types import InputError
@@ -98,8 +98,8 @@ def folder_of(source: str | Path) -> Path:
 
         fetched = huggingface_hub.snapshot_download(name, allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_FILES_LEFT_OUT))
     except Exception as error:  # the package's own errors, httpx's and the system's have no common base
-        reason = " ".join(str(error).split()).split(". ")[0].rstrip(".:")
         raise InputError(
-            f"{source} is no folder here, and the Hugging Face hub does not give {name} ({reason}); give a folder with the model."
+            f"{source} is no folder here, and the Hugging Face hub does not give {name} ({hub.reason(error)}); give a folder with "
+            "the model."
         ) from None
     return Path(fetched)
