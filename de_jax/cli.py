@@ -15,6 +15,8 @@ VERBS = {
     "daft": ("de_jax.tools.daft", "give a model light query towers, and show what their speed costs"),
     "measure_query_latency": ("de_jax.tools.measure_query_latency", "time query towers beside each other"),
     "doc2query": ("de_jax.tools.doc2query", "train a generator of queries, and write queries for a corpus"),
+    "import_pairs": ("de_jax.tools.import_pairs", "make training data of a table: csv, tsv, jsonl, parquet, Arrow, datasets"),
+    "import_negatives": ("de_jax.tools.import_negatives", "make hard negatives of a table or of a TREC run"),
     "build_pydocs": ("de_jax.tools.build_pydocs", "build the embedded data set from docstrings"),
     "tokenize_corpus": ("de_jax.tools.tokenize_corpus", "tokenize texts, with a trained vocabulary if wanted"),
     "export_batches": ("de_jax.tools.export_batches", "write a seqio task as tokens, to train without TensorFlow"),

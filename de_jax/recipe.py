@@ -264,7 +264,7 @@ class Recipe:
                 has_mined=has_mined,
                 max_passages=options.max_passages,
                 has_queries_for_both=is_beir and bound(self.data, "num_for_both") > 0,
-                has_dev=options.dev_split is not None or name_of(self.data) == "stored_pairs",
+                has_dev=options.dev_split is not None or name_of(self.data) in ("stored_pairs", "table_pairs"),
             )
             curriculum_texts.check(options, has_neg_docs=has_mined)
         start = self.initialization

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
     *("tensorflow", "seqio", "faiss", "torch", "transformers", "matplotlib", "sklearn", "ir_measures"),
-    *("bm25s", "Stemmer", "nltk", "rapidfuzz", "sentencepiece", "tokenizers", "tensorboardX"),
+    *("pyarrow", "datasets", "bm25s", "Stemmer", "nltk", "rapidfuzz", "sentencepiece", "tokenizers", "tensorboardX"),
 }
 
 
@@ -51,6 +51,7 @@ RULES = {
     "de_jax.models": Rule(("types", "settings"), ("jax", "numpy", "jaxtyping", "flax")),
     "de_jax.data": DATA,
     "de_jax.data.text.tokenizing": DATA.allowing("sentencepiece", "tokenizers"),
+    "de_jax.data.text.table_files": DATA.allowing("pyarrow", "datasets"),
     # Batches hold mined negatives and expanded documents, whose files know no model.
     "de_jax.data.sources": DATA._replace(layers=(*DATA.layers, "mining", "expansion")),
     "de_jax.data.sources.seqio_tasks": DATA.allowing("tensorflow", "seqio"),
@@ -62,7 +63,7 @@ RULES = {
     "de_jax.retrieval.bm25": ABOVE_TRAINING.allowing("bm25s", "Stemmer"),
     "de_jax.retrieval.faiss_index": ABOVE_TRAINING.allowing("faiss"),
     "de_jax.mining": CONCERN,
-    **dict.fromkeys((f"de_jax.mining.{name}" for name in ("generations", "negatives", "rows_of_pairs")), DATA),
+    **dict.fromkeys((f"de_jax.mining.{name}" for name in ("generations", "negatives", "rows_of_pairs", "imported")), DATA),
     "de_jax.expansion": DATA,
     "de_jax.expansion.expanded_search": CONCERN,
     "de_jax.expansion.relevance": DATA.allowing("nltk", "rapidfuzz"),
