@@ -101,7 +101,7 @@ def write_beir(out_dir: Path, readings: Readings) -> dict[str, int]:
             "query": stack.enter_context(open(folder / "queries.jsonl", "w", encoding="utf-8")),
             "doc": stack.enter_context(beir.deterministic_gzip(folder / "corpus.jsonl.gz")),
         }
-        texts = {"query": _Texts(_json_lines(files["query"])), "doc": _Texts(_json_lines(files["doc"], title=""))}
+        texts = {"query": _Texts(_json_lines(files["query"].write)), "doc": _Texts(_json_lines(files["doc"].write, title=""))}
         judged: dict[str, IO[str]] = {}
         for chunk in _chunks(readings):
             texts["query"].add([one.query for one, _ in chunk])
@@ -163,7 +163,7 @@ def _chunks(readings: Readings) -> Iterator[list[tuple[Example, str]]]:
         for one in readings.dev.examples() if readings.dev else ():
             yield one, "dev"
 
-    stream = progress_bar(examples(), desc=f"read {readings.train.table.name}", unit=" rows", delay=1)
+    stream = iter(progress_bar(examples(), desc=f"read {readings.train.table.name}", unit=" rows", delay=1))
     while chunk := list(itertools.islice(stream, _CHUNK_EXAMPLES)):
         yield chunk
 
@@ -232,10 +232,10 @@ def _tokenized(writer: StoreWriter, tokenizer: Tokenizer, name: str) -> Callable
     return write
 
 
-def _json_lines(file: IO[str], **more: str) -> Callable[[list[str], list[str]], None]:
+def _json_lines(append: Callable[[str], object], **more: str) -> Callable[[list[str], list[str]], None]:
     def write(ids: list[str], texts: list[str]) -> None:
         records = ({"_id": one, **more, "text": text} for one, text in zip(ids, texts, strict=True))
-        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        append("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
     return write
 
