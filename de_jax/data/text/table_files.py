@@ -285,20 +285,24 @@ def _arrow(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
 def _of_batches(path: Path, batches: Iterator[Any]) -> Iterator[Row]:
     row = 0
     for batch in batches:
-        try:
-            records = batch.to_pylist()
-        except UnicodeDecodeError:
-            records = [_record(batch.slice(place, 1)) for place in range(len(batch))]
-        for record in records:
+        for record in _records(batch):
             row += 1
             yield Row(f"{path}, row {row}", record or {}, "not UTF-8 text" if record is None else "")
 
 
-def _record(batch: Any) -> dict[str, Any] | None:
+def _records(batch: Any) -> list[dict[str, Any] | None]:
+    """The rows of a batch, checked before they are looked at; None for one that is not UTF-8.
+
+    Raises:
+        pyarrow.ArrowInvalid: a damaged batch.
+    """
     try:
-        return cast(dict[str, Any], batch.to_pylist()[0])
-    except UnicodeDecodeError:
-        return None
+        batch.validate(full=True)
+        return cast(list[dict[str, Any] | None], batch.to_pylist())
+    except ValueError as error:  # ArrowInvalid is one
+        if "UTF8" not in str(error):
+            raise
+    return [None] if len(batch) == 1 else [one for place in range(len(batch)) for one in _records(batch.slice(place, 1))]
 
 
 def _import_pyarrow(path: Path) -> Any:
