@@ -32,7 +32,7 @@ VERBS = {
     "compare_expansions": ("de_jax.tools.compare_expansions", "score runs on documents with generated queries, in every form"),
     "compare_runs": ("de_jax.tools.compare_runs", "say whether systems differ by more than chance"),
     "plan_run": ("de_jax.tools.plan_run", "compile a recipe for devices that are not there: memory, FLOPs, collectives"),
-    "evaluate_pairs": ("de_jax.tools.evaluate_pairs", "score a run on the dev split of an exported seqio task"),
+    "evaluate_pairs": ("de_jax.tools.evaluate_pairs", "score a run on the dev split of a folder of pairs"),
     "verify": ("de_jax.tools.verify", "read every file of a run, store or embeddings for its checksum"),
     "inspect_run": ("de_jax.tools.inspect_run", "show a run: settings, curves, parameters, what is shared"),
     "analyse_embeddings": ("de_jax.tools.analyse_embeddings", "look into a run's embeddings: maps, distances, groups, as HTML"),

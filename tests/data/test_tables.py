@@ -223,6 +223,7 @@ GOOD = [{"query": "why?", "doc": "because"}, {"query": "who?", "doc": "Wörter"}
             None,
         ),
         ("a.csv", b"query,query\nwhy?,because\n", r"line 1: two columns of one name\.$", None),
+        ("a.csv", b"query,doc,W\xf6rter\nwhy?,because,so\n", r"line 1: not UTF-8 text\.$", None),
         ("a.csv", b"", r"line 1: no line that names the columns\.$", None),
         ("a.csv", b"query,doc\n", r"has no row that can be used\.$", None),
         ("a.csv", b"frage;antwort\nwhy?;because\n", "a.csv: no column is known to be query among 'frage;antwort'; name it", None),

@@ -114,11 +114,17 @@ def _tables(folder: Path) -> list[Reader]:
         return plain([[one.query, one.docs, one.neg_docs, one.doc_scores] for one in reading.examples()])
 
     def said(records: list[dict[str, Any]]) -> Any:
-        """Of rows whose columns nobody renamed."""
-        numbers = [np.float32(one["score"]) for one in records]
-        if not records or not np.isfinite(numbers).all():
-            raise ValueError("no rows, or a score that is no number")
-        return plain([[one["question"].strip(), [one["answer"].strip()], [], [float(one["score"])]] for one in records])
+        """Of rows whose columns keep their names but for case and blanks; a score may be absent, or its column."""
+        found = []
+        for record in records:
+            one = {str(name).strip().casefold(): value for name, value in record.items()}
+            score = float(one.get("score") or "nan")
+            if one.get("score") and not np.isfinite(np.float32(score)):
+                raise ValueError("a score that is no number")
+            found.append([one["question"].strip(), [one["answer"].strip()], [], [score]])
+        if not found:
+            raise ValueError("no rows")
+        return plain(found)
 
     def naive_csv(delimiter: str) -> Any:
         return lambda path: said(list(csv.DictReader(io.StringIO(naive_text(path), newline=""), delimiter=delimiter, strict=True)))

@@ -75,7 +75,7 @@ class PairStore(NamedTuple):
 
 @checked
 def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(), share: Share = Share()) -> TrainingSet:
-    """Opens a folder of pairs for training, as `export_batches` writes it; nothing but numpy is needed.
+    """Opens a folder of pairs for training, as `import_pairs` and `export_batches` write it; nothing but numpy is needed.
 
     Where the folder holds several tasks, an epoch holds them by rate. Its dev split scores checkpoints, where it has one.
 
@@ -90,7 +90,9 @@ def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(),
         InputError: no folder, a damaged one, other tokenizers, or a batch that its pairs cannot fill.
     """
     if not pairs_dir:
-        raise InputError("stored_pairs.pairs_dir is not set; add --gin.stored_pairs.pairs_dir=<folder written by export_batches>.")
+        raise InputError(
+            "stored_pairs.pairs_dir is not set; add --gin.stored_pairs.pairs_dir=<folder of import_pairs or export_batches>."
+        )
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
 
@@ -171,7 +173,7 @@ def open_pair_store(pairs_dir: str | Path) -> PairStore:
     """
     folder = Path(pairs_dir)
     if not (folder / "manifest.json").is_file():
-        raise InputError(f"{folder} is not a complete folder of pairs (no manifest.json); write one with tools.export_batches.")
+        raise InputError(f"{folder} is not a complete folder of pairs (no manifest.json); write one with de-jax import_pairs.")
     manifest = schema.read(folder / "manifest.json", MANIFEST, mend=_MEND)
     folders.check_small(folder)
     queries, docs = open_token_store(folder / "queries"), open_token_store(folder / "docs")

@@ -22,6 +22,7 @@ from de_jax.types import InputError
 
 _ROWS_AT_ONCE = 1024
 _ARROW_FILE = b"ARROW1"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _DICT_FILE, _STATE_FILE = "dataset_dict.json", "state.json"
 _SPLITS = schema.record({"splits": schema.list_of(schema.file_name, least=1)})
@@ -220,6 +221,7 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
     if not names:
         line, names, fault = next(records, (1, [], "no line that names the columns"))
         fault = fault or ("two columns of one name" if len(set(names)) < len(names) else "")
+        fault = fault or ("not UTF-8 text" if _SURROGATE.search("".join(names)) else "")
         if fault:
             raise InputError(f"{path}, line {line}: {fault}.")
     wanted(names)  # refuses them once for all rows
