@@ -32,6 +32,7 @@ MAX_JSON_DEPTH = 64
 """Lists and objects inside each other."""
 
 BOM = b"\xef\xbb\xbf"
+_START_BYTES = 4096
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _HEADER_ERRORS = (
     *(ValueError, SyntaxError, TypeError, KeyError, EOFError, OverflowError),
@@ -173,6 +174,15 @@ def read_byte_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
             if len(raw) > MAX_LINE_BYTES:
                 raise InputError(f"{path}, line {line}: longer than {MAX_LINE_BYTES:,} bytes; cut the text into shorter ones.")
             yield line, raw.removeprefix(BOM) if line == 1 else raw
+
+
+def begins_with(path: str | Path, start: bytes) -> bool:
+    """Whether a file, plain or .gz, begins with these bytes after a byte order mark and blanks; errors are those of `read_bytes`."""
+    with _opened(regular_file(path)) as file:
+        read = file.read(_START_BYTES).removeprefix(BOM).lstrip()
+        while not read and (more := file.read(_START_BYTES)):
+            read = more.lstrip()
+    return read.startswith(start)
 
 
 def read_array(

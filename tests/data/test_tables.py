@@ -14,6 +14,7 @@ from written_tables import write, write_lines
 from de_jax.data.text import table_files, table_rows
 from de_jax.data.text.table_files import Table
 from de_jax.data.text.table_rows import Example, Reading, columns_of, example_of
+from de_jax.files import reading
 from de_jax.types import InputError
 
 HARD_TEXTS = [
@@ -294,9 +295,10 @@ def test_a_fingerprint_tells_contents_apart_and_nothing_else(tmp_path):
     assert of(GOOD) == of(tuple(GOOD))
 
 
-def test_long_json_lists_are_streamed(tmp_path):
+def test_long_json_lists_are_streamed(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MAX_LINE_BYTES", 1000)  # json.dump writes the whole list as one line
     rows = [{"query": f"q{i}", "doc": "d" * 1000} for i in range(500)] + [{"query": "long", "doc": "d" * 300_000}]
-    path = write(tmp_path / "a.json", json.dumps(rows))
+    path = write(tmp_path / "a.json", "\n" * 5000 + json.dumps(rows))
     assert [one.query for one in examples(str(path))] == [row["query"] for row in rows]
     assert examples(str(path))[-1] == Example("long", ["d" * 300_000], [], [pytest.approx(math.nan, nan_ok=True)], [])
 

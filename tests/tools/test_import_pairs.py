@@ -55,7 +55,7 @@ def test_a_csv_becomes_pairs_and_is_scored_and_searched_like_any_data_set(qa, tr
     assert set(beir.read(data, "dev").qrels) == set(pair_store.open_pair_store(tmp_path / "pairs").dev_qrels)
     flags = [f"--run_dir={trained}", f"--dataset_dir={data}"]
     found = printed_by(evaluate_beir, [*flags, "--split=dev", "--no_bm25"], capsys)
-    assert found["dense"]["RR@10"] == pytest.approx(scores["RR@10"], rel=1e-5)
+    assert found["dense"]["mrr@10"] == pytest.approx(scores["mrr@10"], rel=1e-5)
     search.main([*flags, "--query=red fox"])
     assert "the " in capsys.readouterr().out
 

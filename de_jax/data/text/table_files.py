@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import glob
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -184,15 +183,12 @@ def _rows_of(rows: Rows) -> Iterator[Row]:
 
 
 def _jsonl(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
-    lines = ((line, raw) for line, raw in reading.read_byte_lines(path) if raw.strip())
-    first = next(lines, None)
-    if first is None:
+    if reading.begins_with(path, b"["):
+        yield from (Row(f"{path}, line {line}", record) for line, record in json_objects.read(path))
         return
-    if first[1].lstrip().startswith(b"["):
-        for line, record in json_objects.read(path):
-            yield Row(f"{path}, line {line}", record)
-        return
-    for line, raw in itertools.chain([first], lines):
+    for line, raw in reading.read_byte_lines(path):
+        if not raw.strip():
+            continue
         try:
             record = reading.parse_json(raw.decode())
             is_row = isinstance(record, dict)
