@@ -177,7 +177,7 @@ def read_byte_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
 
 
 def begins_with(path: str | Path, start: bytes) -> bool:
-    """Whether a file, plain or .gz, begins with these bytes after a byte order mark and blanks; errors are those of `read_bytes`."""
+    """Whether a file, plain or .gz, begins with these bytes, a byte order mark and blanks aside; errors as of `read_bytes`."""
     with _opened(regular_file(path)) as file:
         read = file.read(_START_BYTES).removeprefix(BOM).lstrip()
         while not read and (more := file.read(_START_BYTES)):

@@ -139,12 +139,13 @@ def with_begun(training_set):
 
 def test_negatives_for_a_folder_of_pairs_are_read_by_it(qa, spiece, tmp_path, capsys):
     pairs, mined = tmp_path / "pairs", tmp_path / "mined"
+    written_tables.WRITERS["csv"](tmp_path, [*ROWS, ROWS[0]])
     printed_by(import_pairs, [qa, f"--tokenizer={spiece}", f"--out_dir={pairs}"], capsys)
     path = written_tables.WRITERS["jsonl"](tmp_path, mined_rows("triplet"))
     printed_by(import_negatives, [path, f"--pairs_dir={pairs}", f"--negatives_dir={mined}"], capsys)
-    options = {"negatives_dir": str(mined), "batch_size": 10, "num_neg_docs": 2}
+    options = {"negatives_dir": str(mined), "batch_size": 11, "num_neg_docs": 2, "unique_in_batch": False}
     batch = next(with_begun(flat(stored_pairs)(str(pairs), **options)).batches(0))
-    place = batch.doc_id[:, None]
+    place = batch.doc_id[:, None]  # one of them is there twice, and has its negatives each time
     np.testing.assert_array_equal(np.sort(batch.neg_doc_ids), np.sort(np.concatenate([(place - 1) % 10, (place - 2) % 10], axis=1)))
 
 
