@@ -60,6 +60,16 @@ def test_a_csv_becomes_pairs_and_is_scored_and_searched_like_any_data_set(qa, tr
     assert "the " in capsys.readouterr().out
 
 
+def test_a_split_without_a_pair_has_no_judgements(tmp_path, capsys):
+    rows = [{"query": f"{one} of {other}", "doc": other, "label": int(one == "fox")} for one in WORDS[:2] for other in WORDS]
+    path = written_tables.WRITERS["jsonl"](tmp_path, rows)
+    dev = written_tables.write_lines(tmp_path / "dev.jsonl", [rows[-1], rows[-1]])
+    argv = [path, f"--dev_table={dev}", "--format=beir", f"--out_dir={tmp_path / 'out'}"]
+    report = printed_by(import_pairs, argv, capsys)
+    assert (report["train_pairs"], report["dev_pairs"], report["docs"]) == (10, 0, 10)
+    assert list(beir.find_splits(tmp_path / "out")) == ["train"]
+
+
 def test_a_recipe_trains_on_the_table_itself(qa, trained):
     settings = [f"MODEL={trained}", f"table_pairs.path={str(qa)!r}", "PairsOptions.batch_size=4"]
     recipe = configurables.read_recipe(["recipes/table.gin"], settings)

@@ -107,10 +107,11 @@ def write_beir(out_dir: Path, readings: Readings) -> dict[str, int]:
             texts["query"].add([one.query for one, _ in chunk])
             texts["doc"].add([text for one, _ in chunk for text in (*one.docs, *one.neg_docs)])
             for one, split in chunk:
-                if split not in judged:
+                if one.docs and split not in judged:
                     judged[split] = stack.enter_context(open(folder / "qrels" / f"{split}.tsv", "w", encoding="utf-8"))
                     judged[split].write("\t".join(beir.QRELS_HEADER) + "\n")
-                judged[split].writelines(f"{text_id(one.query)}\t{text_id(doc)}\t1\n" for doc in one.docs)
+                for doc in one.docs:
+                    judged[split].write(f"{text_id(one.query)}\t{text_id(doc)}\t1\n")
                 counts[f"{split}_pairs"] += len(one.docs)
         _require_pairs(counts["train_pairs"], readings)
     return {"queries": texts["query"].num_texts, "docs": texts["doc"].num_texts, **counts}
