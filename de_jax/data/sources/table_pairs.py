@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from de_jax.data.sources import pair_store, table_store
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.table_store import Readings
-from de_jax.data.sources.training_set import TrainingSet, opened
+from de_jax.data.sources.training_set import TrainingSet, opened_tokenizers
 from de_jax.data.text import input_policy, table_files
 from de_jax.data.text.table_files import Rows, Table
 from de_jax.data.text.table_rows import Reading
@@ -59,9 +60,8 @@ def table_pairs(
     """
     for name, value in (("path", path), ("tokenizer", options.tokenizer)):
         if isinstance(value, str) and not value:
-            raise InputError(f"table_pairs.{name} is not set; add --gin.table_pairs.{name}=<path>.")
-    query_tokenizer = opened(options.tokenizer)
-    tokenizers = {"query": query_tokenizer, "doc": opened(options.doc_tokenizer) if options.doc_tokenizer else query_tokenizer}
+            raise InputError(f"table_pairs.{name} is not set; add --gin.{share.scope}table_pairs.{name}=<path>.")
+    tokenizers = dict(zip(("query", "doc"), opened_tokenizers(options), strict=True))
     table = Table(path, tuple(header), split, subset)
     with input_policy.spelled("--gin.table_pairs.{}=True"):
         readings = readings_of(
@@ -79,7 +79,8 @@ def table_pairs(
             return table_store.write_pairs(out_dir, readings, tokenizers, made_from)
 
         folders.build_once(folder, pair_store.open_pair_store, build)
-        return pair_store.stored_pairs(str(folder), options=options, share=share)
+        own = dataclasses.replace(options, tokenizer="", doc_tokenizer=None, query_prompt=None, doc_prompt=None)  # the folder's
+        return pair_store.stored_pairs(str(folder), options=own, share=share)
 
 
 def readings_of(
@@ -109,7 +110,7 @@ def fingerprint(readings: Readings, tokenizers: Mapping[str, Tokenizer]) -> str:
     """A hash of all that decides a folder of pairs: the content of the tables, how they are read, and the tokenizers."""
     tables = [table_files.fingerprint(one.table) for one in (readings.train, readings.dev) if one]
     prints = [tokenizer.fingerprint for tokenizer in tokenizers.values()]
-    described = [pair_store.FORMAT, "table", *tables, prints, readings.train.settings, readings.dev_fraction]
+    described = [pair_store.PAIR_STORE.format, "table", *tables, prints, readings.train.settings, readings.dev_fraction]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 

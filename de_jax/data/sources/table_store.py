@@ -27,7 +27,7 @@ from de_jax.files import folders
 from de_jax.files.progress import progress_bar
 from de_jax.types import PADDING_ID, InputError
 
-BEIR_KIND = "data set"
+BEIR_KIND = "BEIR folder"
 _DIGEST_BYTES = 10
 _CHUNK_EXAMPLES = 4096
 
@@ -67,7 +67,7 @@ def write_pairs(out_dir: Path, readings: Readings, tokenizers: Mapping[str, Toke
     Raises:
         InputError: a row that cannot be used, no pair to train on, or another folder.
     """
-    with folders.atomic_dir(out_dir, pair_store.KIND) as folder:
+    with pair_store.PAIR_STORE.writing(out_dir) as folder:
         for side, name in SIDES.items():
             (folder / name).mkdir()
             (folder / f"{side}_tokenizer").mkdir()
