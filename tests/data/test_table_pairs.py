@@ -169,6 +169,17 @@ def test_scores_that_do_not_fit_the_negatives_are_a_damaged_store(vocabulary, tm
         pair_store.open_pair_store(folder)
 
 
+def test_prompts_are_part_of_the_tokens_and_of_the_name_of_the_folder(vocabulary, tmp_path):
+    plain, prompted = (
+        opened(ROWS, vocabulary, tmp_path, batch_size=2, pack=False, **prompts) for prompts in ({}, {"query_prompt": "ask "})
+    )
+    assert (plain.query.prompt, prompted.query.prompt, prompted.doc.prompt) == ("", "ask ", "")
+    one, other = next(plain.batches(0)), next(prompted.batches(0))
+    assert (other.query != 0).sum() > (one.query != 0).sum()
+    np.testing.assert_array_equal(one.doc, other.doc)
+    assert len(list(tmp_path.glob("table-*"))) == 2
+
+
 def test_rows_labelled_0_are_no_pairs_but_their_texts_are_documents(vocabulary, tmp_path):
     rows = [{"anchor": f"apple {i}", "positive": f"river {i}", "label": int(i % 3 > 0)} for i in range(9)]
     data = opened(rows, vocabulary, tmp_path, batch_size=2)
