@@ -6,7 +6,7 @@ import contextlib
 import functools
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.expansion import curriculum_texts
 from de_jax.interop.fine_tuning import InitFrom, Layers, check_init_from
+from de_jax.losses.combined import parts
 from de_jax.losses.spread import with_spread
 from de_jax.mining.miner import Miner
 from de_jax.models.dual_encoder import DualEncoder
@@ -152,7 +153,15 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_call("train.loss", self.loss, "embeddings", like="samtone")
+        for loss in parts(self.loss):
+            check_call("train.loss", loss, "embeddings", like="samtone")
+            if name_of(loss) == "matryoshka" and {self.model.query.normalize, self.model.doc.normalize} != {
+                bound(loss, "normalize")
+            }:
+                raise InputError(
+                    f"matryoshka.normalize is {bound(loss, 'normalize')}, but the towers have normalize = "
+                    f"{self.model.doc.normalize}; cut embeddings are scaled as whole ones are."
+                )
         check_call("train.data", self.data, options=("share",), like="beir_pairs")
 
     @property
@@ -187,19 +196,30 @@ class Recipe:
             "train.num_chunks": self.devices.num_chunks,
             f"{type(self.model.doc.encoder).__name__}.remat": getattr(self.model.doc.encoder, "remat", None),
         }
-        with contextlib.suppress(KeyError):  # a loss that is never computed block by block
-            settings[f"{name_of(self.loss)}.block_size"] = bound(self.loss, "block_size")
+        for loss in parts(self.loss):
+            with contextlib.suppress(KeyError):  # a loss that is never computed block by block
+                settings[f"{name_of(loss)}.block_size"] = bound(loss, "block_size")
         return settings
 
-    def check(self) -> TrainState:
-        """The shapes of the state, after a step was traced, one layer for all of a tower: what is wrong here raises here."""
+    def check(self, texts: Mapping[str, int] | None = None) -> TrainState:
+        """The shapes of the state, after a step was traced, one layer for all of a tower: what is wrong here raises here.
+
+        Args:
+            texts: for `plan.batch_shapes`; by default what the settings tell, and all that the source of pairs may bring.
+        """
         state = self.shapes()
-        batch = plan.batch_shapes(8 * self.devices.num_chunks, 8, 8, **self.texts_of_a_pair())
+        told: dict[str, Any] = dict(self._texts_before_data() if texts is None else texts)
+        batch = plan.batch_shapes(8 * self.devices.num_chunks, 8, 8, **told)
         try:
             jax.eval_shape(self._step_of(self._trained(self.model.with_scanned_layers()), state.params), state, batch)
         except ValueError as error:
             raise InputError(str(error)) from error
         return state
+
+    def check_texts(self, texts: Mapping[str, int] | None) -> None:
+        """`check` once more, where a source has not brought what it was thought to: negatives, or a teacher's scores."""
+        if texts is not None and _given(texts) != _given(self._texts_before_data()):
+            self.check(texts)
 
     def check_sizes(
         self, mesh: jax.sharding.Mesh, *, batch_size: int, max_query_length: int, max_doc_length: int, has_negatives: bool
@@ -276,7 +296,15 @@ class Recipe:
         if self.options is None:
             return {}
         mined = ("num_neg_docs", "num_neg_queries") if self.options.negatives_dir else ()
-        return {name: getattr(self.options, name) for name in ("max_passages", *mined)}
+        found = {name: getattr(self.options, name) for name in ("max_passages", *mined)}
+        return found | ({"has_scores": True} if self.options.teacher_scores else {})
+
+    def _texts_before_data(self) -> dict[str, int]:
+        """`texts_of_a_pair`, and what a source may bring with its pairs that is known only when it is open."""
+        if name_of(self.data) == "beir_pairs" or self.options is None:
+            return self.texts_of_a_pair()
+        mined = {name: getattr(self.options, name) for name in ("num_neg_docs", "num_neg_queries")}
+        return {**({} if self.negatives.negative_cache else mined), **self.texts_of_a_pair(), "has_scores": True}
 
     def _first_state(self, model: Initialisable) -> TrainState:
         state = init_state(model, self.optimization.tx, jax.random.key(self.initialization.seed))
@@ -301,10 +329,14 @@ class Recipe:
         )
 
     def _temperature(self) -> float | None:
-        """The loss's."""
-        try:
-            return bound(self.loss, "temperature")
-        except KeyError:
-            raise InputError(
-                f"train.negative_cache draws by the temperature of the loss, but {name_of(self.loss)} has none; take another loss."
-            ) from None
+        """The loss's, or of several that of the first that has one."""
+        for loss in parts(self.loss):
+            with contextlib.suppress(KeyError):
+                return bound(loss, "temperature")
+        raise InputError(
+            f"train.negative_cache draws by the temperature of the loss, but {name_of(self.loss)} has none; take another loss."
+        )
+
+
+def _given(texts: Mapping[str, int]) -> dict[str, int]:
+    return {name: number for name, number in texts.items() if number}

@@ -77,6 +77,7 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
         has_queries_for_both=data.for_both is not None,
         has_dev=data.dev is not None,
     )
+    recipe.check_texts(data.texts_of_a_pair)
     if data.mined and not recipe.negatives.miner:
         data.mined.check()
     _describe(recipe, run_dir, data, gin)

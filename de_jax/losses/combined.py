@@ -47,8 +47,9 @@ def combined(
         (1.26, 0.313)
     """
     weights = _checked_weights("combined", "losses", losses, weights)
-    total, metrics, names = jnp.zeros((), jnp.float32), {}, _names(losses)
-    for loss, weight, name in zip(losses, weights, names, strict=True):
+    total = jnp.zeros((), jnp.float32)
+    metrics: Metrics = {}
+    for loss, weight, name in zip(losses, weights, _names(losses), strict=True):
         value, parts = loss(e)
         total += weight * value
         metrics |= {} if metrics else parts
@@ -96,7 +97,8 @@ def matryoshka(
     _check_dims(dims, e.query.shape[-1])
     if e.sample is not None and any(name_of(part) == "sampled_softmax" for part in parts(loss)):
         raise InputError("sampled_softmax's draws stand for whole embeddings, which matryoshka cuts; take matryoshka.loss = @ance.")
-    total, metrics = jnp.zeros((), jnp.float32), {}
+    total = jnp.zeros((), jnp.float32)
+    metrics: Metrics = {}
     for dim, weight in sorted(zip(dims, weights, strict=True), reverse=True):
         value, parts_of_loss = loss(_first_dims(e, dim, normalize))
         total += weight * value
@@ -125,7 +127,8 @@ def _first_dims(e: Embeddings, dim: int, normalize: bool) -> Embeddings:
             return vectors
         return vectors * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(vectors), axis=-1, keepdims=True), 1e-24))
 
-    return e._replace(**{name: cut(name, items) for name, items in scores.items(e).items()})
+    vectors: dict[str, Any] = {name: cut(name, items) for name, items in scores.items(e).items()}
+    return e._replace(**vectors)
 
 
 def _checked_weights(loss: str, of: str, values: Sequence[Any], weights: Sequence[float] | None) -> Sequence[float]:

@@ -12,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from de_jax.data.batches import pair_batches as batches_
+from de_jax.data.batches import teacher_scores
 from de_jax.data.batches.pair_batches import DocTexts, Negatives
+from de_jax.data.batches.teacher_scores import ScoresOf
 from de_jax.data.sources.options import PairsOptions, Share, TokenizerSource
 from de_jax.data.stores.corpus import TokenStore, cached_token_store
 from de_jax.data.text import beir, input_policy
@@ -64,6 +66,7 @@ class TrainingSet(NamedTuple):
     mined: MinedNegatives | None = None
     for_both: QueriesForBoth | None = None
     has_negatives: bool = False  # mined ones come with the batches
+    texts_of_a_pair: Mapping[str, int] | None = None  # for `plan.batch_shapes`; None where the source does not tell
 
 
 class Pairs(NamedTuple):
@@ -78,6 +81,7 @@ class Pairs(NamedTuple):
     ranked_queries: Callable[[], tuple[Sequence[str], RankedQueries]]
     """Each pair's own query, and the order of its generated ones."""
     negatives: Mapping[str, Negatives] | None = None  # that come with the pairs, by the names of `Batch`
+    scores: np.ndarray | None = None  # float32 [P, 1 + mined]: a teacher's, of each pair and its `neg_docs`; NaN where it has none
     epoch_order: Callable[[int], np.ndarray] | None = None  # see `batches.pair_batches`
     hashes: Mapping[str, str] = MappingProxyType({})  # see `TrainingTexts`
     is_part: bool = False  # of the corpus whose generated queries are given
@@ -159,6 +163,7 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         drawn = {"neg_docs": options.num_neg_docs, "neg_queries": options.num_neg_queries}
         mined = follow(options.negatives_dir, share.run_dir, texts, num_drawn=drawn, is_first=share.host_index == 0)
     brought = pairs.negatives or {}
+    scores = _teacher_scores(pairs, brought, options)
     batches = batches_.pair_batches(
         *pairs.stores,
         pairs.rows,
@@ -173,10 +178,12 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         negatives=mined.at if mined else lambda step: brought,
         doc_texts=_doc_texts(pairs, passages, options, has_neg_docs=mined is not None or "neg_docs" in brought),
         positives=batches_.positives_of(pairs.rows, pairs.query_store.num_texts) if options.mask_positives else None,
+        scores=scores,
         epoch_order=pairs.epoch_order,
         host_index=share.host_index,
         num_hosts=share.num_hosts,
     )
+    num_drawn = mined.num_drawn if mined else {name: negatives.num_drawn for name, negatives in brought.items()}
     dev = None
     if dev_qrels is not None:
         sizes = (options.dev_max_queries, options.dev_max_docs)
@@ -192,7 +199,21 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         texts=texts,
         mined=mined,
         has_negatives=mined is not None or bool(brought),
+        texts_of_a_pair={
+            "max_passages": options.max_passages,
+            **{f"num_{name}": number for name, number in num_drawn.items()},
+            "has_scores": scores is not None,
+        },
     )
+
+
+def _teacher_scores(pairs: Pairs, brought: Mapping[str, Negatives], options: PairsOptions) -> ScoresOf | None:
+    """What batches say in `scores`: those of the options' file, else those that the pairs bring."""
+    if options.teacher_scores:
+        return teacher_scores.of_file(options.teacher_scores, pairs.rows, *pairs.stores)
+    if pairs.scores is None:
+        return None
+    return teacher_scores.of_array(pairs.scores, pairs.rows, brought["neg_docs"].rows if "neg_docs" in brought else None)
 
 
 def _doc_texts(pairs: Pairs, passages: PassageStore | None, options: PairsOptions, *, has_neg_docs: bool) -> DocTexts | None:
