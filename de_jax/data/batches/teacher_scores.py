@@ -22,7 +22,7 @@ ScoresOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def of_array(
-    scores: Float32[np.ndarray, "P 1+mined"], pairs: Int[np.ndarray, "P 2"], neg_docs: Int[np.ndarray, "P mined"] | None
+    scores: Float32[np.ndarray, "rows K"], pairs: Int[np.ndarray, "P 2"], neg_docs: Int[np.ndarray, "P mined"] | None
 ) -> ScoresOf:
     """Scores that come with the pairs: the first column is of a pair's document, the others of its negatives in their order.
 
