@@ -62,7 +62,7 @@ def matryoshka(
     e: Embeddings,
     *,
     loss: Loss,
-    dims: Sequence[PositiveInt],
+    dims: Sequence[PositiveInt] | None = None,
     weights: Sequence[NonNegativeFloat] | None = None,
     normalize: bool = True,
 ) -> tuple[Float[Array, ""], Metrics]:
@@ -74,7 +74,8 @@ def matryoshka(
     Args:
         e: embeddings of D dimensions, and what `loss` needs beside them.
         loss: with its settings bound.
-        dims: numbers of dimensions, each from 1 to D and none twice; without D itself whole embeddings are not trained.
+        dims: numbers of dimensions, each from 1 to D and none twice; None for the whole, the half, a quarter and an eighth of D.
+            Without D itself whole embeddings are not trained.
         weights: >= 0, one for each of `dims`; None for 1 each.
         normalize: whether what is cut is scaled to length 1 again, as embeddings of a model with `normalize` are.
 
@@ -93,8 +94,10 @@ def matryoshka(
         >>> round(float(loss), 3), round(float(metrics["loss_dim_4"]), 3)
         (3.699, 1.487)
     """
+    whole = e.query.shape[-1]
+    dims = [whole >> halvings for halvings in range(4) if whole >> halvings] if dims is None else dims
     weights = _checked_weights("matryoshka", "dims", dims, weights)
-    _check_dims(dims, e.query.shape[-1])
+    _check_dims(dims, whole)
     if e.sample is not None and any(name_of(part) == "sampled_softmax" for part in parts(loss)):
         raise InputError("sampled_softmax's draws stand for whole embeddings, which matryoshka cuts; take matryoshka.loss = @ance.")
     total = jnp.zeros((), jnp.float32)

@@ -14,7 +14,7 @@ NUM_QUERIES, NUM_DOCS, NUM_MINED = 9, 14, 4
 PAIRS = np.array([[query, (3 * query + more) % NUM_DOCS] for query in range(NUM_QUERIES) for more in (0, 5)], np.int32)
 rng = np.random.default_rng(0)
 MINED = np.stack([rng.permutation(NUM_DOCS)[:NUM_MINED] for _ in PAIRS]).astype(np.int32)
-MINED[(rng.random(MINED.shape) < 0.3) | (MINED == PAIRS[:, 1:])] = PADDING_ID
+MINED[(rng.random(MINED.shape) < 0.3) | (PAIRS[:, 1:] == MINED)] = PADDING_ID
 HOLES = rng.random((len(PAIRS), 1 + NUM_MINED)) < 0.2
 CANDIDATES = np.concatenate([PAIRS[:, 1:], MINED], axis=1)
 

@@ -90,6 +90,11 @@ def test_matryoshka_over_whole_embeddings_alone_is_the_loss(make_embeddings):
     np.testing.assert_array_equal(matryoshka(e, loss=samtone, dims=(3,))[0], samtone(e)[0])
 
 
+def test_by_default_three_halves_are_cut(make_embeddings):
+    _, metrics = jax.eval_shape(functools.partial(matryoshka, loss=samtone), make_embeddings(1, dim=12))
+    assert [name for name in metrics if name.startswith("loss_dim")] == ["loss_dim_12", "loss_dim_6", "loss_dim_3", "loss_dim_1"]
+
+
 def test_matryoshka_in_blocks_is_the_dense_form(make_embeddings):
     e = make_embeddings(2, dim=6)
     dense, blocks = (
