@@ -109,9 +109,9 @@ def test_a_student_of_some_layers_may_share_its_towers(pretrained):
     whole = any_model.read(pretrained).params["shared"]
     jax.tree.map(np.testing.assert_array_equal, student["encoder"]["layers_0"], whole["encoder"]["layers_1"])
     jax.tree.map(np.testing.assert_array_equal, student["embedder"], whole["embedder"])
+    deeper = read_recipe(["recipes/distil.gin"], [f"MODEL={pretrained}", layers[1], *lengths])
     with pytest.raises(InputError, match="names 1 layers for the query tower, which has 2; name one for each"):
-        whole = read_recipe(["recipes/distil.gin"], [f"MODEL={pretrained}", layers[1], *lengths])
-        whole.check_before_data(built.devices.mesh(), whole.model.shapes(), is_fresh=True)
+        deeper.check_before_data(deeper.devices.mesh(), deeper.model.shapes(), is_fresh=True)
 
 
 @pytest.mark.parametrize(
