@@ -8,11 +8,12 @@ every such split, `de-jax compare_runs` between the model as it came and all tha
 to stderr, so that any line can be repeated by hand; what is finished is not done again. Nothing is chosen on a test split:
 settings are equal for all and fixed in advance.
 
-A student of three layers, by its own model's scores and without; and nDCG@10 by dimension, trained for it and merely cut:
+A student of three layers, by its own model's scores and without (three hours on two cores, estimated); and nDCG@10 by dimension,
+trained for it and merely cut (two hours):
 
 python -m experiments.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --train scifact medquad --zero_shot \\
-    --methods student student_kl student_margin_mse --beside=student --num_steps=100 --batch_size=32 --max_query_length=32 \\
-    --max_doc_length=64 --out_dir=runs/distil
+    --methods student student_kl student_margin_mse --beside=student --settings beir_pairs.num_neg_docs=3 \\
+    --num_steps=100 --batch_size=32 --max_query_length=32 --max_doc_length=64 --out_dir=runs/distil
 python -m experiments.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --train scifact medquad --zero_shot \\
     --methods in_batch_softmax matryoshka --beside=in_batch_softmax --embedding_dims 384 192 96 48 --num_steps=100 \\
     --batch_size=32 --max_query_length=32 --max_doc_length=64 --out_dir=runs/matryoshka
