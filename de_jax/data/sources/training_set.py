@@ -81,9 +81,9 @@ class Pairs(NamedTuple):
     ranked_queries: Callable[[], tuple[Sequence[str], RankedQueries]]
     """Each pair's own query, and the order of its generated ones."""
     negatives: Mapping[str, Negatives] | None = None  # that come with the pairs, by the names of `Batch`
-    scores: np.ndarray | None = None  # float32 [P, 1 + mined]: a teacher's, of each pair and its `neg_docs`; NaN where it has none
     epoch_order: Callable[[int], np.ndarray] | None = None  # see `batches.pair_batches`
     hashes: Mapping[str, str] = MappingProxyType({})  # see `TrainingTexts`
+    scores: np.ndarray | None = None  # float32 [P, 1 + mined]: a teacher's, of the pair's document and its `neg_docs`; NaN without
     is_part: bool = False  # of the corpus whose generated queries are given
 
     @property
