@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import gin
 
 from de_jax import gin_settings, settings
+from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.pair_store import stored_pairs
 from de_jax.data.sources.seqio_batches import seqio_pairs
@@ -45,7 +46,7 @@ LOSSES = (
     *(margin_mse, kl_distillation, relevance_weighted, combined, matryoshka),
 )
 OPTIMIZERS = (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)
-DATA = (beir_pairs, seqio_pairs, stored_pairs, Curriculum)
+DATA = (beir_pairs, seqio_pairs, stored_pairs, mixed_pairs, Curriculum)
 MINERS = (Miner, NegativeCache)
 MESH = (make_mesh,)
 HOOKS = (Alignment, CollapseAlarm)

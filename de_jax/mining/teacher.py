@@ -20,21 +20,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.data.batches.teacher_scores import FORMAT, SCORES_FILE
+from de_jax.data.batches.teacher_scores import SCORES_FILE, TEACHER_SCORES
 from de_jax.data.sources.pair_store import open_pair_store
 from de_jax.data.stores.corpus import TokenStore, build_token_store
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.files import folders, outputs, schema
+from de_jax.files import folders, outputs
 from de_jax.mining import generations
 from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.training.run.run_folder import Run
 from de_jax.types import PADDING_ID, InputError
 
-KIND = "teacher scores"
 PARTS_DIR = "embeddings"
-_PLAN = schema.record({"format": schema.constant(FORMAT), "teacher": schema.text, "texts": schema.text})
+PROGRESS_FILE = "progress.json"
 
 Score = Callable[[Sequence[tuple[str, str]]], Float[np.ndarray, " s"]]
 """(query id, document id) of some texts to the teacher's scores."""
@@ -117,12 +116,12 @@ def write(
         InputError: `out_dir` belongs to another teacher or other texts, or a score is not a finite number.
     """
     folder = Path(out_dir)
-    plan = {"format": FORMAT, "teacher": teacher, "texts": candidates.fingerprint(), "num_scores": len(candidates.pairs)}
+    plan = {"teacher": teacher, "texts": candidates.fingerprint(), "num_scores": len(candidates.pairs)}
     with outputs.in_turn(folder):
-        if _is_begun(folder, plan) and (folder / "manifest.json").is_file():
+        if _is_complete(folder, plan):
             return
         folder.mkdir(parents=True, exist_ok=True)
-        outputs.write_json(folder / "progress.json", plan)
+        outputs.write_json(folder / PROGRESS_FILE, plan)
         (folder / SCORES_FILE).touch()
         num_done = _num_whole_lines(folder / SCORES_FILE)
         progress(num_done)
@@ -207,23 +206,20 @@ def _spelt(store: TokenStore, tokenizer: Tokenizer, rows: set[int]) -> dict[str,
     return {store.ids[row]: text for row, text in zip(in_order, texts, strict=True)}
 
 
-def _is_begun(folder: Path, plan: dict[str, Any]) -> bool:
-    """Whether the folder is of the same plan, complete or not.
+def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
+    """Whether a folder holds all scores of a plan.
 
     Raises:
-        InputError: it holds something else.
+        InputError: it holds something else, or was begun with another plan.
     """
-    path = next((folder / name for name in ("manifest.json", "progress.json") if (folder / name).is_file()), None)
-    if path is None:
-        folders.require_replaceable(folder, None)
-        return False
-    before = schema.read(path, _PLAN, mend="delete the folder and score again")
-    for name, value in plan.items():
-        if before.get(name) != value:
-            raise InputError(
-                f"{folder} was begun with {name} {before.get(name)!r}, not {value!r}; choose another folder or delete it."
-            )
-    return True
+    is_complete, is_begun = TEACHER_SCORES.is_in(folder), (folder / PROGRESS_FILE).is_file()
+    if is_complete:
+        TEACHER_SCORES.require_same(folder, TEACHER_SCORES.open(folder), plan)
+    elif is_begun:
+        TEACHER_SCORES.require_same(folder, outputs.read_json(folder / PROGRESS_FILE), plan)
+    else:
+        folders.require_unused(folder)
+    return is_complete
 
 
 def _num_whole_lines(path: Path) -> int:
@@ -236,9 +232,10 @@ def _num_whole_lines(path: Path) -> int:
 
 
 def _finish(folder: Path, plan: dict[str, Any]) -> None:
-    with outputs.atomic_file(folder / "manifest.json") as manifest:
-        outputs.write_json(manifest, plan)
-        of_files = {**folders.facts(folder, [SCORES_FILE]), "manifest.json": folders.fact(manifest)}
-        folders.write_checksums(folder, KIND, of_files)
-    (folder / "progress.json").unlink()
+    """Writes the checksums, and then the manifest, which makes the folder complete."""
     shutil.rmtree(folder / PARTS_DIR, ignore_errors=True)
+    with outputs.atomic_file(folder / TEACHER_SCORES.file) as manifest:
+        outputs.write_json(manifest, {"format": TEACHER_SCORES.format, **plan})
+        of_files = {**folders.facts(folder, [SCORES_FILE]), TEACHER_SCORES.file: folders.fact(manifest)}
+        folders.write_checksums(folder, TEACHER_SCORES.name, of_files)
+    (folder / PROGRESS_FILE).unlink()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from de_jax.data.batches import pair_batches, teacher_scores
+from de_jax.data.batches.joined import joined_scores
 from de_jax.data.batches.pair_batches import Negatives
 from de_jax.data.stores import corpus
 from de_jax.types import PADDING_ID, InputError
@@ -109,9 +110,24 @@ def test_files_that_score_nothing_are_refused(stores, score_file, content, sente
 
 
 def test_incomplete_folders_and_arrays_of_other_pairs_are_refused(stores, tmp_path):
-    with pytest.raises(InputError, match=r"holds no complete scores \(no manifest\.json\); run score_pairs on it until it ends\."):
+    with pytest.raises(
+        InputError, match=r"holds no complete teacher scores \(no manifest\.json\); run score_pairs on it until it ends\."
+    ):
         teacher_scores.of_file(tmp_path, PAIRS, *stores)
     with pytest.raises(InputError, match="scores have 17 rows of 5, but there are 18 pairs of 5 documents"):
         teacher_scores.of_array(TABLE[1:], PAIRS, MINED)
     with pytest.raises(InputError, match="scores have 18 rows of 4, but there are 18 pairs of 5 documents"):
         teacher_scores.of_array(TABLE[:, 1:], PAIRS, MINED)
+
+
+def test_scores_of_several_sources_are_found_by_pair_and_joined_document():
+    """The second source's documents begin at row 100; the third has no scores and shares the first one's documents."""
+    parts, sizes = [of_array(), of_array(), None], [len(PAIRS)] * 3
+    scores = joined_scores(parts, [0, 100, 0], sizes)
+    pair = int(np.flatnonzero(~HOLES[:, 0])[0])
+    doc = int(PAIRS[pair, 1])
+    chosen = pair + len(PAIRS) * np.arange(3)
+    docs = np.array([[doc, PADDING_ID], [100 + doc, doc + 99], [doc, PADDING_ID]], np.int32)
+    found = scores(chosen, docs)
+    np.testing.assert_array_equal(found[:, 0], [TABLE[pair, 0], TABLE[pair, 0], np.nan])
+    assert np.isnan(found[[0, 2], 1]).all()

@@ -107,7 +107,9 @@ def test_a_teacher_that_was_stopped_goes_on_and_ends_with_the_same_bytes(tmp_pat
     with open(tmp_path / "a" / "scores.tsv", "a") as file:
         file.write("q2\td\t0.2")  # as a kill leaves it
     asked.clear()
-    with pytest.raises(InputError, match=r"was begun with teacher 'one', not 'another'; choose another folder or delete it\."):
+    with pytest.raises(
+        InputError, match=r"was begun with teacher 'one', not 'another'; choose another folder or delete this one\."
+    ):
         teacher.write(tmp_path / "a", make_score=lambda: scores_of, **{**write, "teacher": "another"})
     teacher.write(tmp_path / "a", make_score=lambda: lambda pairs: asked.extend(pairs) or scores_of(pairs), **write)
     assert [query for query, _ in asked] == ["q2", "q3", "q4"]
@@ -125,7 +127,7 @@ def test_scores_that_are_no_numbers_and_folders_of_others_are_refused(tmp_path):
         teacher.write(tmp_path / "a", CANDIDATES, "one", lambda: lambda pairs: np.full(len(pairs), np.nan))
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine.txt").write_text("keep me")
-    with pytest.raises(InputError, match=r"b exists already and holds mine\.txt"):
+    with pytest.raises(InputError, match=r"b holds something else; choose a folder that is absent or empty\."):
         teacher.write(tmp_path / "b", CANDIDATES, "one", lambda: scores_of)
 
 

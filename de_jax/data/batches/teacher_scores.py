@@ -10,11 +10,17 @@ from jaxtyping import Float32, Float64, Int
 
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import trec_columns
-from de_jax.files import folders, schema
+from de_jax.files import schema
+from de_jax.files.kind import Kind
 from de_jax.files.reading import read_lines
 from de_jax.types import InputError
 
-FORMAT = "de_jax teacher scores 1"
+TEACHER_SCORES = Kind(
+    "teacher scores",
+    {"teacher": schema.text, "texts": schema.text, "num_scores": schema.integer()},
+    make="run score_pairs on it until it ends",
+    mend="delete the folder and score the pairs again",
+)
 SCORES_FILE = "scores.tsv"
 
 ScoresOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -107,8 +113,5 @@ def file_of(path: str | Path) -> Path:
     path = Path(path)
     if not path.is_dir():
         return path
-    if not (path / "manifest.json").is_file():
-        raise InputError(f"{path} holds no complete scores (no manifest.json); run score_pairs on it until it ends.")
-    schema.read(path / "manifest.json", schema.record({"format": schema.constant(FORMAT)}), mend="score the pairs again")
-    folders.check_small(path)
+    TEACHER_SCORES.open(path)
     return path / SCORES_FILE
