@@ -226,7 +226,8 @@ class Recipe:
         step = self._step_of(self._trained(self.model.with_scanned_layers()), state.params)
         told = [_texts_before_data(source, self.negatives.negative_cache) for source in self.sources] if texts is None else [texts]
         for one in dict.fromkeys(tuple(one.items()) for one in told):
-            batch = plan.batch_shapes(8 * self.devices.num_chunks, 8, 8, **dict(one))
+            shape: dict[str, Any] = dict(one)
+            batch = plan.batch_shapes(8 * self.devices.num_chunks, 8, 8, **shape)
             try:
                 jax.eval_shape(step, state, batch)
             except ValueError as error:
