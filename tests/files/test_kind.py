@@ -15,9 +15,11 @@ from written_folders import (
     write_model,
     write_pair_store,
     write_ranked_queries,
+    write_teacher_scores,
     write_token_store,
 )
 
+from de_jax.data.batches.teacher_scores import TEACHER_SCORES, file_of
 from de_jax.data.sources.pair_store import PAIR_STORE, open_pair_store
 from de_jax.data.stores.corpus import open_token_store
 from de_jax.data.stores.store_writer import TOKEN_STORE
@@ -40,6 +42,7 @@ KINDS = [
     (SAVED_INDEX, write_index, SAVED_INDEX.open),
     (generations.NEGATIVES, write_generation, generations.open_newest),
     (EXPANSION, write_expansion, read_expansion),
+    (TEACHER_SCORES, write_teacher_scores, file_of),
     (curriculum.RANKED_QUERIES, write_ranked_queries, curriculum._open),
 ]
 DESCRIPTIONS = [
