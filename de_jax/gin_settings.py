@@ -10,6 +10,7 @@ import ast
 import importlib
 import importlib.resources
 import math
+import re
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from de_jax.files.reading import read_lines
 from de_jax.types import InputError
 
 PACKAGE = "de_jax"
+_REFERENCE = re.compile(r"[@%][\w./]+(\(\))?")
 RECIPES_DIR = Path(str(importlib.resources.files(f"{PACKAGE}.gin_configs")))
 
 
@@ -176,14 +178,14 @@ def _setting(statement: Any) -> Setting:
 
 
 def _read_typed(binding: str, found: Settings) -> None:
-    """A setting of the command line; a value that is no literal, reference or macro is a string."""
+    """A setting of the command line; a value that is no literal, reference or macro, nor made of such, is a string."""
     name, separator, value = binding.partition("=")
     if not separator:
         raise InputError(f"the setting {binding!r} has no value; write --gin.name=value.")
     value = value.strip()
     if not value.startswith(("@", "%")):
         try:
-            ast.literal_eval(value)
+            ast.literal_eval(_REFERENCE.sub("None", value))
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             value = repr(value)
     place = f"--gin.{name.strip()}"

@@ -16,6 +16,7 @@ from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.expansion import curriculum_texts
 from de_jax.interop.fine_tuning import InitFrom, Layers, check_init_from
+from de_jax.losses.combination import parts
 from de_jax.losses.spread import with_spread
 from de_jax.mining.miner import Miner
 from de_jax.models.dual_encoder import DualEncoder
@@ -153,7 +154,15 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_call("train.loss", self.loss, "embeddings", like="samtone")
+        for loss in parts(self.loss):
+            check_call("train.loss", loss, "embeddings", like="samtone")
+            if name_of(loss) == "matryoshka" and {self.model.query.normalize, self.model.doc.normalize} != {
+                bound(loss, "normalize")
+            }:
+                raise InputError(
+                    f"matryoshka.normalize is {bound(loss, 'normalize')}, but the towers have normalize = "
+                    f"{self.model.doc.normalize}; cut embeddings are scaled as whole ones are."
+                )
         check_call("train.data", self.data, options=("share",), like="beir_pairs")
 
     @property
@@ -202,21 +211,34 @@ class Recipe:
             "train.num_chunks": self.devices.num_chunks,
             f"{type(self.model.doc.encoder).__name__}.remat": getattr(self.model.doc.encoder, "remat", None),
         }
-        with contextlib.suppress(KeyError):  # a loss that is never computed block by block
-            settings[f"{name_of(self.loss)}.block_size"] = bound(self.loss, "block_size")
+        for loss in parts(self.loss):
+            with contextlib.suppress(KeyError):  # a loss that is never computed block by block
+                settings[f"{name_of(loss)}.block_size"] = bound(loss, "block_size")
         return settings
 
-    def check(self) -> TrainState:
-        """The shapes of the state, after a step was traced, one layer for all of a tower: what is wrong here raises here."""
+    def check(self, texts: Mapping[str, int] | None = None) -> TrainState:
+        """The shapes of the state, after a step was traced, one layer for all of a tower: what is wrong here raises here.
+
+        Args:
+            texts: for `plan.batch_shapes`; by default what the settings tell, and all that the source of pairs may bring.
+        """
         state = self.shapes()
         step = self._step_of(self._trained(self.model.with_scanned_layers()), state.params)
-        for texts in dict.fromkeys(tuple(_texts_of_a_pair(_options_of(source)).items()) for source in self.sources):
-            batch = plan.batch_shapes(8 * self.devices.num_chunks, 8, 8, **dict(texts))
+        told = [_texts_before_data(source, self.negatives.negative_cache) for source in self.sources] if texts is None else [texts]
+        for one in dict.fromkeys(tuple(one.items()) for one in told):
+            shape: dict[str, Any] = dict(one)
+            batch = plan.batch_shapes(8 * self.devices.num_chunks, 8, 8, **shape)
             try:
                 jax.eval_shape(step, state, batch)
             except ValueError as error:
                 raise InputError(str(error)) from error
         return state
+
+    def check_texts(self, texts: Mapping[str, int] | None) -> None:
+        """`check` once more, where a source has not brought what it was thought to: negatives, or a teacher's scores."""
+        known = [_given(_texts_before_data(source, self.negatives.negative_cache)) for source in self.sources]
+        if texts is not None and _given(texts) not in known:
+            self.check(texts)
 
     def check_sizes(
         self, mesh: jax.sharding.Mesh, *, batch_size: int, max_query_length: int, max_doc_length: int, has_negatives: bool
@@ -320,13 +342,13 @@ class Recipe:
         )
 
     def _temperature(self) -> float | None:
-        """The loss's."""
-        try:
-            return bound(self.loss, "temperature")
-        except KeyError:
-            raise InputError(
-                f"train.negative_cache draws by the temperature of the loss, but {name_of(self.loss)} has none; take another loss."
-            ) from None
+        """The loss's, or of several that of the first that has one."""
+        for loss in parts(self.loss):
+            with contextlib.suppress(KeyError):
+                return bound(loss, "temperature")
+        raise InputError(
+            f"train.negative_cache draws by the temperature of the loss, but {name_of(self.loss)} has none; take another loss."
+        )
 
 
 def _options_of(source: Callable[..., TrainingSet]) -> PairsOptions | None:
@@ -341,4 +363,19 @@ def _texts_of_a_pair(options: PairsOptions | None) -> dict[str, int]:
     if options is None:
         return {}
     mined = ("num_neg_docs", "num_neg_queries") if options.negatives_dir else ()
-    return {name: getattr(options, name) for name in ("max_passages", *mined)}
+    found = {name: getattr(options, name) for name in ("max_passages", *mined)}
+    return found | ({"has_scores": True} if options.teacher_scores else {})
+
+
+def _texts_before_data(source: Callable[..., TrainingSet], cache: NegativeCache | None) -> dict[str, int]:
+    """`_texts_of_a_pair`, and what a source may bring with its pairs that is known only when it is open."""
+    options = _options_of(source)
+    found = _texts_of_a_pair(options)
+    if name_of(source) == "beir_pairs" or options is None:
+        return found
+    mined = {} if cache else {name: getattr(options, name) for name in ("num_neg_docs", "num_neg_queries")}
+    return {**mined, **found, "has_scores": True}
+
+
+def _given(texts: Mapping[str, int]) -> dict[str, int]:
+    return {name: number for name, number in texts.items() if number}

@@ -79,6 +79,8 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
         has_queries_for_both=data.for_both is not None,
         has_dev=bool(data.dev_sets),
     )
+    for part in data.parts.values():
+        recipe.check_texts(part.texts_of_a_pair)
     if not recipe.negatives.miner:
         for mined in data.all_mined.values():
             mined.check()

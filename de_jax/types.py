@@ -59,6 +59,7 @@ class Batch(NamedTuple):
     neg_queries: Array | None = None  # [B, M, Lq]
     neg_query_ids: Array | None = None  # [B, M]
     positive_ids: Array | None = None  # [B, P]: all documents known to be relevant to the row's query
+    scores: Array | None = None  # [B, 1 + N] float32: a teacher's, of `doc` and of each of `neg_docs`; NaN where it has none
 
 
 class Sample(NamedTuple):
@@ -82,6 +83,7 @@ class Embeddings(NamedTuple):
     positive_ids: Array | None = None  # [B, P]
     scale: Array | None = None  # []
     sample: Sample | None = None  # of what `neg_docs` are one
+    scores: Array | None = None  # [B, 1 + N]
 
 
 class CachedDocs(NamedTuple):

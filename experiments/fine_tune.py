@@ -7,6 +7,16 @@ split of that set and, where it has one, its dev split ("<set>/dev"), and on oth
 every such split, `de-jax compare_runs` between the model as it came and all that were trained from it. All commands are printed
 to stderr, so that any line can be repeated by hand; what is finished is not done again. Nothing is chosen on a test split:
 settings are equal for all and fixed in advance.
+
+A student of three layers, by its own model's scores and without (three hours on two cores, estimated); and nDCG@10 by dimension,
+trained for it and merely cut (two hours):
+
+python -m experiments.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --train scifact medquad --zero_shot \\
+    --methods student student_kl student_margin_mse --beside=student --settings beir_pairs.num_neg_docs=3 \\
+    --num_steps=100 --batch_size=32 --max_query_length=32 --max_doc_length=64 --out_dir=runs/distil
+python -m experiments.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --train scifact medquad --zero_shot \\
+    --methods in_batch_softmax matryoshka --beside=in_batch_softmax --embedding_dims 384 192 96 48 --num_steps=100 \\
+    --batch_size=32 --max_query_length=32 --max_doc_length=64 --out_dir=runs/matryoshka
 """
 
 from __future__ import annotations
@@ -41,6 +51,11 @@ def _light(layers: int) -> dict[str, list[Stage]]:
     }
 
 
+THREE_LAYERS = {"pretrained_tower.layers": (0, 1, 2), "train.init_layers": {"query": (0, 1, 2), "doc": (0, 1, 2)}}
+"""A student: both towers have the model's first three layers."""
+COSINES = {"kl_distillation.teacher_temperature": 0.05}
+"""For a teacher whose scores are cosines, as those of `--model` are."""
+
 METHODS: dict[str, list[Stage]] = {
     "in_batch_softmax": [("fine_tune", {})],
     "in_batch_softmax_masked": [("fine_tune", {"beir_pairs.mask_positives": True})],
@@ -59,9 +74,18 @@ METHODS: dict[str, list[Stage]] = {
     **_light(1),
     **_light(2),
     **_light(3),
+    "matryoshka": [("matryoshka", {})],
+    # The same pairs and negatives with a teacher and without.
+    "student": [("distil", {**THREE_LAYERS, "combined.losses": "(@in_batch_softmax,)"})],
+    "student_kl": [("distil", {**THREE_LAYERS, **COSINES})],
+    "student_margin_mse": [
+        ("distil", {**THREE_LAYERS, "combined.losses": "(@in_batch_softmax, @margin_mse)", "margin_mse.temperature": 1.0})
+    ],
 }
 """The stages of each method. A model whose embeddings are cosines is given a temperature."""
-BM25 = ("bm25_neg", "bm25_rand_neg")
+TAUGHT = ("student", "student_kl", "student_margin_mse")
+"""Methods whose batches have the scores of `--model` as it came, a stand-in for a cross-encoder."""
+BM25 = ("bm25_neg", "bm25_rand_neg", *TAUGHT)
 MINED = {"ance": "docs", "ance_rand_neg": "docs", "ance_norm": "docs", "ance_dual": "docs and queries", "dance": "docs and queries"}
 """Methods whose runs mine, and what."""
 
@@ -77,14 +101,20 @@ def main(argv: list[str] | None = None) -> None:
     for trained_on, method, seed, run_dir in itertools.chain([(None, "none", 0, base)], _runs(base, args)):
         datasets = args.train if trained_on is None else [trained_on]
         with_dev = [name for name in datasets if "dev" in beir.find_splits(args.data_dir / name)]
-        reports = _evaluated(run_dir, list(dict.fromkeys([*datasets, *args.zero_shot])), "test", args)
-        reports |= _evaluated(run_dir, with_dev, "dev", args)
+        everywhere = list(dict.fromkeys([*datasets, *args.zero_shot]))
+        reports = {}
+        for dim in args.embedding_dims or [None]:
+            reports |= _evaluated(run_dir, everywhere, "test", dim, args) | _evaluated(run_dir, with_dev, "dev", dim, args)
         scores = {name: report["dense"] for name, report in reports.items()}
         print(json.dumps({"trained_on": trained_on, "method": method, "seed": seed, "scores": scores}), flush=True)
         for name, report in reports.items():
             system = "before" if trained_on is None else f"{trained_on}-{method}"
             tested.setdefault(name, {}).setdefault(system, []).append(report["evaluation_dir"])
-    print(json.dumps({"compared": {name: _compared(name, systems, args) for name, systems in tested.items()}}))
+    print(json.dumps({"compared": {name: _compared(name, systems, args) for name, systems in tested.items()}}), flush=True)
+    if args.beside:
+        print(
+            json.dumps({f"compared with {args.beside}": {name: _beside(name, systems, args) for name, systems in tested.items()}})
+        )
 
 
 def _runs(base: Path, args: argparse.Namespace) -> Iterator[tuple[str, str, int, Path]]:
@@ -124,6 +154,8 @@ def _train(model: Path, run_dir: Path, dataset: str, method: str, seed: int, arg
         }
         if method in BM25:
             settings["beir_pairs.negatives_dir"] = _bm25_negatives(dataset, args)
+        if method in TAUGHT:
+            settings["beir_pairs.teacher_scores"] = _teacher_scores(dataset, args)
         if method in MINED:
             settings["train.mine_every_steps"] = args.mine_every_steps
             _copy_first_generation(folder, dataset, method, args)
@@ -153,20 +185,44 @@ def _bm25_negatives(dataset: str, args: argparse.Namespace) -> Path:
     return folder
 
 
-def _evaluated(run_dir: Path, datasets: list[str], split: str, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The reports by set, or by "<set>/<split>" for another split than test."""
+def _teacher_scores(dataset: str, args: argparse.Namespace) -> Path:
+    """The scores of the model as it came, of the training pairs and of BM25's negatives, made once."""
+    folder: Path = args.out_dir / f"{dataset}-scores"
+    if not (folder / "manifest.json").exists():
+        of = [f"--dataset_dir={args.data_dir / dataset}", f"--negatives_dir={_bm25_negatives(dataset, args)}"]
+        processes.run(["tools.score_pairs", *of, f"--model={args.out_dir / 'base'}", f"--out_dir={folder}"])
+    return folder
+
+
+def _evaluated(
+    run_dir: Path, datasets: list[str], split: str, dim: int | None, args: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """The reports by "<set>", or "<set>/<split>" for another split than test; with "@<dim>" where embeddings are cut."""
     if not datasets:
         return {}
     folders = [str(args.data_dir / dataset) for dataset in datasets]
-    evaluate = [f"--run_dir={run_dir}", f"--split={split}", "--no_bm25", "--skip_empty", "--dataset_dirs", *folders]
+    cut = [f"--embedding_dim={dim}"] if dim else []
+    evaluate = [f"--run_dir={run_dir}", f"--split={split}", *cut, "--no_bm25", "--skip_empty", "--dataset_dirs", *folders]
     reports = processes.run(["tools.evaluate_beir", *evaluate])["sets"]
-    return {report["dataset"] if split == "test" else f"{report['dataset']}/{split}": report for report in reports}
+    end = ("" if split == "test" else f"/{split}") + (f"@{dim}" if dim else "")
+    return {f"{report['dataset']}{end}": report for report in reports}
+
+
+def _beside(name: str, systems: dict[str, list[str]], args: argparse.Namespace) -> dict[str, Any]:
+    """What compare_runs says of the systems of each training set beside the one of `--beside`."""
+    found = {}
+    for dataset in args.train:
+        own = {system: folders for system, folders in systems.items() if system.startswith(f"{dataset}-")}
+        first = f"{dataset}-{args.beside}"
+        if first in own and len(own) > 1:
+            found |= {dataset: _compared(name, {first: own.pop(first), **own}, args)}
+    return found
 
 
 def _compared(name: str, systems: dict[str, list[str]], args: argparse.Namespace) -> dict[str, Any]:
     """What compare_runs says; the first system is the model as it came."""
     arguments = [f"{system}={','.join(folders)}" for system, folders in systems.items()]
-    dataset, _, split = name.partition("/")
+    dataset, _, split = name.partition("@")[0].partition("/")
     qrels = beir.find_qrels(args.data_dir / dataset, split or "test")
     found: dict[str, Any] = processes.run(["tools.compare_runs", f"--qrels={qrels}", "--systems", *arguments])["systems"]
     return found
@@ -181,6 +237,10 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--zero_shot", nargs="*", default=["scifact", "nfcorpus", "cranfield"], help="sets to test every run on beside its own"
     )
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=["in_batch_softmax", "samtone"])
+    parser.add_argument("--beside", choices=list(METHODS), help="the method that the others are compared with beside the model")
+    parser.add_argument(
+        "--embedding_dims", nargs="+", type=int, help="evaluate embeddings cut to each of these; default whole ones"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--num_steps", type=int, default=40, help="updates, of all stages of a method together (default 40)")
     parser.add_argument("--mine_every_steps", type=int, default=20, help="updates between two minings of the run itself")

@@ -194,3 +194,61 @@ def dance(e, *, dual_weight=0.1, temperature=0.01, mask_duplicates=True):
         logits = [score(e.doc[i], negative) / temperature for negative in negatives]
         losses.append(negative_log_likelihood(score(e.query[i], e.doc[i]) / temperature, logits))
     return ance(e, temperature=temperature, mask_duplicates=mask_duplicates) + dual_weight * mean(losses)
+
+
+def candidates(e, i, temperature):
+    """(student's scaled score, teacher's score) of row i's document and of its negatives; None where the teacher says nothing."""
+    vectors, there = [e.doc[i], *e.neg_docs[i]], [True, *(n != PADDING for n in e.neg_doc_ids[i])]
+    scored = zip(vectors, there, e.scores[i], strict=True)
+    return [(score(e.query[i], v) / temperature, t) if is_there and t == t else None for v, is_there, t in scored]
+
+
+def margin_mse(e, *, temperature=1.0):
+    errors = []
+    for i in real_rows(e):
+        positive, *negatives = candidates(e, i, temperature)
+        for negative in negatives:
+            if positive and negative:
+                errors.append(((positive[0] - negative[0]) - (positive[1] - negative[1])) ** 2)
+    return mean(errors)
+
+
+def kl_distillation(e, *, temperature=1.0, teacher_temperature=1.0):
+    losses = []
+    for i in real_rows(e):
+        known = [one for one in candidates(e, i, temperature) if one]
+        if len(known) < 2:
+            continue
+        student, teacher = [s for s, _ in known], [t / teacher_temperature for _, t in known]
+        log_s, log_t = ([x - log_sum_exp(logits) for x in logits] for logits in (student, teacher))
+        losses.append(sum(math.exp(t) * (t - s) for s, t in zip(log_s, log_t, strict=True)))
+    return mean(losses)
+
+
+def relevance_weighted(e, *, weight="score", temperature=0.01, directions="both", mask_duplicates=True):
+    rows = [i for i in real_rows(e) if e.scores[i][0] == e.scores[i][0]]
+    weights = [max(e.scores[i][0], 0.0) if weight == "score" else 1 / (1 + math.exp(-e.scores[i][0])) for i in rows]
+    losses = {"query_to_doc": query_to_doc, "doc_to_query": doc_to_query}
+    total = 0.0
+    for name in losses if directions == "both" else [directions]:
+        of_rows = [losses[name](e, i, temperature, mask_duplicates) for i in rows]
+        total += sum(w * loss for w, loss in zip(weights, of_rows, strict=True)) / (sum(weights) or 1.0)
+    return total
+
+
+def matryoshka(e, *, loss, dims, weights, normalize=True, **options):
+    total = 0.0
+    for dim, weight in zip(dims, weights, strict=True):
+        cut = {name: first(getattr(e, name), dim, normalize) for name in ("query", "doc", "neg_docs", "neg_queries")}
+        total += weight * loss(e._replace(**cut), **options)
+    return total
+
+
+def first(vectors, dim, normalize):
+    """The first dimensions of vectors in lists of any depth, scaled to length 1 again where any were cut off."""
+    if vectors is None:
+        return None
+    if isinstance(vectors[0], list):
+        return [first(inner, dim, normalize) for inner in vectors]
+    length = math.sqrt(sum(x * x for x in vectors[:dim])) if normalize and dim < len(vectors) else 1.0
+    return [x / length for x in vectors[:dim]]

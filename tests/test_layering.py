@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
-    *("tensorflow", "seqio", "faiss", "torch", "transformers", "matplotlib", "sklearn", "ir_measures"),
+    *("tensorflow", "seqio", "faiss", "torch", "transformers", "sentence_transformers", "matplotlib", "sklearn", "ir_measures"),
     *("bm25s", "Stemmer", "nltk", "rapidfuzz", "sentencepiece", "tokenizers", "tensorboardX"),
     *("wandb", "mteb", "datasets", "pyarrow", "huggingface_hub"),
 }
@@ -67,6 +67,7 @@ RULES = {
     "de_jax.retrieval.faiss_index": ABOVE_TRAINING.allowing("faiss"),
     "de_jax.mining": CONCERN,
     **dict.fromkeys((f"de_jax.mining.{name}" for name in ("generations", "negatives", "rows_of_pairs", "imported")), DATA),
+    "de_jax.mining.teacher": CONCERN.allowing("sentence_transformers", "torch"),
     "de_jax.expansion": DATA,
     "de_jax.expansion.expanded_search": CONCERN,
     "de_jax.expansion.relevance": DATA.allowing("nltk", "rapidfuzz"),

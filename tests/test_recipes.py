@@ -14,7 +14,7 @@ from de_jax.interop.fine_tuning import initial_params
 from de_jax.models.tower import PARTS
 from de_jax.recipe import HardNegatives
 from de_jax.settings import bound
-from de_jax.training.mesh import sharding
+from de_jax.training.mesh import plan, sharding
 from de_jax.types import InputError
 
 ROOT = Path(__file__).parent.parent / "gin_configs"
@@ -96,6 +96,52 @@ def test_ances_head_on_roberta_is_new_and_scores_by_dot_products(tmp_path):
     np.testing.assert_array_equal(started["projection"]["kernel"], fresh["shared"]["projection"]["kernel"])
     for part in ("embedder", "encoder"):
         jax.tree.map(np.testing.assert_array_equal, started[part], there["shared"][part])
+
+
+def test_a_student_of_some_layers_may_share_its_towers(pretrained):
+    layers = ["pretrained_tower.layers=(1,)", "train.init_layers={'query': (1,), 'doc': (1,)}"]
+    lengths = ["PairsOptions.max_query_length=16", "PairsOptions.max_doc_length=16"]
+    built = read_recipe(["recipes/distil.gin"], [f"MODEL={pretrained}", *layers, *lengths])
+    built.check_before_data(built.devices.mesh(), built.model.shapes(), is_fresh=True)
+    fresh = jax.device_put(built.init().params, sharding.replicated(sharding.make_mesh()))
+    start = built.initialization
+    student = initial_params(start.init_from, fresh, layers=start.init_layers)["shared"]
+    whole = any_model.read(pretrained).params["shared"]
+    jax.tree.map(np.testing.assert_array_equal, student["encoder"]["layers_0"], whole["encoder"]["layers_1"])
+    jax.tree.map(np.testing.assert_array_equal, student["embedder"], whole["embedder"])
+    deeper = read_recipe(["recipes/distil.gin"], [f"MODEL={pretrained}", layers[1], *lengths])
+    with pytest.raises(InputError, match="names 1 layers for the query tower, which has 2; name one for each"):
+        deeper.check_before_data(deeper.devices.mesh(), deeper.model.shapes(), is_fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "sentence"),
+    [
+        ("distil", ["PairsOptions.teacher_scores="], "kl_distillation needs a teacher's scores, but batches come without"),
+        ("distil", ["PairsOptions.negatives_dir="], "kl_distillation compares a document with negatives mined for its query"),
+        ("distil", ["combined.weights=(1.0,)"], r"combined\.weights has 1 numbers for 2 losses"),
+        ("distil", ["combined.losses=(@in_batch_softmax, @adamw)"], "train.loss is @adamw, which cannot be called with embeddings"),
+        ("matryoshka", ["matryoshka.dims=(64, 32)"], r"matryoshka\.dims has 64, but embeddings have 32 dimensions"),
+        ("matryoshka", ["pretrained_tower.normalize=True", "matryoshka.normalize=False"], "the towers have normalize = True"),
+    ],
+)
+def test_what_a_teacher_or_a_cut_lacks_is_said_before_anything_is_read(pretrained, recipe, settings, sentence):
+    with pytest.raises(InputError, match=sentence):
+        read_recipe([f"recipes/{recipe}.gin"], [f"MODEL={pretrained}", *settings]).check()
+
+
+def test_a_cut_is_normalised_as_the_towers_are(pretrained):
+    settings = [f"MODEL={pretrained}", "pretrained_tower.normalize=False"]
+    with pytest.raises(InputError, match=r"matryoshka\.normalize is True, but the towers have normalize = False"):
+        read_recipe(["recipes/matryoshka.gin"], settings)
+    read_recipe(["recipes/matryoshka.gin"], [*settings, "matryoshka.normalize=False"]).check()
+
+
+def test_a_step_of_distillation_is_planned_with_its_scores(pretrained):
+    built = read_recipe(["recipes/distil.gin"], [f"MODEL={pretrained}"])
+    batch = plan.batch_shapes(8, 4, 4, **built.texts_of_a_pair())
+    assert (batch.scores.shape, batch.scores.dtype) == ((8, 8), np.float32)
+    assert built.memory_settings(8)["in_batch_softmax.block_size"] is None
 
 
 def test_a_stage_may_normalise_what_it_starts_from(pretrained):

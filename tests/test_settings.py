@@ -21,6 +21,7 @@ from de_jax.configurables import read_recipe
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.training_set import beir_pairs
+from de_jax.losses.combination import combined, matryoshka
 from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.models.bert import BertConfig
 from de_jax.models.decoding import Decoding
@@ -40,6 +41,7 @@ PARAMS = {"query": {"encoder": {"kernel": np.ones((4, 4), np.float32)}}}
 CONFIGS = {T5Config: SIZES, BertConfig: SIZES, TowerConfig: {"encoder": TOWER.encoder}, DualEncoder: {"query": TOWER, "doc": TOWER}}
 CONFIGS |= {Generator: {"t5": TOWER.encoder}, Decoding: {}}
 CONFIGS |= {config: {} for config in (*configurables.MINERS, *configurables.HOOKS, configurables.Curriculum)}
+WRAPPED = {combined: {"losses": (in_batch_softmax,)}, matryoshka: {"loss": in_batch_softmax, "dims": (8, 4)}}
 CONFIGS |= {group: {} for group in configurables.GROUPS if group is not PairsOptions}
 
 
@@ -47,8 +49,8 @@ def batch():
     vectors = lambda *shape: jnp.ones((*shape, 8)) / 8**0.5  # noqa: E731
     ids = jnp.arange(4, dtype=jnp.int32)
     mined = {"neg_docs": vectors(4, 2), "neg_doc_ids": jnp.full((4, 2), 9), "neg_queries": vectors(4, 1)}
-    sample = Sample(jnp.zeros(4), jnp.full((4, 2), 0.5))
-    return Embeddings(vectors(4), vectors(4), ids, ids, **mined, neg_query_ids=jnp.full((4, 1), 9), sample=sample)
+    sample, scores = Sample(jnp.zeros(4), jnp.full((4, 2), 0.5)), jnp.ones((4, 3))
+    return Embeddings(vectors(4), vectors(4), ids, ids, **mined, neg_query_ids=jnp.full((4, 1), 9), sample=sample, scores=scores)
 
 
 def use(configurable, changed, dataset_dir):
@@ -59,7 +61,7 @@ def use(configurable, changed, dataset_dir):
         base = {"model": MODEL, "loss": in_batch_softmax, "data": beir_pairs}
         return Recipe(**{**base, **changed})
     if configurable in configurables.LOSSES:
-        return jax.eval_shape(functools.partial(configurable, **changed), batch())
+        return jax.eval_shape(functools.partial(configurable, **{**WRAPPED.get(configurable, {}), **changed}), batch())
     if configurable in configurables.OPTIMIZERS and "params" in settings.hints(configurable):
         return jax.eval_shape(configurable(lambda step: 0.1, PARAMS, **changed).init, PARAMS)
     if configurable in configurables.OPTIMIZERS:

@@ -11,7 +11,7 @@ from de_jax.doc2query.generator_run import GENERATOR_RUN
 from de_jax.expansion import curriculum
 from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.interop import safetensors_model, t5x
-from de_jax.mining import generations
+from de_jax.mining import generations, teacher
 from de_jax.mining.generations import Mined
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.generator import Generator
@@ -86,6 +86,11 @@ def describe_generator(folder, tokenizer):
     model = Generator(TOWER.encoder)
     description = {"model": model.to_json(), "tokenizer": tokenizer.fingerprint, "max_query_length": 8, "max_doc_length": 8}
     run_folder.describe(GENERATOR_RUN, folder, description, Generator.from_json, [tokenizer])
+
+
+def write_teacher_scores(folder, tokenizer):
+    candidates = teacher.Candidates({"q": "a"}, {"d": "b"}, [("q", "d")])
+    teacher.write(folder, candidates, "a teacher", lambda: lambda pairs: np.ones(len(pairs)))
 
 
 def write_model(folder, tokenizer):

@@ -168,7 +168,8 @@ def _checked_places(
 
 def _check_layers(fresh: Params, layers: Layers) -> None:
     for tower, chosen in layers.items():
-        found = (_LAYER.fullmatch(path.removeprefix(f"{tower}/")) for path in paths.all_paths({tower: fresh.get(tower, {})}))
+        of_tower = {side: fresh[side] for side in (tower, "shared") if side in fresh}
+        found = (_LAYER.fullmatch(path.partition("/")[2]) for path in paths.all_paths(of_tower))
         if len(chosen) != (number := len({match[1] for match in found if match})):
             raise InputError(
                 f"train.init_layers names {len(chosen)} layers for the {tower} tower, which has {number}; name one for each."

@@ -1,7 +1,22 @@
 """Losses: pure functions from the `Embeddings` of a batch to (a number in nats, the scalars that make it up)."""
 
+from de_jax.losses.combination import combined, matryoshka
+from de_jax.losses.distillation import kl_distillation, margin_mse, relevance_weighted
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
 from de_jax.losses.mined import ance, dance, sampled_softmax
 from de_jax.losses.pair_loss import pair
 
-__all__ = ["ance", "dance", "in_batch_softmax", "nce", "pair", "sampled_softmax", "samtone"]
+__all__ = [
+    "ance",
+    "combined",
+    "dance",
+    "in_batch_softmax",
+    "kl_distillation",
+    "margin_mse",
+    "matryoshka",
+    "nce",
+    "pair",
+    "relevance_weighted",
+    "sampled_softmax",
+    "samtone",
+]

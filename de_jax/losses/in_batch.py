@@ -71,7 +71,7 @@ def in_batch_softmax(
         >>> round(float(loss), 3), float(metrics["accuracy"])
         (1.103, 1.0)
     """
-    loss, metrics, _ = _sum_of_softmaxes(
+    loss, metrics, _ = sum_of_softmaxes(
         e,
         scale=scores.scale_of(e, temperature),
         directions=directions,
@@ -132,7 +132,7 @@ def samtone(
         raise InputError(
             f"same_tower={same_tower!r} adds to the {' and '.join(with_same_tower)} softmax, but directions={directions!r}."
         )
-    loss, metrics, shares = _sum_of_softmaxes(
+    loss, metrics, shares = sum_of_softmaxes(
         e,
         scale=scores.scale_of(e, temperature),
         directions=directions,
@@ -190,7 +190,7 @@ def nce(
     }
 
 
-def _sum_of_softmaxes(
+def sum_of_softmaxes(
     e: Embeddings,
     *,
     scale: Float[Array, ""],
@@ -201,9 +201,11 @@ def _sum_of_softmaxes(
     block_size: int | None,
     label_smoothing: float = 0.0,
     with_same_tower: tuple[str, ...] = (),
+    row_weights: Float[Array, " B"] | None = None,
 ) -> tuple[Float[Array, ""], Metrics, list[Float[Array, ""]]]:
-    """The loss, its metrics, and the same-tower share of each softmax in `with_same_tower`."""
+    """The loss, its metrics, and the same-tower share of each softmax in `with_same_tower`; rows count alike, or by weight."""
     is_real = masks.is_real_row(e.query_id)
+    weights = is_real.astype(jnp.float32) if row_weights is None else jnp.where(is_real, row_weights, 0.0)
     sets = scores.items(e)
     positive = scores.positive_scores(sets)
     logit = scale * (positive - margin)
@@ -222,7 +224,7 @@ def _sum_of_softmaxes(
         if label_smoothing:
             mean_logit = (logit + scale * negatives.score_sum) / (1.0 + negatives.num_negatives)
             loss += label_smoothing * (logit - mean_logit)
-        losses[direction] = scores.mean_of_real(loss, is_real)
+        losses[direction] = scores.weighted_mean(loss, weights)
     reduce = jnp.mean if reduce_directions == "mean" else jnp.sum
     metrics: Metrics = {f"loss_{direction}": loss for direction, loss in losses.items()}
     metrics |= scores.score_metrics(e, positive, across[names[0]])

@@ -92,10 +92,16 @@ def softmax_loss(logit: Float[Array, " B"], log_sum_exp: Float[Array, " B"]) -> 
     return jax.nn.softplus(log_sum_exp - logit)
 
 
-def mean_of_real(values: Float[Array, " B"], is_real: Bool[Array, " B"]) -> Float[Array, ""]:
-    """The mean over rows that are no padding; 0 where all of them are."""
+def mean_of_real(values: Float[Array, " *v"], is_real: Bool[Array, " *v"]) -> Float[Array, ""]:
+    """The mean over what is no padding; 0 where all of it is."""
     total = jnp.sum(jnp.where(is_real, values, 0.0))
     return total / jnp.maximum(jnp.sum(is_real, dtype=jnp.float32), 1.0)
+
+
+def weighted_mean(values: Float[Array, " B"], weights: Float[Array, " B"]) -> Float[Array, ""]:
+    """The mean by weights >= 0; 0 where all of them are 0."""
+    total = jnp.sum(weights)
+    return jnp.sum(jnp.where(weights > 0, weights * values, 0.0)) / jnp.where(total > 0, total, 1.0)
 
 
 def score_metrics(e: Embeddings, positive: Float[Array, " B"], negatives: Contrast) -> Metrics:
@@ -114,9 +120,12 @@ def score_metrics(e: Embeddings, positive: Float[Array, " B"], negatives: Contra
         "positive_score": mean_of_real(positive, is_real),
         "negative_score": jnp.sum(negatives.score_sum) / jnp.maximum(jnp.sum(negatives.num_negatives), 1.0),
     }
-    if e.scale is not None:
-        metrics["temperature"] = 1.0 / e.scale.astype(jnp.float32)
-    return metrics
+    return metrics | temperature_metric(e)
+
+
+def temperature_metric(e: Embeddings) -> Metrics:
+    """The temperature, where it is learned."""
+    return {} if e.scale is None else {"temperature": 1.0 / e.scale.astype(jnp.float32)}
 
 
 def scale_of(e: Embeddings, temperature: float | None) -> Float[Array, ""]:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from de_jax.data.batches import teacher_scores
 from de_jax.data.stores.corpus import TokenStore
-from de_jax.data.text import near_duplicates, trec_columns
-from de_jax.files.reading import read_lines
+from de_jax.data.text import near_duplicates
 from de_jax.mining.negatives import TrainingTexts
 from de_jax.types import InputError, Ranking
 
@@ -144,28 +144,9 @@ def _refusals(
 
 
 def read_teacher(path: str | Path, texts: TrainingTexts) -> dict[tuple[int, int], float]:
-    """Scores by another model, such as a cross-encoder, by (query row, document row).
-
-    Args:
-        path: tab-separated lines of query id, document id and score, plain or .gz; a line whose texts are not there is passed over.
-        texts: of the training pairs.
-
-    Raises:
-        InputError: a line with other columns, or a score that is not a finite number.
-    """
-    lines = []
-    for number, raw in read_lines(Path(path)):
-        columns = raw.split("\t")
-        if len(columns) != 3:
-            raise InputError(f"{path}, line {number}: expected a query id, a document id and a score, tab-separated.")
-        try:
-            lines.append((columns[0], columns[1], trec_columns.parse_score(columns[2].strip())))
-        except ValueError as error:
-            raise InputError(f"{path}, line {number}: {error}.") from None
-    queries = texts.query_store.rows_of([query_id for query_id, _, _ in lines]).tolist()
-    docs = texts.doc_store.rows_of([doc_id for _, doc_id, _ in lines]).tolist()
-    scores = ((query, doc, line[2]) for query, doc, line in zip(queries, docs, lines, strict=True))
-    return {(query, doc): score for query, doc, score in scores if query >= 0 and doc >= 0}
+    """Scores by another model by (query row, document row); `path` and errors are those of `teacher_scores.read`."""
+    queries, docs, scores = teacher_scores.read(path, texts.query_store, texts.doc_store)
+    return {(query, doc): score for query, doc, score in zip(queries.tolist(), docs.tolist(), scores.tolist(), strict=True)}
 
 
 def near_duplicates_in(store: TokenStore, max_resemblance: float | None) -> IsDuplicate | None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from de_jax.data.batches import teacher_scores
 from de_jax.data.text import beir, input_policy
 from de_jax.files.reading import read_lines
 from de_jax.mining import generations, mining_statistics
@@ -86,7 +87,7 @@ class Miner:
         if self.judgements:
             beir.read_qrels(self.judgements)
         if self.teacher_scores:
-            next(read_lines(self.teacher_scores), None)
+            next(read_lines(teacher_scores.file_of(self.teacher_scores)), None)
 
     def index_builder(self) -> faiss_index.IndexBuilder:
         """Makes the index of documents; raises InputError for one that cannot be."""

@@ -139,6 +139,7 @@ class DualEncoder:
             neg_query_ids=batch.neg_query_ids,
             positive_ids=batch.positive_ids,
             scale=self._scale(params),
+            scores=batch.scores,
         )
 
     def inference_params(self, params: Params, tower: str) -> Params:

@@ -15,10 +15,12 @@ from written_folders import (
     write_model,
     write_pair_store,
     write_ranked_queries,
+    write_teacher_scores,
     write_token_store,
     write_vector_index,
 )
 
+from de_jax.data.batches.teacher_scores import TEACHER_SCORES, file_of
 from de_jax.data.sources.pair_store import PAIR_STORE, open_pair_store
 from de_jax.data.stores.corpus import open_token_store
 from de_jax.data.stores.store_writer import TOKEN_STORE
@@ -43,6 +45,7 @@ KINDS = [
     (VECTOR_INDEX, write_vector_index, VectorIndex.load),
     (generations.NEGATIVES, write_generation, generations.open_newest),
     (EXPANSION, write_expansion, read_expansion),
+    (TEACHER_SCORES, write_teacher_scores, file_of),
     (curriculum.RANKED_QUERIES, write_ranked_queries, curriculum._open),
 ]
 DESCRIPTIONS = [

@@ -17,7 +17,9 @@ def strict_dtypes():
 
 @pytest.fixture
 def make_embeddings():
-    """Draws embeddings as JAX arrays: few distinct ids, so duplicates abound; mined negatives with fillers and own positives."""
+    """Draws embeddings as JAX arrays: few distinct ids, so duplicates abound; mined negatives with fillers and own positives; a
+    teacher's scores, of which a fifth are not there.
+    """
 
     def make(
         seed=0, *, num_rows=8, dim=3, num_padding=2, num_ids=5, num_neg_docs=3, num_neg_queries=2, num_positives=0, unique=False
@@ -35,6 +37,8 @@ def make_embeddings():
         if not unique:
             query_id, doc_id = (rng.integers(0, num_ids, size=num_rows).astype(np.int32) for _ in range(2))
         padding = rng.permutation(num_rows)[:num_padding]
+        scores = np.random.default_rng((seed, 1)).normal(scale=2.0, size=(num_rows, 1 + num_neg_docs)).astype(np.float32)
+        scores[np.random.default_rng((seed, 2)).random(scores.shape) < 0.2] = np.nan
         query_id[padding] = doc_id[padding] = PADDING_ID
         return Embeddings(
             query=unit(num_rows, dim),
@@ -46,6 +50,7 @@ def make_embeddings():
             neg_queries=unit(num_rows, num_neg_queries, dim) if num_neg_queries else None,
             neg_query_ids=jnp.asarray(ids(num_rows, num_neg_queries)) if num_neg_queries else None,
             positive_ids=jnp.asarray(ids(num_rows, num_positives)) if num_positives else None,
+            scores=jnp.asarray(scores),
         )
 
     return make

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from de_jax.losses import in_batch, mined, pair_loss
+from de_jax.losses import combination, distillation, in_batch, mined, pair_loss
 from de_jax.types import PADDING_ID
 
 VECTORS = ("query", "doc", "neg_docs", "neg_queries")
@@ -21,6 +21,20 @@ class Case(NamedTuple):
     loss: object
     reference: object
     hyper_parameters: dict
+
+
+def cut_samtone(e, **options):
+    """`matryoshka`, with the settings of the loss that it wraps."""
+    return combination.matryoshka(e, loss=functools.partial(in_batch.samtone, **options), dims=(2, 3), weights=(0.5, 1.0))
+
+
+def naive_cut_samtone(e, **options):
+    return naive.matryoshka(e, loss=naive.samtone, dims=(2, 3), weights=(0.5, 1.0), **options)
+
+
+def without_masks(loss):
+    """A loss to which ids say nothing of a negative but whether it is there."""
+    return lambda e, mask_duplicates=True, **options: loss(e, **options)
 
 
 CASES = [
@@ -41,12 +55,18 @@ CASES = [
     Case("ance", mined.ance, naive.ance, {}),
     Case("ance_in_batch", mined.ance, naive.ance, {"in_batch": True}),
     Case("dance", mined.dance, naive.dance, {"dual_weight": 0.3}),
+    Case("margin_mse", without_masks(distillation.margin_mse), without_masks(naive.margin_mse), {}),
+    Case("kl", without_masks(distillation.kl_distillation), without_masks(naive.kl_distillation), {"teacher_temperature": 0.7}),
+    Case("weighted", distillation.relevance_weighted, naive.relevance_weighted, {}),
+    Case("weighted_sigmoid", distillation.relevance_weighted, naive.relevance_weighted, {"weight": "sigmoid"}),
+    Case("matryoshka", cut_samtone, naive_cut_samtone, {"directions": "query_to_doc"}),
 ]
 BY_NAME = {case.name: case for case in CASES}
 every_option = pytest.mark.parametrize("case", CASES, ids=list(BY_NAME))
 DISTINCT = ("softmax_smooth", "samtone_both", "nce", "pair_eq3", "pair_paper", "pair_code", "ance_in_batch", "dance")
+DISTINCT += ("margin_mse", "kl", "weighted_sigmoid", "matryoshka")
 every_loss = pytest.mark.parametrize("case", [BY_NAME[name] for name in DISTINCT], ids=DISTINCT)
-NEEDS_MINED = ("ance", "ance_in_batch", "dance")
+NEEDS_MINED = ("ance", "ance_in_batch", "dance", "margin_mse", "kl")
 WITHOUT_MINED = [case for case in CASES if case.name not in NEEDS_MINED]
 masked_or_not = pytest.mark.parametrize("mask_duplicates", [True, False])
 

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from de_jax.losses.combination import combined, matryoshka
+from de_jax.losses.distillation import margin_mse
 from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
@@ -27,7 +29,10 @@ def batch(num_rows=32):
     ids = np.arange(num_rows, dtype=np.int32)
     draw = lambda *shape: rng.integers(1, 61, shape).astype(np.int32)  # noqa: E731
     negatives = np.arange(2 * num_rows, dtype=np.int32).reshape(num_rows, 2) + 1000
-    return Batch(draw(num_rows, 6), draw(num_rows, 10), ids, ids, neg_docs=draw(num_rows, 2, 10), neg_doc_ids=negatives)
+    scores = rng.normal(size=(num_rows, 3)).astype(np.float32)
+    scores[rng.random(scores.shape) < 0.2] = np.nan
+    texts = draw(num_rows, 6), draw(num_rows, 10)
+    return Batch(*texts, ids, ids, neg_docs=draw(num_rows, 2, 10), neg_doc_ids=negatives, scores=scores)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +50,9 @@ def whole(params):
 
 
 def loss_of(model, params, rows):
-    return in_batch_softmax(model.embed(params, rows), temperature=0.05)[0]
+    """Of whole and of cut embeddings, with mined negatives and a teacher's scores."""
+    parts = (functools.partial(in_batch_softmax, temperature=0.05), functools.partial(matryoshka, loss=margin_mse, dims=(8, 3)))
+    return combined(model.embed(params, rows), losses=parts)[0]
 
 
 def packed_batch():

@@ -1,4 +1,4 @@
-"""Several sources of pairs as one, without a copy: their texts, ids and mined negatives under common rows."""
+"""Several sources of pairs as one, without a copy: their texts, ids, mined negatives and scores under common rows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from de_jax.data.batches.pair_batches import Drawable, NegativesAt
+from de_jax.data.batches.teacher_scores import ScoresOf
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.settings import LARGEST
 from de_jax.types import PADDING_ID, Batch, InputError
@@ -106,6 +107,29 @@ def joined_negatives(sources: Sequence[NegativesAt], firsts: Mapping[str, Sequen
         }
 
     return at
+
+
+def joined_scores(sources: Sequence[ScoresOf | None], firsts: Sequence[int], num_pairs: Sequence[int]) -> ScoresOf:
+    """A teacher's scores of the pairs of all sources, whose documents stand in the rows of a joined store.
+
+    Args:
+        sources: those of each; None where it has none.
+        firsts: of each source, the joined row of its first document.
+        num_pairs: of each source; the pairs of a source follow those of the source before.
+    """
+    ends = np.cumsum(num_pairs)
+    starts = [0, *ends[:-1].tolist()]
+
+    def find(chosen: np.ndarray, docs: np.ndarray) -> np.ndarray:
+        of = np.searchsorted(ends, chosen, side="right")
+        found = np.full(docs.shape, np.nan, np.float32)
+        for place, (scores, first) in enumerate(zip(sources, firsts, strict=True)):
+            here = of == place
+            if scores and here.any():
+                found[here] = scores(chosen[here] - starts[place], moved(docs[here], -first))
+        return found
+
+    return find
 
 
 def with_ids_from(batch: Batch, first: Mapping[str, int]) -> Batch:

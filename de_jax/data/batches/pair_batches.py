@@ -19,6 +19,7 @@ from jaxtyping import Int32
 from de_jax.data.batches import layout
 from de_jax.data.batches.epoch_plan import EpochPlan
 from de_jax.data.batches.layout import Store
+from de_jax.data.batches.teacher_scores import ScoresOf
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import beir, input_policy
 from de_jax.types import PADDING_ID, Batch, InputError
@@ -146,6 +147,7 @@ def pair_batches(
     negatives: NegativesAt | None = None,
     doc_texts: DocTexts | None = None,
     positives: Positives | None = None,
+    scores: ScoresOf | None = None,
     epoch_order: Callable[[int], np.ndarray] | None = None,
     host_index: int = 0,
     num_hosts: int = 1,
@@ -168,6 +170,7 @@ def pair_batches(
         negatives: hard negatives of each pair.
         doc_texts: of the documents of `doc_store`, instead of their beginnings.
         positives: what batches say in `positive_ids`.
+        scores: a teacher's, of the documents and the negatives of each pair.
         epoch_order: the rows of `pairs` that make up an epoch, by its number, in shuffled order (`mixing.mixed_epochs`); by
             default every pair once.
         host_index, num_hosts: this host gets rows [host_index * B / num_hosts, ...) of every batch.
@@ -183,12 +186,16 @@ def pair_batches(
     sides = {"query": (query_store, max_query_length), "doc": (doc_texts.store if doc_texts else doc_store, max_doc_length)}
     sides |= {"neg_queries": sides["query"], "neg_docs": sides["doc"]}
 
+    def chosen_at(number: int) -> np.ndarray:
+        epoch, step = divmod(number, plan.num_batches)
+        return plan.epoch(epoch)[step]
+
     def rows_and_texts(
         number: int, at: int, in_force: Mapping[str, Drawable]
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """A global batch as rows of its stores, and the rows of the texts that are encoded: these, or what stands for documents."""
         epoch, step = divmod(number, plan.num_batches)
-        chosen = plan.epoch(epoch)[step]
+        chosen = chosen_at(number)
         rows = {"query": pairs[chosen, 0], "doc": pairs[chosen, 1]}
         for kind, name in enumerate(_MINED):
             if name in in_force:
@@ -219,7 +226,12 @@ def pair_batches(
             rows, encoded = rows_and_texts(number, step, negatives(step) if negatives else {})
             texts = {name: lay_out[name](all_texts, host_index) for name, all_texts in encoded.items()}
             ids = {_IDS[name]: all_rows[host_rows] for name, all_rows in rows.items()}
-            yield Batch(**texts, **ids, positive_ids=positives.of(ids["query_id"]) if positives else None)
+            yield Batch(
+                **texts,
+                **ids,
+                positive_ids=positives.of(ids["query_id"]) if positives else None,
+                scores=scores(chosen_at(number)[host_rows], _candidates(ids)) if scores else None,
+            )
 
     return batches
 
@@ -262,6 +274,11 @@ def prefetch(iterator: Iterator[T]) -> Iterator[T]:
     finally:
         stopped.set()
         thread.join()
+
+
+def _candidates(ids: Mapping[str, np.ndarray]) -> Int32[np.ndarray, "b K"]:
+    """The rows of each pair's document and of its negatives."""
+    return np.concatenate([ids["doc_id"][:, None], *([ids["neg_doc_ids"]] if "neg_doc_ids" in ids else [])], axis=1)
 
 
 def _require_shares(batch_size: int, host_index: int, num_hosts: int) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from de_jax.data.batches import mixing
-from de_jax.data.batches.joined import JoinedStore, joined_negatives, with_ids_from
+from de_jax.data.batches.joined import JoinedStore, joined_negatives, joined_scores, with_ids_from
 from de_jax.data.batches.pair_batches import BatchesOfPairs, pair_batches, positives_of
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import DrawnFrom, TrainingSet
@@ -154,6 +154,7 @@ def _mixed(
         row_multiple=share.row_multiple,
         negatives=joined_negatives([part.negatives for part in parts], mined, sizes),
         positives=positives_of(pairs, queries.num_texts) if options.mask_positives else None,
+        scores=joined_scores([part.scores for part in parts], docs.firsts, sizes) if any(part.scores for part in parts) else None,
         epoch_order=mixing.mixed_epochs(sizes, rates, options.seed, [part.pairs.epoch_order for part in parts]),
         host_index=share.host_index,
         num_hosts=share.num_hosts,

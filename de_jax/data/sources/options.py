@@ -41,6 +41,8 @@ class PairsOptions:
         negatives_dir: generations of hard negatives, see `negatives`; "{run_dir}" in it stands for the run's folder, and "{source}"
             for the name of a source of a mixture. "" for none but those that the source brings.
         num_neg_docs, num_neg_queries: hard negatives in each row of a batch, drawn anew in every epoch.
+        teacher_scores: a teacher's scores of training pairs and their negatives, as `de-jax score_pairs` writes them; "" for those
+            that the source brings.
         expansion: generated queries of the corpus, as `de-jax doc2query` writes them.
         curriculum: documents get one of them after their text, chosen so; None leaves documents as they are.
         relevance: by which a pair's generated queries are ranked, a name out of `relevance.MEASURES`.
@@ -72,6 +74,7 @@ class PairsOptions:
     negatives_dir: str = ""
     num_neg_docs: NonNegativeInt = 1
     num_neg_queries: NonNegativeInt = 0
+    teacher_scores: str = ""
     expansion: str = ""
     curriculum: Curriculum | None = None
     relevance: MeasureName = "rouge_l"

@@ -12,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from de_jax.data.batches import pair_batches as batches_
+from de_jax.data.batches import teacher_scores
 from de_jax.data.batches.pair_batches import BatchesOfPairs, DocTexts, Negatives, NegativesAt
+from de_jax.data.batches.teacher_scores import ScoresOf
 from de_jax.data.sources.options import PairsOptions, Share, TokenizerSource
 from de_jax.data.stores.corpus import TokenStore, cached_token_store
 from de_jax.data.text import beir, input_policy
@@ -79,6 +81,7 @@ class DrawnFrom(NamedTuple):
     options: PairsOptions
     negatives: NegativesAt
     batches: BatchesOfPairs
+    scores: ScoresOf | None = None
 
 
 class TrainingSet(NamedTuple):
@@ -99,6 +102,7 @@ class TrainingSet(NamedTuple):
     mined: MinedNegatives | None = None
     for_both: QueriesForBoth | None = None
     has_negatives: bool = False  # mined ones come with the batches
+    texts_of_a_pair: Mapping[str, int] | None = None  # for `plan.batch_shapes`; None where the source does not tell
     drawn_from: DrawnFrom | None = None
     sources: Mapping[str, TrainingSet] = MappingProxyType({})
     source_of: Callable[[int], str] = lambda step: ""  # the name of the source that a step's batch comes from
@@ -199,6 +203,7 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         is_first = share.host_index == 0
         mined = follow(options.negatives_dir, share.run_dir, texts, source=share.source, num_drawn=drawn, is_first=is_first)
     brought = pairs.negatives or {}
+    scores = _teacher_scores(pairs, brought, options)
     negatives = mined.at if mined else lambda step: brought
     make = functools.partial(
         batches_.pair_batches,
@@ -215,10 +220,12 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         negatives=negatives,
         doc_texts=_doc_texts(pairs, passages, options, has_neg_docs=mined is not None or "neg_docs" in brought),
         positives=batches_.positives_of(pairs.rows, pairs.query_store.num_texts) if options.mask_positives else None,
+        scores=scores,
         epoch_order=pairs.epoch_order,
         host_index=share.host_index,
         num_hosts=share.num_hosts,
     )
+    num_drawn = mined.num_drawn if mined else {name: negatives.num_drawn for name, negatives in brought.items()}
     dev = None
     if dev_qrels is not None:
         sizes = (options.dev_max_queries, options.dev_max_docs)
@@ -235,8 +242,22 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         texts=texts,
         mined=mined,
         has_negatives=mined is not None or bool(brought),
-        drawn_from=DrawnFrom(pairs, options, negatives, batches),
+        texts_of_a_pair={
+            "max_passages": options.max_passages,
+            **{f"num_{name}": number for name, number in num_drawn.items()},
+            "has_scores": scores is not None,
+        },
+        drawn_from=DrawnFrom(pairs, options, negatives, batches, scores),
     )
+
+
+def _teacher_scores(pairs: Pairs, brought: Mapping[str, Negatives], options: PairsOptions) -> ScoresOf | None:
+    """What batches say in `scores`: those of the options' file, else those that the pairs bring."""
+    if options.teacher_scores:
+        return teacher_scores.of_file(options.teacher_scores, pairs.rows, *pairs.stores)
+    if pairs.scores is None:
+        return None
+    return teacher_scores.of_array(pairs.scores, pairs.rows, brought["neg_docs"].rows if "neg_docs" in brought else None)
 
 
 def _no_batches(start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:

@@ -109,6 +109,7 @@ def batch_shapes(
     num_neg_docs: int = 0,
     num_neg_queries: int = 0,
     max_passages: int = 1,
+    has_scores: bool = False,
 ) -> Batch:
     """The shapes of a batch.
 
@@ -118,6 +119,7 @@ def batch_shapes(
         query_rows, doc_rows: how many rows the packed texts of a batch take, mined ones apart; None for texts that are padded.
         num_neg_docs, num_neg_queries: mined for each pair, taken to be as long as its own.
         max_passages: C, of a document.
+        has_scores: a teacher's come with the batch.
     """
     passages = (max_passages,) if max_passages > 1 else ()
 
@@ -132,7 +134,8 @@ def batch_shapes(
     if num_neg_queries:
         mined["neg_queries"] = texts(query_length, query_rows, num_neg_queries, times=num_neg_queries)
         mined["neg_query_ids"] = _int32(batch_size, num_neg_queries)
-    return Batch(texts(query_length, query_rows), texts(doc_length, doc_rows, *passages), ids, ids, **mined)
+    scores = jax.ShapeDtypeStruct((batch_size, 1 + num_neg_docs), np.float32) if has_scores else None
+    return Batch(texts(query_length, query_rows), texts(doc_length, doc_rows, *passages), ids, ids, **mined, scores=scores)
 
 
 def _texts(shape: tuple[int, ...], length: int, num_rows: int | None) -> Any:

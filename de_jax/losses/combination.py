@@ -1,0 +1,155 @@
+"""Losses made of other losses: a weighted sum of several, and one loss over the first dimensions of the embeddings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from de_jax.losses import dense, scores
+from de_jax.settings import NonNegativeFloat, PositiveInt, bound, checked, name_of
+from de_jax.types import Embeddings, InputError, LossFn, Metrics
+
+Loss = Callable[..., Any]
+"""A `LossFn`, as an annotation that gin can check."""
+
+
+@checked
+def combined(
+    e: Embeddings, *, losses: Sequence[Loss], weights: Sequence[NonNegativeFloat] | None = None
+) -> tuple[Float[Array, ""], Metrics]:
+    """The weighted sum of several losses over one batch.
+
+    Args:
+        e: what all of the losses need.
+        losses: with their settings bound.
+        weights: >= 0, one for each loss; None for 1 each.
+
+    Returns:
+        The sum, and: the first loss's own scalars, and for every loss <its name>/loss, unweighted, and <its name>/<scalar>. A name
+        that stands twice is numbered: `margin_mse`, `margin_mse_2`.
+
+    Raises:
+        InputError: no losses, or weights of another number.
+
+    Example:
+        >>> from functools import partial
+        >>> from de_jax.losses.in_batch import in_batch_softmax, nce
+        >>> ids = jnp.arange(3)
+        >>> e = Embeddings(query=jnp.eye(3), doc=jnp.eye(3), query_id=ids, doc_id=ids)
+        >>> parts = (partial(in_batch_softmax, temperature=1.0), partial(nce, temperature=1.0))
+        >>> loss, metrics = combined(e, losses=parts, weights=(1.0, 0.5))
+        >>> round(float(loss), 3), round(float(metrics["nce/loss"]), 3)
+        (1.26, 0.313)
+    """
+    weights = _checked_weights("combined", "losses", losses, weights)
+    total = jnp.zeros((), jnp.float32)
+    metrics: Metrics = {}
+    for loss, weight, name in zip(losses, weights, _names(losses), strict=True):
+        value, parts = loss(e)
+        total += weight * value
+        metrics |= {} if metrics else parts
+        metrics |= {f"{name}/{part}": scalar for part, scalar in {**parts, "loss": value}.items()}
+    return total, metrics
+
+
+@checked
+def matryoshka(
+    e: Embeddings,
+    *,
+    loss: Loss,
+    dims: Sequence[PositiveInt] | None = None,
+    weights: Sequence[NonNegativeFloat] | None = None,
+    normalize: bool = True,
+) -> tuple[Float[Array, ""], Metrics]:
+    """The weighted sum of a loss over the first dimensions of the embeddings, for several numbers of them.
+
+    Matryoshka representation learning (Kusupati et al. 2022), eq. 1, whose weights are all 1. Embeddings that were trained so can
+    be cut to any of these lengths (`de-jax evaluate_beir --embedding_dim`). Mined negatives are cut too; a teacher's scores stay.
+
+    Args:
+        e: embeddings of D dimensions, and what `loss` needs beside them.
+        loss: with its settings bound.
+        dims: numbers of dimensions, each from 1 to D and none twice; None for the whole, the half, a quarter and an eighth of D.
+            Without D itself whole embeddings are not trained.
+        weights: >= 0, one for each of `dims`; None for 1 each.
+        normalize: whether what is cut is scaled to length 1 again, as embeddings of a model with `normalize` are.
+
+    Returns:
+        The sum, and: the scalars of the loss over the most dimensions, and for each of `dims` loss_dim_<d>, unweighted.
+
+    Raises:
+        InputError: `dims` or weights that cannot be, or a loss whose negatives were drawn by whole embeddings and stand for them.
+
+    Example:
+        >>> from functools import partial
+        >>> from de_jax.losses.in_batch import in_batch_softmax
+        >>> ids = jnp.arange(4)
+        >>> e = Embeddings(query=jnp.eye(4), doc=jnp.eye(4), query_id=ids, doc_id=ids)
+        >>> loss, metrics = matryoshka(e, loss=partial(in_batch_softmax, temperature=1.0), dims=(4, 2))
+        >>> round(float(loss), 3), round(float(metrics["loss_dim_4"]), 3)
+        (3.617, 1.487)
+    """
+    whole = e.query.shape[-1]
+    dims = [whole >> halvings for halvings in range(4) if whole >> halvings] if dims is None else dims
+    weights = _checked_weights("matryoshka", "dims", dims, weights)
+    _check_dims(dims, whole)
+    if e.sample is not None and any(name_of(part) == "sampled_softmax" for part in parts(loss)):
+        raise InputError("sampled_softmax's draws stand for whole embeddings, which matryoshka cuts; take matryoshka.loss = @ance.")
+    total = jnp.zeros((), jnp.float32)
+    metrics: Metrics = {}
+    for dim, weight in sorted(zip(dims, weights, strict=True), reverse=True):
+        value, parts_of_loss = loss(_first_dims(e, dim, normalize))
+        total += weight * value
+        metrics = (metrics or parts_of_loss) | {f"loss_dim_{dim}": value}
+    return total, metrics
+
+
+def parts(loss: LossFn) -> Iterator[LossFn]:
+    """A loss and all that it is made of, itself first."""
+    yield loss
+    for name in ("loss", "losses"):
+        with contextlib.suppress(KeyError):
+            inner = bound(loss, name)
+            for one in inner if isinstance(inner, Sequence) else (inner,):
+                yield from parts(one)
+
+
+def _first_dims(e: Embeddings, dim: int, normalize: bool) -> Embeddings:
+    """The batch with embeddings [..., dim]; zeros where an embedding only fills the batch up."""
+    if dim == e.query.shape[-1]:
+        return e
+
+    def cut(name: str, items: dense.Items) -> Float[Array, "*n d"]:
+        vectors = dense.real_vectors(items).reshape(getattr(e, name).shape)[..., :dim].astype(jnp.float32)
+        if not normalize:
+            return vectors
+        return vectors * jax.lax.rsqrt(jnp.maximum(jnp.sum(jnp.square(vectors), axis=-1, keepdims=True), 1e-24))
+
+    vectors: dict[str, Any] = {name: cut(name, items) for name, items in scores.items(e).items()}
+    return e._replace(**vectors)
+
+
+def _checked_weights(loss: str, of: str, values: Sequence[Any], weights: Sequence[float] | None) -> Sequence[float]:
+    if not values:
+        raise InputError(f"{loss}.{of} is empty; give at least one.")
+    if weights is not None and len(weights) != len(values):
+        raise InputError(f"{loss}.weights has {len(weights)} numbers for {len(values)} {of}; give one for each.")
+    return weights if weights is not None else (1.0,) * len(values)
+
+
+def _check_dims(dims: Sequence[int], available: int) -> None:
+    if max(dims) > available:
+        raise InputError(f"matryoshka.dims has {max(dims)}, but embeddings have {available} dimensions; give 1 to {available}.")
+    if len(set(dims)) < len(dims):
+        raise InputError(f"matryoshka.dims is {tuple(dims)}; give each number of dimensions once.")
+
+
+def _names(losses: Sequence[LossFn]) -> list[str]:
+    names = [name_of(loss) for loss in losses]
+    before = [names[:place].count(name) for place, name in enumerate(names)]
+    return [f"{name}_{count + 1}" if count else name for name, count in zip(names, before, strict=True)]

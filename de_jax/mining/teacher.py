@@ -1,0 +1,241 @@
+"""A teacher's scores of training pairs and of the negatives mined for them, computed once, for losses that learn from a teacher.
+
+<out_dir>/
+    scores.tsv       query id, document id, score; every two texts once
+    manifest.json    of which texts by which teacher; written last
+    progress.json    the same, while the folder is incomplete
+
+What was scored is durable part by part, so that a teacher that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from de_jax.data.batches.teacher_scores import SCORES_FILE, TEACHER_SCORES
+from de_jax.data.sources.pair_store import open_pair_store
+from de_jax.data.stores.corpus import TokenStore, build_token_store
+from de_jax.data.text import beir
+from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.files import folders, outputs
+from de_jax.mining import generations
+from de_jax.retrieval import encode
+from de_jax.retrieval.embedding_files import open_embeddings
+from de_jax.training.run.run_folder import Run
+from de_jax.types import PADDING_ID, InputError
+
+PARTS_DIR = "embeddings"
+PROGRESS_FILE = "progress.json"
+
+Score = Callable[[Sequence[tuple[str, str]]], Float[np.ndarray, " s"]]
+"""(query id, document id) of some texts to the teacher's scores."""
+
+
+class Candidates(NamedTuple):
+    """What a teacher scores."""
+
+    queries: dict[str, str]  # texts by id
+    docs: dict[str, str]
+    pairs: list[tuple[str, str]]  # (query id, document id), each once: documents of training pairs, and their negatives
+
+    def fingerprint(self) -> str:
+        """Equal for equal texts in equal order."""
+        digest = hashlib.sha256()
+        for query_id, doc_id in self.pairs:
+            digest.update(f"{query_id}\t{doc_id}\n".encode())
+        for texts in (self.queries, self.docs):
+            for text_id, text in texts.items():
+                digest.update(f"{text_id}\t{text}\n".encode())
+        return digest.hexdigest()
+
+
+def of_dataset(dataset_dir: str | Path, split: str, negatives_dir: str | Path = "", *, skip_empty: bool = False) -> Candidates:
+    """The pairs of a BEIR folder's split, and their negatives in the newest whole generation of a folder.
+
+    Raises:
+        InputError: whatever is wrong with either, or ids that have no text.
+    """
+    qrels = beir.read_qrels(beir.find_qrels(dataset_dir, split))
+    pairs = {(query, doc): None for query, judged in qrels.items() for doc, grade in judged.items() if grade >= 1}
+    found = dict(pairs)
+    if negatives_dir:
+        for mined in generations.read_mined(generations.open_newest(negatives_dir)):
+            if (mined.query_id, mined.doc_id) in pairs:
+                found |= {(mined.query_id, doc_id): None for doc_id in mined.neg_doc_ids}
+    files = {name: beir.find_file(dataset_dir, name) for name in ("queries", "corpus")}
+    queries = _wanted(beir.iter_queries(files["queries"], skip_empty=skip_empty), (query for query, _ in found))
+    docs = _wanted(beir.iter_docs(files["corpus"], skip_empty=skip_empty), (doc for _, doc in found))
+    if not skip_empty:
+        beir.require_known((query for query, _ in found), queries, f"{files['queries']}: ids without a text")
+        beir.require_known((doc for _, doc in found), docs, f"{files['corpus']}: ids without a text")
+    return Candidates(queries, docs, [(query, doc) for query, doc in found if query in queries and doc in docs])
+
+
+def of_pair_store(pairs_dir: str | Path) -> Candidates:
+    """The pairs of a folder of pairs with the negatives in it; texts are what their tokens spell."""
+    store = open_pair_store(pairs_dir)
+    docs = store.pairs[:, 1:] if store.neg_docs is None else np.concatenate([store.pairs[:, 1:], store.neg_docs], axis=1)
+    query_ids, doc_ids = store.query_store.ids, store.doc_store.ids
+    rows = zip(store.pairs[:, 0].tolist(), docs.tolist(), strict=True)
+    found = {(query, doc): None for query, scored in rows for doc in scored if doc != PADDING_ID}
+    return Candidates(
+        _spelt(store.query_store, store.query_tokenizer, {query for query, _ in found}),
+        _spelt(store.doc_store, store.doc_tokenizer, {doc for _, doc in found}),
+        [(query_ids[query], doc_ids[doc]) for query, doc in found],
+    )
+
+
+def write(
+    out_dir: str | Path,
+    candidates: Candidates,
+    teacher: str,
+    make_score: Callable[[], Score],
+    *,
+    pairs_per_part: int = 4096,
+    progress: Callable[[int], object] = lambda number: None,
+) -> None:
+    """Writes the teacher's scores; the same call after a kill continues, and a complete folder stays as it is.
+
+    Args:
+        out_dir: absent, empty, or begun by the same call.
+        candidates: what is scored.
+        teacher: tells this teacher from every other.
+        make_score: opens the teacher; not called for a complete folder.
+        pairs_per_part: scores between two points from which a killed call continues.
+        progress: called with the number of scores just written.
+
+    Raises:
+        InputError: `out_dir` belongs to another teacher or other texts, or a score is not a finite number.
+    """
+    folder = Path(out_dir)
+    plan = {"teacher": teacher, "texts": candidates.fingerprint(), "num_scores": len(candidates.pairs)}
+    with outputs.in_turn(folder):
+        if _is_complete(folder, plan):
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        outputs.write_json(folder / PROGRESS_FILE, plan)
+        (folder / SCORES_FILE).touch()
+        num_done = _num_whole_lines(folder / SCORES_FILE)
+        progress(num_done)
+        score = make_score()
+        for start in range(num_done, len(candidates.pairs), pairs_per_part):
+            part = candidates.pairs[start : start + pairs_per_part]
+            scores = np.asarray(score(part), np.float32)
+            if not np.isfinite(scores).all():
+                query_id, doc_id = part[int(np.argmin(np.isfinite(scores)))]
+                raise InputError(f"the teacher's score of query {query_id} and document {doc_id} is not a finite number.")
+            lines = (f"{query}\t{doc}\t{value:.9g}\n" for (query, doc), value in zip(part, scores.tolist(), strict=True))
+            outputs.append_text(folder / SCORES_FILE, "".join(lines))
+            progress(len(part))
+        _finish(folder, plan)
+
+
+def by_run(run: Run, candidates: Candidates, out_dir: str | Path) -> Score:
+    """The scores of a dual encoder: inner products of its embeddings, which are made now and stay in `out_dir` until all is done.
+
+    Raises:
+        InputError: documents of several passages.
+    """
+    if run.doc.max_passages > 1:
+        raise InputError("score_pairs takes documents of one passage, and this run has several; take another teacher.")
+    found: dict[str, tuple[dict[str, int], np.ndarray]] = {}
+    for tower, texts in (("query", candidates.queries), ("doc", candidates.docs)):
+        folder, side = Path(out_dir) / PARTS_DIR, run.side(tower)
+        store = build_token_store(texts.items(), side.tokenizer, folder / f"{tower}_tokens", progress=False)
+        options: dict[str, Any] = {"max_length": side.max_length, "model_hash": encode.tower_hash(run, tower)}
+        encode.encode_to_dir(encode.encode_fn(run, tower), store, folder / tower, **options)
+        ids, embeddings, _ = open_embeddings(folder / tower)
+        found[tower] = {text_id: row for row, text_id in enumerate(ids)}, embeddings
+    (query_rows, queries), (doc_rows, docs) = found["query"], found["doc"]
+
+    def score(pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, " s"]:
+        rows = [query_rows[query] for query, _ in pairs], [doc_rows[doc] for _, doc in pairs]
+        return np.einsum("sD,sD->s", queries[rows[0]], docs[rows[1]])
+
+    return score
+
+
+def by_cross_encoder(model: str, candidates: Candidates, *, batch_size: int = 32, max_length: int | None = None) -> Score:
+    """The logits of a cross-encoder that sentence-transformers opens.
+
+    Args:
+        model: a folder, or a name of the Hugging Face hub.
+        candidates: the texts.
+        batch_size: of pairs.
+        max_length: tokens of a query and a document together; None for the model's.
+
+    Raises:
+        InputError: sentence-transformers is not installed, or the model gives more than one number.
+    """
+    try:
+        import torch
+        from sentence_transformers import CrossEncoder
+    except ImportError as error:
+        raise InputError(f"a cross-encoder needs the package {error.name}; run pip install sentence-transformers.") from None
+    encoder = CrossEncoder(model, num_labels=None, max_length=max_length)
+    if encoder.config.num_labels != 1:
+        raise InputError(
+            f"{model} gives {encoder.config.num_labels} numbers for two texts; take a cross-encoder that gives one score."
+        )
+
+    def score(pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, " s"]:
+        texts = [(candidates.queries[query], candidates.docs[doc]) for query, doc in pairs]
+        options = {"batch_size": batch_size, "show_progress_bar": False, "activation_fn": torch.nn.Identity()}
+        return np.asarray(encoder.predict(texts, **options), np.float32)
+
+    return score
+
+
+def _wanted(texts: Iterable[tuple[str, str]], ids: Iterable[str]) -> dict[str, str]:
+    wanted = set(ids)
+    return {text_id: text for text_id, text in texts if text_id in wanted}
+
+
+def _spelt(store: TokenStore, tokenizer: Tokenizer, rows: set[int]) -> dict[str, str]:
+    in_order = sorted(rows)
+    spans = [(int(store.offsets[row]), int(store.offsets[row + 1])) for row in in_order]
+    texts = tokenizer.decode([store.tokens[start:end] for start, end in spans])
+    return {store.ids[row]: text for row, text in zip(in_order, texts, strict=True)}
+
+
+def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
+    """Whether a folder holds all scores of a plan.
+
+    Raises:
+        InputError: it holds something else, or was begun with another plan.
+    """
+    is_complete, is_begun = TEACHER_SCORES.is_in(folder), (folder / PROGRESS_FILE).is_file()
+    if is_complete:
+        TEACHER_SCORES.require_same(folder, TEACHER_SCORES.open(folder), plan)
+    elif is_begun:
+        TEACHER_SCORES.require_same(folder, outputs.read_json(folder / PROGRESS_FILE), plan)
+    else:
+        folders.require_unused(folder)
+    return is_complete
+
+
+def _num_whole_lines(path: Path) -> int:
+    """The lines of a file, after what a kill has left of one more was cut off."""
+    written = path.read_bytes()
+    whole = written.rfind(b"\n") + 1
+    if whole < len(written):
+        os.truncate(path, whole)
+    return written.count(b"\n")
+
+
+def _finish(folder: Path, plan: dict[str, Any]) -> None:
+    """Writes the checksums, and then the manifest, which makes the folder complete."""
+    shutil.rmtree(folder / PARTS_DIR, ignore_errors=True)
+    with outputs.atomic_file(folder / TEACHER_SCORES.file) as manifest:
+        outputs.write_json(manifest, {"format": TEACHER_SCORES.format, **plan})
+        of_files = {**folders.facts(folder, [SCORES_FILE]), TEACHER_SCORES.file: folders.fact(manifest)}
+        folders.write_checksums(folder, TEACHER_SCORES.name, of_files)
+    (folder / PROGRESS_FILE).unlink()

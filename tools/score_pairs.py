@@ -1,0 +1,93 @@
+"""Scores training pairs and their hard negatives by a teacher, once; prints one JSON object.
+
+de-jax score_pairs --dataset_dir=data/beir/scifact --negatives_dir=runs/bm25/negatives --cross_encoder=<model> \\
+    --out_dir=scores/scifact
+de-jax score_pairs --pairs_dir=data/questions_pairs --model=runs/large --out_dir=scores/questions
+
+A teacher is a cross-encoder that sentence-transformers opens, whose logits count, or a dual encoder that this library opens, whose
+inner products count. The folder gets scores.tsv (query id, document id, score); after a stop the same command continues. Losses
+that learn from a teacher read it, and so does mine_negatives for --teacher_scores:
+
+de-jax train --gin_file=recipes/distil.gin --gin.beir_pairs.teacher_scores=scores/scifact ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from collections.abc import Callable
+
+from de_jax import command
+from de_jax.data.text import input_policy
+from de_jax.data.text.sides import Side
+from de_jax.files.progress import progress_bar
+from de_jax.interop import any_model
+from de_jax.mining import teacher
+from de_jax.mining.teacher import Candidates, Score
+from de_jax.retrieval import encode
+from de_jax.training.run.run_folder import Run, load_run
+from de_jax.types import InputError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    if args.negatives_dir and not args.dataset_dir:
+        raise InputError("--negatives_dir goes with --dataset_dir; a folder of pairs holds its negatives itself.")
+    if args.pairs_dir:
+        candidates = teacher.of_pair_store(args.pairs_dir)
+    else:
+        candidates = teacher.of_dataset(args.dataset_dir, args.split, args.negatives_dir or "", skip_empty=args.skip_empty)
+    name, make_score = _teacher(args, candidates)
+    with progress_bar(total=len(candidates.pairs), desc="score", unit=" pairs", delay=0.5) as bar:
+        teacher.write(args.out_dir, candidates, name, make_score, progress=bar.update)
+    sizes = {"num_queries": len(candidates.queries), "num_docs": len(candidates.docs), "num_scores": len(candidates.pairs)}
+    print(json.dumps({"out_dir": args.out_dir, "teacher": name, **sizes}))
+
+
+def _teacher(args: argparse.Namespace, candidates: Candidates) -> tuple[str, Callable[[], Score]]:
+    """What tells the teacher from others, and what opens it."""
+    if args.cross_encoder:
+        options = {"batch_size": args.batch_size, "max_length": args.max_length}
+        return args.cross_encoder, functools.partial(teacher.by_cross_encoder, args.cross_encoder, candidates, **options)
+    run = _opened(args.model)
+    hashes = (encode.tower_hash(run, tower)[:16] for tower in ("query", "doc"))
+    return " ".join([args.model, *hashes]), functools.partial(teacher.by_run, run, candidates, args.out_dir)
+
+
+def _opened(source: str) -> Run:
+    """A run, or any model as one."""
+    folder = any_model.folder_of(source)
+    if any_model.is_run(folder):
+        return load_run(folder)
+    found = any_model.read(source)
+    sides = []
+    for side in (found.query, found.doc):
+        if side.tokenizer is None:
+            raise InputError(f"{source} holds no vocabulary; make a run of it with import_model --tokenizer first.")
+        sides.append(Side(side.tokenizer, side.max_length))
+    return Run(folder, 0, found.model, found.params, *sides)
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = command.Parser(description=__doc__)
+    pairs = parser.add_mutually_exclusive_group(required=True)
+    pairs.add_argument("--dataset_dir", help="a BEIR folder")
+    pairs.add_argument("--pairs_dir", help="a folder of pairs, whose texts are what their tokens spell")
+    parser.add_argument("--split", default="train", help="of --dataset_dir, whose pairs are scored (default train)")
+    parser.add_argument(
+        "--negatives_dir", help="of --dataset_dir: a generation, or a folder of which the newest whole one is taken"
+    )
+    input_policy.add_flags(parser)
+    by = parser.add_mutually_exclusive_group(required=True)
+    by.add_argument("--cross_encoder", help="a folder, or a name of the hub, that sentence-transformers opens")
+    by.add_argument("--model", help="a run, or any model that import_model reads")
+    parser.add_argument("--out_dir", required=True, help="folder of the scores; absent, empty or begun by this command")
+    parser.add_argument("--batch_size", type=int, default=32, help="pairs at a time, of a cross-encoder (default 32)")
+    parser.add_argument("--max_length", type=int, help="tokens of a query and a document, of a cross-encoder; default the model's")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
