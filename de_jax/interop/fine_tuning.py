@@ -13,7 +13,6 @@ import jax
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.interop import any_model, huggingface
 from de_jax.interop.pretrained import Pretrained
-from de_jax.models.bert import BertConfig
 from de_jax.models.layer_stack import Remat
 from de_jax.models.tower import PARTS, ProjectionInit, TowerConfig
 from de_jax.settings import NonNegativeInt, PositiveInt, ShareBelowOne, checked
@@ -76,7 +75,7 @@ def pretrained_tower(
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
     num_layers, base = None if layers is None else len(layers), config.encoder
-    if dropout_rate is not None and isinstance(base, BertConfig):
+    if dropout_rate is not None and hasattr(base, "attention_dropout_rate"):
         base = dataclasses.replace(base, attention_dropout_rate=None)
     encoder = _changed(
         base,

@@ -113,9 +113,9 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (in_json(POOLING, pooling_mode_mean_tokens=False, pooling_mode_max_tokens=True), "pooling max; a tower has mean or cls"),
+        (in_json(POOLING, pooling_mode_mean_tokens=False, pooling_mode_max_tokens=True), "pooling max; a tower has mean or cls or last"),
         (in_json(POOLING, pooling_mode_cls_token=True), "pooling cls and mean"),
-        (in_json(POOLING, pooling_mode="lasttoken"), "pooling lasttoken"),
+        (in_json(POOLING, pooling_mode="weightedmean"), "pooling weightedmean"),
         (in_json(POOLING, pooling_mode_mean_tokens=False), "pooling none"),
         (in_json(POOLING, include_prompt=False), "include_prompt is False; the towers here have True"),
         (in_json(DENSE, activation_function="torch.nn.modules.activation.Tanh"), "the activation .*Tanh has no place"),
