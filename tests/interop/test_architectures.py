@@ -10,14 +10,20 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+import tokenizers
 import torch
 import transformers
+from pretrained_folders import TEXTS, WORDS, our_embeddings, write
 
-from de_jax.interop import huggingface
+from de_jax.data.text.sides import Side
+from de_jax.interop import any_model, huggingface
 from de_jax.interop.architectures import registry
+from de_jax.interop.export import export
 from de_jax.interop.pretrained import disassemble
 from de_jax.interop.safetensors_files import save
+from de_jax.models.rotary import RotaryConfig
 from de_jax.models.tower import segments_of
+from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
 
 LENGTHS = (140, 60, 7, 1)  # tokens: beyond T5's and MPNet's farthest bucket and all windows below
@@ -217,3 +223,58 @@ def test_an_array_without_a_place_is_refused_by_name(imported, tmp_path):
         index.write_text(json.dumps(shards))
     with pytest.raises(InputError, match=r"holds 1 arrays that the model has no place for: layers\.9\.norm; name them"):
         huggingface.read(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def embedding_model(tmp_path_factory):
+    """Qwen3-Embedding's habits: a text ends with the token that also pads, on the left, and the last token is the embedding."""
+    folder = tmp_path_factory.mktemp("embedding") / "model"
+    torch_model(ROWS["qwen3 with an untied head"]).save_pretrained(folder)
+    pieces = ("[UNK]", "<|endoftext|>", "<|fim_pad|>", *WORDS)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({piece: i for i, piece in enumerate(pieces)}, "[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(list(pieces[1:3]))
+    end = [("<|endoftext|>", 1)]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("$A <|endoftext|>", special_tokens=end)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|endoftext|>", padding_side="left")
+    fast.save_pretrained(folder)
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
+    values = [{"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+              for i, (kind, path) in enumerate(modules)]  # fmt: skip
+    write(folder / "modules.json", values)
+    write(folder / "sentence_bert_config.json", {"max_seq_length": 16})
+    write(folder / "config_sentence_transformers.json", {"prompts": {"query": "query : "}})
+    write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True})
+    return folder
+
+
+def test_the_last_token_of_texts_that_end_with_the_padding_is_embedded(embedding_model, tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    model = library.SentenceTransformer(str(embedding_model), device="cpu", local_files_only=True)
+    found = any_model.read(embedding_model)
+    assert found.doc.tokenizer.suffix_ids == (1,)
+    assert found.doc.tokenizer.pad_id == 2
+    expected = model.encode_query(TEXTS), model.encode_document(TEXTS)
+    for tower, vectors in zip(("query", "doc"), expected, strict=True):
+        np.testing.assert_allclose(our_embeddings(found, TEXTS, tower), vectors, atol=1e-5)
+    sides = [Side(side.tokenizer, side.max_length) for side in (found.query, found.doc)]
+    export(Run(tmp_path, 0, found.model, found.params, *sides), tmp_path / "out", "sentence_transformers")
+    again = library.SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True)
+    np.testing.assert_allclose(again.encode_query(TEXTS), expected[0], atol=1e-5)
+    np.testing.assert_allclose(again.encode_document(TEXTS), expected[1], atol=1e-5)
+
+
+def test_a_causal_encoder_alone_is_pooled_by_its_last_token(embedding_model, tmp_path):
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "model" / name).symlink_to(embedding_model / name)
+    found = any_model.read(tmp_path / "model", only_sizes=True)
+    assert found.model.doc.pooling == "last"
+    assert "assumed: lasttoken pooling" in found.notes[0]
+
+
+def test_an_encoder_that_is_none_of_transformers_is_refused_where_it_would_be_written():
+    config = RotaryConfig(causal=True)  # ModernBERT sees later tokens
+    with pytest.raises(InputError, match=r"a RotaryConfig with these settings .* is none of transformers' models"):
+        registry.kind_of(config, 0)
+    assert registry.kind_of(RotaryConfig(dtype="bfloat16", scan_layers=True), 0).model_types == ("modernbert",)
