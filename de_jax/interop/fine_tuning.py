@@ -58,7 +58,8 @@ def pretrained_tower(
     Args:
         source: a folder, or a name of the Hugging Face hub.
         tower: which of its towers, "query" or "doc".
-        pooling: "mean" or "cls", the first token's vector; None as the model has it, and mean for an encoder of Hugging Face.
+        pooling: "mean", "cls" for the first token's vector, or "lasttoken"; None as the model has it, and for an encoder of Hugging
+            Face the last token where it is causal, else the mean.
         normalize: whether embeddings have length 1; None as the model has it.
         layers: which of the model's layers the tower has, as `train.init_layers` names them too; none, (), leaves the average of
             the tokens' vectors. None for all.
@@ -74,7 +75,8 @@ def pretrained_tower(
     if pooling is None:
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
-    num_layers, base = None if layers is None else len(layers), config.encoder
+    num_layers = None if layers is None else len(layers)
+    base: Any = config.encoder
     if dropout_rate is not None and hasattr(base, "attention_dropout_rate"):
         base = dataclasses.replace(base, attention_dropout_rate=None)
     encoder = _changed(

@@ -67,9 +67,9 @@ def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], de
     side = run.side(tower)
     tokenizer, max_length = with_prompt(side.tokenizer, ""), side.max_length
     encoder = {part: params[part] for part in ("embedder", "encoder")}
-    kind = registry.kind_of(config.encoder, tokenizer.pad_id)
-    save(folder / FILE, disassemble(encoder, kind.origins_of(config.encoder, tokenizer.pad_id)))
-    write_json(folder / CONFIG_FILE, kind.json_of(config.encoder, tokenizer.pad_id))
+    known = registry.kind_of(config.encoder, tokenizer.pad_id)
+    save(folder / FILE, disassemble(encoder, known.origins_of(config.encoder, tokenizer.pad_id)))
+    write_json(folder / CONFIG_FILE, known.json_of(config.encoder, tokenizer.pad_id))
     tokenizer_files.write(folder, tokenizer, max_length)
     for prompt in prompts.values():
         tokenizer_settings.check_prompt(run.run_dir, folder, prompt)

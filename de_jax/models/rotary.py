@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -19,7 +20,11 @@ from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, ShareBel
 from de_jax.types import Array, InputError
 
 TABLE_STD = 0.02
-ACTIVATIONS = {"gelu": functools.partial(nn.gelu, approximate=False), "gelu_tanh": nn.gelu, "silu": nn.silu}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": functools.partial(nn.gelu, approximate=False),
+    "gelu_tanh": nn.gelu,
+    "silu": nn.silu,
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -94,7 +94,7 @@ def tables_of(pad_id: int, *, first_position: int = 0, has_types: bool = True) -
 
 def layers_of(config: BertConfig) -> dict[str, Origin]:
     """The origins of an encoder."""
-    origins = {}
+    origins: dict[str, Origin] = {}
     for index in range(config.num_layers):
         ours, theirs = f"encoder/layers_{index}", f"encoder.layer.{index}"
         for name in ("query", "key", "value"):

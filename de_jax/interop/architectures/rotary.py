@@ -99,8 +99,8 @@ def _comparable(config: RotaryConfig, told: RotaryConfig) -> RotaryConfig:
         same["attention_dropout_rate"] = told.attention_dropout_rate
     if layer_types(config) == layer_types(told):
         same |= {"global_every": told.global_every, "first_global": told.first_global}
-        unused = ("rope_base", "rope_factor") if GLOBAL not in layer_types(config) else ()
-        unused += ("window", "local_rope_base") if LOCAL not in layer_types(config) else ()
+        unused = [*(("rope_base", "rope_factor") if GLOBAL not in layer_types(config) else ())]
+        unused += [*(("window", "local_rope_base") if LOCAL not in layer_types(config) else ())]
         same |= {name: getattr(told, name) for name in unused}
     if (config.query_scale or config.head_dim**-0.5) == (told.query_scale or told.head_dim**-0.5):
         same["query_scale"] = told.query_scale
