@@ -5,7 +5,8 @@ de-jax import_model --from=simcse-bert-base/ --pooling=cls --run_dir=runs/simcse
 de-jax import_model --from=intfloat/e5-base-v2 --query_prompt="query: " --doc_prompt="passage: " --run_dir=runs/e5
 
 --from takes a folder of sentence-transformers, Hugging Face (T5, BERT, ModernBERT, Qwen3 and their kin) or T5X, another run, or a
-name of the Hugging Face hub. Nothing is unpickled. An array that is missing or has no place is refused, and so is a setting without a place.
+name of the Hugging Face hub. Nothing is unpickled. An array that is missing or has no place is refused, and so is a setting without
+a place.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def naive_encoder(folder: Path) -> tuple[T5Config | BertConfig, dict[str, np.nda
 def naive_turned(stored: Mapping[str, np.ndarray], origins: Mapping[str, Origin]) -> dict[str, np.ndarray]:
     """The arrays by our paths and in our layout."""
     found = {}
-    for path, (name, is_transposed, row) in origins.items():
+    for path, (name, is_transposed, row, *_) in origins.items():
         array = np.array(stored[name], np.float32)
         if row:
             array[[0, row]] = array[[row, 0]]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from random_params import tower_params
+from random_params import random_params, tower_params
 
 from de_jax.models import attention
 from de_jax.models.dual_encoder import DualEncoder
@@ -69,16 +69,22 @@ def test_last_tokens_of_texts_padded_on_either_side_and_packed_are_the_same(caus
     assert np.abs(right - right[0]).max() > 0.1
 
 
-def test_a_loop_over_layers_and_rematerialisation_change_no_gradient():
-    tokens, params = texts("right"), tower_params(tower_of())
+def test_a_loop_over_layers_rematerialisation_and_a_mesh_change_no_gradient():
+    tokens, model = np.resize(texts("right"), (8, 16)), DualEncoder(tower_of(), tower_of())
+    params = random_params(model.init)
 
-    def gradient(**changes):
-        tower = Tower(tower_of(**changes))
-        return jax.jit(jax.grad(lambda params: jnp.sum(jnp.sin(3 * tower.apply(params, tokens)))))(params)
+    def gradient(mesh=None, **changes):
+        model = DualEncoder(tower_of(**changes), tower_of(**changes))
+        of_params = jax.grad(lambda params, tokens: jnp.sum(jnp.sin(3 * model.encode_doc(params, tokens))))
+        if mesh is None:
+            return jax.jit(of_params)(params, tokens)
+        placed = state_shardings(TrainState(0, model.shapes(), (), None), mesh).params
+        lie = {"in_shardings": (placed, sharding.by_rows(mesh)), "out_shardings": placed}
+        return jax.jit(sharding.traced_on(mesh, of_params), **lie)(jax.device_put(params, placed), tokens)
 
     expected = gradient()
-    for remat in ("dots", "full"):
-        actual = gradient(remat=remat, scan_layers=True)
+    for remat, mesh in (("dots", None), ("full", sharding.make_mesh(fsdp=2, tensor=2))):
+        actual = gradient(mesh, remat=remat, scan_layers=True)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), actual, expected)
 
 

@@ -18,7 +18,7 @@ from de_jax.models.bert import BertConfig
 NORM_EPSILON = 1e-12
 KEYS = Keys(
     read=kind.READ + "dim n_layers n_heads hidden_dim max_position_embeddings dropout attention_dropout",
-    harmless=kind.HARMLESS + " sinusoidal_pos_embds qa_dropout seq_classif_dropout",
+    harmless=kind.HARMLESS + " sinusoidal_pos_embds tie_weights_ qa_dropout seq_classif_dropout",
     fixed={**kind.FIXED, "activation": ("gelu",)},
     refused=kind.REFUSED,
 )
