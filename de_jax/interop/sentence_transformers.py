@@ -209,7 +209,8 @@ def _one_linear_map(folders: Sequence[Path]) -> dict[str, Callable[[], Array]]:
             raise InputError(f"{folder} {told}; a Dense module is linear.weight and linear.bias.")
 
     def joined() -> tuple[np.ndarray, np.ndarray]:
-        weight, bias = np.eye(1), np.zeros(1)
+        weight: np.ndarray = np.eye(1)
+        bias: np.ndarray = np.zeros(1)
         for folder, arrays in zip(folders, stored, strict=True):
             own = arrays["linear.weight"]()
             added = arrays["linear.bias"]() if "linear.bias" in arrays else np.zeros(own.shape[:1], np.float32)

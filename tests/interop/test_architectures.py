@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import functools
 import json
+import os
+import signal
 from typing import Any
 
 import jax
@@ -12,9 +14,11 @@ import pytest
 import safetensors.numpy
 import tokenizers
 import torch
+import toy_run
 import transformers
-from pretrained_folders import TEXTS, WORDS, our_embeddings, write
+from pretrained_folders import TEXTS, WORDS, our_embeddings, write, write_tokenizer
 
+from de_jax import command, train
 from de_jax.data.text.sides import Side
 from de_jax.interop import any_model, huggingface
 from de_jax.interop.architectures import registry
@@ -23,7 +27,8 @@ from de_jax.interop.pretrained import disassemble
 from de_jax.interop.safetensors_files import save
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.tower import segments_of
-from de_jax.training.run.run_folder import Run
+from de_jax.training.run import run_log
+from de_jax.training.run.run_folder import Run, load_run
 from de_jax.types import InputError
 
 LENGTHS = (140, 60, 7, 1)  # tokens: beyond T5's and MPNet's farthest bucket and all windows below
@@ -278,3 +283,40 @@ def test_an_encoder_that_is_none_of_transformers_is_refused_where_it_would_be_wr
     with pytest.raises(InputError, match=r"a RotaryConfig with these settings .* is none of transformers' models"):
         registry.kind_of(config, 0)
     assert registry.kind_of(RotaryConfig(dtype="bfloat16", scan_layers=True), 0).model_types == ("modernbert",)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("name", "vocabulary"),
+    [
+        ("mpnet with heads", "roberta"),
+        ("distilbert with heads, padding 3", "bert"),
+        ("modernbert", "bert"),
+        ("qwen3 with an untied head", "bert"),
+        ("embedding gemma", "bert"),
+    ],
+)
+def test_a_fine_tuning_that_is_stopped_goes_on_to_the_same_end(tmp_path, monkeypatch, name, vocabulary):
+    torch_model(ROWS[name]).save_pretrained(tmp_path / "model")
+    write_tokenizer(tmp_path / "model", vocabulary)
+    settings = {
+        "MODEL": tmp_path / "model",
+        "beir_pairs.dataset_dir": toy_run.write_dataset(tmp_path / "data"),
+        "make_mesh.data": 1,
+    }
+    settings |= {"beir_pairs.batch_size": 16, "beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 32}
+    settings |= {"train.num_steps": 6, "train.log_every_steps": 1, "train.save_every_steps": 6, "linear.warmup_steps": 0}
+    settings |= {"train.learning_rate": 0.001, "pretrained_tower.scan_layers": True, "pretrained_tower.remat": "'full'"}
+    argv = ["--gin_file=recipes/fine_tune.gin", *(f"--gin.{name}={value}" for name, value in settings.items())]
+    train.main([*argv, f"--run_dir={tmp_path / 'whole'}"])
+    stop = lambda step, scalars: os.kill(os.getpid(), signal.SIGTERM) if step == 3 and "loss" in scalars else None  # noqa: E731
+    with monkeypatch.context() as patched:
+        patched.setattr(run_log, "progress_sink", lambda num_steps, start_step: stop)
+        with pytest.raises(SystemExit):
+            command.run(lambda: train.main([*argv, f"--run_dir={tmp_path / 'stopped'}"]))
+    assert load_run(tmp_path / "stopped").step < 6
+    train.main([*argv, f"--run_dir={tmp_path / 'stopped'}"])
+    whole, stopped = (load_run(tmp_path / run).params for run in ("whole", "stopped"))
+    jax.tree.map(np.testing.assert_array_equal, stopped, whole)
+    first = huggingface.read(tmp_path / "model").params
+    assert max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), whole, first))) > 1e-3
