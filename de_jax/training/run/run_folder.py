@@ -1,6 +1,7 @@
 """A run folder's own description, so that a tool needs one flag and cannot mismatch model, vocabulary and lengths.
 
 <run_dir>/run.json            the model, the tokenizers' folders and the maximum lengths
+          origin.json         where the parameters came from, of a run that `de-jax import_model` made
           recipe.json         every setting that was in effect; config.gin the same, where a gin file was given
           tokenizers/         what text was tokenized with
           checkpoints/<step>  the newest ones      best/<step>  the best one by the dev score
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
 from de_jax.files import schema
 from de_jax.files.folders import atomic_dir
+from de_jax.files.kind import Kind
 from de_jax.files.outputs import only_one, write_json
 from de_jax.files.reading import read_lines
 from de_jax.models.dual_encoder import DualEncoder
@@ -30,22 +32,25 @@ from de_jax.training.run import model_schema
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.types import InputError, Params, TrainState
 
-FORMAT = 1
 _REMOVAL_SECONDS = 1.0
-DESCRIPTION_FILE = "run.json"
 RECIPE_FILE = "recipe.json"
+ORIGIN_FILE = "origin.json"
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
 _LENGTH = schema.integer(1, schema.MAX_SIZE)
-DESCRIPTION = schema.record(
+RUN = Kind(
+    "run",
     {
-        "format": schema.constant(FORMAT),
         "model": model_schema.DUAL_ENCODER,
         "max_query_length": _LENGTH,
         "max_doc_length": _LENGTH,
         "max_passages": schema.Maybe(_LENGTH, 1),
         "tokenizers": schema.record({"query": schema.file_name, "doc": schema.file_name}),
-    }
+    },
+    make="give the folder of a training run",
+    otherwise="use the recipe it was started with, or another run_dir",
+    file="run.json",
+    is_bare=True,
 )
 
 
@@ -76,44 +81,57 @@ def only_trainer(run_dir: str | Path) -> contextlib.AbstractContextManager[None]
 
 
 def describe_run(run_dir: str | Path, *, model: DualEncoder, query: Side, doc: Side) -> None:
-    """Writes `run.json` and the tokenizers, or checks that an existing description says the same.
+    """As `describe`, for the run of a dual encoder.
 
     Raises:
         InputError: the folder holds a run of another model, vocabulary or length.
     """
     run_dir = Path(run_dir)
     description = {
-        "format": FORMAT,
         "model": model.to_json(),
         "max_query_length": query.max_length,
         "max_doc_length": doc.max_length,
         "max_passages": doc.max_passages,
         "tokenizers": {"query": query.tokenizer.fingerprint, "doc": doc.tokenizer.fingerprint},
     }
-    if (run_dir / DESCRIPTION_FILE).exists():
-        there, model_there = _read_description(run_dir)
-        check_same(run_dir, {**there, "model": model_there.to_json()}, description)
-        return
-    if not distributed.is_first():
-        return
-    for side in (query, doc):
-        keep_tokenizer(run_dir, side.tokenizer)
-    write_json(run_dir / DESCRIPTION_FILE, description)
+    describe(RUN, run_dir, description, DualEncoder.from_json, [side.tokenizer for side in (query, doc)])
 
 
-def write_run(run_dir: str | Path, params: Params, *, model: DualEncoder, query: Side, doc: Side) -> None:
+def describe(
+    kind: Kind, run_dir: Path, description: dict[str, Any], make: Callable[[dict[str, Any]], Any], tokenizers: Iterable[Tokenizer]
+) -> None:
+    """Writes the description of a run and the tokenizers that it names, or checks that an existing description says the same.
+
+    Raises:
+        InputError: what `model_schema.described` raises, or the folder holds another run; names the first difference.
+    """
+    if kind.is_in(run_dir):
+        there, model = model_schema.described(kind, run_dir, make)
+        kind.require_same(run_dir, {**there, "model": model.to_json()}, description)
+    elif distributed.is_first():
+        for tokenizer in tokenizers:
+            keep_tokenizer(run_dir, tokenizer)
+        kind.write_manifest(run_dir, description)
+
+
+def write_run(
+    run_dir: str | Path, params: Params, *, model: DualEncoder, query: Side, doc: Side, origin: Sequence[str] = ()
+) -> None:
     """Writes parameters from elsewhere as step 0 of a new run, for evaluation, search and `train.init_from`.
 
     Args:
         run_dir: absent or empty; it appears once it is complete.
         params: the model's.
         model, query, doc: as of `describe_run`.
+        origin: the folders or names of the hub that the parameters are from.
 
     Raises:
         InputError: something is there already.
     """
     with atomic_dir(run_dir) as temporary:
         describe_run(temporary, model=model, query=query, doc=doc)
+        if origin:
+            write_json(temporary / ORIGIN_FILE, {"from": list(origin)})
         with contextlib.closing(Checkpoints(temporary / CHECKPOINTS_DIR, keep=1)) as checkpoints:
             checkpoints.save(0, TrainState(np.zeros((), np.int32), params, {}, np.zeros((), np.int32)))
 
@@ -130,7 +148,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
         InputError: no run there, no such checkpoint, or a damaged one; names the steps there are.
     """
     run_dir = Path(run_dir)
-    description, model = _read_description(run_dir)
+    description, model = model_schema.described(RUN, run_dir, DualEncoder.from_json)
     on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     params = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device),
@@ -154,7 +172,7 @@ def load_params(run_dir: str | Path, like: Params) -> Params:
     Raises:
         InputError: no run there, or one of another model; names the first parameter that differs.
     """
-    _read_description(Path(run_dir))
+    model_schema.described(RUN, Path(run_dir), DualEncoder.from_json)
     return restore_params(Path(run_dir), None, like)[1]
 
 
@@ -195,22 +213,44 @@ def read_recipe_file(run_dir: str | Path) -> dict[str, Any] | None:
     return found
 
 
+def origins(run_dir: str | Path) -> list[str]:
+    """The models that a run's first parameters are from, runs in between passed through; none for random parameters.
+
+    Raises:
+        InputError: a description that is damaged.
+    """
+    run_dir = Path(run_dir)
+    if not RUN.is_in(run_dir):
+        return [str(run_dir)]
+    found: list[str] = []
+    if (run_dir / ORIGIN_FILE).is_file():
+        found = schema.read(run_dir / ORIGIN_FILE, schema.record({"from": schema.texts}))["from"]
+    elif (recipe := read_recipe_file(run_dir)) and isinstance(start := recipe.get("initialization"), dict):
+        init_from = start.get("init_from")
+        values = init_from.values() if isinstance(init_from, dict) else [init_from]
+        found = [value for value in values if isinstance(value, str)]
+    return list(dict.fromkeys(source for one in found for source in (origins(one) if Path(one) != run_dir else [])))
+
+
 def _named_settings(name: str, settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    scope = f"{name.rpartition('/')[0]}/".lstrip("/")  # of a source of a mixture
     for key, value in settings.items():
-        place = (value.get("function") or value.get("type")) if isinstance(value, dict) else None
-        if place is None:
-            yield f"{name}.{key}", repr(value)
+        if part := _name_of(value):
+            yield f"{name}.{key}", f"@{scope}{part}"
+            yield from _named_settings(f"{scope}{part}", value)
+        elif isinstance(value, dict) and value and all(map(_name_of, value.values())):
+            sources = {source: f"{source}/{_name_of(one)}" for source, one in value.items()}
+            yield f"{name}.{key}", "{" + ", ".join(f"{source!r}: @{part}" for source, part in sources.items()) + "}"
+            for source, part in sources.items():
+                yield from _named_settings(part, value[source])
         else:
-            yield f"{name}.{key}", f"@{place.rpartition('.')[2]}"
-            yield from _named_settings(place.rpartition(".")[2], value)
+            yield f"{name}.{key}", repr(value)
 
 
-def _read_description(run_dir: Path) -> tuple[dict[str, Any], DualEncoder]:
-    """What `run.json` says, with the model that it describes."""
-    if not (run_dir / DESCRIPTION_FILE).is_file():
-        raise InputError(f"{run_dir} holds no {DESCRIPTION_FILE}, so it is not a run; give the folder of a training run.")
-    description: dict[str, Any] = schema.read(run_dir / DESCRIPTION_FILE, DESCRIPTION)
-    return description, model_schema.built(run_dir / DESCRIPTION_FILE, DualEncoder.from_json, description["model"])
+def _name_of(described: Any) -> str:
+    """The name of a function or class that recipe.json describes; "" for a value."""
+    place = (described.get("function") or described.get("type") or "") if isinstance(described, dict) else ""
+    return str(place).rpartition(".")[2]
 
 
 def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple[int, Params]:
@@ -267,15 +307,3 @@ def keep_tokenizer(run_dir: Path, tokenizer: Tokenizer) -> None:
 def tokenizer_dir(run_dir: Path, fingerprint: str) -> Path:
     """Where a run keeps the tokenizer with this fingerprint."""
     return run_dir / "tokenizers" / fingerprint[:16]
-
-
-def check_same(run_dir: Path, there: Any, here: Any, path: str = "") -> None:
-    """Raises `InputError`, which names the first difference, where a run's description says something else than `here`."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        for key in sorted({*there, *here}):
-            check_same(run_dir, there.get(key), here.get(key), f"{path}/{key}" if path else key)
-    elif there != here:
-        raise InputError(
-            f"{run_dir} holds a run with {path} = {there!r}, but this recipe has {here!r}; "
-            "use the recipe it was started with, or another run_dir."
-        )
