@@ -11,18 +11,10 @@ import numpy as np
 
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import schema
-<<<<<<< HEAD
-from de_jax.files.outputs import write_json
-from de_jax.interop import huggingface, tokenizer_files
+from de_jax.interop import huggingface
 from de_jax.interop.architectures import t5
 from de_jax.interop.huggingface import CONFIG_FILE, EncoderFolder
-from de_jax.interop.pretrained import assemble, disassemble
-from de_jax.interop.safetensors_files import FILE, save
-=======
-from de_jax.interop import huggingface
-from de_jax.interop.huggingface import CONFIG_FILE, EncoderFolder, encoder_origins
-from de_jax.interop.pretrained import Origin, assemble
->>>>>>> main
+from de_jax.interop.pretrained import assemble
 from de_jax.models.generator import START_ID, Generator
 from de_jax.types import InputError, Params
 
@@ -63,37 +55,6 @@ def read(folder: str | Path) -> PretrainedGenerator:
     like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
     params = assemble(str(folder), stored, t5.generator_origins(model), like)
     return PretrainedGenerator(model, params, opened.tokenizer, opened.max_length)
-
-
-<<<<<<< HEAD
-def write(folder: Path, model: Generator, params: Params, tokenizer: Tokenizer, max_length: int) -> None:
-    """Writes a generator into an existing folder, as `T5ForConditionalGeneration.from_pretrained` reads it."""
-    arrays = disassemble(jax.device_get(params), t5.generator_origins(model))
-    save(folder / FILE, arrays)
-    write_json(folder / CONFIG_FILE, t5.generator_json(model))
-    tokenizer_files.write(folder, tokenizer, max_length)
-=======
-def origins(model: Generator) -> dict[str, Origin]:
-    """Where transformers keeps each parameter."""
-    found = dict(encoder_origins(model.t5))
-    bias = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    found["decoder/relpos_bias/rel_embedding"] = Origin(bias, transposed=True)
-    found["decoder/decoder_norm/scale"] = Origin("decoder.final_layer_norm.weight")
-    if not model.tied_logits:
-        found["decoder/logits_dense/kernel"] = Origin(LOGITS, transposed=True)
-    branches = ("wi_0", "wi_1", "wo") if model.t5.activation == "gated_gelu" else ("wi", "wo")
-    norms = ("pre_self_attention_layer_norm", "pre_cross_attention_layer_norm", "pre_mlp_layer_norm")
-    for index in range(model.num_decoder_layers or model.t5.num_layers):
-        ours, theirs = f"decoder/layers_{index}", f"decoder.block.{index}.layer"
-        for number, name in enumerate(norms):
-            found[f"{ours}/{name}/scale"] = Origin(f"{theirs}.{number}.layer_norm.weight")
-        for name, place in (("self_attention", "0.SelfAttention"), ("encoder_decoder_attention", "1.EncDecAttention")):
-            for part, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o")):
-                found[f"{ours}/{name}/{part}/kernel"] = Origin(f"{theirs}.{place}.{letter}.weight", transposed=True)
-        for branch in branches:
-            found[f"{ours}/mlp/{branch}/kernel"] = Origin(f"{theirs}.2.DenseReluDense.{branch}.weight", transposed=True)
-    return found
->>>>>>> main
 
 
 def _num_decoder_layers(folder: Path, values: Mapping[str, Any], opened: EncoderFolder) -> int:

@@ -17,13 +17,9 @@ import safetensors.numpy
 from fuzz.reader import Reader, naive_bytes, naive_text, plain, strict_json, written
 from fuzz.vocabularies import json_vocabulary, naive_tokenizer, probed, sentencepiece_model
 
-<<<<<<< HEAD
-from de_jax.interop import any_model, huggingface_generator, safetensors_files, safetensors_model
+from de_jax.interop import any_model, huggingface_generator, safetensors_files
 from de_jax.interop.architectures import registry
 from de_jax.interop.architectures.t5 import generator_origins
-=======
-from de_jax.interop import any_model, huggingface, huggingface_generator, safetensors_files
->>>>>>> main
 from de_jax.interop.pretrained import Origin, Pretrained, disassemble
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
