@@ -205,8 +205,9 @@ def forward_flops(encoder: Any, lengths: np.ndarray) -> float:
     A training step is three times as much.
     """
     joined = encoder.num_heads * encoder.head_dim
-    branches = 3 if getattr(encoder, "activation", "gelu") == "gated_gelu" else 2
-    layer_parameters = encoder.num_layers * encoder.model_dim * (4 * joined + branches * encoder.mlp_dim)
+    kv_joined = getattr(encoder, "kv_heads", encoder.num_heads) * encoder.head_dim
+    branches = 3 if encoder.is_gated else 2
+    layer_parameters = encoder.num_layers * encoder.model_dim * (2 * joined + 2 * kv_joined + branches * encoder.mlp_dim)
     lengths = lengths.astype(np.float64)
     return float(np.sum(lengths * (2 * layer_parameters + 4 * encoder.num_layers * joined * lengths)))
 
