@@ -14,11 +14,12 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from de_jax.losses import dense, masks, streaming
-from de_jax.losses.dense import EXACT, Contrast, Items, real_vectors
-from de_jax.types import Embeddings, InputError, Metrics
+from de_jax.losses.dense import EXACT, Contrast, Items
+from de_jax.types import ROW_AXES, Embeddings, InputError, Metrics
 
 Side = tuple[str, tuple[str, ...]]
 """The names in `items` of a softmax's anchors and of its candidates; candidates that a batch does not have count for nothing."""
@@ -26,23 +27,25 @@ Side = tuple[str, tuple[str, ...]]
 
 def items(e: Embeddings) -> dict[str, Items]:
     """The queries and documents of a batch by the name of their field; the mined ones, if any, are one set for all rows."""
-    sets = {"query": Items(e.query, masks.pair_ids(e)), "doc": Items(e.doc, masks.pair_ids(e))}
+    pairs = masks.pair_ids(e)
+    sets = {"query": dense.items(e.query, pairs), "doc": dense.items(e.doc, pairs)}
     for name, vectors, ids_of in (
         ("neg_docs", e.neg_docs, masks.neg_doc_ids),
         ("neg_queries", e.neg_queries, masks.neg_query_ids),
     ):
         if vectors is not None and vectors.shape[1]:
-            sets[name] = Items(vectors.reshape(-1, vectors.shape[-1]), ids_of(e, vectors.shape[1]))
+            sets[name] = dense.items(vectors.reshape(-1, vectors.shape[-1]), ids_of(e, vectors.shape[1]))
     return sets
 
 
-def positive_scores(sets: dict[str, Items]) -> Float[Array, " B"]:
+def positive_scores(e: Embeddings) -> Float[Array, " B"]:
     """The score of each query with its own document: their cosine where the embeddings are L2-normalised."""
-    return jnp.einsum("BD,BD->B", real_vectors(sets["query"]), real_vectors(sets["doc"]), **EXACT)
+    sets = items(e)
+    return jnp.einsum("BD,BD->B", sets["query"].vectors, sets["doc"].vectors, **EXACT)
 
 
 def contrasts(
-    sets: dict[str, Items],
+    e: Embeddings,
     sides: Sequence[Side],
     scale: Float[Array, ""],
     *,
@@ -52,7 +55,7 @@ def contrasts(
     """For each of `sides`, the scores of every anchor against its negatives in all candidate sets, reduced row by row.
 
     Args:
-        sets: what `items` returns.
+        e: the batch.
         sides: each with at least one set of candidates that the batch has; they add up.
         scale: 1 / tau.
         mask_duplicates: see `masks.is_negative`.
@@ -61,16 +64,28 @@ def contrasts(
     Raises:
         InputError: `block_size` is less than 1.
     """
+    sets = items(e)
     pairs = [[(anchors, name) for name in candidates if name in sets] for anchors, candidates in sides]
     flat = [pair for group in pairs for pair in group]
     if block_size is None:
-        parts = [dense.contrast(sets[anchors], sets[name], scale, mask_duplicates=mask_duplicates) for anchors, name in flat]
+        whole = items(_on_every_device(e))
+        parts = [dense.contrast(sets[anchors], whole[name], scale, mask_duplicates=mask_duplicates) for anchors, name in flat]
     elif block_size >= 1:
         parts = streaming.contrasts(sets, flat, scale, mask_duplicates=mask_duplicates, block_size=block_size)
     else:
         raise InputError(f"block_size={block_size} must be at least 1; None scores all candidates at once.")
     remaining = iter(parts)
     return [merge([next(remaining) for _ in group]) for group in pairs]
+
+
+def _on_every_device(e: Embeddings) -> Embeddings:
+    """The whole batch on each device, gathered once, for the anchors of each to meet; the same batch without a mesh.
+
+    Left to XLA, every contrast gathers its own candidates, and their ids, rows and masks one by one.
+    """
+    if not set(ROW_AXES) <= set(jax.sharding.get_abstract_mesh().axis_names):
+        return e
+    return jax.tree.map(lambda values: jax.lax.with_sharding_constraint(values, PartitionSpec()), e)
 
 
 def merge(parts: Sequence[Contrast]) -> Contrast:
