@@ -77,7 +77,7 @@ RULES = {
     ),
     "de_jax.interop.served_encoder": Rule((), ("jax", "numpy"), ("sentencepiece", "tokenizers")),
     "de_jax.interop.tokenizer_files": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
-    "de_jax.interop.t5x": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
+    "de_jax.interop.t5x_files": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
     "de_jax.gin_settings": Rule(("types", "files"), ("gin",)),
     "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings"), packages=("gin",)),
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),

@@ -24,7 +24,7 @@ EXACT = {"precision": jax.lax.Precision.HIGHEST, "preferred_element_type": jnp.f
 class Items(NamedTuple):
     """K queries or documents: anchors or candidates of a softmax."""
 
-    vectors: Array  # [K, D]; zeros where it only fills up
+    vectors: Array  # [K, D]
     ids: masks.Ids
 
 
@@ -37,15 +37,15 @@ class Contrast(NamedTuple):
     highest: Array  # [B] unscaled score
 
 
-def items(vectors: Float[Array, "K D"], ids: masks.Ids) -> Items:
+def real_vectors(items: Items) -> Float[Array, "K D"]:
     """Zeroes what only fills up: a masked score is ignored going forward, but 0 * NaN would come back in the gradient."""
-    return Items(jnp.where(ids.is_real[:, None], vectors, jnp.zeros_like(vectors)), ids)
+    return jnp.where(items.ids.is_real[:, None], items.vectors, jnp.zeros_like(items.vectors))
 
 
 def contrast(anchors: Items, candidates: Items, scale: Float[Array, ""], *, mask_duplicates: bool) -> Contrast:
     """The scores of every anchor against its negatives among the candidates, reduced row by row."""
     allowed = masks.is_negative(anchors.ids, candidates.ids, mask_duplicates=mask_duplicates)  # [B, K]
-    scores = jnp.einsum("BD,KD->BK", anchors.vectors, candidates.vectors, **EXACT)
+    scores = jnp.einsum("BD,KD->BK", real_vectors(anchors), real_vectors(candidates), **EXACT)
     return Contrast(
         log_sum_exp=jax.nn.logsumexp(jnp.where(allowed, scale * scores, EXCLUDED), axis=1),
         score_sum=jnp.sum(scores, axis=1, where=allowed),

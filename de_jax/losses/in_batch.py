@@ -176,8 +176,9 @@ def nce(
         (0.313, 0.0)
     """
     scale = scores.scale_of(e, temperature)
-    positive = scores.positive_scores(e)
-    (negatives,) = scores.contrasts(e, [("query", ("doc",))], scale, mask_duplicates=mask_duplicates, block_size=block_size)
+    sets = scores.items(e)
+    positive = scores.positive_scores(sets)
+    (negatives,) = scores.contrasts(sets, [("query", ("doc",))], scale, mask_duplicates=mask_duplicates, block_size=block_size)
     has_negative = negatives.num_negatives > 0
     hardest = jnp.where(has_negative, scale * negatives.highest, EXCLUDED)
     is_real = masks.is_real_row(e.query_id)
@@ -203,11 +204,12 @@ def _sum_of_softmaxes(
 ) -> tuple[Float[Array, ""], Metrics, list[Float[Array, ""]]]:
     """The loss, its metrics, and the same-tower share of each softmax in `with_same_tower`."""
     is_real = masks.is_real_row(e.query_id)
-    positive = scores.positive_scores(e)
+    sets = scores.items(e)
+    positive = scores.positive_scores(sets)
     logit = scale * (positive - margin)
     names = DIRECTIONS[directions]
     sides = [SIDES[name] for name in names] + [SAME_SIDE[name] for name in with_same_tower]
-    negatives_of = scores.contrasts(e, sides, scale, mask_duplicates=mask_duplicates, block_size=block_size)
+    negatives_of = scores.contrasts(sets, sides, scale, mask_duplicates=mask_duplicates, block_size=block_size)
     across = dict(zip(names, negatives_of, strict=False))
     within = dict(zip(with_same_tower, negatives_of[len(names) :], strict=True))
     losses, shares = {}, []

@@ -48,10 +48,11 @@ def ance(
     scale, sets = scores.scale_of(e, temperature), _sets(e, ("neg_docs",))
     negatives = _own(sets["query"], sets["neg_docs"], scale, mask_duplicates)
     if in_batch:
-        others = scores.contrasts(e, [("query", ("doc",))], scale, mask_duplicates=mask_duplicates, block_size=None)
-        negatives = scores.merge([negatives, *others])
-    loss = _mean_softmax(e, scale, negatives)
-    return loss, {"loss_query_to_doc": loss} | scores.score_metrics(e, scores.positive_scores(e), negatives)
+        in_batch_docs = scores.on_every_device(sets["doc"])
+        others = dense.contrast(sets["query"], in_batch_docs, scale, mask_duplicates=mask_duplicates)
+        negatives = scores.merge([negatives, others])
+    loss = _mean_softmax(e, sets, scale, negatives)
+    return loss, {"loss_query_to_doc": loss} | scores.score_metrics(e, scores.positive_scores(sets), negatives)
 
 
 @checked
@@ -84,7 +85,7 @@ def dance(
     sets = _sets(e, ("neg_docs", "neg_queries"))
     scale = scores.scale_of(e, temperature)
     primal, metrics = ance(e, temperature=temperature, mask_duplicates=mask_duplicates)
-    dual = _mean_softmax(e, scale, _own(sets["doc"], sets["neg_queries"], scale, mask_duplicates))
+    dual = _mean_softmax(e, sets, scale, _own(sets["doc"], sets["neg_queries"], scale, mask_duplicates))
     return primal + dual_weight * dual, metrics | {"loss_doc_to_query": dual}
 
 
@@ -117,9 +118,9 @@ def sampled_softmax(e: Embeddings, *, temperature: PositiveFloat | None = 0.05) 
     if e.sample is None:
         raise InputError("sampled_softmax needs a negative cache to draw from; set train.negative_cache = @NegativeCache().")
     scale, sets, is_real = scores.scale_of(e, temperature), _sets(e, ("neg_docs",)), masks.is_real_row(e.query_id)
-    positive = scores.positive_scores(e)
-    drawn = sets["neg_docs"].vectors.reshape(*e.sample.weights.shape, -1)
-    negative = jnp.einsum("BN,BND,BD->B", e.sample.weights, drawn, sets["query"].vectors, **dense.EXACT)
+    positive = scores.positive_scores(sets)
+    drawn = dense.real_vectors(sets["neg_docs"]).reshape(*e.sample.weights.shape, -1)
+    negative = jnp.einsum("BN,BND,BD->B", e.sample.weights, drawn, dense.real_vectors(sets["query"]), **dense.EXACT)
     losses = jax.lax.stop_gradient(scores.softmax_loss(scale * positive, e.sample.log_sum_exp))
     surrogate = -jnp.expm1(-losses) * scale * (negative - positive)
     loss = scores.mean_of_real(losses + surrogate - jax.lax.stop_gradient(surrogate), is_real)
@@ -149,6 +150,6 @@ def _own(anchors: Items, candidates: Items, scale: Float[Array, ""], mask_duplic
     return Contrast(*(field[:, 0] for field in by_row))
 
 
-def _mean_softmax(e: Embeddings, scale: Float[Array, ""], negatives: Contrast) -> Float[Array, ""]:
-    losses = scores.softmax_loss(scale * scores.positive_scores(e), negatives.log_sum_exp)
+def _mean_softmax(e: Embeddings, sets: dict[str, Items], scale: Float[Array, ""], negatives: Contrast) -> Float[Array, ""]:
+    losses = scores.softmax_loss(scale * scores.positive_scores(sets), negatives.log_sum_exp)
     return scores.mean_of_real(losses, masks.is_real_row(e.query_id))

@@ -76,8 +76,11 @@ def pair(
         block_size=block_size,
     )
     scale = scores.scale_of(e, temperature)
-    (negatives,) = scores.contrasts(e, [("doc", CANDIDATES[form])], scale, mask_duplicates=mask_duplicates, block_size=block_size)
-    logit = scale * scores.positive_scores(e)
+    sets = scores.items(e)
+    (negatives,) = scores.contrasts(
+        sets, [("doc", CANDIDATES[form])], scale, mask_duplicates=mask_duplicates, block_size=block_size
+    )
+    logit = scale * scores.positive_scores(sets)
     if form == "samtone_eq3":
         losses = jnp.where(negatives.num_negatives > 0, negatives.log_sum_exp - logit, 0.0)
     else:

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from de_jax.losses import dense, masks, streaming
-from de_jax.losses.dense import EXACT, Contrast, Items
+from de_jax.losses.dense import EXACT, Contrast, Items, real_vectors
 from de_jax.types import ROW_AXES, Embeddings, InputError, Metrics
 
 Side = tuple[str, tuple[str, ...]]
@@ -27,25 +27,23 @@ Side = tuple[str, tuple[str, ...]]
 
 def items(e: Embeddings) -> dict[str, Items]:
     """The queries and documents of a batch by the name of their field; the mined ones, if any, are one set for all rows."""
-    pairs = masks.pair_ids(e)
-    sets = {"query": dense.items(e.query, pairs), "doc": dense.items(e.doc, pairs)}
+    sets = {"query": Items(e.query, masks.pair_ids(e)), "doc": Items(e.doc, masks.pair_ids(e))}
     for name, vectors, ids_of in (
         ("neg_docs", e.neg_docs, masks.neg_doc_ids),
         ("neg_queries", e.neg_queries, masks.neg_query_ids),
     ):
         if vectors is not None and vectors.shape[1]:
-            sets[name] = dense.items(vectors.reshape(-1, vectors.shape[-1]), ids_of(e, vectors.shape[1]))
+            sets[name] = Items(vectors.reshape(-1, vectors.shape[-1]), ids_of(e, vectors.shape[1]))
     return sets
 
 
-def positive_scores(e: Embeddings) -> Float[Array, " B"]:
+def positive_scores(sets: dict[str, Items]) -> Float[Array, " B"]:
     """The score of each query with its own document: their cosine where the embeddings are L2-normalised."""
-    sets = items(e)
-    return jnp.einsum("BD,BD->B", sets["query"].vectors, sets["doc"].vectors, **EXACT)
+    return jnp.einsum("BD,BD->B", real_vectors(sets["query"]), real_vectors(sets["doc"]), **EXACT)
 
 
 def contrasts(
-    e: Embeddings,
+    sets: dict[str, Items],
     sides: Sequence[Side],
     scale: Float[Array, ""],
     *,
@@ -55,7 +53,7 @@ def contrasts(
     """For each of `sides`, the scores of every anchor against its negatives in all candidate sets, reduced row by row.
 
     Args:
-        e: the batch.
+        sets: what `items` returns.
         sides: each with at least one set of candidates that the batch has; they add up.
         scale: 1 / tau.
         mask_duplicates: see `masks.is_negative`.
@@ -64,12 +62,13 @@ def contrasts(
     Raises:
         InputError: `block_size` is less than 1.
     """
-    sets = items(e)
     pairs = [[(anchors, name) for name in candidates if name in sets] for anchors, candidates in sides]
     flat = [pair for group in pairs for pair in group]
     if block_size is None:
-        whole = items(_on_every_device(e))
-        parts = [dense.contrast(sets[anchors], whole[name], scale, mask_duplicates=mask_duplicates) for anchors, name in flat]
+        parts = [
+            dense.contrast(sets[anchors], on_every_device(sets[name]), scale, mask_duplicates=mask_duplicates)
+            for anchors, name in flat
+        ]
     elif block_size >= 1:
         parts = streaming.contrasts(sets, flat, scale, mask_duplicates=mask_duplicates, block_size=block_size)
     else:
@@ -78,14 +77,15 @@ def contrasts(
     return [merge([next(remaining) for _ in group]) for group in pairs]
 
 
-def _on_every_device(e: Embeddings) -> Embeddings:
-    """The whole batch on each device, gathered once, for the anchors of each to meet; the same batch without a mesh.
+def on_every_device(candidates: Items) -> Items:
+    """The whole set on each device of the mesh, for the device's own anchors to meet; the same set without a mesh.
 
-    Left to XLA, every contrast gathers its own candidates, and their ids, rows and masks one by one.
+    XLA gathers vectors and ids once for all contrasts that ask for them so, and otherwise for each contrast anew, rows and masks
+    too. Gradients of contrasts stay apart here, so that they add up in the order of one device.
     """
     if not set(ROW_AXES) <= set(jax.sharding.get_abstract_mesh().axis_names):
-        return e
-    return jax.tree.map(lambda values: jax.lax.with_sharding_constraint(values, PartitionSpec()), e)
+        return candidates
+    return jax.tree.map(lambda values: jax.lax.with_sharding_constraint(values, PartitionSpec()), candidates)
 
 
 def merge(parts: Sequence[Contrast]) -> Contrast:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from de_jax.losses import masks
-from de_jax.losses.dense import EXACT, EXCLUDED, Contrast, Items
+from de_jax.losses.dense import EXACT, EXCLUDED, Contrast, Items, real_vectors
 
 
 class _Plan(NamedTuple):
@@ -137,7 +137,7 @@ def _add_pair(gradient: tuple, blocks: dict[str, Items], pair: tuple[str, str], 
         block = _block(candidates, i)
         by_scores, of_scale = by_scores_of(i, anchors, block)
         by_anchors = jnp.einsum("BK,KD->BD", by_scores, block.vectors.astype(jnp.float32), **EXACT)
-        by_block = jnp.einsum("BK,BD->KD", by_scores, anchors.vectors.astype(jnp.float32), **EXACT)
+        by_block = jnp.einsum("BK,BD->KD", by_scores, real_vectors(anchors).astype(jnp.float32), **EXACT)
         by_vectors = dict(by_vectors)
         by_vectors[anchors_name] += by_anchors.reshape(by_vectors[anchors_name].shape)
         by_vectors[candidates_name] = by_vectors[candidates_name].at[:, i].add(by_block)
@@ -200,5 +200,6 @@ def _flat(blocks: Items) -> Items:
 
 
 def _block(blocks: Items, i: Int[Array, ""]) -> Items:
-    """Block i of [block, n, ...]."""
-    return jax.tree.map(lambda values: jax.lax.dynamic_index_in_dim(values, i, 1, keepdims=False), blocks)
+    """Block i of [block, n, ...], zeroed where it only fills up."""
+    block = jax.tree.map(lambda values: jax.lax.dynamic_index_in_dim(values, i, 1, keepdims=False), blocks)
+    return block._replace(vectors=real_vectors(block))
