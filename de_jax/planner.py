@@ -81,13 +81,13 @@ def plan(
     """
     topology = compiling.open_topology(topology) if isinstance(topology, str) else topology
     given = {"batch_size": batch_size, "query_length": query_length, "doc_length": doc_length}
-    sizes = {name: given[name] or getattr(recipe.options, setting, None) for name, setting in SIZES.items()}
+    sizes: dict[str, Any] = {name: given[name] or getattr(recipe.options, setting, None) for name, setting in SIZES.items()}
     if missing := [name for name in sizes if sizes[name] is None]:
         raise InputError(f"the recipe's data has no options, so its sizes are not known; give {', '.join(missing)}.")
     shape = {**sizes, "query_rows": query_rows, "doc_rows": doc_rows, **recipe.texts_of_a_pair()}
     mesh, state = recipe.devices.mesh(devices=topology.devices), recipe.check()
     recipe.check_sizes(mesh, has_negatives=True, **{SIZES[name]: size for name, size in sizes.items()})
-    for rows in {query_rows, doc_rows} - {None}:
+    for rows in filter(None, (query_rows, doc_rows)):
         sharding.check_batch_size(rows, mesh, recipe.devices.num_chunks)
     shardings = sharding_rules.state_shardings(state, mesh, recipe.devices.sharding_rules)
     step = sharding_rules.compiled_step(recipe.train_step(state.params), shardings, mesh)
