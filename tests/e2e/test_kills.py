@@ -29,7 +29,8 @@ def killed(module, argv, watch, num_kills, rng):
     """Runs the first list undisturbed and the others until they were killed often enough; how many came to their end."""
     job = {"module": module, "argv": argv, "watch": list(map(str, watch)), "kills": num_kills, "seed": rng.randrange(10**6)}
     done = subprocess.run(
-        [sys.executable, str(KILLING), json.dumps(job)],
+        [sys.executable, str(KILLING)],
+        input=json.dumps(job),
         env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"},
         capture_output=True,
         text=True,
