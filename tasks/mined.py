@@ -58,10 +58,11 @@ def register(name: str, *, negatives_dir: str, texts: str, num_neg_docs: int = 0
 def _found(folder: Path, name: str) -> tuple[list[Path], registering.Reader]:
     """The files of a generation, or the jsonl files of another folder, and their reader."""
     paths = sorted([*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")])
-    is_generation = (folder / "manifest.json").exists() or re.fullmatch("[0-9]{6,}", folder.resolve().name)
+    is_generation = generations.NEGATIVES.is_in(folder) or re.fullmatch("[0-9]{6,}", folder.resolve().name)
     if not paths or is_generation or generations.numbers(folder):
         generation = generations.open_newest(folder)
-        found = [generation.folder / "manifest.json", *(generation.folder / part for part in sorted(generation.manifest["parts"]))]
+        names = [generations.NEGATIVES.file, *sorted(generation.manifest["parts"])]
+        found = [generation.folder / name for name in names]
         return found, functools.partial(_read_generation, task=name)
     return paths, _read_files
 

@@ -1,7 +1,7 @@
 """Runs a command again and again, each time in a process of its own that is killed at a random moment, until it was killed often
 enough and came to its end. A program, so that nothing but imports has happened before the processes fork from it:
 
-    python tests/killing.py <<< '{"module": "de_jax.train", "argv": [[...], [...]], "watch": ["...", "..."], "kills": 50, "seed": 0}'
+    python tests/killing.py <<< '{"module": "de_jax.train", "argv": [[...], [...]], "watch": ["...", ""], "kills": 50, "seed": 0}'
 
 The first argument list of `argv` runs undisturbed. Of the others the next is taken whenever one came to its end; they must be
 enough. Every second kill falls shortly after the files of the glob pattern in `watch` change, that is, while something is written.

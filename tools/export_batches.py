@@ -28,7 +28,10 @@ def main(argv: list[str] | None = None) -> None:
     seqio_tasks.load_tasks(args.task, args.module, module_args, args.task_cache_dir, skip_empty=args.skip_empty)
     selection = seqio_tasks.Selection(args.task, args.split, args.dev_task, args.dev_split, args.use_cached, args.skip_empty)
     made_from = seqio_tasks.fingerprint(selection, args.module, module_args)
-    store = _open(args.out_dir, made_from) or seqio_tasks.export(selection, args.out_dir, made_from)
+    is_there = pair_store.PAIR_STORE.is_in(args.out_dir)
+    store = pair_store.open_pair_store(args.out_dir) if is_there else seqio_tasks.export(selection, args.out_dir, made_from)
+    if store.made_from != made_from:
+        raise InputError(f"{args.out_dir} holds something else than this task as it is now; choose another folder, or remove it.")
     report: dict[str, Any] = {"pairs_dir": str(args.out_dir), "pairs": len(store.pairs)}
     report |= {"tasks": {part.task: part.num_pairs for part in store.parts}}
     for name, texts in (("queries", store.query_store), ("docs", store.doc_store)):
@@ -36,15 +39,6 @@ def main(argv: list[str] | None = None) -> None:
     for name, mined in (("neg_docs", store.neg_docs), ("neg_queries", store.neg_queries)):
         report[name] = 0 if mined is None else mined.shape[1]
     print(json.dumps(report | {"dev_queries": len(store.dev_qrels or {})}))
-
-
-def _open(out_dir: Path, made_from: str) -> pair_store.PairStore | None:
-    """What an earlier call of the same command wrote."""
-    if not out_dir.exists():
-        return None
-    if not (out_dir / "manifest.json").is_file() or pair_store.open_pair_store(out_dir).made_from != made_from:
-        raise InputError(f"{out_dir} holds something else than this task as it is now; choose another folder, or remove it.")
-    return pair_store.open_pair_store(out_dir)
 
 
 def _argument(setting: str) -> tuple[str, Any]:

@@ -28,11 +28,11 @@ def main(argv: list[str] | None = None) -> None:
     damaged, unchecked = [], []
     outputs = folders.find_outputs(folder)
     for child in progress_bar(outputs, desc="verify", unit=" folders", delay=0.5):
-        found = list(folders.damages(child)) if (child / folders.CHECKSUMS_FILE).exists() else folders.manifest_damages(child)
+        found = list(folders.damages(child))
         if not child.is_dir():
             continue  # a trainer removed an old checkpoint meanwhile
-        damaged += found or []
-        if found is None:
+        damaged += found
+        if not found and not folders.has_checksums(child):
             unchecked.append(str(child))
             print(f"{child}: no checksums were written, as by version 0.1.0, so nothing was checked.", file=sys.stderr)
     if len(unchecked) == len(outputs):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,7 @@ import numpy as np
 from de_jax.data.batches.pair_batches import pair_batches, qrel_pairs
 from de_jax.data.sources.training_set import open_stores, store_dir
 from de_jax.data.stores.corpus import TokenStore, open_token_store
-from de_jax.data.stores.store_writer import KIND, writing
+from de_jax.data.stores.store_writer import TOKEN_STORE, writing
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders
@@ -92,10 +91,10 @@ def joined(stores: Sequence[TokenStore], tokenizer: Tokenizer, cache_dir: Path) 
     """
     if len(stores) == 1:
         return stores[0]
-    key = hashlib.sha256("\n".join(store.content_hash for store in stores).encode()).hexdigest()[:16]
+    key = folders.key_of(*(store.content_hash for store in stores))
 
     def build(folder: Path) -> TokenStore:
-        with folders.atomic_dir(folder, KIND) as temporary, writing(temporary, tokenizer) as writer:
+        with TOKEN_STORE.writing(folder) as temporary, writing(temporary, tokenizer) as writer:
             for number, store in enumerate(stores):
                 for start in range(0, store.num_texts, _CHUNK_TEXTS):
                     ids = [f"{number}/{text_id}" for text_id in store.ids[start : start + _CHUNK_TEXTS]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,29 +18,33 @@ import jax.numpy as jnp
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
 from de_jax.doc2query.doc_query_pairs import DocQueryPairs
 from de_jax.files import schema
+from de_jax.files.kind import Kind
 from de_jax.files.outputs import write_json
 from de_jax.models.generator import Generator
 from de_jax.settings import bound, name_of
 from de_jax.training.hooks.faults import Explanation
 from de_jax.training.mesh import sharding, sharding_rules
-from de_jax.training.run import model_schema
+from de_jax.training.run import model_schema, run_folder
 from de_jax.training.run.loop import Training, session
-from de_jax.training.run.run_folder import check_same, keep_tokenizer, only_trainer, restore_params, tokenizer_dir
+from de_jax.training.run.run_folder import only_trainer, restore_params, tokenizer_dir
 from de_jax.training.run.settings import Logging, Optimization
 from de_jax.training.step import grad_norms
 from de_jax.training.step.train_step import init_state, update_step
-from de_jax.types import Array, Batch, InputError, Params, TrainState
+from de_jax.types import Array, Batch, Params, TrainState
 
-FORMAT = 1
-DESCRIPTION_FILE, SETTINGS_FILE = "generator.json", "training.json"
-DESCRIPTION = schema.record(
+SETTINGS_FILE = "training.json"
+GENERATOR_RUN = Kind(
+    "generator",
     {
-        "format": schema.constant(FORMAT),
         "model": model_schema.GENERATOR,
         "tokenizer": schema.file_name,
         "max_query_length": schema.integer(1, schema.MAX_SIZE),
         "max_doc_length": schema.integer(1, schema.MAX_SIZE),
-    }
+    },
+    make="give a folder that de-jax doc2query train made",
+    otherwise="use the options it was started with, or another run_dir",
+    file="generator.json",
+    is_bare=True,
 )
 
 
@@ -97,7 +101,7 @@ def train_generator(
     mesh = sharding.make_mesh()
     sharding.check_batch_size(data.batch_size, mesh)
     with only_trainer(run.source):
-        describe(run)
+        _describe(run)
         _keep_settings(run.source, data.batch_size, optimization, logging, seed)
         abstract = jax.eval_shape(init)
         group_norms = grad_norms.group_norms(abstract.params, logging.grad_norm_groups)
@@ -136,30 +140,14 @@ def _has_finite_logits(model: Generator, params: Params, batch: Batch) -> Array:
     return jnp.isfinite(model.logits(params, batch.doc, batch.query)).all(axis=(1, 2))
 
 
-def describe(run: GeneratorRun) -> None:
-    """Writes `generator.json` and the tokenizer, or checks that an existing description says the same.
-
-    Raises:
-        InputError: the folder holds another run.
-    """
+def _describe(run: GeneratorRun) -> None:
     description = {
-        "format": FORMAT,
         "model": run.model.to_json(),
         "tokenizer": run.tokenizer.fingerprint,
         "max_query_length": run.max_query_length,
         "max_doc_length": run.max_doc_length,
     }
-    file = run.source / DESCRIPTION_FILE
-    if file.is_file():
-        there, model = _read_description(run.source)
-        return check_same(run.source, {**there, "model": model.to_json()}, description)
-    keep_tokenizer(run.source, run.tokenizer)
-    write_json(file, description)
-
-
-def is_generator_run(folder: Path) -> bool:
-    """Whether a folder is the run of a generator."""
-    return (folder / DESCRIPTION_FILE).is_file()
+    run_folder.describe(GENERATOR_RUN, run.source, description, Generator.from_json, [run.tokenizer])
 
 
 def load_generator(run_dir: str | Path, step: int | None = None) -> GeneratorRun:
@@ -169,9 +157,7 @@ def load_generator(run_dir: str | Path, step: int | None = None) -> GeneratorRun
         InputError: no such run there, no such checkpoint, or a damaged one.
     """
     run_dir = Path(run_dir)
-    if not is_generator_run(run_dir):
-        raise InputError(f"{run_dir} holds no {DESCRIPTION_FILE}; give a folder that de-jax doc2query train made.")
-    description, model = _read_description(run_dir)
+    description, model = model_schema.described(GENERATOR_RUN, run_dir, Generator.from_json)
     on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device), abstract)
@@ -185,13 +171,6 @@ def load_generator(run_dir: str | Path, step: int | None = None) -> GeneratorRun
         max_query_length=description["max_query_length"],
         max_doc_length=description["max_doc_length"],
     )
-
-
-def _read_description(run_dir: Path) -> tuple[dict[str, Any], Generator]:
-    """What `generator.json` says, with the model that it describes."""
-    file = run_dir / DESCRIPTION_FILE
-    description: dict[str, Any] = schema.read(file, DESCRIPTION)
-    return description, model_schema.built(file, Generator.from_json, description["model"])
 
 
 def _keep_settings(run_dir: Path, batch_size: int, optimization: Optimization, logging: Logging, seed: int) -> None:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -44,6 +43,7 @@ SYSTEMS = ("dense", "bm25", "fusion")
 RESULT_FILE = "result.json"
 _COUNTS = ("num_docs", "num_queries")
 KIND = "evaluation"
+_MEND = "remove its folder, and it is scored again"
 FORMAT = f"de_jax {KIND} 4"
 """Changes where the same inputs come to give other scores."""
 
@@ -143,10 +143,10 @@ def kept_report(evaluation_dir: str | Path, names: Sequence[str]) -> Report:
         InputError: a damaged folder, or other measures.
     """
     folder = Path(evaluation_dir)
-    folders.check_small(folder)
+    folders.check(folder, mend=_MEND)
     scores = schema.Maybe(schema.record(dict.fromkeys(names, schema.number())))
     kept = schema.record({"dataset": schema.text, **dict.fromkeys(_COUNTS, schema.integer()), **dict.fromkeys(SYSTEMS, scores)})
-    report: Report = schema.read(folder / RESULT_FILE, kept, mend="remove its folder, and it is scored again")
+    report: Report = schema.read(folder / RESULT_FILE, kept, mend=_MEND)
     return report | {system: {name: report[system][name] for name in names} for system in SYSTEMS if system in report}
 
 
@@ -156,7 +156,7 @@ def kept_ranking(evaluation_dir: str | Path) -> Results:
     Raises:
         InputError: a damaged folder.
     """
-    folders.check_small(Path(evaluation_dir))
+    folders.check(Path(evaluation_dir), mend=_MEND)
     return metrics.read_trec_run(Path(evaluation_dir) / f"{SYSTEMS[0]}.trec")
 
 
@@ -302,8 +302,7 @@ def _key(task: Task, policy: Policy, run: Run) -> str:
     texts = [*(store.content_hash for store in _stores(run, task, policy)), outputs.sha256_of(task.corpus)]
     judgements = json.dumps(task.qrels if task.answers is None else task.answers, sort_keys=True)
     settings = json.dumps(_settings(policy, run), sort_keys=True)
-    parts = [FORMAT, task.split, *models, *texts, judgements, settings]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return folders.key_of(FORMAT, task.split, *models, *texts, judgements, settings)
 
 
 def _mean(values: Sequence[float]) -> float:

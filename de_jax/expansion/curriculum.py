@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,13 +21,17 @@ from de_jax.data.text import beir
 from de_jax.expansion.generated_queries import fingerprint, read_expansion
 from de_jax.expansion.relevance import MEASURES, Measure, ScoreFile
 from de_jax.files import folders, outputs, schema
+from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array
 from de_jax.settings import PositiveInt, Seed, check_fields
 from de_jax.types import InputError
 
-KIND = "ranked queries"
-FORMAT = f"de_jax {KIND} 1"
-_MANIFEST = schema.record({"format": schema.constant(FORMAT), "num_pairs": schema.integer()})
+RANKED_QUERIES = Kind(
+    "ranked queries",
+    {"num_pairs": schema.integer()},
+    make="it is made when a curriculum asks for it",
+    mend="remove its folder, and it is made again",
+)
 GOLD, NONE = -2, -1
 """In the place of a generated query's index: the pair's own query, and no query at all."""
 
@@ -223,24 +226,22 @@ def cached_ranking(folder: str | Path, made_from: dict[str, Any], build: Callabl
         made_from: JSON that changes whenever the ranking would: the expansion, the pairs, the measure.
         build: makes the ranking.
     """
-    made_from = {"format": FORMAT, **made_from}
-    key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:16]
+    identity = {"format": RANKED_QUERIES.format, **made_from}
+    key = folders.key_of(json.dumps(identity, sort_keys=True))
 
     def write(out_dir: Path) -> RankedQueries:
         ranked = build()
-        with folders.atomic_dir(out_dir, KIND) as temporary:
+        with RANKED_QUERIES.writing(out_dir) as temporary:
             for name, array in ranked._asdict().items():
                 outputs.save_array(temporary / f"{name}.npy", array)
-            outputs.write_json(temporary / "manifest.json", {**made_from, "num_pairs": len(ranked.offsets) - 1})
+            RANKED_QUERIES.write_manifest(temporary, {**made_from, "num_pairs": len(ranked.offsets) - 1})
         return _open(out_dir)
 
     return folders.build_once(Path(folder) / f"ranked-{key}", _open, write)
 
 
 def _open(folder: Path) -> RankedQueries:
-    mend = "remove its folder, and it is made again"
-    num_pairs = schema.read(folder / "manifest.json", _MANIFEST, mend=mend)["num_pairs"]
-    folders.check_small(folder)
+    num_pairs, mend = RANKED_QUERIES.open(folder)["num_pairs"], RANKED_QUERIES.mend
     offsets = read_array(folder / "offsets.npy", "<i8", (num_pairs + 1,), rebuild=mend)
     num_queries = int(offsets[-1])
     if offsets[0] != 0 or np.any(np.diff(offsets) < 0):

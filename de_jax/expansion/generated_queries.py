@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax.data.text import beir, input_policy
-from de_jax.files import outputs, schema
+from de_jax.files import folders, outputs, schema
+from de_jax.files.kind import Kind
 from de_jax.files.reading import read_lines
 from de_jax.types import InputError
 
-FORMAT = "de_jax expansion 1"
-PLAN_FILE, MANIFEST_FILE = "plan.json", "manifest.json"
-
-
-MANIFEST = schema.record(
+PLAN_FILE = "plan.json"
+EXPANSION = Kind(
+    "expansion",
     {
-        "format": schema.constant(FORMAT),
         "parts": schema.map_of(schema.some_text, keys=schema.file_name),
         "num_docs": schema.Maybe(schema.integer()),
-    }
+    },
+    make="run de-jax doc2query on it until it ends",
+    mend="copy the expansion again, or delete it and write it again",
 )
 _OWN_OR_RELEASED = schema.record(
     {
@@ -60,16 +60,15 @@ class ExpansionWriter:
     """
 
     def __init__(self, folder: str | Path, plan: dict[str, Any]) -> None:
-        self._folder, self._plan = Path(folder), {"format": FORMAT, **plan}
+        self._folder, self._plan = Path(folder), {"format": EXPANSION.format, **plan}
         if (self._folder / PLAN_FILE).is_file():
-            _check_same(schema.read(self._folder / PLAN_FILE, schema.record({})), json.loads(json.dumps(self._plan)), self._folder)
-        elif self._folder.exists() and not all(outputs.is_leftover(child) for child in self._folder.iterdir()):
-            raise InputError(f"{folder} holds something else; choose a folder that is absent or empty.")
+            EXPANSION.require_same(self._folder, schema.read(self._folder / PLAN_FILE, schema.record({})), self._plan)
         else:
+            folders.require_unused(self._folder)
             outputs.check_writable(self._folder)
             outputs.write_json(self._folder / PLAN_FILE, self._plan)
         outputs.remove_leftovers(self._folder)
-        self.is_complete = (self._folder / MANIFEST_FILE).is_file()
+        self.is_complete = EXPANSION.is_in(self._folder)
         self.num_parts = 0
         while self._part(self.num_parts).is_file():
             self.num_parts += 1
@@ -85,7 +84,7 @@ class ExpansionWriter:
         """Writes the manifest, which makes the expansion complete."""
         parts = [self._part(number) for number in range(self.num_parts)]
         hashes = {part.name: outputs.sha256_of(part) for part in parts}
-        outputs.write_json(self._folder / MANIFEST_FILE, {**self._plan, **counts, "parts": hashes})
+        EXPANSION.write_manifest(self._folder, {**self._plan, **counts, "parts": hashes})
         self.is_complete = True
 
     def _part(self, number: int) -> Path:
@@ -101,13 +100,8 @@ def read_expansion(path: str | Path) -> Iterator[DocQueries]:
     path = Path(path)
     if not path.is_dir():
         return _iter_json([path])
-    if not (path / MANIFEST_FILE).is_file():
-        raise InputError(f"{path} holds no complete expansion (no {MANIFEST_FILE}); run de-jax doc2query on it until it ends.")
-    manifest = schema.read(path / MANIFEST_FILE, MANIFEST)
-    for name, sha256 in manifest["parts"].items():
-        if not (path / name).is_file() or outputs.sha256_of(path / name) != sha256:
-            raise InputError(f"{path / name} is missing or changed since it was written; copy the expansion again.")
-    return _counted(path / MANIFEST_FILE, _iter_json([path / name for name in manifest["parts"]]), manifest.get("num_docs"))
+    manifest = EXPANSION.open(path)
+    return _counted(path / EXPANSION.file, _iter_json([path / name for name in manifest["parts"]]), manifest.get("num_docs"))
 
 
 def _counted(manifest_file: Path, docs: Iterator[DocQueries], num_docs: int | None) -> Iterator[DocQueries]:
@@ -122,7 +116,7 @@ def _counted(manifest_file: Path, docs: Iterator[DocQueries], num_docs: int | No
 def fingerprint(path: str | Path) -> str:
     """Hex SHA-256 that tells an expansion from others."""
     path = Path(path)
-    return outputs.sha256_of(path / MANIFEST_FILE if path.is_dir() else path)
+    return outputs.sha256_of(path / EXPANSION.file if path.is_dir() else path)
 
 
 def queries_by_row(path: str | Path, doc_ids: Sequence[str], *, is_part: bool = False) -> list[list[str]]:
@@ -181,7 +175,7 @@ def write_released(
     sources = {Path(path).name: outputs.sha256_of(path) for path in sorted(paths)}
     writer = ExpansionWriter(folder, {**about, "predictions": sources, "docs_per_part": docs_per_part})
     if writer.is_complete:
-        return int(schema.read(Path(folder) / MANIFEST_FILE, schema.record({"num_docs": schema.integer()}))["num_docs"])
+        return int(EXPANSION.read_manifest(folder)["num_docs"])
     docs, num_known = iter_released(paths, doc_ids), writer.num_parts
     for number, part in enumerate(iter(lambda: list(itertools.islice(docs, docs_per_part)), [])):
         if unknown := next((doc.doc_id for doc in part if doc.doc_id not in known), None):
@@ -269,11 +263,3 @@ def _all_lines(paths: Sequence[Path]) -> Iterator[str]:
     for path in paths:
         for _, line in read_lines(path, keep_blank=True):
             yield line
-
-
-def _check_same(found: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
-    for name in expected:
-        if found.get(name) != expected[name]:
-            raise InputError(
-                f"{folder} was begun with {name} {found.get(name)!r}, not {expected[name]!r}; choose another folder or delete it."
-            )

@@ -8,6 +8,7 @@ A writer replaces only a folder that this file, or the manifest of an older vers
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -77,6 +78,12 @@ def require_replaceable(path: str | Path, kind: str | None) -> None:
         raise InputError(f"{path} exists already and holds {foreign}{reason}; choose a folder that is absent or empty{old}.")
 
 
+def require_unused(path: Path) -> None:
+    """Raises `InputError` unless `path` is absent or a folder of nothing but what a killed process left there."""
+    if path.exists() and not (path.is_dir() and all(outputs.is_leftover(child) for child in path.iterdir())):
+        raise InputError(f"{path} holds something else; choose a folder that is absent or empty.")
+
+
 def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[Path], T]) -> T:
     """Opens a folder of the cache, which is built first if it is absent or damaged.
 
@@ -100,6 +107,11 @@ def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[
             shutil.rmtree(abandoned)
         with _set_aside(folder):
             return build(folder)
+
+
+def key_of(*parts: str) -> str:
+    """16 hex digits that tell these texts from others, for the name of a folder of the cache."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def facts(folder: Path, names: Iterable[str]) -> dict[str, Any]:
@@ -147,26 +159,31 @@ def read_checksums(folder: Path) -> dict[str, Any] | None:
 
 
 def damages(folder: Path, *, below: Sequence[str] = ("",), largest: int | None = None) -> Iterator[str]:
-    """Says of each file of a folder that is not as it was written how it is damaged; the middle of a sentence.
+    """Says of each file of a folder that is not as it was written how it is damaged; a part of a sentence.
 
     Args:
-        folder: any; one without checksums, as version 0.1.0 wrote them, has no damage that could be seen.
+        folder: any; one without checksums, as version 0.1.0 wrote most, has no damage that could be seen.
         below: sub-folders that are looked at, such as "params/"; by default all files.
-        largest: bytes; of larger files only the size is compared.
+        largest: bytes; of larger files only the size is compared, where it is known.
     """
     try:
-        record = read_checksums(folder) or {"files": {}}
+        kept_in, of_files = _kept(folder)
     except InputError as error:
         yield str(error).removesuffix(".")
         return
-    for name, written in record["files"].items():
-        path = folder / name
+    for name, written in of_files.items():
+        path, num_bytes = folder / name, written.get("bytes")
         if not name.startswith(tuple(below)):
             continue
-        if not path.is_file() or path.stat().st_size != written["bytes"]:
-            yield f"{path} is missing or not {written['bytes']} bytes long"
-        elif (largest is None or written["bytes"] <= largest) and outputs.sha256_of(path) != written["sha256"]:
-            yield f"{path} has another SHA-256 than in {CHECKSUMS_FILE}"
+        if not path.is_file() or num_bytes not in (None, path.stat().st_size):
+            yield f"{path} is missing" + ("" if num_bytes is None else f" or not {num_bytes} bytes long")
+        elif (largest is None or num_bytes is None or num_bytes <= largest) and outputs.sha256_of(path) != written["sha256"]:
+            yield f"{path} has another SHA-256 than in {kept_in}"
+
+
+def has_checksums(folder: Path) -> bool:
+    """Whether anything was kept that `damages` compares with; version 0.1.0 mostly kept nothing."""
+    return bool(_kept(folder)[1])
 
 
 def find_outputs(folder: Path) -> list[Path]:
@@ -182,29 +199,30 @@ def find_outputs(folder: Path) -> list[Path]:
     return outermost
 
 
-def manifest_damages(folder: Path) -> list[str] | None:
-    """As `damages`, by the SHA-256 of files in the manifest; None where it has none, as in most folders of version 0.1.0."""
-    path = folder / MANIFEST_FILE
-    try:
-        manifest = outputs.read_json(path) if path.is_file() else {}
-    except InputError as error:
-        return [str(error).removesuffix(".")]
-    sums = next((sums for key in ("parts", "sha256") if isinstance(sums := manifest.get(key), dict)), None)
-    if sums is None:
-        return None
-    of_files = {folder / name: sha256 for name, sha256 in sums.items()}
-    wrong = [path for path, sha256 in of_files.items() if not path.is_file() or outputs.sha256_of(path) != sha256]
-    return [f"{path} is missing or has another SHA-256 than in {MANIFEST_FILE}" for path in wrong]
-
-
-def check_small(folder: Path) -> None:
-    """Compares the sizes of a folder's files, and the checksums of those up to `SMALL_BYTES`; `de-jax verify` reads all.
+def check(folder: Path, *, mend: str, is_thorough: bool = False) -> None:
+    """Compares a folder's files with what was kept of them; of those beyond `SMALL_BYTES` the size alone, unless `is_thorough`.
 
     Raises:
-        InputError: a file is damaged; names it.
+        InputError: a file is damaged; names it, and says what helps, `mend`.
     """
-    if damage := next(damages(folder, largest=SMALL_BYTES), None):
-        raise InputError(f"{folder} is damaged ({damage}); copy it again, or remove it and make it again.")
+    if damage := next(damages(folder, largest=None if is_thorough else SMALL_BYTES), None):
+        raise InputError(f"{damage}; {mend}.")
+
+
+def kind_said(manifest: Any) -> str | None:
+    """The kind that a manifest says its folder is; None where it is no manifest of this library."""
+    said = re.fullmatch(r"de_jax (.+) \d+", str(manifest.get("format"))) if isinstance(manifest, dict) else None
+    return said[1] if said else None
+
+
+def _kept(folder: Path) -> tuple[str, dict[str, dict[str, Any]]]:
+    """What was kept of a folder's files when they were written, by name, and the file that says it: SHA-256 and mostly size."""
+    if record := read_checksums(folder):
+        return CHECKSUMS_FILE, record["files"]
+    manifest = outputs.read_json(folder / MANIFEST_FILE) if (folder / MANIFEST_FILE).is_file() else None
+    said = (manifest.get(key) if isinstance(manifest, dict) else None for key in ("parts", "sha256", "bytes"))
+    parts, sums, sizes = (one if isinstance(one, dict) else {} for one in said)
+    return MANIFEST_FILE, {name: {"sha256": sha256, "bytes": sizes.get(name)} for name, sha256 in (parts | sums).items()}
 
 
 def _is_fact(value: Any) -> bool:
@@ -214,10 +232,9 @@ def _is_fact(value: Any) -> bool:
 def _has_own_manifest(folder: Path) -> bool:
     """Whether the manifest is this library's; a damaged one may be."""
     try:
-        manifest = outputs.read_json(folder / MANIFEST_FILE)
+        return kind_said(outputs.read_json(folder / MANIFEST_FILE)) is not None
     except InputError:
         return True
-    return isinstance(manifest, dict) and str(manifest.get("format")).startswith("de_jax ")
 
 
 def _is_unfinished(path: Path) -> bool:
@@ -240,11 +257,7 @@ def _kind_of(folder: Path) -> str | None:
     """The kind that a folder says it is; before there were checksums, its manifest's format said so."""
     if record := read_checksums(folder):
         return str(record.get("kind"))
-    if not (folder / MANIFEST_FILE).is_file():
-        return None
-    manifest = outputs.read_json(folder / MANIFEST_FILE)
-    said = re.fullmatch(r"de_jax (.+) \d+", str(manifest.get("format"))) if isinstance(manifest, dict) else None
-    return said[1] if said else None
+    return kind_said(outputs.read_json(folder / MANIFEST_FILE)) if (folder / MANIFEST_FILE).is_file() else None
 
 
 @contextlib.contextmanager

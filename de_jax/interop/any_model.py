@@ -16,7 +16,7 @@ from pathlib import Path
 from de_jax.files.reading import is_there
 from de_jax.interop import huggingface, safetensors_model, sentence_transformers, t5x
 from de_jax.interop.pretrained import Pretrained, PretrainedSide
-from de_jax.training.run.run_folder import DESCRIPTION_FILE, load_run
+from de_jax.training.run.run_folder import RUN, load_run
 from de_jax.types import InputError
 
 HUB_FILES = ("*.safetensors", "*.json", "spiece.model")
@@ -51,25 +51,25 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         return Pretrained(run.model, run.params, query, doc)
     if is_there(folder / sentence_transformers.MODULES_FILE):
         return sentence_transformers.read(folder, ignored=ignored, only_sizes=only_sizes)
-    if is_there(folder / safetensors_model.DESCRIPTION_FILE):
+    if is_there(folder / safetensors_model.MODEL_FOLDER.file):
         return safetensors_model.read(folder, ignored=ignored, only_sizes=only_sizes)
     if t5x.recognises(folder):
         return t5x.read(folder, ignored=ignored)
     raise InputError(
-        f"{folder} holds no model that is known: neither {DESCRIPTION_FILE} (a run), {sentence_transformers.MODULES_FILE} "
+        f"{folder} holds no model that is known: neither {RUN.file} (a run), {sentence_transformers.MODULES_FILE} "
         f"(sentence-transformers), {huggingface.CONFIG_FILE} (Hugging Face), "
-        f"{safetensors_model.DESCRIPTION_FILE} nor a checkpoint of T5X."
+        f"{safetensors_model.MODEL_FOLDER.file} nor a checkpoint of T5X."
     )
 
 
 def _is_bare_encoder(folder: Path) -> bool:
-    told_by_others = (DESCRIPTION_FILE, sentence_transformers.MODULES_FILE)
+    told_by_others = (RUN.file, sentence_transformers.MODULES_FILE)
     return is_there(folder / huggingface.CONFIG_FILE) and not any(is_there(folder / name) for name in told_by_others)
 
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run of this library."""
-    return is_there(folder / DESCRIPTION_FILE)
+    return is_there(folder / RUN.file)
 
 
 def folder_of(source: str | Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.doc2query.generator_run import DESCRIPTION_FILE, GeneratorRun, is_generator_run, load_generator
+from de_jax.doc2query.generator_run import GENERATOR_RUN, GeneratorRun, load_generator
 from de_jax.interop import huggingface, huggingface_generator
 from de_jax.interop.any_model import folder_of
 from de_jax.types import InputError
@@ -26,11 +26,11 @@ def read(source: str | Path, *, step: int | None = None, tokenizer: Tokenizer | 
         InputError: nothing that is known, no vocabulary, or as of the format's own `read`.
     """
     folder = folder_of(source)
-    if is_generator_run(folder):
+    if GENERATOR_RUN.is_in(folder):
         return load_generator(folder, step)
     if not (folder / huggingface.CONFIG_FILE).is_file():
         raise InputError(
-            f"{folder} holds no generator: neither {DESCRIPTION_FILE} (de-jax doc2query train) nor {huggingface.CONFIG_FILE} "
+            f"{folder} holds no generator: neither {GENERATOR_RUN.file} (de-jax doc2query train) nor {huggingface.CONFIG_FILE} "
             "(Hugging Face's T5)."
         )
     found = huggingface_generator.read(folder)

@@ -11,12 +11,9 @@ import numpy as np
 
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import schema
-from de_jax.files.outputs import write_json
-from de_jax.interop import huggingface, tokenizer_files
+from de_jax.interop import huggingface
 from de_jax.interop.huggingface import CONFIG_FILE, EncoderFolder, encoder_origins
-from de_jax.interop.pretrained import Origin, assemble, disassemble
-from de_jax.interop.safetensors_files import FILE, save
-from de_jax.interop.sentence_transformers_export import t5_json
+from de_jax.interop.pretrained import Origin, assemble
 from de_jax.models.generator import START_ID, Generator
 from de_jax.types import InputError, Params
 
@@ -61,28 +58,6 @@ def read(folder: str | Path) -> PretrainedGenerator:
     like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
     params = assemble(str(folder), stored, origins(model), like)
     return PretrainedGenerator(model, params, opened.tokenizer, opened.max_length)
-
-
-def write(folder: Path, model: Generator, params: Params, tokenizer: Tokenizer, max_length: int) -> None:
-    """Writes a generator into an existing folder, as `T5ForConditionalGeneration.from_pretrained` reads it."""
-    arrays = disassemble(jax.device_get(params), origins(model))
-    save(folder / FILE, arrays)
-    write_json(folder / CONFIG_FILE, config_values(model))
-    tokenizer_files.write(folder, tokenizer, max_length)
-
-
-def config_values(model: Generator) -> dict[str, Any]:
-    """What transformers calls a model's sizes."""
-    is_scaled = model.tied_logits if model.scaled_logits is None else model.scaled_logits
-    return {
-        **t5_json(model.t5),
-        "architectures": ["T5ForConditionalGeneration"],
-        "num_decoder_layers": model.num_decoder_layers or model.t5.num_layers,
-        "tie_word_embeddings": is_scaled,
-        "is_encoder_decoder": True,
-        "use_cache": True,
-        "decoder_start_token_id": START_ID,
-    }
 
 
 def origins(model: Generator) -> dict[str, Origin]:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from de_jax.data.text.tokenizing import load_tokenizer
-from de_jax.files import outputs, schema
+from de_jax.files import schema
+from de_jax.files.kind import Kind
 from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, assemble, disassemble
 from de_jax.interop.safetensors_files import FILE, save, stored_arrays
 from de_jax.models.dual_encoder import DualEncoder
@@ -20,16 +21,17 @@ from de_jax.training.run import model_schema
 from de_jax.training.run.run_folder import Run
 from de_jax.types import Params
 
-DESCRIPTION_FILE = "model.json"
-FORMAT = 1
-DESCRIPTION = schema.record(
+MODEL_FOLDER = Kind(
+    "model",
     {
-        "format": schema.constant(FORMAT),
         "model": model_schema.DUAL_ENCODER,
         "tokenizers": schema.record({"query": schema.relative, "doc": schema.relative}, only=True),
         "max_query_length": schema.integer(1, schema.MAX_SIZE),
         "max_doc_length": schema.integer(1, schema.MAX_SIZE),
-    }
+    },
+    make="write it with de-jax export_model",
+    file="model.json",
+    is_bare=True,
 )
 
 
@@ -42,13 +44,12 @@ def write(folder: Path, run: Run) -> None:
         (folder / names[tower]).mkdir(parents=True, exist_ok=True)
         side.tokenizer.save(folder / names[tower])
     description = {
-        "format": FORMAT,
         "model": run.model.to_json(),
         "tokenizers": names,
         "max_query_length": run.query.max_length,
         "max_doc_length": run.doc.max_length,
     }
-    outputs.write_json(folder / DESCRIPTION_FILE, description)
+    MODEL_FOLDER.write_manifest(folder, description)
 
 
 def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:
@@ -63,8 +64,7 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         InputError: files that are missing or damaged.
     """
     folder = Path(folder)
-    description = schema.read(folder / DESCRIPTION_FILE, DESCRIPTION)
-    model = model_schema.built(folder / DESCRIPTION_FILE, DualEncoder.from_json, description["model"])
+    description, model = model_schema.described(MODEL_FOLDER, folder, DualEncoder.from_json)
     params = model.shapes()
     if not only_sizes:
         params = assemble(str(folder), stored_arrays(folder), _origins(params), params, ignored=ignored)

@@ -74,7 +74,7 @@ def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], de
         values, unused = _bert_json(config.encoder, tokenizer.pad_id)
         arrays[POSITIONS] = arrays[POSITIONS][unused:]
     else:
-        values = t5_json(config.encoder, tokenizer.pad_id)
+        values = _t5_json(config.encoder, tokenizer.pad_id)
     save(folder / FILE, arrays)
     write_json(folder / CONFIG_FILE, values)
     tokenizer_files.write(folder, tokenizer, max_length)
@@ -120,7 +120,7 @@ def _write_prompts(folder: Path, config: TowerConfig, prompts: dict[str, str], d
     write_json(folder / PROMPTS_FILE, settings)
 
 
-def t5_json(config: Any, pad_id: int = 0) -> dict[str, Any]:
+def _t5_json(config: Any, pad_id: int) -> dict[str, Any]:
     """What transformers calls the sizes of a T5 encoder whose vocabulary pads with `pad_id`."""
     model_type = "umt5" if config.bias_per_layer else "t5"
     return {

@@ -9,9 +9,9 @@ A generation appears by one rename and is never changed.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
-import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax.files import folders, outputs, schema
+from de_jax.files.kind import Kind
 from de_jax.files.reading import parse_json, read_lines
 from de_jax.types import InputError
 
-FORMAT = "de_jax negatives 1"
 LINES_PER_PART = 100_000
 _DIGITS = 6
 
@@ -40,15 +40,17 @@ class Mined(NamedTuple):
     neg_query_ids: list[str]
 
 
-MANIFEST = schema.record(
+NEGATIVES = Kind(
+    "negatives",
     {
-        "format": schema.constant(FORMAT),
         "num_pairs": schema.integer(),
         "parts": schema.map_of(schema.text, keys=schema.file_name, least=1),
         "checkpoint_step": schema.Maybe(schema.integer()),
         "statistics": schema.Maybe(schema.map_of(schema.number())),
         "seconds": schema.Maybe(schema.map_of(schema.number(0))),
-    }
+    },
+    make="copy the generation again, or remove it",
+    mend="copy the generation again, or remove it",
 )
 
 
@@ -92,8 +94,8 @@ def write_generation(
             num_pairs += len(chunk)
         if not num_pairs:
             raise InputError(f"there are no pairs to write to {folder}; mine for at least one.")
-        manifest = {"format": FORMAT, "generation": number, "num_pairs": num_pairs, "parts": parts, **facts}
-        outputs.write_json(temporary / "manifest.json", manifest)
+        entries = {"generation": number, "num_pairs": num_pairs, "parts": parts, **facts}
+        manifest = NEGATIVES.write_manifest(temporary, entries)
     return Generation(number, folder, manifest)
 
 
@@ -104,7 +106,7 @@ def generation_dir(negatives_dir: str | Path, number: int) -> Path:
 
 def numbers(negatives_dir: str | Path) -> list[int]:
     """The generations that claim to be complete, oldest first."""
-    return [number for number in _named(negatives_dir) if os.path.isfile(generation_dir(negatives_dir, number) / "manifest.json")]
+    return [number for number in _named(negatives_dir) if NEGATIVES.is_in(generation_dir(negatives_dir, number))]
 
 
 def next_number(negatives_dir: str | Path) -> int:
@@ -118,16 +120,9 @@ def open_generation(negatives_dir: str | Path, number: int) -> Generation:
     Raises:
         DamagedGeneration: it is absent, of another format, half-copied or damaged.
     """
-    folder, manifest = generation_dir(negatives_dir, number), read_manifest(negatives_dir, number)
-    for name, checksum in manifest["parts"].items():
-        part = folder / name
-        try:
-            is_whole = outputs.sha256_of(part) == checksum
-        except OSError:
-            is_whole = False
-        if not is_whole:
-            raise DamagedGeneration(f"{part} is missing, half-copied or damaged; copy the generation again, or remove it.")
-    return Generation(number, folder, manifest)
+    folder = generation_dir(negatives_dir, number)
+    with _damage():
+        return Generation(number, folder, NEGATIVES.open(folder))
 
 
 def open_newest(folder: str | Path) -> Generation:
@@ -158,12 +153,8 @@ def read_manifest(negatives_dir: str | Path, number: int) -> dict[str, Any]:
     Raises:
         DamagedGeneration: it is absent, of another format, or says what no miner says.
     """
-    path = generation_dir(negatives_dir, number) / "manifest.json"
-    try:
-        manifest: dict[str, Any] = schema.read(path, MANIFEST, mend="mine it again, or remove it")
-    except InputError as error:
-        raise DamagedGeneration(str(error)) from None
-    return manifest
+    with _damage():
+        return NEGATIVES.read_manifest(generation_dir(negatives_dir, number))
 
 
 def read_mined(generation: Generation) -> Iterator[Mined]:
@@ -175,14 +166,10 @@ def read_mined(generation: Generation) -> Iterator[Mined]:
     num_pairs = 0
     for name in sorted(generation.manifest["parts"]):
         path = generation.folder / name
-        try:
+        with _damage():
             for line, raw in read_lines(path):
                 yield parsed(raw, f"{path}, line {line}")
                 num_pairs += 1
-        except DamagedGeneration:
-            raise
-        except (InputError, OSError) as error:
-            raise DamagedGeneration(str(error)) from None
     if num_pairs != generation.manifest["num_pairs"]:
         raise DamagedGeneration(
             f"{generation.folder} holds {num_pairs} pairs, but its manifest says {generation.manifest['num_pairs']}; copy it again."
@@ -201,6 +188,15 @@ def parsed(raw: str, where: str) -> Mined:
             f"{where}: expected an object with {', '.join(Mined._fields)}; the first two are strings, the others lists of strings."
         ) from None
     return mined
+
+
+@contextlib.contextmanager
+def _damage() -> Iterator[None]:
+    """What goes wrong while a generation is read is its damage: another one may be whole."""
+    try:
+        yield
+    except (InputError, OSError) as error:
+        raise DamagedGeneration(str(error)) from None
 
 
 def _named(negatives_dir: str | Path) -> list[int]:

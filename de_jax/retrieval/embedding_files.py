@@ -9,7 +9,6 @@ progress.json    the same and the rows done, while the folder is incomplete
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,22 +18,22 @@ import numpy as np
 from jaxtyping import Float
 
 from de_jax.files import folders, outputs, schema
+from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array
 from de_jax.types import InputError
 
-KIND = "embeddings"
-FORMAT = f"de_jax {KIND} 1"
-MANIFEST = schema.record(
+EMBEDDINGS = Kind(
+    "embeddings",
     {
-        "format": schema.constant(FORMAT),
         "num_texts": schema.integer(1),
         "dim": schema.integer(1, schema.MAX_SIZE),
         "model": schema.Maybe(schema.text),
         "max_length": schema.Maybe(schema.integer(1, schema.MAX_SIZE)),
-    }
+    },
+    make="run encode_corpus on it until it ends",
+    mend="delete the folder and encode again",
 )
 PROGRESS = schema.record({"dim": schema.integer(1, schema.MAX_SIZE), "num_done": schema.integer()})
-_MEND = "delete the folder and encode again"
 
 
 def open_embeddings(out_dir: str | Path) -> tuple[list[str], np.ndarray, dict[str, Any]]:
@@ -44,14 +43,11 @@ def open_embeddings(out_dir: str | Path) -> tuple[list[str], np.ndarray, dict[st
         InputError: the folder is absent, half-written or damaged.
     """
     out_dir = Path(out_dir)
-    if not (out_dir / "manifest.json").is_file():
-        raise InputError(f"{out_dir} holds no complete embeddings (no manifest.json); run encode_corpus on it until it ends.")
-    manifest = schema.read(out_dir / "manifest.json", MANIFEST, mend=_MEND)
-    folders.check_small(out_dir)
-    ids = schema.read(out_dir / "ids.json", schema.texts, mend=_MEND, max_bytes=None)
-    embeddings = read_array(out_dir / "embeddings.npy", "<f4", (manifest["num_texts"], manifest["dim"]), rebuild=_MEND)
+    manifest, mend = EMBEDDINGS.open(out_dir), EMBEDDINGS.mend
+    ids = schema.read(out_dir / "ids.json", schema.texts, mend=mend, max_bytes=None)
+    embeddings = read_array(out_dir / "embeddings.npy", "<f4", (manifest["num_texts"], manifest["dim"]), rebuild=mend)
     if len(ids) != len(embeddings):
-        raise InputError(f"{out_dir} holds {len(ids)} ids and {len(embeddings)} embeddings; {_MEND}.")
+        raise InputError(f"{out_dir} holds {len(ids)} ids and {len(embeddings)} embeddings; {mend}.")
     return ids, embeddings, manifest
 
 
@@ -98,24 +94,24 @@ class EmbeddingWriter:
             InputError: the folder holds something else; names the first difference.
         """
         self._dir, self._num_texts = out_dir, source["num_texts"]
-        self._plan = {"format": FORMAT, **source, **batching}
+        self._plan = {"format": EMBEDDINGS.format, **source, **batching}
         self._array = out_dir / "embeddings.npy"
         self._progress = out_dir / "progress.json"
         self.num_done = 0
         if self.is_complete():
-            _check_same(schema.read(out_dir / "manifest.json", MANIFEST, mend=_MEND), source, out_dir)
+            EMBEDDINGS.require_same(out_dir, EMBEDDINGS.read_manifest(out_dir), source)
             self._clean()
         elif self._progress.is_file():
-            progress = schema.read(self._progress, PROGRESS, mend=_MEND)
-            _check_same(progress, self._plan, out_dir)
+            progress = schema.read(self._progress, PROGRESS, mend=EMBEDDINGS.mend)
+            EMBEDDINGS.require_same(out_dir, progress, self._plan)
             self.num_done, self._dim = progress["num_done"], progress["dim"]
             if self.num_done and (not self._array.is_file() or self._array.stat().st_size < self._size(self.num_done)):
                 raise InputError(f"{self._array} is shorter than {self._progress} says; delete {out_dir} and encode again.")
-        elif out_dir.exists() and not (out_dir.is_dir() and all(outputs.is_leftover(child) for child in out_dir.iterdir())):
-            raise InputError(f"{out_dir} holds something else; choose a folder that is absent or empty.")
+        else:
+            folders.require_unused(out_dir)
 
     def is_complete(self) -> bool:
-        return (self._dir / "manifest.json").is_file()
+        return EMBEDDINGS.is_in(self._dir)
 
     def append(self, block: Float[np.ndarray, "s D"]) -> None:
         """Adds the next rows, durably."""
@@ -131,12 +127,11 @@ class EmbeddingWriter:
 
     def finish(self, ids: Iterable[str]) -> None:
         """Writes the ids, the checksums, and then the manifest, which makes the folder complete."""
-        with outputs.atomic_file(self._dir / "ids.json") as temporary:
-            temporary.write_text(json.dumps(list(ids), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+        outputs.write_json(self._dir / "ids.json", list(ids))
         with outputs.atomic_file(self._dir / "manifest.json") as manifest:
             outputs.write_json(manifest, {**self._plan, "dim": self._dim})
             facts = folders.facts(self._dir, [self._array.name, "ids.json"])
-            folders.write_checksums(self._dir, KIND, {**facts, "manifest.json": folders.fact(manifest)})
+            folders.write_checksums(self._dir, EMBEDDINGS.name, {**facts, "manifest.json": folders.fact(manifest)})
         self._clean()
 
     def _clean(self) -> None:
@@ -156,11 +151,3 @@ class EmbeddingWriter:
             np.lib.format.read_magic(file)
             np.lib.format.read_array_header_1_0(file)
             return file.tell() + num_rows * self._dim * 4
-
-
-def _check_same(found: dict[str, Any], expected: dict[str, Any], out_dir: Path) -> None:
-    for name, value in expected.items():
-        if found.get(name) != value:
-            raise InputError(
-                f"{out_dir} was begun with {name} {found.get(name)!r}, not {value!r}; choose another folder or delete this one."
-            )

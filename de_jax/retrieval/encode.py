@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.files import outputs
+from de_jax.files import folders, outputs
 from de_jax.retrieval import reuse
-from de_jax.retrieval.embedding_files import EmbeddingWriter
+from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter
 from de_jax.retrieval.micro_batches import MicroBatch, Store, plan
 from de_jax.training.mesh import sharding
 from de_jax.training.run.model_hash import model_hash
@@ -167,10 +166,10 @@ def cached_docs(run: Run, store: Store, name: str, *, max_length: int | None = N
     An equal corpus that was encoded under another name is found there. Of a corpus that has changed only new texts are encoded.
     """
     max_length, model = max_length or run.doc.max_length, tower_hash(run, "doc")
-    key = hashlib.sha256(f"{model} {store.content_hash} {max_length}".encode()).hexdigest()[:16]
+    key = folders.key_of(f"{model} {store.content_hash} {max_length}")
     folder = run.run_dir / "embeddings"
     out_dir = next(folder.glob(f"*/step_*-{key}"), folder / name / f"step_{run.step}-{key}")
-    if not (out_dir / "manifest.json").exists():
+    if not EMBEDDINGS.is_in(out_dir):
         hashes, before = reuse.text_hashes(store, max_length), reuse.find(folder, model=model, max_length=max_length)
         docs_to_dir(run, store, out_dir, max_length=max_length, known=(before, hashes) if before else None, progress=progress)
         reuse.keep(out_dir, hashes)

@@ -172,7 +172,7 @@ class FaissIndex:
 
         Args:
             folder: a saved index.
-            mmap: leave the vectors on disk and read what a search touches; checks the size of the file, not its checksum.
+            mmap: leave the vectors on disk and read what a search touches; of a large file the size is checked, not the checksum.
             options: how it is searched.
 
         Raises:
@@ -181,7 +181,7 @@ class FaissIndex:
         folder = Path(folder)
         faiss = _faiss()
         _check_device(options)
-        manifest = index_files.read_manifest(folder, check_index=not mmap)
+        manifest = index_files.SAVED_INDEX.open(folder, is_thorough=not mmap)
         ids = schema.read(folder / index_files.IDS_FILE, schema.texts, max_bytes=None)
         index_file = folder / index_files.INDEX_FILE
         with _sentence(f"{index_file} cannot be read", "build the index again"):

@@ -160,7 +160,7 @@ def test_stores_without_manifest_or_of_another_format_are_refused(store):
     with pytest.raises(InputError, match="not valid JSON"):
         corpus.open_token_store(store.store_dir)
     manifest_file.unlink()
-    with pytest.raises(InputError, match=r"not a complete token store \(no manifest\.json\)"):
+    with pytest.raises(InputError, match=r"holds no complete token store \(no manifest\.json\)"):
         corpus.open_token_store(store.store_dir)
 
 

@@ -166,7 +166,7 @@ def test_tokens_beyond_the_vocabulary_are_refused(tokenizer, tmp_path):
 def test_what_is_no_whole_folder_is_refused(tokenizer, tmp_path):
     with pytest.raises(InputError, match=r"stored_pairs\.pairs_dir is not set"):
         flat(pair_store.stored_pairs)()
-    with pytest.raises(InputError, match="is not a complete folder of pairs"):
+    with pytest.raises(InputError, match="holds no complete pair store"):
         flat(pair_store.stored_pairs)(pairs_dir=str(tmp_path))
     write(tmp_path / "store", tokenizer, [pair_source(tokenizer)])
     (tmp_path / "store" / "checksums.json").unlink()  # version 0.1.0 wrote none

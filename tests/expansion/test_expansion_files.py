@@ -48,7 +48,7 @@ def test_what_is_incomplete_changed_or_of_another_corpus_is_refused(tmp_path):
     with pytest.raises(InputError, match="was begun with seed 0, not 1"):
         ExpansionWriter(folder, {"seed": 1})
     (folder / "part-00001.jsonl.gz").write_bytes(b"")
-    with pytest.raises(InputError, match=r"part-00001.jsonl.gz is missing or changed"):
+    with pytest.raises(InputError, match=r"part-00001.jsonl.gz has another SHA-256"):
         list(read_expansion(folder))
     (folder / "manifest.json").unlink()
     with pytest.raises(InputError, match="holds no complete expansion"):

@@ -5,60 +5,27 @@ import os
 import re
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from letters import Letters
+from written_folders import (
+    import_run,
+    write_embeddings,
+    write_expansion,
+    write_generation,
+    write_index,
+    write_pair_store,
+    write_t5x,
+    write_token_store,
+)
 
-from de_jax.data.sources import pair_store, pair_writer
+from de_jax.data.sources import pair_store
 from de_jax.data.stores import corpus
-from de_jax.data.text.sides import Side
-from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.files import folders, outputs
-from de_jax.interop import t5x
-from de_jax.mining import generations
-from de_jax.mining.generations import Mined
-from de_jax.models.dual_encoder import DualEncoder
-from de_jax.models.t5 import T5Config
-from de_jax.models.tower import TowerConfig
-from de_jax.retrieval import index_files, reuse
-from de_jax.retrieval.embedding_files import EmbeddingWriter, open_embeddings
+from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.tools import verify
-from de_jax.training.run.run_folder import write_run
 from de_jax.types import InputError
 
 ROOT = Path(folders.__file__).parents[2]
-TOWER = TowerConfig(T5Config(vocab_size=30, model_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4), projection_dim=2)
-MODEL = DualEncoder(TOWER, TOWER)
-
-
-def write_token_store(folder, tokenizer):
-    corpus.build_token_store([("a", "bc"), ("b", "d")], Letters(), folder, progress=False)
-
-
-def write_pair_store(folder, tokenizer):
-    texts = {"query": tokenizer.encode(["the fox", "a dog"]), "doc": tokenizer.encode(["the quick fox", "a lazy dog"])}
-    chunk = {"query_id": ["q0", "q1"], "doc_id": ["d0", "d1"], **texts}
-    source = pair_writer.PairSource("pairs", 1.0, lambda: iter([chunk]), {"query": None, "doc": None})
-    pair_writer.write(folder, [source], [], {"query": tokenizer, "doc": tokenizer}, made_from="test")
-
-
-def write_index(folder, tokenizer):
-    index_files.write(folder, lambda path: path.write_bytes(b"vectors"), ["a"], {})
-
-
-def write_t5x(folder, tokenizer):
-    t5x.write(folder, MODEL, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), MODEL.shapes()), 1)
-
-
-def write_generation(folder, tokenizer):
-    generations.write_generation(folder.parent, int(folder.name), [Mined("q", "d", [], [])], {})
-
-
-def import_run(folder, tokenizer):
-    write_run(folder, {}, model=MODEL, query=Side(tokenizer, 8), doc=Side(tokenizer, 8))
-
-
 REPLACING = (write_token_store, write_pair_store, write_index)
 WRITERS = (*REPLACING, write_t5x, write_generation, import_run)
 
@@ -126,13 +93,6 @@ def test_a_folder_that_somebody_fills_while_the_work_is_done_stays(tmp_path):
     assert content(tmp_path).keys() == {Path("out/thesis.txt")}
 
 
-def write_embeddings(folder, tokenizer):
-    writer = EmbeddingWriter(folder, {"num_texts": 2, "model": "m"}, {"texts_per_shard": 2})
-    writer.append(np.ones((2, 3), np.float32))
-    writer.finish(["a", "b"])
-    reuse.keep(folder, np.arange(2, dtype=np.uint64))
-
-
 @pytest.mark.parametrize(
     ("write", "open_folder"),
     [
@@ -174,9 +134,7 @@ def test_a_flipped_bit_is_found_when_a_folder_is_opened_and_by_verify_where_file
 
 def test_verify_reads_checksums_of_manifests_and_names_folders_without_any(tmp_path, tokenizer, capsys):
     write_generation(tmp_path / "negatives" / "000001", tokenizer)
-    expansion = ExpansionWriter(tmp_path / "expansion", {})
-    expansion.append([DocQueries("d", ["a fox"])])
-    expansion.finish(num_docs=1)
+    write_expansion(tmp_path / "expansion", tokenizer)
     write_pair_store(tmp_path / "pairs", tokenizer)
     for write, name in ((write_index, "index"), (write_token_store, "old")):
         write(tmp_path / name, tokenizer)
@@ -193,7 +151,7 @@ def test_verify_reads_checksums_of_manifests_and_names_folders_without_any(tmp_p
     for name, part in parts.items():
         before = part.read_bytes()
         part.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
-        with pytest.raises(InputError, match=rf"{part.name} is missing or has another SHA-256 than in manifest\.json; .*: 1,"):
+        with pytest.raises(InputError, match=rf"{part.name} has another SHA-256 than in manifest\.json; .*: 1,"):
             verify.main([str(tmp_path / name)])
         part.write_bytes(before)
 

@@ -17,7 +17,7 @@ import safetensors.numpy
 from fuzz.reader import Reader, naive_bytes, naive_text, plain, strict_json, written
 from fuzz.vocabularies import json_vocabulary, naive_tokenizer, probed, sentencepiece_model
 
-from de_jax.interop import any_model, huggingface, huggingface_generator, safetensors_files, safetensors_model
+from de_jax.interop import any_model, huggingface, huggingface_generator, safetensors_files
 from de_jax.interop.pretrained import Origin, Pretrained, disassemble
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
@@ -252,7 +252,7 @@ def _plain(folder: Path) -> Reader:
     tower = TowerConfig(T5Config(vocab_size=24, model_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4), projection_dim=3)
     model = DualEncoder(tower, tower)
     arrays = safetensors.numpy.save(_by_path(random_params(model.shapes())))
-    description = {"format": safetensors_model.FORMAT, "model": model.to_json(), "max_query_length": 8, "max_doc_length": 9}
+    description = {"format": 1, "model": model.to_json(), "max_query_length": 8, "max_doc_length": 9}
     description["tokenizers"] = {"query": "tokenizers/a", "doc": "tokenizers/b"}
     files = {"model.json": json.dumps(description), "model.safetensors": arrays, "tokenizers/a/spiece.model": sentencepiece_model()}
     files["tokenizers/b/tokenizer.json"] = json_vocabulary()

@@ -57,7 +57,7 @@ def _stores(folder: Path) -> list[Reader]:
         np.array([1, 0, 2], np.int32), np.array([1, 0.5, 2], np.float32), np.array([0, 2, 3], np.int64)
     )
     arrays = {"order.npy": ranked.order, "scores.npy": ranked.scores, "offsets.npy": ranked.offsets}
-    written(folder, "ranked", {**arrays, "manifest.json": json.dumps({"format": curriculum.FORMAT, "num_pairs": 2})})
+    written(folder, "ranked", {**arrays, "manifest.json": json.dumps({"format": curriculum.RANKED_QUERIES.format, "num_pairs": 2})})
 
     def read_store(one: Path) -> Any:
         found = corpus.open_token_store(one)
@@ -100,7 +100,7 @@ def _stores(folder: Path) -> list[Reader]:
             "index",
             folder / "index",
             ("manifest.json", "ids.json"),
-            lambda one: only(index_files.read_manifest(one, check_index=True), *names),
+            lambda one: only(index_files.SAVED_INDEX.open(one, is_thorough=True), *names),
             lambda one: naive_json(one / "manifest.json", *names),
             ("ids.json",),
         ),

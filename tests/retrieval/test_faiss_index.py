@@ -8,6 +8,7 @@ import faiss
 import numpy as np
 import pytest
 
+from de_jax.files import folders
 from de_jax.retrieval import faiss_index
 from de_jax.retrieval.faiss_index import FaissIndex, SearchOptions, index_builder
 from de_jax.retrieval.index import ExactIndex
@@ -215,6 +216,7 @@ def damage(folder, change):
         text = (folder / "ids.json").read_text()
         (folder / "ids.json").write_text(text.replace("a", "z"))
     elif change == "counts":
+        (folder / "checksums.json").unlink()  # version 0.1.0 wrote none
         (folder / "manifest.json").write_text(json.dumps({**manifest, "num_docs": 4}))
     elif change == "not faiss":
         index_file.write_bytes(b"x" * index_file.stat().st_size)
@@ -223,17 +225,18 @@ def damage(folder, change):
 @pytest.mark.parametrize(
     ("change", "mmap", "message"),
     [
-        ("no manifest", False, r"holds no saved index \(no manifest.json\)"),
+        ("no manifest", False, r"holds no complete faiss index \(no manifest.json\)"),
         ("format", False, "format is 'something 2', expected 'de_jax faiss index 1'"),
-        ("short", True, "index.faiss is missing or is not the"),
+        ("short", True, "index.faiss is missing or not"),
         ("no ids", False, "ids.json is missing"),
-        ("bit", False, "index.faiss does not have the checksum"),
-        ("ids", True, "ids.json does not have the checksum"),
+        ("bit", False, r"index\.faiss has another SHA-256"),
+        ("ids", False, r"ids\.json has another SHA-256"),
         ("counts", False, r"holds \(ids, vectors, dimensions\) \(3, 3, 3\), not \(4, 4, 3\)"),
         ("not faiss", True, "index.faiss cannot be read .Index type"),
     ],
 )
-def test_a_damaged_folder_is_refused(tmp_path, change, mmap, message):
+def test_a_damaged_folder_is_refused(tmp_path, monkeypatch, change, mmap, message):
+    monkeypatch.setattr(folders, "SMALL_BYTES", 0)
     FaissIndex.build(np.eye(3, dtype=np.float32), list("abc")).save(tmp_path)
     damage(tmp_path, change)
     with pytest.raises(InputError, match=message) as caught:

@@ -7,7 +7,7 @@ from de_jax.data.text.tokenizing import load_tokenizer, train_sentencepiece
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training.run.run_folder import DESCRIPTION_FILE, describe_run
+from de_jax.training.run.run_folder import RUN, describe_run
 from de_jax.types import InputError
 
 
@@ -26,13 +26,13 @@ def test_a_run_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path):
         describe_run(tmp_path / "run", **described)
 
     describe()
-    before = (tmp_path / "run" / DESCRIPTION_FILE).read_bytes()
+    before = (tmp_path / "run" / RUN.file).read_bytes()
     describe()
     for changes, sentence in (
-        ({"model": model(24)}, "model/doc/encoder/mlp_dim = 32, but this recipe has 24"),
-        ({"doc": Side(tokenizer, 16)}, "max_doc_length = 24, but this recipe has 16"),
-        ({"doc": Side(tokenizer, 24, 3)}, "max_passages = 1, but this recipe has 3"),
+        ({"model": model(24)}, "model/doc/encoder/mlp_dim 32, not 24"),
+        ({"doc": Side(tokenizer, 16)}, "max_doc_length 24, not 16"),
+        ({"doc": Side(tokenizer, 24, 3)}, "max_passages 1, not 3"),
     ):
-        with pytest.raises(InputError, match=f"holds a run with {sentence}"):
+        with pytest.raises(InputError, match=f"was begun with {sentence}; use the recipe"):
             describe(**changes)
-    assert (tmp_path / "run" / DESCRIPTION_FILE).read_bytes() == before
+    assert (tmp_path / "run" / RUN.file).read_bytes() == before

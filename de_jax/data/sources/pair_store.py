@@ -25,13 +25,11 @@ from de_jax.data.stores.corpus import TokenStore, open_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
 from de_jax.expansion.curriculum import RankedQueries, ranked_texts
-from de_jax.files import folders, outputs, schema
+from de_jax.files import outputs, schema
+from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array
 from de_jax.settings import checked
 from de_jax.types import PADDING_ID, InputError
-
-KIND = "pair store"
-FORMAT = f"de_jax {KIND} 1"
 
 
 class Part(NamedTuple):
@@ -42,16 +40,17 @@ class Part(NamedTuple):
     num_pairs: int
 
 
-MANIFEST = schema.record(
+PAIR_STORE = Kind(
+    "pair store",
     {
-        "format": schema.constant(FORMAT),
         "made_from": schema.text,
         "parts": schema.list_of(schema.of_class(Part, rate=schema.number(0), num_pairs=schema.integer(1)), least=1),
         "file_sizes": schema.record({"pairs.npy": schema.integer()}),
         "has_dev": schema.flag,
-    }
+    },
+    make="write one with de-jax export_batches",
+    mend="remove the folder of pairs and write it again",
 )
-_MEND = "remove the folder of pairs and write it again"
 
 
 class PairStore(NamedTuple):
@@ -137,7 +136,7 @@ def save(
     """Completes a folder that holds the token stores and the tokenizers already.
 
     Args:
-        folder: under a temporary name, see `folders.atomic_dir`.
+        folder: under a temporary name, see `Kind.writing`.
         parts: the tasks, in the order of their pairs.
         arrays: "pairs", and "neg_docs" or "neg_queries" where anything was mined.
         dev_qrels: judgements, by id.
@@ -148,14 +147,13 @@ def save(
     if dev_qrels is not None:
         lines = (f"{query}\t{doc}\t{score}\n" for query, judged in dev_qrels.items() for doc, score in judged.items())
         (folder / "dev.tsv").write_text("".join(lines), encoding="utf-8")
-    manifest = {
-        "format": FORMAT,
+    entries = {
         "made_from": made_from,
         "parts": [part._asdict() for part in parts],
         "file_sizes": {f"{name}.npy": (folder / f"{name}.npy").stat().st_size for name in arrays},
         "has_dev": dev_qrels is not None,
     }
-    outputs.write_json(folder / "manifest.json", manifest)
+    PAIR_STORE.write_manifest(folder, entries)
 
 
 def open_pair_store(pairs_dir: str | Path) -> PairStore:
@@ -165,10 +163,7 @@ def open_pair_store(pairs_dir: str | Path) -> PairStore:
         InputError: not such a folder, another format, or files that do not fit the manifest.
     """
     folder = Path(pairs_dir)
-    if not (folder / "manifest.json").is_file():
-        raise InputError(f"{folder} is not a complete folder of pairs (no manifest.json); write one with tools.export_batches.")
-    manifest = schema.read(folder / "manifest.json", MANIFEST, mend=_MEND)
-    folders.check_small(folder)
+    manifest = PAIR_STORE.open(folder)
     queries, docs = open_token_store(folder / "queries"), open_token_store(folder / "docs")
     for store in (queries, docs):
         input_policy.tell_skipped(store.store_dir, store.skipped_ids)
@@ -211,7 +206,7 @@ def _open_arrays(
     """The arrays by name, which hold rows of the two stores alone."""
     widths = {"pairs": 2, "neg_docs": None, "neg_queries": None}
     arrays = {
-        name: read_array(folder / f"{name}.npy", "<i4", (num_pairs, width), rebuild=_MEND)
+        name: read_array(folder / f"{name}.npy", "<i4", (num_pairs, width), rebuild=PAIR_STORE.mend)
         for name, width in widths.items()
         if f"{name}.npy" in names
     }
@@ -220,5 +215,5 @@ def _open_arrays(
     for name, array in arrays.items():
         least = 0 if name == "pairs" else PADDING_ID
         if (array < least).any() or (array >= num_rows[name]).any():
-            raise InputError(f"{folder / name}.npy is damaged: it refers to a text that is not there; {_MEND}.")
+            raise InputError(f"{folder / name}.npy is damaged: it refers to a text that is not there; {PAIR_STORE.mend}.")
     return arrays

@@ -15,7 +15,6 @@ from de_jax.data.stores.corpus import TokenStore, open_token_store
 from de_jax.data.stores.store_writer import StoreWriter, writing
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.files import folders
 from de_jax.types import PADDING_ID, InputError
 
 Columns = dict[str, Any]
@@ -65,7 +64,7 @@ def write(
         InputError: an empty text, ids without a text, an id with two texts, tokens beyond the vocabulary, or no pair at all.
     """
     readings, dev_readings = ([_Reading(source) for source in some] for some in (sources, dev_sources))
-    with folders.atomic_dir(out_dir, pair_store.KIND) as folder:
+    with pair_store.PAIR_STORE.writing(out_dir) as folder:
         _write_texts(folder, [*readings, *dev_readings], tokenizers, skip_empty)
         stores = {side: open_token_store(folder / name) for side, name in SIDES.items()}
         for reading in readings:

@@ -117,7 +117,7 @@ def fingerprint(selection: Selection, module: str, module_args: Mapping[str, Any
     vocabularies = [tokenizer.fingerprint for tokenizer in _tokenizers(selection).values()]
     code = Path(importlib.import_module(module).__file__ or "").read_bytes() if module else b""
     chosen = selection if selection.skip_empty else selection[:-1]  # as it was before there was a choice
-    described = [pair_store.FORMAT, *chosen, reads, vocabularies, hashlib.sha256(code).hexdigest(), module_args]
+    described = [pair_store.PAIR_STORE.format, *chosen, reads, vocabularies, hashlib.sha256(code).hexdigest(), module_args]
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
 
 

@@ -12,7 +12,6 @@ Truncation and special tokens are applied when rows are read, so one store serve
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -20,29 +19,16 @@ from typing import Any, overload
 import numpy as np
 from jaxtyping import Int, Int32
 
-from de_jax.data.stores.store_writer import FORMAT, KIND, writing
+from de_jax.data.stores.store_writer import TOKEN_STORE, writing
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import PAD_ID, Tokenizer
-from de_jax.files import folders, outputs, schema
+from de_jax.files import folders, outputs
 from de_jax.files.progress import progress_bar
 from de_jax.files.reading import read_array
 from de_jax.types import PADDING_ID, InputError
 
 KINDS = ("docs", "queries")
 DTYPES = {"tokens.npy": "<i4", "offsets.npy": "<i8", "ids.npy": "S", "id_order.npy": "<i8"}
-_TOKEN = schema.integer(0, schema.MAX_SIZE)
-MANIFEST = schema.record(
-    {
-        "format": schema.constant(FORMAT),
-        "num_texts": schema.integer(1),
-        "num_tokens": schema.integer(1),
-        "vocab_size": schema.integer(1, schema.MAX_SIZE),
-        "prefix_ids": schema.list_of(_TOKEN),
-        "suffix_ids": schema.list_of(_TOKEN),
-        "tokenizer_fingerprint": schema.some_text,
-        "content_hash": schema.some_text,
-    }
-)
 
 _CHUNK_TEXTS = 8192
 _CHUNK_CHARACTERS = 1 << 24
@@ -187,7 +173,7 @@ def build_token_store(
         InputError: something else in the folder, no texts, duplicate ids, or a text of which the tokenizer leaves nothing.
     """
     with (
-        folders.atomic_dir(store_dir, KIND) as temporary,
+        TOKEN_STORE.writing(store_dir) as temporary,
         writing(temporary, tokenizer) as writer,
         progress_bar(desc=f"tokenize {Path(store_dir).name}", unit=" texts", disable=not progress) as bar,
     ):
@@ -207,11 +193,7 @@ def open_token_store(store_dir: str | Path) -> TokenStore:
         InputError: no store, another format, or files that are not as they were written.
     """
     store_dir = Path(store_dir)
-    if not (store_dir / "manifest.json").is_file():
-        raise InputError(f"{store_dir} is not a complete token store (no manifest.json); build it with tools.tokenize_corpus.")
-    mend = "remove the token store and build it again"
-    manifest = schema.read(store_dir / "manifest.json", MANIFEST, mend=mend)
-    folders.check_small(store_dir)
+    manifest, mend = TOKEN_STORE.open(store_dir), TOKEN_STORE.mend
     num_texts, num_tokens = manifest["num_texts"], manifest["num_tokens"]
     sizes = {"tokens.npy": num_tokens, "offsets.npy": num_texts + 1, "ids.npy": num_texts, "id_order.npy": num_texts}
     arrays = {name: read_array(store_dir / name, DTYPES[name], (size,), rebuild=mend) for name, size in sizes.items()}
@@ -251,8 +233,8 @@ def cached_token_store(
     texts_file, cache_dir = Path(texts_file), Path(cache_dir)
     if not texts_file.is_file():
         raise InputError(f"{texts_file} does not exist.")
-    options = [FORMAT, kind, str(skip_empty), tokenizer.fingerprint, outputs.sha256_of(texts_file)]
-    key = hashlib.sha256("\n".join(options).encode()).hexdigest()[:16]
+    made_from = (kind, str(skip_empty), tokenizer.fingerprint, outputs.sha256_of(texts_file))
+    key = folders.key_of(str(TOKEN_STORE.format), *made_from)
     store_dir = cache_dir / f"{texts_file.name.split('.')[0]}-{key}"
 
     def build(folder: Path) -> TokenStore:

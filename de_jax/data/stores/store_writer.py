@@ -11,11 +11,25 @@ from typing import BinaryIO
 import numpy as np
 
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.files import outputs
+from de_jax.files import outputs, schema
+from de_jax.files.kind import Kind
 from de_jax.types import InputError
 
-KIND = "token store"
-FORMAT = f"de_jax {KIND} 1"
+_TOKEN = schema.integer(0, schema.MAX_SIZE)
+TOKEN_STORE = Kind(
+    "token store",
+    {
+        "num_texts": schema.integer(1),
+        "num_tokens": schema.integer(1),
+        "vocab_size": schema.integer(1, schema.MAX_SIZE),
+        "prefix_ids": schema.list_of(_TOKEN),
+        "suffix_ids": schema.list_of(_TOKEN),
+        "tokenizer_fingerprint": schema.some_text,
+        "content_hash": schema.some_text,
+    },
+    make="build it with de-jax tokenize_corpus",
+    mend="remove the token store and build it again",
+)
 ARRAYS = ("tokens.npy", "offsets.npy", "ids.npy", "id_order.npy")
 
 
@@ -71,8 +85,7 @@ class StoreWriter:
             outputs.save_array(self._directory / name, array)
         tokenizer = self._tokenizer
         hashes = [self._token_hash.hexdigest(), self._id_hash.hexdigest(), hashlib.sha256(lengths.tobytes()).hexdigest()]
-        manifest = {
-            "format": FORMAT,
+        entries = {
             "num_texts": len(ids),
             "num_tokens": self._num_tokens,
             "skipped_ids": self._skipped_ids,
@@ -83,7 +96,7 @@ class StoreWriter:
             "prefix_ids": list(tokenizer.prefix_ids),
             "suffix_ids": list(tokenizer.suffix_ids),
         }
-        outputs.write_json(self._directory / "manifest.json", manifest)
+        TOKEN_STORE.write_manifest(self._directory, entries)
 
 
 @contextlib.contextmanager

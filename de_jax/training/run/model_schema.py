@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from de_jax.files import schema
+from de_jax.files.kind import Kind
 from de_jax.models.dual_encoder import ARCHITECTURES
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
@@ -78,6 +79,16 @@ DUAL_ENCODER = schema.record(
     {"query": _tower, "doc": _tower, "shared": schema.texts, "initial_temperature": schema.nullable(_ABOVE_ZERO)}
 )
 GENERATOR = schema.of_class(Generator, t5=_ENCODERS[T5Config.__name__], num_decoder_layers=schema.nullable(_LAYERS))
+
+
+def described(kind: Kind, folder: Path, make: Callable[[dict[str, Any]], T]) -> tuple[dict[str, Any], T]:
+    """The manifest of a folder of this kind, and the model under its "model", which `make` (the class's `from_json`) makes.
+
+    Raises:
+        InputError: what `Kind.read_manifest` and `built` raise.
+    """
+    description = kind.read_manifest(folder)
+    return description, built(folder / kind.file, make, description["model"])
 
 
 def built(file: Path, make: Callable[[dict[str, Any]], T], model: dict[str, Any]) -> T:

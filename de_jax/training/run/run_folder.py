@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,8 @@ from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
 from de_jax.files import schema
 from de_jax.files.folders import atomic_dir
-from de_jax.files.outputs import only_one, write_json
+from de_jax.files.kind import Kind
+from de_jax.files.outputs import only_one
 from de_jax.files.reading import read_lines
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.training.mesh import distributed
@@ -30,22 +31,24 @@ from de_jax.training.run import model_schema
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.types import InputError, Params, TrainState
 
-FORMAT = 1
 _REMOVAL_SECONDS = 1.0
-DESCRIPTION_FILE = "run.json"
 RECIPE_FILE = "recipe.json"
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
 _LENGTH = schema.integer(1, schema.MAX_SIZE)
-DESCRIPTION = schema.record(
+RUN = Kind(
+    "run",
     {
-        "format": schema.constant(FORMAT),
         "model": model_schema.DUAL_ENCODER,
         "max_query_length": _LENGTH,
         "max_doc_length": _LENGTH,
         "max_passages": schema.Maybe(_LENGTH, 1),
         "tokenizers": schema.record({"query": schema.file_name, "doc": schema.file_name}),
-    }
+    },
+    make="give the folder of a training run",
+    otherwise="use the recipe it was started with, or another run_dir",
+    file="run.json",
+    is_bare=True,
 )
 
 
@@ -76,29 +79,37 @@ def only_trainer(run_dir: str | Path) -> contextlib.AbstractContextManager[None]
 
 
 def describe_run(run_dir: str | Path, *, model: DualEncoder, query: Side, doc: Side) -> None:
-    """Writes `run.json` and the tokenizers, or checks that an existing description says the same.
+    """As `describe`, for the run of a dual encoder.
 
     Raises:
         InputError: the folder holds a run of another model, vocabulary or length.
     """
     run_dir = Path(run_dir)
     description = {
-        "format": FORMAT,
         "model": model.to_json(),
         "max_query_length": query.max_length,
         "max_doc_length": doc.max_length,
         "max_passages": doc.max_passages,
         "tokenizers": {"query": query.tokenizer.fingerprint, "doc": doc.tokenizer.fingerprint},
     }
-    if (run_dir / DESCRIPTION_FILE).exists():
-        there, model_there = _read_description(run_dir)
-        check_same(run_dir, {**there, "model": model_there.to_json()}, description)
-        return
-    if not distributed.is_first():
-        return
-    for side in (query, doc):
-        keep_tokenizer(run_dir, side.tokenizer)
-    write_json(run_dir / DESCRIPTION_FILE, description)
+    describe(RUN, run_dir, description, DualEncoder.from_json, [side.tokenizer for side in (query, doc)])
+
+
+def describe(
+    kind: Kind, run_dir: Path, description: dict[str, Any], make: Callable[[dict[str, Any]], Any], tokenizers: Iterable[Tokenizer]
+) -> None:
+    """Writes the description of a run and the tokenizers that it names, or checks that an existing description says the same.
+
+    Raises:
+        InputError: what `model_schema.described` raises, or the folder holds another run; names the first difference.
+    """
+    if kind.is_in(run_dir):
+        there, model = model_schema.described(kind, run_dir, make)
+        kind.require_same(run_dir, {**there, "model": model.to_json()}, description)
+    elif distributed.is_first():
+        for tokenizer in tokenizers:
+            keep_tokenizer(run_dir, tokenizer)
+        kind.write_manifest(run_dir, description)
 
 
 def write_run(run_dir: str | Path, params: Params, *, model: DualEncoder, query: Side, doc: Side) -> None:
@@ -130,7 +141,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
         InputError: no run there, no such checkpoint, or a damaged one; names the steps there are.
     """
     run_dir = Path(run_dir)
-    description, model = _read_description(run_dir)
+    description, model = model_schema.described(RUN, run_dir, DualEncoder.from_json)
     on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     params = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device),
@@ -154,7 +165,7 @@ def load_params(run_dir: str | Path, like: Params) -> Params:
     Raises:
         InputError: no run there, or one of another model; names the first parameter that differs.
     """
-    _read_description(Path(run_dir))
+    model_schema.described(RUN, Path(run_dir), DualEncoder.from_json)
     return restore_params(Path(run_dir), None, like)[1]
 
 
@@ -203,14 +214,6 @@ def _named_settings(name: str, settings: dict[str, Any]) -> Iterator[tuple[str, 
         else:
             yield f"{name}.{key}", f"@{place.rpartition('.')[2]}"
             yield from _named_settings(place.rpartition(".")[2], value)
-
-
-def _read_description(run_dir: Path) -> tuple[dict[str, Any], DualEncoder]:
-    """What `run.json` says, with the model that it describes."""
-    if not (run_dir / DESCRIPTION_FILE).is_file():
-        raise InputError(f"{run_dir} holds no {DESCRIPTION_FILE}, so it is not a run; give the folder of a training run.")
-    description: dict[str, Any] = schema.read(run_dir / DESCRIPTION_FILE, DESCRIPTION)
-    return description, model_schema.built(run_dir / DESCRIPTION_FILE, DualEncoder.from_json, description["model"])
 
 
 def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple[int, Params]:
@@ -267,15 +270,3 @@ def keep_tokenizer(run_dir: Path, tokenizer: Tokenizer) -> None:
 def tokenizer_dir(run_dir: Path, fingerprint: str) -> Path:
     """Where a run keeps the tokenizer with this fingerprint."""
     return run_dir / "tokenizers" / fingerprint[:16]
-
-
-def check_same(run_dir: Path, there: Any, here: Any, path: str = "") -> None:
-    """Raises `InputError`, which names the first difference, where a run's description says something else than `here`."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        for key in sorted({*there, *here}):
-            check_same(run_dir, there.get(key), here.get(key), f"{path}/{key}" if path else key)
-    elif there != here:
-        raise InputError(
-            f"{run_dir} holds a run with {path} = {there!r}, but this recipe has {here!r}; "
-            "use the recipe it was started with, or another run_dir."
-        )
