@@ -10,6 +10,7 @@ where `lse` runs over any number of blocks of candidates, each scored at once (`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -65,8 +66,10 @@ def contrasts(
     pairs = [[(anchors, name) for name in candidates if name in sets] for anchors, candidates in sides]
     flat = [pair for group in pairs for pair in group]
     if block_size is None:
+        is_split = _are_rows_split()
+        whole = {name: _on_every_device(sets[name]) if is_split else sets[name] for name in dict.fromkeys(name for _, name in flat)}
         parts = [
-            dense.contrast(sets[anchors], on_every_device(sets[name]), scale, mask_duplicates=mask_duplicates)
+            dense.contrast(sets[anchors], whole[name], scale, mask_duplicates=mask_duplicates, are_real=is_split)
             for anchors, name in flat
         ]
     elif block_size >= 1:
@@ -77,15 +80,20 @@ def contrasts(
     return [merge([next(remaining) for _ in group]) for group in pairs]
 
 
-def on_every_device(candidates: Items) -> Items:
-    """The whole set on each device of the mesh, for the device's own anchors to meet; the same set without a mesh.
+def _are_rows_split() -> bool:
+    """Whether the rows of the batch lie on several devices."""
+    shape = dict(jax.sharding.get_abstract_mesh().shape)
+    return math.prod(shape.get(axis, 1) for axis in ROW_AXES) > 1
 
-    XLA gathers vectors and ids once for all contrasts that ask for them so, and otherwise for each contrast anew, rows and masks
-    too. Gradients of contrasts stay apart here, so that they add up in the order of one device.
+
+def _on_every_device(candidates: Items) -> Items:
+    """The whole set on each device, for the device's own anchors to meet; what only fills up is zeroed.
+
+    Gathered once for all contrasts, whose gradients by it are added before the devices add theirs. Left to XLA, each contrast may
+    gather vectors, ids, rows and masks for itself.
     """
-    if not set(ROW_AXES) <= set(jax.sharding.get_abstract_mesh().axis_names):
-        return candidates
-    return jax.tree.map(lambda values: jax.lax.with_sharding_constraint(values, PartitionSpec()), candidates)
+    whole: Items = jax.tree.map(lambda values: jax.lax.with_sharding_constraint(values, PartitionSpec()), candidates)
+    return whole._replace(vectors=dense.real_vectors(whole))
 
 
 def merge(parts: Sequence[Contrast]) -> Contrast:
