@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import gin
 
 from de_jax import gin_settings, settings
+from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.pair_store import stored_pairs
 from de_jax.data.sources.seqio_batches import seqio_pairs
@@ -40,7 +41,7 @@ from de_jax.types import InputError
 MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, pretrained_tower, pretrained_tokenizer)
 LOSSES = (in_batch_softmax, samtone, pair, nce, ance, dance, sampled_softmax)
 OPTIMIZERS = (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)
-DATA = (beir_pairs, seqio_pairs, stored_pairs, Curriculum)
+DATA = (beir_pairs, seqio_pairs, stored_pairs, mixed_pairs, Curriculum)
 MINERS = (Miner, NegativeCache)
 MESH = (make_mesh,)
 HOOKS = (Alignment, CollapseAlarm)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.data.sources.training_set import TrainingSet
+import numpy as np
+
+from de_jax.data.sources.training_set import QueriesForBoth, TrainingSet, of_source
 from de_jax.evaluation.dev_scores import divergence, score_dev
 from de_jax.mining.follow_negatives import FollowNegatives
 from de_jax.mining.mining_run import MineNegatives
@@ -20,6 +22,7 @@ from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.run.fit import Hook
 from de_jax.training.run.loop import Session
 from de_jax.training.run.run_folder import Run
+from de_jax.training.run.run_log import Sink
 from de_jax.types import Params
 
 
@@ -39,14 +42,15 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
         logged = run_log.read_metrics(run.run_dir / run_log.METRICS_FILE) if start_step and sinks else []
         watch = WatchForCollapse(logging.collapse_alarm, logged)
         sinks.append(watch.line)
-    log = run.log(sinks)
+    log = run.log(sinks, data.source_of)
     hooks: list[Hook] = [log, *([watch] if watch else [])]
     timed: dict[str, Any] = {"on_seconds": log.skip_time, "before": log.unfinished}
-    run_at = functools.partial(run_of, recipe, run.run_dir, data)
-    if (dev := data.dev) is not None:
+    run_at = {name: functools.partial(run_of, recipe, run.run_dir, part) for name, part in data.parts.items()}
+    dev_scores = functools.partial(_dev_scores, data, {name: functools.partial(at, start_step) for name, at in run_at.items()})
+    if data.dev_sets:
         hooks.append(
             EvaluateOnDev(
-                lambda params: score_dev(run_at(start_step, params), dev),
+                dev_scores,
                 every_steps=logging.evaluate_every_steps,
                 num_steps=num_steps,
                 best=best,
@@ -56,29 +60,32 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
         )
     aligned = None
     if recipe.alignment:
-        value_of = _measure_of_alignment(recipe.alignment, data, functools.partial(run_at, start_step))
+        run_now = functools.partial(run_of, recipe, run.run_dir, data, start_step)
+        value_of = _measure_of_alignment(recipe.alignment, data.for_both, run_now, dev_scores)
         rank, begun = recipe.model.doc.embedding_rank, run.beside.get("alignment")
         aligned = StopWhenAligned(recipe.alignment, value_of, dim=rank, begun=begun, sinks=sinks, **timed)
         if not start_step:
             aligned.measure(0, run.state.params)
         hooks.append(aligned)
-    if data.mined and negatives.miner and negatives.mine_every_steps:
-        hooks.append(
-            MineNegatives(
-                run_at,
-                data.mined,
-                negatives.miner,
-                every_steps=negatives.mine_every_steps,
-                num_steps=num_steps,
-                **timed,
+    for name, mined in data.all_mined.items():
+        if negatives.miner and negatives.mine_every_steps:
+            hooks.append(
+                MineNegatives(
+                    run_at[name],
+                    mined,
+                    negatives.miner,
+                    every_steps=negatives.mine_every_steps,
+                    num_steps=num_steps,
+                    **timed,
+                )
             )
-        )
-    if data.mined and (between := negatives.steps_between_looks()):
-        hooks.append(FollowNegatives(data.mined, every_steps=between, sinks=sinks))
+        if between := negatives.steps_between_looks():
+            hooks.append(FollowNegatives(mined, every_steps=between, sinks=[_naming(name, sink) for sink in sinks]))
     save = run.save(
         log,
         beside=lambda: {
-            "switches": data.mined.switches if data.mined else [],
+            "switches": [],
+            **{of_source("switches", name): mined.switches for name, mined in data.all_mined.items()},
             "alignment": aligned.progress() if aligned else None,
         },
         reasons=[one.reason for one in (aligned, watch) if one],
@@ -86,14 +93,31 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
     return [*hooks, *run.profile(), save]
 
 
-def _measure_of_alignment(alignment: Alignment, data: TrainingSet, run_at: Callable[[Params], Run]) -> Callable[[Params], float]:
+def _dev_scores(data: TrainingSet, run_at: Mapping[str, Callable[[Params], Run]], params: Params) -> dict[str, float]:
+    """The scores on the dev set; of a mixture the means over the dev sets, and those of each source as "<source>/ndcg@10"."""
+    scores = {name: score_dev(run_at[name](params), dev) for name, dev in data.dev_sets.items()}
+    means = {measure: float(np.mean([one[measure] for one in scores.values()])) for measure in next(iter(scores.values()))}
+    own = {f"{name}/{measure}": value for name, one in scores.items() if name for measure, value in one.items()}
+    return means | own
+
+
+def _naming(source: str, sink: Sink) -> Sink:
+    """A sink whose numbers are one source's."""
+    return lambda step, scalars: sink(step, {of_source(name, source): value for name, value in scalars.items()})
+
+
+def _measure_of_alignment(
+    alignment: Alignment,
+    queries: QueriesForBoth | None,
+    run_at: Callable[[Params], Run],
+    dev_scores: Callable[[Params], dict[str, float]],
+) -> Callable[[Params], float]:
     """What `StopWhenAligned` asks of parameters."""
-    dev, queries, measure = data.dev, data.for_both, alignment.measure
+    measure = alignment.measure
     if measure == KL:
         assert queries is not None  # the trainer has checked it
         return lambda params: divergence(run_at(params), queries)
-    assert dev is not None
-    return lambda params: score_dev(run_at(params), dev)[measure]
+    return lambda params: dev_scores(params)[measure]
 
 
 def run_of(recipe: Recipe, run_dir: Path, data: TrainingSet, step: int, params: Params) -> Run:

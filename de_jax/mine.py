@@ -9,6 +9,7 @@ started again at any time: without its miner a run goes on with the negatives it
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
@@ -22,9 +23,10 @@ from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.evaluation.dev_scores import score_index
 from de_jax.mining.generations import Generation
+from de_jax.mining.miner import Miner
 from de_jax.mining.mining_run import mine_generation, mined_steps, only_miner
 from de_jax.recipe import Recipe
-from de_jax.settings import PositiveFloat, name_of, numeric
+from de_jax.settings import PositiveFloat, numeric
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, Run, complete_steps, load_run
 from de_jax.types import InputError
 
@@ -52,25 +54,25 @@ def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_second
         raise InputError("the run mines by itself every train.mine_every_steps updates; set that to None to mine beside it.")
     recipe.negatives.miner.check()
     data = recipe.data(share=Share(run_dir=str(run_dir)))
-    if data.mined is None:
-        raise InputError(f"generations have no folder to go to; set {name_of(recipe.data)}.negatives_dir.")
+    if not data.all_mined:
+        raise InputError(f"generations have no folder to go to; set {recipe.options_name}.negatives_dir.")
     if not once:
         # The folder is the run's until it has a first generation, which the run mines itself where there is none.
-        mined = data.mined
-        _wait_until(lambda: mined.newest() is not None, f"the run in {run_dir} to begin", poll_seconds)
-    with only_miner(data.mined.negatives_dir):
+        all_begun = lambda: all(mined.newest() is not None for mined in data.all_mined.values())  # noqa: E731
+        _wait_until(all_begun, f"the run in {run_dir} to begin", poll_seconds)
+    with contextlib.ExitStack() as locks:
+        for mined in data.all_mined.values():
+            locks.enter_context(only_miner(mined.negatives_dir))
         # A generation beyond the newest checkpoint is another run's, a warm-up's for example.
         newest = max(complete_steps(run_dir / CHECKPOINTS_DIR), default=-1)
-        last = max((step for step in mined_steps(data.mined) if step <= newest), default=-1)
+        by_all = set[int].intersection(*(mined_steps(mined) for mined in data.all_mined.values()))
+        last = max((step for step in by_all if step <= newest), default=-1)
         steps = iter([_newest_step(run_dir)]) if once else _new_steps(run_dir, last, recipe.optimization.num_steps, poll_seconds)
         for step in steps:
             try:
                 run = load_run(run_dir, None if once else step)  # the trainer may remove the newest, and another is as good
                 _check_same_texts(run, data)
-                score = functools.partial(score_index, run, data.dev, doc_ids=data.dev.doc_store.ids) if data.dev else None
-                generation = mine_generation(run, data.mined, recipe.negatives.miner, keep=True, score=score)
-                assert generation is not None  # this is the only process
-                yield generation
+                yield from _mine_all(run, data, recipe.negatives.miner)
             except InputError:
                 if once or step == max(complete_steps(run_dir / CHECKPOINTS_DIR), default=step):  # the newest is not removed
                     raise
@@ -80,6 +82,17 @@ def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_second
                     raise
                 where = f" at {error.filename}" if error.filename else ""
                 warnings.warn(f"nothing was mined by step {step}: {error.strerror}{where}; the next one is tried.", stacklevel=2)
+
+
+def _mine_all(run: Run, data: TrainingSet, miner: Miner) -> Iterator[Generation]:
+    """A generation of each part of the data that has a folder for it, with its own prompts and lengths."""
+    for name, mined in data.all_mined.items():
+        part = data.parts[name]
+        own = run._replace(query=part.query, doc=part.doc) if name else run
+        score = functools.partial(score_index, own, part.dev, doc_ids=part.dev.doc_store.ids) if part.dev else None
+        generation = mine_generation(own, mined, miner, keep=True, source=name, score=score)
+        assert generation is not None  # this is the only process
+        yield generation
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -156,12 +157,26 @@ class Recipe:
         check_call("train.data", self.data, options=("share",), like="beir_pairs")
 
     @property
-    def options(self) -> PairsOptions | None:
-        """The settings of the source of pairs, where it has such."""
+    def sources(self) -> tuple[Callable[..., TrainingSet], ...]:
+        """The sources of pairs: those of a mixture, or the one there is."""
         with contextlib.suppress(KeyError):
-            found = bound(self.data, "options")
-            return found if isinstance(found, PairsOptions) else None
-        return None
+            if isinstance(found := bound(self.data, "sources"), Mapping) and found:
+                return tuple(found.values())
+        return (self.data,)
+
+    @property
+    def options(self) -> PairsOptions | None:
+        """The settings of the source of pairs, where it has such; of a mixture those of its first, with the longest lengths."""
+        known = [options for source in self.sources if (options := _options_of(source))]
+        if not known:
+            return None
+        lengths = {name: max(getattr(one, name) for one in known) for name in ("max_query_length", "max_doc_length")}
+        return dataclasses.replace(known[0], **lengths)
+
+    @property
+    def options_name(self) -> str:
+        """What a setting of the source of pairs is written behind; of a mixture the group that holds for all sources."""
+        return name_of(self.data) if self.sources == (self.data,) else PairsOptions.__name__
 
     @functools.cached_property
     def trained(self) -> Model:
@@ -183,7 +198,7 @@ class Recipe:
     def memory_settings(self, batch_size: int) -> dict[str, Any]:
         """The settings that decide how much memory a step takes, by name."""
         settings = {
-            f"{name_of(self.data)}.batch_size": batch_size,
+            f"{self.options_name}.batch_size": batch_size,
             "train.num_chunks": self.devices.num_chunks,
             f"{type(self.model.doc.encoder).__name__}.remat": getattr(self.model.doc.encoder, "remat", None),
         }
@@ -194,11 +209,13 @@ class Recipe:
     def check(self) -> TrainState:
         """The shapes of the state, after a step was traced, one layer for all of a tower: what is wrong here raises here."""
         state = self.shapes()
-        batch = plan.batch_shapes(8 * self.devices.num_chunks, 8, 8, **self.texts_of_a_pair())
-        try:
-            jax.eval_shape(self._step_of(self._trained(self.model.with_scanned_layers()), state.params), state, batch)
-        except ValueError as error:
-            raise InputError(str(error)) from error
+        step = self._step_of(self._trained(self.model.with_scanned_layers()), state.params)
+        for texts in dict.fromkeys(tuple(_texts_of_a_pair(_options_of(source)).items()) for source in self.sources):
+            batch = plan.batch_shapes(8 * self.devices.num_chunks, 8, 8, **dict(texts))
+            try:
+                jax.eval_shape(step, state, batch)
+            except ValueError as error:
+                raise InputError(str(error)) from error
         return state
 
     def check_sizes(
@@ -213,7 +230,7 @@ class Recipe:
         self.model.check_length("doc", max_doc_length)
         if batch_size == 1 and not has_negatives and not cache:
             raise InputError(
-                f"{name_of(self.data)}.batch_size is 1, so a query has no negative and the loss is 0; take at least 2 pairs, or "
+                f"{self.options_name}.batch_size is 1, so a query has no negative and the loss is 0; take at least 2 pairs, or "
                 "mined negatives."
             )
 
@@ -229,7 +246,7 @@ class Recipe:
         miner = self.negatives.miner
         if miner and not has_mined:
             raise InputError(
-                f"the recipe has a miner, but its negatives have no folder; set {name_of(self.data)}.negatives_dir, such as "
+                f"the recipe has a miner, but its negatives have no folder; set {self.options_name}.negatives_dir, such as "
                 "{run_dir}/negatives."
             )
         if miner and miner.num_neg_queries and max_passages > 1:
@@ -256,27 +273,27 @@ class Recipe:
             params: the model's shapes.
             is_fresh: the run has no checkpoint yet, so it begins with `init_from`.
         """
-        if options := self.options:
+        known = [(source, options) for source in self.sources if (options := _options_of(source))]
+        for source, options in known:
             sizes = {name: getattr(options, name) for name in ("batch_size", "max_query_length", "max_doc_length")}
-            is_beir, has_mined = name_of(self.data) == "beir_pairs", bool(options.negatives_dir)
+            has_mined = bool(options.negatives_dir)
+            is_beir = name_of(source) == "beir_pairs"
             self.check_sizes(mesh, **sizes, has_negatives=has_mined or not is_beir)  # other sources may bring negatives
-            self.check_parts(
-                has_mined=has_mined,
-                max_passages=options.max_passages,
-                has_queries_for_both=is_beir and bound(self.data, "num_for_both") > 0,
-                has_dev=options.dev_split is not None or name_of(self.data) == "stored_pairs",
-            )
             curriculum_texts.check(options, has_neg_docs=has_mined)
+        if known:
+            self.check_parts(
+                has_mined=any(options.negatives_dir for _, options in known),
+                max_passages=max(options.max_passages for _, options in known),
+                has_queries_for_both=name_of(self.data) == "beir_pairs" and bound(self.data, "num_for_both") > 0,
+                has_dev=any(options.dev_split is not None or name_of(source) == "stored_pairs" for source, options in known),
+            )
         start = self.initialization
         if start.init_from and is_fresh:
             check_init_from(start.init_from, params, new=start.init_new, layers=start.init_layers)
 
     def texts_of_a_pair(self) -> dict[str, int]:
         """What `plan.batch_shapes` wants to know of a pair's texts beside their lengths."""
-        if self.options is None:
-            return {}
-        mined = ("num_neg_docs", "num_neg_queries") if self.options.negatives_dir else ()
-        return {name: getattr(self.options, name) for name in ("max_passages", *mined)}
+        return _texts_of_a_pair(self.options)
 
     def _first_state(self, model: Initialisable) -> TrainState:
         state = init_state(model, self.optimization.tx, jax.random.key(self.initialization.seed))
@@ -308,3 +325,18 @@ class Recipe:
             raise InputError(
                 f"train.negative_cache draws by the temperature of the loss, but {name_of(self.loss)} has none; take another loss."
             ) from None
+
+
+def _options_of(source: Callable[..., TrainingSet]) -> PairsOptions | None:
+    """The settings of a source of pairs, where it has such."""
+    with contextlib.suppress(KeyError):
+        found = bound(source, "options")
+        return found if isinstance(found, PairsOptions) else None
+    return None
+
+
+def _texts_of_a_pair(options: PairsOptions | None) -> dict[str, int]:
+    if options is None:
+        return {}
+    mined = ("num_neg_docs", "num_neg_queries") if options.negatives_dir else ()
+    return {name: getattr(options, name) for name in ("max_passages", *mined)}

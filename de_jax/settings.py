@@ -156,6 +156,10 @@ def bound(function: Callable[..., Any], parameter: str) -> Any:
     Raises:
         KeyError: it has no such parameter, or no value for it.
     """
+    if isinstance(function, functools.partial):  # what it bound by place is no parameter of its signature
+        by_place = dict(zip(inspect.signature(function.func).parameters, function.args, strict=False))
+        if parameter in by_place:
+            return by_place[parameter]
     found = inspect.signature(function).parameters[parameter]
     if found.default is found.empty:
         raise KeyError(parameter)

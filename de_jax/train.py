@@ -12,7 +12,7 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from de_jax import command, recipe_file
 from de_jax.data.sources.options import Share
-from de_jax.data.sources.training_set import TrainingSet
+from de_jax.data.sources.training_set import TrainingSet, of_source
 from de_jax.files.outputs import atomic_file
 from de_jax.hooks import make_hooks, run_of
 from de_jax.interop.fine_tuning import initial_params
@@ -33,6 +33,7 @@ from de_jax.settings import NonNegativeInt, numeric
 from de_jax.training.hooks import faults
 from de_jax.training.hooks.preemption import StopOnTerminate
 from de_jax.training.mesh import distributed, sharding, sharding_rules
+from de_jax.training.run import wandb_log
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.run.fit import Stop
 from de_jax.training.run.loop import Session, Training, fresh_state, session
@@ -63,26 +64,28 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
     row_multiple = sharding.num_row_shares(mesh) * recipe.devices.num_chunks
     share = Share(host_index=host_index, num_hosts=num_hosts, row_multiple=row_multiple, run_dir=str(run_dir))
     data = recipe.data(share=share)
-    recipe.check_sizes(
-        mesh,
-        batch_size=data.batch_size,
-        max_query_length=data.query.max_length,
-        max_doc_length=data.doc.max_length,
-        has_negatives=data.has_negatives,
-    )
+    for part in data.parts.values():
+        recipe.check_sizes(
+            mesh,
+            batch_size=part.batch_size,
+            max_query_length=part.query.max_length,
+            max_doc_length=part.doc.max_length,
+            has_negatives=part.has_negatives,
+        )
     _check_vocabularies(recipe.model, data)
     recipe.check_parts(
-        has_mined=data.mined is not None,
-        max_passages=data.doc.max_passages,
+        has_mined=bool(data.all_mined),
+        max_passages=max(part.doc.max_passages for part in data.parts.values()),
         has_queries_for_both=data.for_both is not None,
-        has_dev=data.dev is not None,
+        has_dev=bool(data.dev_sets),
     )
-    if data.mined and not recipe.negatives.miner:
-        data.mined.check()
+    if not recipe.negatives.miner:
+        for mined in data.all_mined.values():
+            mined.check()
     _describe(recipe, run_dir, data, gin)
     training = _training(recipe, data, mesh, sharding_rules.with_shardings(abstract, shardings))
     with (
-        _only_miner(recipe, data),
+        _only_miners(recipe, data),
         session(training, run_dir) as run,
         contextlib.closing(Checkpoints(run_dir / BEST_DIR, keep=1)) as best,
     ):
@@ -102,6 +105,8 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
 
 def check(recipe: Recipe, run_dir: Path | None) -> tuple[TrainState, jax.sharding.Mesh]:
     """Refuses what shows without data, before any text is tokenized; the state's shapes, and the devices to train on."""
+    if recipe.logging.wandb and distributed.is_first():
+        wandb_log.check(recipe.logging.wandb)
     mesh = recipe.devices.mesh()
     is_fresh = run_dir is None or not complete_steps(run_dir / CHECKPOINTS_DIR)
     recipe.check_before_data(mesh, recipe.model.shapes(), is_fresh=is_fresh)
@@ -192,24 +197,26 @@ def _ended(recipe: Recipe, run: Session) -> Stop | None:
     return Stop(reason) if reason else None
 
 
-def _only_miner(recipe: Recipe, data: TrainingSet) -> contextlib.AbstractContextManager[None]:
-    """The lock of the folder of negatives, where this process is the one that mines."""
-    if data.mined and recipe.negatives.mine_every_steps and distributed.is_first():
-        return only_miner(data.mined.negatives_dir)
-    return contextlib.nullcontext()
+@contextlib.contextmanager
+def _only_miners(recipe: Recipe, data: TrainingSet) -> Iterator[None]:
+    """The locks of the folders of negatives, where this process is the one that mines."""
+    with contextlib.ExitStack() as locks:
+        if recipe.negatives.mine_every_steps and distributed.is_first():
+            for mined in data.all_mined.values():
+                locks.enter_context(only_miner(mined.negatives_dir))
+        yield
 
 
 def _begin_negatives(recipe: Recipe, data: TrainingSet, run: Session) -> None:
     """Takes up the negatives where the checkpoint left them; where there are none yet, they are mined by the first parameters."""
-    if data.mined is None:
-        return
-    if recipe.negatives.miner and distributed.agreed(data.mined.needs_first()):
-        is_held = recipe.negatives.mine_every_steps or not distributed.is_first()
-        with contextlib.nullcontext() if is_held else only_miner(data.mined.negatives_dir):
-            now = run_of(recipe, run.run_dir, data, run.start_step, run.state.params)
-            mine_generation(now, data.mined, recipe.negatives.miner, keep=False)
-        distributed.agreed(True)  # the first process searches and writes; the others wait for it
-    data.mined.begin(run.start_step, [Switch(*switch) for switch in run.beside.get("switches", [])])
+    for name, mined in data.all_mined.items():
+        if recipe.negatives.miner and distributed.agreed(mined.needs_first()):
+            is_held = recipe.negatives.mine_every_steps or not distributed.is_first()
+            with contextlib.nullcontext() if is_held else only_miner(mined.negatives_dir):
+                now = run_of(recipe, run.run_dir, data.parts[name], run.start_step, run.state.params)
+                mine_generation(now, mined, recipe.negatives.miner, keep=False)
+            distributed.agreed(True)  # the first process searches and writes; the others wait for it
+        mined.begin(run.start_step, [Switch(*switch) for switch in run.beside.get(of_source("switches", name), [])])
 
 
 def _check_vocabularies(model: DualEncoder, data: TrainingSet) -> None:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
     *("tensorflow", "seqio", "faiss", "torch", "transformers", "matplotlib", "sklearn", "ir_measures"),
     *("bm25s", "Stemmer", "nltk", "rapidfuzz", "sentencepiece", "tokenizers", "tensorboardX"),
+    *("wandb", "mteb", "datasets", "pyarrow", "huggingface_hub"),
 }
 
 
@@ -51,11 +52,13 @@ RULES = {
     "de_jax.models": Rule(("types", "settings"), ("jax", "numpy", "jaxtyping", "flax")),
     "de_jax.data": DATA,
     "de_jax.data.text.tokenizing": DATA.allowing("sentencepiece", "tokenizers"),
+    "de_jax.data.text.nanobeir": DATA.allowing("pyarrow"),
     # Batches hold mined negatives and expanded documents, whose files know no model.
     "de_jax.data.sources": DATA._replace(layers=(*DATA.layers, "mining", "expansion")),
     "de_jax.data.sources.seqio_tasks": DATA.allowing("tensorflow", "seqio"),
     "de_jax.tasks": Rule(("types", "data", "files", "mining"), ("numpy", "seqio", "tensorflow")),
     "de_jax.training": TRAINING,
+    "de_jax.training.run.wandb_log": TRAINING.allowing("wandb"),
     "de_jax.training.mesh.plan": TRAINING.allowing("libtpu"),
     "de_jax.training.step.train_step": TRAINING._replace(layers=("types",)),
     "de_jax.retrieval": ABOVE_TRAINING,
@@ -70,6 +73,7 @@ RULES = {
     "de_jax.evaluation": CONCERN,
     "de_jax.evaluation.metrics": CONCERN.allowing("ir_measures"),
     "de_jax.reports": CONCERN._replace(layers=(*CONCERN.layers, "evaluation")),
+    "de_jax.reports.model_card": CONCERN._replace(layers=(*CONCERN.layers, "evaluation", "interop")).allowing("huggingface_hub"),
     "de_jax.reports.plots": CONCERN.allowing("matplotlib", "sklearn", "threadpoolctl"),
     "de_jax.arguments": CONCERN._replace(layers=(*CONCERN.layers, "evaluation")),
     "de_jax.interop": ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "doc2query")).allowing(
@@ -78,6 +82,7 @@ RULES = {
     "de_jax.interop.served_encoder": Rule((), ("jax", "numpy"), ("sentencepiece", "tokenizers")),
     "de_jax.interop.tokenizer_files": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
     "de_jax.interop.t5x_files": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
+    "de_jax.mteb": Rule((), ("numpy", "jaxtyping"), ("mteb",)),
     "de_jax.gin_settings": Rule(("types", "files"), ("gin",)),
     "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings"), packages=("gin",)),
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),

@@ -6,6 +6,8 @@ sentence_transformers  SentenceTransformer(out_dir); towers that differ as query
 safetensors            every parameter by its path in one file, with model.json
 t5x                    out_dir/checkpoint_<step>, without an optimizer's state
 serving                both towers by jax.export, and encoder.py that runs them where this library is not installed
+
+README.md in it is a model card: base model, data, loss, recipe, and the scores that `de-jax evaluate_*` kept of this checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import json
 from pathlib import Path
 
 from de_jax import command
-from de_jax.interop.export import FORMATS, export
+from de_jax.interop.export import FORMATS
+from de_jax.reports import model_card
 from de_jax.training.run.run_folder import load_run
 
 
@@ -23,7 +26,7 @@ def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
     run = load_run(args.run_dir, args.step)
-    notes = export(run, args.out_dir, args.format)
+    notes = model_card.export(run, args.out_dir, args.format, license=args.license, base_model=args.base_model)
     written = sorted(str(file.relative_to(args.out_dir)) for file in args.out_dir.rglob("*") if file.is_file())
     num_bytes = sum((args.out_dir / file).stat().st_size for file in written)
     report = {"out_dir": str(args.out_dir), "format": args.format, "step": run.step, "notes": notes, "num_bytes": num_bytes}
@@ -35,7 +38,9 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--run_dir", required=True, help="the run to export")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--format", required=True, choices=tuple(FORMATS))
-    parser.add_argument("--out_dir", type=Path, required=True, help="must not exist")
+    parser.add_argument("--out_dir", type=Path, required=True, help="must not exist; its name is the model's in its card")
+    parser.add_argument("--license", help="identifier on the Hugging Face hub, such as apache-2.0; without it the card has none")
+    parser.add_argument("--base_model", help="name on the hub of what was trained further; default what the run says")
     return parser.parse_args(argv)
 
 

@@ -36,7 +36,8 @@ def main(argv: list[str] | None = None) -> None:
     model = pretrained.model.with_dtype(args.dtype)
     query = _side(pretrained, "query", args, args.max_query_length, args.query_prompt)
     doc = _side(pretrained, "doc", args, args.max_doc_length, args.doc_prompt)
-    write_run(args.run_dir, pretrained.params, model=model, query=query, doc=doc)
+    origin = list(filter(None, (args.source, args.doc_source)))
+    write_run(args.run_dir, pretrained.params, model=model, query=query, doc=doc, origin=origin)
     report = {
         "run_dir": args.run_dir,
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(pretrained.params)),

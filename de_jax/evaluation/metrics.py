@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,11 @@ def results_of(ranking: Ranking, query_ids: Sequence[str], doc_ids: Sequence[str
 
 def evaluate_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = MEASURES) -> dict[str, float]:
     """Means over the queries of `qrels`; as `evaluate`, for results with ids, such as those of a run file."""
-    values = score_results(results, qrels, measures=measures)
+    return means(score_results(results, qrels, measures=measures))
+
+
+def means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each measure, of what `score_results` gives."""
     return {name: math.fsum(query[name] for query in values.values()) / len(values) for name in next(iter(values.values()))}
 
 

@@ -11,7 +11,8 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from de_jax.data.stores.corpus import TokenStore, cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.beir import Qrels
 from de_jax.evaluation import answers as answers_
-from de_jax.evaluation import fusion, metrics
+from de_jax.evaluation import fusion, metrics, significance
 from de_jax.evaluation.metrics import Results
 from de_jax.expansion import expanded_search as expanded_
 from de_jax.expansion import generated_queries
@@ -34,18 +35,20 @@ from de_jax.retrieval.embedding_files import Truncated, open_embeddings
 from de_jax.retrieval.index import Index
 from de_jax.retrieval.maxp import MaxPIndex, passages_of
 from de_jax.training.run.run_folder import Run
-from de_jax.types import Ranking
+from de_jax.types import InputError, Ranking
 
 Report = dict[str, Any]
-"""A JSON object: what was scored and how, and the measures of "dense", "bm25" and "fusion" as far as they were asked for."""
+"""A JSON object: what was scored and how, the measures of "dense", "bm25" and "fusion" as far as they were asked for, and under
+"intervals" the 95 % confidence interval of each, where there are at least 2 queries."""
 
 SYSTEMS = ("dense", "bm25", "fusion")
 RESULT_FILE = "result.json"
 _COUNTS = ("num_docs", "num_queries")
+_SETTINGS = schema.record({"settings": schema.record({"measures": schema.texts})})
 KIND = "evaluation"
 _MEND = "remove its folder, and it is scored again"
-FORMAT = f"de_jax {KIND} 4"
-"""Changes where the same inputs come to give other scores."""
+FORMAT = f"de_jax {KIND} 5"
+"""Changes where the same inputs come to give another report."""
 
 
 class Task(NamedTuple):
@@ -145,9 +148,30 @@ def kept_report(evaluation_dir: str | Path, names: Sequence[str]) -> Report:
     folder = Path(evaluation_dir)
     folders.check(folder, mend=_MEND)
     scores = schema.Maybe(schema.record(dict.fromkeys(names, schema.number())))
-    kept = schema.record({"dataset": schema.text, **dict.fromkeys(_COUNTS, schema.integer()), **dict.fromkeys(SYSTEMS, scores)})
+    ends = schema.list_of(schema.number(), least=2, most=2)
+    kept = schema.record(
+        {
+            "dataset": schema.text,
+            **dict.fromkeys(_COUNTS, schema.integer()),
+            **dict.fromkeys(SYSTEMS, scores),
+            "intervals": schema.Maybe(schema.map_of(schema.map_of(ends))),
+        }
+    )
     report: Report = schema.read(folder / RESULT_FILE, kept, mend=_MEND)
     return report | {system: {name: report[system][name] for name in names} for system in SYSTEMS if system in report}
+
+
+def kept_reports(run_dir: str | Path, step: int) -> list[Report]:
+    """The reports that `evaluate` kept of one checkpoint of a run, by data set; a damaged one costs a warning."""
+    reports = []
+    for path in sorted((Path(run_dir) / "evaluations").glob(f"*/{RESULT_FILE}")):
+        try:
+            settings = schema.read(path, _SETTINGS)["settings"]
+            if settings.get("step") == step:
+                reports.append(kept_report(path.parent, metrics.names_of(settings["measures"])))
+        except InputError as error:
+            warnings.warn(f"{error} Its scores are left out.", stacklevel=2)
+    return sorted(reports, key=lambda report: str(report["dataset"]))
 
 
 def kept_ranking(evaluation_dir: str | Path) -> Results:
@@ -161,14 +185,24 @@ def kept_ranking(evaluation_dir: str | Path) -> Results:
 
 
 def averaged(name: str, reports: Sequence[Report]) -> Report:
-    """The mean of several reports as one, each counting once; not rounded, as the scores of a report are not."""
+    """The mean of several reports as one, each counting once, with its intervals where all have them; nothing is rounded."""
     systems = [system for system in SYSTEMS if all(system in report for report in reports)]
     means = {
         system: {measure: _mean([report[system][measure] for report in reports]) for measure in reports[0][system]}
         for system in systems
     }
     counts = {count: sum(report[count] for report in reports) for count in _COUNTS}
-    return {"dataset": name, **counts, **means}
+    average = {"dataset": name, **counts, **means}
+    if any("intervals" not in report for report in reports):
+        return average
+    intervals = {
+        system: {
+            measure: significance.interval_of_average([report["intervals"][system][measure] for report in reports])
+            for measure in means[system]
+        }
+        for system in systems
+    }
+    return {**average, "intervals": intervals}
 
 
 def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
@@ -226,14 +260,14 @@ def bm25_index(task: Task, policy: Policy) -> tuple[BM25Index, dict[str, str], l
     return BM25Index(docs.texts, docs.ids, k1=policy.k1, b=policy.b), {one: texts[one] for one in query_ids}, docs.ids
 
 
-def score(results: Results, task: Task, policy: Policy) -> dict[str, float]:
-    """The means of the measures, by judgements or by answer strings."""
+def score(results: Results, task: Task, policy: Policy) -> dict[str, dict[str, float]]:
+    """The measures of each query, by judgements or by answer strings; see `metrics.score_results`."""
     qrels = task.qrels
     if task.answers is not None:
         texts = {doc_id for docs in results.values() for doc_id in docs}
         found = {doc_id: text for doc_id, text in beir.iter_queries(task.corpus, skip_empty=True) if doc_id in texts}
         qrels = answers_.judge(results, found, task.answers)
-    return metrics.evaluate_results(results, qrels, measures=policy.measures)
+    return metrics.score_results(results, qrels, measures=policy.measures)
 
 
 def _score(task: Task, policy: Policy, run: Run | None) -> tuple[Report, dict[str, Results]]:
@@ -252,9 +286,17 @@ def _score(task: Task, policy: Policy, run: Run | None) -> tuple[Report, dict[st
     if len(results) == 2:
         results["fusion"] = fusion.fuse(list(results.values()), depth=policy.depth)
     report: Report = {"dataset": task.name, "split": task.split, "num_docs": num_docs, "num_queries": len(task.query_ids)}
-    scores = {system: score(found, task, policy) for system, found in results.items()}
-    shown = {"cost": cost} if policy.expansion and cost else {}
-    return {**report, "settings": _settings(policy, run), **scores, **shown}, results
+    values = {system: score(found, task, policy) for system, found in results.items()}
+    report |= {"settings": _settings(policy, run)} | {system: metrics.means(of_queries) for system, of_queries in values.items()}
+    if all(len(of_queries) > 1 for of_queries in values.values()):
+        report["intervals"] = {system: _intervals(of_queries) for system, of_queries in values.items()}
+    return report | ({"cost": cost} if policy.expansion and cost else {}), results
+
+
+def _intervals(values: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float, float]]:
+    """The confidence interval of each measure."""
+    names = next(iter(values.values()))
+    return {name: significance.confidence_interval([query[name] for query in values.values()]) for name in names}
 
 
 def _stores(run: Run, task: Task, policy: Policy) -> tuple[TokenStore, TokenStore]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from de_jax.files.reading import is_there
-from de_jax.interop import huggingface, safetensors_model, sentence_transformers, t5x
+from de_jax.interop import hub, huggingface, safetensors_model, sentence_transformers, t5x
 from de_jax.interop.pretrained import Pretrained, PretrainedSide
 from de_jax.training.run.run_folder import RUN, load_run
 from de_jax.types import InputError
@@ -89,6 +89,5 @@ def folder_of(source: str | Path) -> Path:
             str(source), allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_FILES_LEFT_OUT)
         )
     except Exception as error:  # the package's own errors, httpx's and the system's have no common base
-        reason = " ".join(str(error).split()).split(". ")[0].rstrip(".:")
-        raise InputError(f"{source} is no folder here, and the Hugging Face hub does not give it ({reason}).") from None
+        raise InputError(f"{source} is no folder here, and the Hugging Face hub does not give it ({hub.reason(error)}).") from None
     return Path(fetched)

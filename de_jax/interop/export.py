@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from de_jax.files.folders import atomic_dir
 from de_jax.interop import safetensors_model, sentence_transformers_export, serving, t5x
+from de_jax.interop.hub import CARD_FILE
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
 
@@ -20,13 +21,14 @@ FORMATS: dict[str, Callable[[Path, Run], None]] = {
 DROPPED = "the learned temperature is left out: it scales scores while training, and no embedding depends on it"
 
 
-def export(run: Run, out_dir: str | Path, format: str) -> list[str]:
+def export(run: Run, out_dir: str | Path, format: str, *, card: Callable[[Sequence[str]], str] | None = None) -> list[str]:
     """Writes a run in one of `FORMATS`; gives what a reader should know, in sentences.
 
     Args:
         run: any run.
         out_dir: must not exist; it appears once it is complete.
         format: a name out of `FORMATS`.
+        card: the text of README.md, given those sentences; None for none.
 
     Raises:
         InputError: the folder exists, or the format has no place for this model.
@@ -46,4 +48,6 @@ def export(run: Run, out_dir: str | Path, format: str) -> list[str]:
         )
     with atomic_dir(out_dir) as temporary:
         FORMATS[format](temporary, run)
+        if card:
+            (temporary / CARD_FILE).write_text(card(notes), encoding="utf-8")
     return notes

@@ -75,12 +75,12 @@ def of_generation(generation: Generation, *, num_docs: int, batch_size: float | 
 
 def of_training(run_dir: Path) -> dict[str, float]:
     """The batch size of a run and the median milliseconds of its steps; empty for a run that was not trained here."""
-    sizes = [value for name, value in read_settings(run_dir).items() if name.endswith(".batch_size")]
+    sizes = {value for name, value in read_settings(run_dir).items() if name.endswith(".batch_size")}
     log = run_dir / METRICS_FILE
     speeds = [line["pairs_per_second"] for line in read_metrics(log) if "pairs_per_second" in line] if log.is_file() else []
     if len(sizes) != 1 or not speeds:
         return {}
-    batch_size = float(sizes[0])
+    batch_size = float(sizes.pop())
     return {"batch_size": batch_size, "step_ms": float(f"{1000 * batch_size / float(np.median(speeds)):.4g}")}
 
 

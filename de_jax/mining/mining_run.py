@@ -23,7 +23,9 @@ KEPT_AS = "mining"
 """The folder of embeddings that a miner keeps its newest in, under <run_dir>/embeddings."""
 
 
-def mine_generation(run: Run, mined: MinedNegatives, miner: Miner, *, keep: bool, score: Score | None = None) -> Generation | None:
+def mine_generation(
+    run: Run, mined: MinedNegatives, miner: Miner, *, keep: bool, source: str = "", score: Score | None = None
+) -> Generation | None:
     """Mines and writes the next generation; where several processes train, all of them call this, and the first one writes.
 
     Args:
@@ -31,15 +33,16 @@ def mine_generation(run: Run, mined: MinedNegatives, miner: Miner, *, keep: bool
         mined: the pairs, and where generations lie.
         miner: what is mined.
         keep: whether embeddings go to the run's folder, so that a process that is killed goes on where it was.
+        source: of a mixture; its embeddings are kept apart.
         score: see `miner.mine`.
 
     Raises:
         InputError: the texts are not those that earlier generations were mined from, and what `mine` raises.
     """
-    texts = mined.texts
+    texts, kept_as = mined.texts, f"{KEPT_AS}_{source}" if source else KEPT_AS
     store = texts.passages or texts.doc_store
     with progress_bar(total=store.num_texts, desc=f"encode, step {run.step}", unit=" docs", delay=0.5, leave=False) as bar:
-        embedded = embed(run, texts, keep_as=KEPT_AS if keep else None, progress=bar.update)
+        embedded = embed(run, texts, keep_as=kept_as if keep else None, progress=bar.update)
     if not distributed.is_first():
         return None
     previous = mined.newest()
@@ -48,7 +51,7 @@ def mine_generation(run: Run, mined: MinedNegatives, miner: Miner, *, keep: bool
     facts = {**texts.hashes, "mined_by": str(run.run_dir), "checkpoint_step": run.step, **facts}
     generation = generations.write_generation(mined.negatives_dir, number, lines, facts)
     if embedded.folder is not None:
-        for folder in (run.run_dir / "embeddings" / KEPT_AS).glob("step_*"):
+        for folder in (run.run_dir / "embeddings" / kept_as).glob("step_*"):
             if folder != embedded.folder:
                 shutil.rmtree(folder)
     return generation

@@ -1,7 +1,8 @@
 """The hard negatives of a run: it follows the generations in a folder, which a miner writes beside it.
 
 <run_dir>/switches.jsonl
-    {"step", "generation"}: from which step on which generation gives the run's negatives
+    {"step", "generation"}: from which step on which generation gives the run's negatives; switches_<source>.jsonl for each source
+    of a mixture
 
 A switch is on the disk before a batch is made by it, and a generation never changes. So a run that was killed sees the same
 negatives in the same order when it continues, however quick the miner was in the meantime.
@@ -266,10 +267,18 @@ class MinedNegatives:
         return switches
 
 
-def follow(negatives_dir: str, run_dir: str, texts: TrainingTexts, **options: Any) -> MinedNegatives:
-    """The negatives of a run; "{run_dir}" in `negatives_dir` stands for its folder, and `options` are those of `MinedNegatives`."""
-    switches_file = Path(run_dir) / SWITCHES_FILE if run_dir else None
-    return MinedNegatives(negatives_dir.replace("{run_dir}", run_dir), switches_file, texts, **options)
+def follow(negatives_dir: str, run_dir: str, texts: TrainingTexts, *, source: str = "", **options: Any) -> MinedNegatives:
+    """The negatives of a run, or of one source of its mixture.
+
+    Args:
+        negatives_dir: "{run_dir}" and "{source}" in it stand for `run_dir` and `source`.
+        run_dir: gets the file of switches; "" for none.
+        texts, options: of `MinedNegatives`.
+        source: its name, where there are several.
+    """
+    name = SWITCHES_FILE.replace(".", f"_{source}.") if source else SWITCHES_FILE
+    folder = negatives_dir.replace("{run_dir}", run_dir).replace("{source}", source)
+    return MinedNegatives(folder, Path(run_dir) / name if run_dir else None, texts, **options)
 
 
 def read_switches(path: str | Path) -> list[Switch]:

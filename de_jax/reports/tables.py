@@ -24,14 +24,24 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def report_tables(reports: Sequence[Report]) -> str:
-    """A table for each measure: one row a report, one column a system, as far as they are there."""
+    """A table for each measure: one row a report, one column a system, as far as they are there.
+
+    The last column is half the width of the first system's confidence interval, where a report has one.
+    """
     systems = [system for system in SYSTEMS if any(system in report for report in reports)]
+    has_intervals = any("intervals" in report for report in reports)
     tables = []
     for measure in reports[0][systems[0]]:
         rows = []
         for report in reports:
             counts = [f"{report[count]:,}" if report.get(count) is not None else "" for count in ("num_docs", "num_queries")]
             scores = [report.get(system, {}).get(measure) for system in systems]
-            rows.append([report["dataset"], *counts, *("" if one is None else f"{one:.4f}" for one in scores)])
-        tables.append(text_table([measure, "docs", "queries", *systems], rows))
+            half = [_half_width(report, systems[0], measure)] if has_intervals else []
+            rows.append([report["dataset"], *counts, *("" if one is None else f"{one:.4f}" for one in scores), *half])
+        tables.append(text_table([measure, "docs", "queries", *systems, *[f"{systems[0]} ±"] * has_intervals], rows))
     return "\n\n".join(tables)
+
+
+def _half_width(report: Report, system: str, measure: str) -> str:
+    interval = report.get("intervals", {}).get(system, {}).get(measure)
+    return "" if interval is None else f"{(interval[1] - interval[0]) / 2:.4f}"

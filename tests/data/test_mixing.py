@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from de_jax.data.batches.mixing import mixed_epochs
+from de_jax.data.batches.mixing import mixed_epochs, shares_of, turns
 from de_jax.types import InputError
 
 
@@ -46,3 +46,37 @@ def test_rates_that_draw_nothing_are_refused():
         mixed_epochs((5, 5), (1, 0), 0)
     with pytest.raises(InputError, match=r"the rate of task 2 of the mixture is a share of 0\.001"):
         mixed_epochs((5, 5), (999, 1), 0)
+
+
+def test_a_task_may_bring_the_order_of_its_passes():
+    order = lambda number: np.full(4, -1 - number)  # noqa: E731  # rows that say which pass they are of
+    epoch = mixed_epochs((4, 8), (1, 1), 0, [order, None])
+    rows = np.concatenate([epoch(number) for number in range(4)])
+    np.testing.assert_array_equal(np.sort(rows[rows < 0]), np.repeat(np.arange(-6, 0), 4))
+
+
+def test_shares_are_the_sizes_to_the_power_of_one_over_the_temperature():
+    sizes = (100, 400, 10_000_000)
+    for temperature in (0.5, 1.0, 2.0, 1e6):
+        powers = [size ** (1 / temperature) for size in sizes]
+        np.testing.assert_allclose(shares_of(sizes, temperature), [power / sum(powers) for power in powers], rtol=1e-9)
+    assert shares_of((1, 10**12), 1e-3) == [0.0, 1.0]  # no overflow
+
+
+@pytest.mark.parametrize("rates", [(1, 1), (1, 2, 4), (0.9, 0.0999, 0.0001), tuple(range(1, 12))])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_sources_have_their_shares_after_any_number_of_steps(rates, seed):
+    steps = np.arange(100_000)
+    sources, shares = turns(rates, seed)(steps), np.array(rates) / sum(rates)
+    for every, most in ((1, 4.0), (2, 6.0), (3, 7.0)):  # every second or third step too, as an alternating optimizer takes them
+        for chosen in (sources[first::every] for first in range(every)):
+            for source, share in enumerate(shares):
+                counts = np.cumsum(chosen == source)
+                assert np.abs(counts - share * np.arange(1, len(chosen) + 1)).max() < most
+
+
+def test_turns_depend_on_the_step_and_the_seed_alone():
+    whole = turns((3, 1, 2), 5)(np.arange(1000))
+    np.testing.assert_array_equal(turns((3, 1, 2), 5)(np.arange(400, 1000)), whole[400:])
+    assert whole.tolist() != turns((3, 1, 2), 6)(np.arange(1000)).tolist()
+    np.testing.assert_array_equal(turns((6, 2, 4), 5)(np.arange(1000)), whole)

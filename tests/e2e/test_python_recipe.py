@@ -1,9 +1,14 @@
 """A recipe written in Python trains as the same recipe does that gin files describe, and says in its folder what it was."""
 
+import dataclasses
 import functools
+import sys
+import threading
+import types
 
 import jax
 import numpy as np
+import pytest
 import toy_run
 
 from de_jax.data.sources.options import PairsOptions
@@ -15,7 +20,10 @@ from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Devices, Logging, Optimization, Recipe
 from de_jax.train import train
 from de_jax.training.mesh.sharding import make_mesh
+from de_jax.training.run import wandb_log
 from de_jax.training.run.run_folder import load_run, read_recipe_file, read_settings
+from de_jax.training.run.run_log import METRICS_FILE, read_metrics
+from de_jax.types import InputError
 
 
 def toy_recipe(dataset_dir):
@@ -50,3 +58,55 @@ def test_it_trains_the_same_parameters_and_describes_itself(dataset_dir, finishe
     assert told == read_recipe_file(finished_run)
     settings = read_settings(tmp_path / "run")
     assert (settings["samtone.temperature"], settings["train.loss"]) == ("0.05", "@samtone")
+
+
+def test_a_run_is_logged_to_wandb_once_over_its_sessions_and_never_waits_for_it(dataset_dir, tmp_path, monkeypatch):
+    """A service that hangs from the first line on takes the lines when it wakes; the run is done long before."""
+    is_awake, runs = threading.Event(), []
+
+    def init(**options):
+        lines = []
+        runs.append((options, lines))
+
+        def log(scalars, *, step):
+            is_awake.wait(60)
+            lines.append((step, scalars))
+
+        return types.SimpleNamespace(log=log, finish=lambda *, exit_code: lines.append(exit_code))
+
+    settings = types.SimpleNamespace(settings=types.SimpleNamespace(mode="offline"))
+    fake = types.SimpleNamespace(setup=lambda: settings, init=init, Settings=dict)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr(wandb_log, "FINISH_SECONDS", 0.1)
+    recipe = toy_recipe(dataset_dir)
+    data = functools.partial(recipe.data, options=dataclasses.replace(recipe.options, dev_split=None))
+    logging = Logging(log_every_steps=2, save_every_steps=4, wandb="retrieval")
+    tower = dataclasses.replace(recipe.model.doc, encoder=dataclasses.replace(recipe.model.doc.encoder, dropout_rate=0.0))
+    recipe = dataclasses.replace(
+        recipe,
+        model=DualEncoder(query=tower, doc=tower),
+        data=data,
+        optimization=dataclasses.replace(recipe.optimization, num_steps=4),
+        logging=logging,
+    )
+    with pytest.warns(UserWarning, match="W&B has not taken the last lines"):
+        train(recipe, tmp_path / "run")
+    assert runs[0][1] == []
+    is_awake.set()
+    for thread in [one for one in threading.enumerate() if one.name == "wandb"]:
+        thread.join()
+    train(recipe, tmp_path / "run")  # continues after the last update
+    (first, lines), (second, more) = runs
+    assert first["id"] == second["id"]
+    assert first["config"]["optimization"]["num_steps"] == 4
+    assert (lines.pop(), more) == (0, [0])
+    written = read_metrics(tmp_path / "run" / METRICS_FILE)
+    assert [step for step, _ in lines] == [line.pop("step") for line in written] == [2, 4]
+    assert [{name: round(value, 7) for name, value in scalars.items()} for _, scalars in lines] == written
+
+
+def test_a_missing_package_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    recipe = toy_recipe(tmp_path / "no_such_data")
+    with pytest.raises(InputError, match=r"train\.wandb needs the package wandb"):
+        train(dataclasses.replace(recipe, logging=Logging(wandb="retrieval")), tmp_path / "run")

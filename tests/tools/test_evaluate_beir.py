@@ -10,7 +10,7 @@ from tiny_run import DOCS, QRELS, QUERIES
 
 from de_jax.data.sources.training_set import open_stores
 from de_jax.data.text import beir
-from de_jax.evaluation import fusion, metrics
+from de_jax.evaluation import fusion, metrics, significance
 from de_jax.evaluation import task as task_
 from de_jax.files.outputs import read_json, write_json
 from de_jax.retrieval import encode
@@ -47,6 +47,8 @@ def test_a_report_has_the_run_bm25_and_their_fusion_and_keeps_their_rankings(tra
     rankings = {system: ranking(report, system) for system in task_.SYSTEMS}
     for system, found in rankings.items():
         assert report[system] == pytest.approx(metrics.evaluate_results(found, QRELS["test"]), abs=1e-5)
+        values = list(metrics.scores_by_query(found, QRELS["test"], "nDCG@10").values())
+        assert report["intervals"][system]["ndcg@10"] == pytest.approx(significance.confidence_interval(values), abs=1e-5)
     assert [len(docs) for docs in rankings["dense"].values()] == [10, 9]
     assert "d3" not in rankings["dense"]["d3"]
     assert report["bm25"]["mrr@10"] > 0.5
@@ -98,7 +100,9 @@ def test_several_sets_end_in_a_table_where_a_folder_of_sets_counts_once(trained,
     evaluate_beir.main([f"--run_dir={trained}", "--dataset_dirs", *map(str, folders)])
     table = capsys.readouterr().err.split("\n\n")[0].splitlines()
     assert [line.split()[0] for line in table] == ["ndcg@10", "first", "second", "cqa", "average"]
-    assert table[0].split()[3:] == ["dense", "bm25", "fusion"]
+    assert table[0].split()[3:] == ["dense", "bm25", "fusion", "dense", "±"]
+    low, high = report["average"]["intervals"]["dense"]["ndcg@10"]
+    assert table[4].split()[-1] == f"{(high - low) / 2:.4f}"
     assert [one["dataset"] for one in report["sets"]] == ["first", "second", "cqa"]
     cqa = report["sets"][2]
     assert [part["dataset"] for part in cqa["parts"]] == ["cqa-a", "cqa-b", "cqa-c"]

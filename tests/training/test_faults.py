@@ -72,6 +72,46 @@ def test_window_that_was_saved_with_other_metrics_is_begun_anew():
     assert seen == [(4, 2.0)]
 
 
+def by_source(step):
+    """Updates 2, 5, 8, ... have batches of b, and so other metrics."""
+    return "b" if step % 3 == 1 else "a"
+
+
+def metrics_of(step, loss):
+    return metrics(loss) | ({"grad_norm/top": jnp.float32(loss)} if by_source(step - 1) == "b" else {})
+
+
+def test_losses_are_logged_by_source_and_a_window_that_was_cut_off_goes_on():
+    losses = np.random.default_rng(0).normal(size=8).astype(np.float32)
+    lines = {"whole": [], "cut": []}
+    for name, seen in lines.items():
+        options = {"every_steps": 4, "num_steps": 100, "pairs_per_step": 2, "schedule": lambda step: jnp.asarray(0.5)}
+        write = lambda step, scalars, seen=seen: seen.append((step, scalars))  # noqa: E731
+        make = functools.partial(run_log.LogMetrics, [write], source_of=by_source, **options)
+        hook = make()
+        for step, loss in enumerate(losses, start=1):
+            hook(step, STATE, metrics_of(step, loss))
+            if name == "cut":
+                hook = make(begun=hook.unfinished())
+        hook.flush()
+    first, second = (line for _, line in lines["whole"])
+    assert first["loss"] == pytest.approx(losses[:4].mean())
+    assert first["loss/a"] == pytest.approx(losses[[0, 2, 3]].mean())
+    assert first["loss/b"] == first["grad_norm/top"] == pytest.approx(losses[1])
+    assert second["loss/b"] == second["grad_norm/top"] == pytest.approx(losses[[4, 7]].mean())
+    for line in lines["whole"] + lines["cut"]:
+        line[1].pop("pairs_per_second")
+    assert lines["cut"] == lines["whole"]
+
+
+@pytest.mark.parametrize("bad_step", [1, 2, 3, 4, 6])
+def test_first_step_without_a_finite_number_is_found_whichever_source_it_had(bad_step):
+    hook = log([], source_of=by_source)
+    with pytest.raises(NonFiniteError, match=f"step {bad_step} is not"):  # noqa: PT012
+        for step in range(1, 20):
+            hook(step, STATE, metrics_of(step, np.nan if step >= bad_step else 1.0))
+
+
 class ByToken:
     """Embeds a text as its first token; token 13 as no number."""
 

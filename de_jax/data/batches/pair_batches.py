@@ -10,8 +10,8 @@ import functools
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32
@@ -21,7 +21,7 @@ from de_jax.data.batches.epoch_plan import EpochPlan
 from de_jax.data.batches.layout import Store
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import beir, input_policy
-from de_jax.types import PADDING_ID, Batch, Batches, InputError
+from de_jax.types import PADDING_ID, Batch, InputError
 
 T = TypeVar("T")
 
@@ -31,12 +31,33 @@ ITEMS_AHEAD = 2
 # Batches by which the usual number of rows of packed texts is set.
 _SAMPLE_BATCHES = 16
 
-NegativesAt = Callable[[int], Mapping[str, "Negatives"]]
+NegativesAt = Callable[[int], Mapping[str, "Drawable"]]
 """Those in force at a step by the name of their field in a batch, "neg_docs" or "neg_queries"; always the same names."""
 
 _IDS = {"query": "query_id", "doc": "doc_id", "neg_docs": "neg_doc_ids", "neg_queries": "neg_query_ids"}
 _MINED = ("neg_docs", "neg_queries")
 _DOCS = ("doc", "neg_docs")
+
+
+@runtime_checkable
+class BatchesOfPairs(Protocol):
+    """Batches that can be some of a run's, with those of other sources between them."""
+
+    def __call__(self, start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
+        """The batches from number `start` on; the same number always gives the same batch, but for what changes as a run goes on.
+
+        Args:
+            start: batches of these pairs before.
+            steps: the run's step of each batch, which decides the negatives that are in force; by default the batch's number.
+        """
+
+
+@runtime_checkable
+class Drawable(Protocol):
+    """Hard negatives of each pair: `Negatives`."""
+
+    def draw(self, chosen: np.ndarray, key: Sequence[int]) -> np.ndarray:
+        """Rows [B, drawn] for the pairs `chosen` [B], decided by `key`; `PADDING_ID` where there are too few."""
 
 
 class Negatives(NamedTuple):
@@ -110,8 +131,8 @@ def positives_of(pairs: Int32[np.ndarray, "P 2"], num_queries: int) -> Positives
 
 
 def pair_batches(
-    query_store: TokenStore,
-    doc_store: TokenStore,
+    query_store: Store,
+    doc_store: Store,
     pairs: Int32[np.ndarray, "P 2"],
     *,
     batch_size: int,
@@ -128,7 +149,7 @@ def pair_batches(
     epoch_order: Callable[[int], np.ndarray] | None = None,
     host_index: int = 0,
     num_hosts: int = 1,
-) -> Batches:
+) -> BatchesOfPairs:
     """An endless, resumable stream of batches: `pair_batches(...)(start)` begins at step `start`.
 
     Every epoch has the same number of full batches. Pairs that fill none wait for the shuffle of another epoch.
@@ -162,7 +183,9 @@ def pair_batches(
     sides = {"query": (query_store, max_query_length), "doc": (doc_texts.store if doc_texts else doc_store, max_doc_length)}
     sides |= {"neg_queries": sides["query"], "neg_docs": sides["doc"]}
 
-    def rows_and_texts(number: int, in_force: Mapping[str, Negatives]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def rows_and_texts(
+        number: int, at: int, in_force: Mapping[str, Drawable]
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """A global batch as rows of its stores, and the rows of the texts that are encoded: these, or what stands for documents."""
         epoch, step = divmod(number, plan.num_batches)
         chosen = plan.epoch(epoch)[step]
@@ -172,12 +195,12 @@ def pair_batches(
                 rows[name] = in_force[name].draw(chosen, (seed, epoch, step, kind))
         if doc_texts is None:
             return rows, rows
-        return rows, rows | {name: doc_texts.rows_of(rows[name], chosen, number) for name in _DOCS if name in rows}
+        return rows, rows | {name: doc_texts.rows_of(rows[name], chosen, at) for name in _DOCS if name in rows}
 
     @functools.cache  # the first generation of negatives may not be there before the first batch is asked for
     def layouts() -> dict[str, layout.Layout]:
         first = negatives(0) if negatives else {}
-        sample = [rows_and_texts(number, first)[1] for number in range(_SAMPLE_BATCHES)]
+        sample = [rows_and_texts(number, number, first)[1] for number in range(_SAMPLE_BATCHES)]
 
         def layout_of(name: str) -> layout.Layout:
             if not pack:
@@ -188,12 +211,12 @@ def pair_batches(
 
         return {name: layout_of(name) for name in sample[0]}
 
-    def batches(start: int) -> Iterator[Batch]:
+    def batches(start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
         if start < 0:
             raise ValueError(f"the first step is {start}; steps count from 0")
         lay_out = layouts()
-        for number in itertools.count(start):
-            rows, encoded = rows_and_texts(number, negatives(number) if negatives else {})
+        for number, step in enumerate(itertools.count(start) if steps is None else steps, start):
+            rows, encoded = rows_and_texts(number, step, negatives(step) if negatives else {})
             texts = {name: lay_out[name](all_texts, host_index) for name, all_texts in encoded.items()}
             ids = {_IDS[name]: all_rows[host_rows] for name, all_rows in rows.items()}
             yield Batch(**texts, **ids, positive_ids=positives.of(ids["query_id"]) if positives else None)

@@ -21,6 +21,8 @@ class PairsOptions:
     Attributes:
         tokenizer: of both towers; "" where the source brings its own.
         doc_tokenizer: the document tower's, where it differs.
+        query_prompt, doc_prompt: put before every query or document, such as "query: "; None leaves the tokenizer's own, and "" is
+            none.
         batch_size: rows of the global batch.
         max_query_length, max_doc_length: tokens, special ones included.
         max_passages: how many passages of `max_doc_length` tokens a document is at most; it scores as its best one (ANCE's MaxP; 1
@@ -36,8 +38,8 @@ class PairsOptions:
             none of them for a negative, in the batch, mined or from a cache; for sets with many relevant documents a query.
         pack: lay several texts in a row instead of padding each; the numbers are the same, with much less work.
         length_multiple: without `pack`, texts are padded to multiples of this many tokens.
-        negatives_dir: generations of hard negatives, see `negatives`; "{run_dir}" in it stands for the run's folder. "" for none
-            but those that the source brings.
+        negatives_dir: generations of hard negatives, see `negatives`; "{run_dir}" in it stands for the run's folder, and "{source}"
+            for the name of a source of a mixture. "" for none but those that the source brings.
         num_neg_docs, num_neg_queries: hard negatives in each row of a batch, drawn anew in every epoch.
         expansion: generated queries of the corpus, as `de-jax doc2query` writes them.
         curriculum: documents get one of them after their text, chosen so; None leaves documents as they are.
@@ -52,6 +54,8 @@ class PairsOptions:
 
     tokenizer: TokenizerSource = ""
     doc_tokenizer: TokenizerSource | None = None
+    query_prompt: str | None = None
+    doc_prompt: str | None = None
     batch_size: PositiveInt = 512
     max_query_length: PositiveInt = 64
     max_doc_length: PositiveInt = 256
@@ -87,9 +91,18 @@ class Share:
         host_index, num_hosts: this host's place among those that share a batch.
         row_multiple: packed rows of the global batch are a multiple of it.
         run_dir: the run's folder, which gets the record of which negatives were trained on when; "" without a run.
+        source: the name of a source of a mixture; "" for one that is used alone.
+        is_joined: the batches hold pairs of other sources too, so the source itself makes none.
     """
 
     host_index: NonNegativeInt = 0
     num_hosts: PositiveInt = 1
     row_multiple: PositiveInt = 1
     run_dir: str = ""
+    source: str = ""
+    is_joined: bool = False
+
+    @property
+    def scope(self) -> str:
+        """What stands before the settings of the source in a gin file."""
+        return f"{self.source}/" if self.source else ""

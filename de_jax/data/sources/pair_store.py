@@ -23,7 +23,7 @@ from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.training_set import Pairs, TrainingSet, opened, training_set
 from de_jax.data.stores.corpus import TokenStore, open_token_store
 from de_jax.data.text import beir, input_policy
-from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
+from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, prompt_of
 from de_jax.expansion.curriculum import RankedQueries, ranked_texts
 from de_jax.files import outputs, schema
 from de_jax.files.kind import Kind
@@ -85,7 +85,8 @@ def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(),
         InputError: no folder, a damaged one, other tokenizers, or a batch that its pairs cannot fill.
     """
     if not pairs_dir:
-        raise InputError("stored_pairs.pairs_dir is not set; add --gin.stored_pairs.pairs_dir=<folder written by export_batches>.")
+        setting = f"{share.scope}stored_pairs.pairs_dir"
+        raise InputError(f"stored_pairs.pairs_dir is not set; add --gin.{setting}=<folder written by export_batches>.")
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
 
@@ -123,6 +124,16 @@ def _check_tokenizers(store: PairStore, pairs_dir: str, options: PairsOptions) -
     for name, (wanted, there) in given.items():
         if wanted and opened(wanted).fingerprint != there.fingerprint:
             raise InputError(f"the texts in {pairs_dir} are tokenized with another {name}; leave {name} out, or write them again.")
+    prompts = {
+        "query_prompt": (options.query_prompt, store.query_tokenizer),
+        "doc_prompt": (options.doc_prompt, store.doc_tokenizer),
+    }
+    for name, (prompt, there) in prompts.items():
+        if prompt not in (None, prompt_of(there)):
+            raise InputError(
+                f"{name} is {prompt!r}, but the texts in {pairs_dir} are tokenized with the prompt {prompt_of(there)!r}; leave "
+                f"{name} out, or write them again."
+            )
 
 
 def save(

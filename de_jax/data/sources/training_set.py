@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -12,20 +12,20 @@ from typing import NamedTuple
 import numpy as np
 
 from de_jax.data.batches import pair_batches as batches_
-from de_jax.data.batches.pair_batches import DocTexts, Negatives
+from de_jax.data.batches.pair_batches import BatchesOfPairs, DocTexts, Negatives, NegativesAt
 from de_jax.data.sources.options import PairsOptions, Share, TokenizerSource
 from de_jax.data.stores.corpus import TokenStore, cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer, load_tokenizer
+from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer, load_tokenizer, with_prompt
 from de_jax.expansion import curriculum_texts
 from de_jax.expansion.curriculum import RankedQueries, ranked_pairs
 from de_jax.expansion.relevance import MEASURES
 from de_jax.files import outputs
 from de_jax.mining.negatives import MinedNegatives, TrainingTexts, follow
 from de_jax.settings import NonNegativeInt, checked
-from de_jax.types import Batches, InputError
+from de_jax.types import Batch, Batches, InputError
 
 _SPELLING = "--gin.beir_pairs.{}=True"
 """How a recipe sets the options of `input_policy`."""
@@ -50,22 +50,6 @@ class QueriesForBoth(NamedTuple):
     rows: np.ndarray  # int64 [r] of both
 
 
-class TrainingSet(NamedTuple):
-    """What a trainer reads."""
-
-    batches: Batches
-    batch_size: int
-    query: Side
-    doc: Side
-    dev: DevSet | None
-    query_ids: Sequence[str] | None = None  # by `Batch.query_id`, where that is a row of something
-    doc_ids: Sequence[str] | None = None
-    texts: TrainingTexts | None = None
-    mined: MinedNegatives | None = None
-    for_both: QueriesForBoth | None = None
-    has_negatives: bool = False  # mined ones come with the batches
-
-
 class Pairs(NamedTuple):
     """Training pairs as a source gives them, before they are batches."""
 
@@ -85,6 +69,61 @@ class Pairs(NamedTuple):
     @property
     def stores(self) -> tuple[TokenStore, TokenStore]:
         return self.query_store, self.doc_store
+
+
+class DrawnFrom(NamedTuple):
+    """What a source's batches are drawn from, which is what a mixture needs of it."""
+
+    pairs: Pairs
+    options: PairsOptions
+    negatives: NegativesAt
+    batches: BatchesOfPairs
+
+
+class TrainingSet(NamedTuple):
+    """What a trainer reads.
+
+    A mixture has `sources` by name, whose parts (dev sets, mined negatives, sides) are theirs. Its own `query` and `doc` are the
+    first source's: that is how the run that comes of it reads texts.
+    """
+
+    batches: Batches
+    batch_size: int
+    query: Side
+    doc: Side
+    dev: DevSet | None
+    query_ids: Sequence[str] | None = None  # by `Batch.query_id`, where that is a row of something
+    doc_ids: Sequence[str] | None = None
+    texts: TrainingTexts | None = None
+    mined: MinedNegatives | None = None
+    for_both: QueriesForBoth | None = None
+    has_negatives: bool = False  # mined ones come with the batches
+    drawn_from: DrawnFrom | None = None
+    sources: Mapping[str, TrainingSet] = MappingProxyType({})
+    source_of: Callable[[int], str] = lambda step: ""  # the name of the source that a step's batch comes from
+
+    @property
+    def parts(self) -> Mapping[str, TrainingSet]:
+        """The sources of a mixture by name; for any other set itself, under ""."""
+        return self.sources or {"": self}
+
+    @property
+    def all_mined(self) -> dict[str, MinedNegatives]:
+        """The mined negatives of each part that has some."""
+        return {name: part.mined for name, part in self.parts.items() if part.mined}
+
+    @property
+    def dev_sets(self) -> dict[str, DevSet]:
+        """The dev set of each part that has one."""
+        return {name: part.dev for name, part in self.parts.items() if part.dev}
+
+
+def of_source(name: str, source: str) -> str:
+    """What "loss" or "negatives/staleness" is called where it is of one source of a mixture: "negatives/<source>/staleness"."""
+    if not source:
+        return name
+    group, *rest = name.split("/", 1)
+    return "/".join([group, source, *rest])
 
 
 @checked
@@ -113,9 +152,8 @@ def beir_pairs(
     """
     for name, value in (("dataset_dir", dataset_dir), ("tokenizer", options.tokenizer)):
         if not value:
-            raise InputError(f"beir_pairs.{name} is not set; add --gin.beir_pairs.{name}=<path>.")
-    query_tokenizer = opened(options.tokenizer)
-    doc_tokenizer = opened(options.doc_tokenizer) if options.doc_tokenizer else query_tokenizer
+            raise InputError(f"beir_pairs.{name} is not set; add --gin.{share.scope}beir_pairs.{name}=<path>.")
+    query_tokenizer, doc_tokenizer = opened_tokenizers(options)
     cache_dir, dev_split = options.cache_dir, options.dev_split
     with input_policy.spelled(_SPELLING):
         stores = open_stores(dataset_dir, query_tokenizer, doc_tokenizer, cache_dir, skip_empty=skip_empty)
@@ -157,9 +195,12 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
     mined = None
     if options.negatives_dir:
         drawn = {"neg_docs": options.num_neg_docs, "neg_queries": options.num_neg_queries}
-        mined = follow(options.negatives_dir, share.run_dir, texts, num_drawn=drawn, is_first=share.host_index == 0)
+        is_first = share.host_index == 0
+        mined = follow(options.negatives_dir, share.run_dir, texts, source=share.source, num_drawn=drawn, is_first=is_first)
     brought = pairs.negatives or {}
-    batches = batches_.pair_batches(
+    negatives = mined.at if mined else lambda step: brought
+    make = functools.partial(
+        batches_.pair_batches,
         *pairs.stores,
         pairs.rows,
         batch_size=options.batch_size,
@@ -170,7 +211,7 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         pack=options.pack,
         length_multiple=options.length_multiple,
         row_multiple=share.row_multiple,
-        negatives=mined.at if mined else lambda step: brought,
+        negatives=negatives,
         doc_texts=_doc_texts(pairs, passages, options, has_neg_docs=mined is not None or "neg_docs" in brought),
         positives=batches_.positives_of(pairs.rows, pairs.query_store.num_texts) if options.mask_positives else None,
         epoch_order=pairs.epoch_order,
@@ -181,6 +222,7 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
     if dev_qrels is not None:
         sizes = (options.dev_max_queries, options.dev_max_docs)
         dev = dev_set(dev_qrels, *pairs.stores, *sizes, keep_identical_ids=options.keep_identical_ids)
+    batches = _no_batches if share.is_joined else make()
     return TrainingSet(
         batches=batches,
         batch_size=options.batch_size,
@@ -192,7 +234,12 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         texts=texts,
         mined=mined,
         has_negatives=mined is not None or bool(brought),
+        drawn_from=DrawnFrom(pairs, options, negatives, batches),
     )
+
+
+def _no_batches(start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
+    return iter(())
 
 
 def _doc_texts(pairs: Pairs, passages: PassageStore | None, options: PairsOptions, *, has_neg_docs: bool) -> DocTexts | None:
@@ -248,6 +295,13 @@ def opened(tokenizer: TokenizerSource) -> Tokenizer:
     if isinstance(tokenizer, str):
         return load_tokenizer(tokenizer)
     return tokenizer() if callable(tokenizer) else tokenizer
+
+
+def opened_tokenizers(options: PairsOptions) -> tuple[Tokenizer, Tokenizer]:
+    """The tokenizers of queries and of documents, with their prompts."""
+    query_tokenizer = opened(options.tokenizer)
+    doc_tokenizer = opened(options.doc_tokenizer) if options.doc_tokenizer else query_tokenizer
+    return with_prompt(query_tokenizer, options.query_prompt), with_prompt(doc_tokenizer, options.doc_prompt)
 
 
 def open_stores(

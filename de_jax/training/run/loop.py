@@ -23,6 +23,7 @@ from de_jax.training.run.checkpoint import Checkpoints, SaveCheckpoints
 from de_jax.training.run.fit import Hook, Stop, fit
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR
 from de_jax.training.run.settings import Logging, Optimization
+from de_jax.training.run.wandb_log import wandb_sink
 from de_jax.training.step.train_step import TrainStep
 from de_jax.types import Batches, InputError, Params, TrainState
 
@@ -76,19 +77,23 @@ class Session:
     beside: dict[str, Any]
     _step_fn: Any
     _terminate: StopOnTerminate
+    _at_end: contextlib.ExitStack
 
     def sinks(self) -> list[run_log.Sink]:
-        """metrics.jsonl, TensorBoard and a progress bar; the first process writes them for all."""
+        """metrics.jsonl, TensorBoard, a progress bar and, where asked for, W&B; the first process writes them for all."""
         if not distributed.is_first():
             return []
-        return [
+        sinks = [
             run_log.jsonl_sink(self.run_dir, self.start_step),
             run_log.tensorboard_sink(self.run_dir, self.start_step),
             run_log.progress_sink(self.training.optimization.num_steps, self.start_step),
         ]
+        if project := self.training.logging.wandb:
+            sinks.append(self._at_end.enter_context(wandb_sink(self.run_dir, self.start_step, project)))
+        return sinks
 
-    def log(self, sinks: Sequence[run_log.Sink]) -> run_log.LogMetrics:
-        """The hook that logs, with the line that the last session left unfinished."""
+    def log(self, sinks: Sequence[run_log.Sink], source_of: Callable[[int], str] = lambda step: "") -> run_log.LogMetrics:
+        """The hook that logs, with the line that the last session left unfinished; see there for the arguments."""
         return run_log.LogMetrics(
             sinks,
             every_steps=self.training.logging.log_every_steps,
@@ -96,6 +101,7 @@ class Session:
             pairs_per_step=self.training.batch_size,
             schedule=self.training.optimization.rates(),
             begun=self.beside.get("log"),
+            source_of=source_of,
         )
 
     def profile(self) -> list[Hook]:
@@ -151,6 +157,7 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
     with (
         contextlib.closing(Checkpoints(run_dir / CHECKPOINTS_DIR, keep=training.logging.keep_checkpoints)) as checkpoints,
         StopOnTerminate() as terminate,
+        contextlib.ExitStack() as at_end,
     ):
         step_fn = sharding_rules.compiled_step(training.step, _shardings(training.like), training.mesh)
         with _faults_explained(training, checkpoints, step_fn):
@@ -158,7 +165,7 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
             checkpoints.remove_old()
             start_step = int(state.step)
             beside = checkpoints.beside(start_step) if start_step else {}
-            yield Session(training, run_dir, checkpoints, state, start_step, beside, step_fn, terminate)
+            yield Session(training, run_dir, checkpoints, state, start_step, beside, step_fn, terminate, at_end)
 
 
 def fresh_state(init: Callable[[], TrainState], start_from: Callable[[Params], Params], like: TrainState) -> TrainState:

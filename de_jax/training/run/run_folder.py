@@ -1,6 +1,7 @@
 """A run folder's own description, so that a tool needs one flag and cannot mismatch model, vocabulary and lengths.
 
 <run_dir>/run.json            the model, the tokenizers' folders and the maximum lengths
+          origin.json         where the parameters came from, of a run that `de-jax import_model` made
           recipe.json         every setting that was in effect; config.gin the same, where a gin file was given
           tokenizers/         what text was tokenized with
           checkpoints/<step>  the newest ones      best/<step>  the best one by the dev score
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
 from de_jax.files import schema
 from de_jax.files.folders import atomic_dir
 from de_jax.files.kind import Kind
-from de_jax.files.outputs import only_one
+from de_jax.files.outputs import only_one, write_json
 from de_jax.files.reading import read_lines
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.training.mesh import distributed
@@ -33,6 +34,7 @@ from de_jax.types import InputError, Params, TrainState
 
 _REMOVAL_SECONDS = 1.0
 RECIPE_FILE = "recipe.json"
+ORIGIN_FILE = "origin.json"
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
 _LENGTH = schema.integer(1, schema.MAX_SIZE)
@@ -112,19 +114,24 @@ def describe(
         kind.write_manifest(run_dir, description)
 
 
-def write_run(run_dir: str | Path, params: Params, *, model: DualEncoder, query: Side, doc: Side) -> None:
+def write_run(
+    run_dir: str | Path, params: Params, *, model: DualEncoder, query: Side, doc: Side, origin: Sequence[str] = ()
+) -> None:
     """Writes parameters from elsewhere as step 0 of a new run, for evaluation, search and `train.init_from`.
 
     Args:
         run_dir: absent or empty; it appears once it is complete.
         params: the model's.
         model, query, doc: as of `describe_run`.
+        origin: the folders or names of the hub that the parameters are from.
 
     Raises:
         InputError: something is there already.
     """
     with atomic_dir(run_dir) as temporary:
         describe_run(temporary, model=model, query=query, doc=doc)
+        if origin:
+            write_json(temporary / ORIGIN_FILE, {"from": list(origin)})
         with contextlib.closing(Checkpoints(temporary / CHECKPOINTS_DIR, keep=1)) as checkpoints:
             checkpoints.save(0, TrainState(np.zeros((), np.int32), params, {}, np.zeros((), np.int32)))
 
@@ -206,14 +213,44 @@ def read_recipe_file(run_dir: str | Path) -> dict[str, Any] | None:
     return found
 
 
+def origins(run_dir: str | Path) -> list[str]:
+    """The models that a run's first parameters are from, runs in between passed through; none for random parameters.
+
+    Raises:
+        InputError: a description that is damaged.
+    """
+    run_dir = Path(run_dir)
+    if not RUN.is_in(run_dir):
+        return [str(run_dir)]
+    found: list[str] = []
+    if (run_dir / ORIGIN_FILE).is_file():
+        found = schema.read(run_dir / ORIGIN_FILE, schema.record({"from": schema.texts}))["from"]
+    elif (recipe := read_recipe_file(run_dir)) and isinstance(start := recipe.get("initialization"), dict):
+        init_from = start.get("init_from")
+        values = init_from.values() if isinstance(init_from, dict) else [init_from]
+        found = [value for value in values if isinstance(value, str)]
+    return list(dict.fromkeys(source for one in found for source in (origins(one) if Path(one) != run_dir else [])))
+
+
 def _named_settings(name: str, settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    scope = f"{name.rpartition('/')[0]}/".lstrip("/")  # of a source of a mixture
     for key, value in settings.items():
-        place = (value.get("function") or value.get("type")) if isinstance(value, dict) else None
-        if place is None:
-            yield f"{name}.{key}", repr(value)
+        if part := _name_of(value):
+            yield f"{name}.{key}", f"@{scope}{part}"
+            yield from _named_settings(f"{scope}{part}", value)
+        elif isinstance(value, dict) and value and all(map(_name_of, value.values())):
+            sources = {source: f"{source}/{_name_of(one)}" for source, one in value.items()}
+            yield f"{name}.{key}", "{" + ", ".join(f"{source!r}: @{part}" for source, part in sources.items()) + "}"
+            for source, part in sources.items():
+                yield from _named_settings(part, value[source])
         else:
-            yield f"{name}.{key}", f"@{place.rpartition('.')[2]}"
-            yield from _named_settings(place.rpartition(".")[2], value)
+            yield f"{name}.{key}", repr(value)
+
+
+def _name_of(described: Any) -> str:
+    """The name of a function or class that recipe.json describes; "" for a value."""
+    place = (described.get("function") or described.get("type") or "") if isinstance(described, dict) else ""
+    return str(place).rpartition(".")[2]
 
 
 def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple[int, Params]:

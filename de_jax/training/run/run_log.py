@@ -40,18 +40,23 @@ Sink = Callable[[int, dict[str, float]], None]
 
 
 class _Window(NamedTuple):
-    """The updates since the last line."""
+    """The updates since the last line whose batches came from one source."""
 
-    num_steps: int
+    num_steps: int  # those before a restart included
+    steps: tuple[int, ...]  # those of this process
     sums: Metrics
-    num_finite: Array  # [] float32: how many updates of the window came before the first that gave no finite number
+    num_finite: Array  # [] float32: how many of `steps` came before the first that gave no finite number
+
+
+_Windows = dict[str, _Window]
+"""By source; "" where a run has but one."""
 
 
 class LogMetrics:
     """A hook that averages each metric over `every_steps` updates and hands the means to all sinks.
 
     The sums are kept on the device, and a mean is read one step late, when the next step is already queued: the device never
-    waits for the log.
+    waits for the log. A metric that some updates do not have is averaged over those that have it.
 
     Args:
         sinks: who gets the numbers.
@@ -60,6 +65,8 @@ class LogMetrics:
         pairs_per_step: the global batch size.
         schedule: the learning rate, logged beside the metrics.
         begun: what `unfinished` gave when the run was saved that goes on here.
+        source_of: the name of the source that an update's batch came from, by the updates done before it. A line then has the mean
+            loss of each source too, as "loss/<name>"; by default there is one source without a name.
 
     Raises:
         NonFiniteError: the loss or the gradient is not a finite number; raised instead of the line that it would be in.
@@ -74,30 +81,29 @@ class LogMetrics:
         pairs_per_step: int,
         schedule: Schedule,
         begun: Mapping[str, Any] | None = None,
+        source_of: Callable[[int], str] = lambda step: "",
     ) -> None:
         self._sinks, self._every_steps, self._num_steps = sinks, every_steps, num_steps
-        self._pairs_per_step, self._schedule = pairs_per_step, schedule
-        self._window: _Window | None = None
-        if begun:
-            sums = {name: np.float32(value) for name, value in begun["sums"].items()}
-            self._window = _Window(begun["count"], sums, np.float32(begun["count"]))
-        self._last_step = 0
-        self._due: tuple[int, _Window, Array] | None = None
+        self._pairs_per_step, self._schedule, self._source_of = pairs_per_step, schedule, source_of
+        self._windows: _Windows = _begun(begun or {})
+        self._due: tuple[int, _Windows, Array] | None = None
         self._clock, self._num_timed = time.monotonic(), 0
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
         self.flush()
-        if self._window is None or self._window.sums.keys() != metrics.keys():  # a run that goes on with other metrics
-            self._window = _Window(1, *_first(metrics))
+        source = self._source_of(step - 1)
+        window = self._windows.get(source)
+        if window is None or window.sums.keys() != metrics.keys():  # a run that goes on with other metrics
+            self._windows[source] = _Window(1, (step,), *_first(metrics))
         else:
-            count, sums, num_finite = self._window
-            self._window = _Window(count + 1, *_add(sums, num_finite, np.float32(count), metrics))
-        self._last_step = step
+            count, steps, sums, num_finite = window
+            added = _add(sums, num_finite, np.float32(len(steps)), metrics)
+            self._windows[source] = _Window(count + 1, (*steps, step), *added)
         self._num_timed += 1
         if step % self._every_steps == 0 or step == self._num_steps:
             # The learning rate is computed behind this step and read with its means, so it keeps no later step waiting.
-            self._due = (step, self._window, jnp.asarray(self._schedule(step - 1), jnp.float32))
-            self._window = None
+            self._due = (step, self._windows, jnp.asarray(self._schedule(step - 1), jnp.float32))
+            self._windows = {}
         if step == self._num_steps:
             self.flush()
         return None
@@ -112,19 +118,19 @@ class LogMetrics:
         Waits for the device. Raises as a line would, for the updates since the last one.
         """
         self.flush()
-        if self._window is None:
-            return {}
-        count, sums, _ = _fetched(self._last_step, self._window)
-        return {"count": count, "sums": {name: float(value) for name, value in sums.items()}}
+        windows = {
+            source: {"count": window.num_steps, "sums": {name: float(value) for name, value in window.sums.items()}}
+            for source, window in _fetched(self._windows).items()
+        }
+        return {**windows.pop("", {}), **({"sources": windows} if windows else {})}
 
     def flush(self) -> None:
         """Writes the line that is due, if one is."""
         if self._due is None:
             return
-        step, window, learning_rate = self._due
+        step, windows, learning_rate = self._due
         self._due = None
-        count, sums, _ = _fetched(step, window)
-        means = {name: float(value) / count for name, value in sums.items()}
+        means = _means(_fetched(windows))
         now = time.monotonic()
         speed = self._num_timed * self._pairs_per_step / max(now - self._clock, 1e-9)
         self._clock, self._num_timed = now, 0
@@ -133,12 +139,32 @@ class LogMetrics:
             sink(step, scalars)
 
 
-def _fetched(last_step: int, window: _Window) -> _Window:
-    """The window's numbers on the host."""
-    window = jax.device_get(window)
-    if window.num_finite < window.num_steps:
-        raise NonFiniteError("the loss or the gradient of", last_step - window.num_steps + int(window.num_finite) + 1)
-    return window
+def _begun(begun: Mapping[str, Any]) -> _Windows:
+    """The windows that `LogMetrics.unfinished` gave; all of their updates gave finite numbers."""
+    saved = {**({"": begun} if "sums" in begun else {}), **begun.get("sources", {})}
+    return {
+        source: _Window(one["count"], (), {name: np.float32(value) for name, value in one["sums"].items()}, np.float32(0))
+        for source, one in saved.items()
+    }
+
+
+def _fetched(windows: _Windows) -> _Windows:
+    """The windows with their numbers on the host."""
+    numbers = jax.device_get({source: (window.sums, window.num_finite) for source, window in windows.items()})
+    windows = {source: window._replace(sums=numbers[source][0]) for source, window in windows.items()}
+    if bad := [step for source, window in windows.items() for step in window.steps[int(numbers[source][1]) :][:1]]:
+        raise NonFiniteError("the loss or the gradient of", min(bad))
+    return windows
+
+
+def _means(windows: _Windows) -> dict[str, float]:
+    """Of each metric over the updates that have it, and of each source's loss."""
+    means: dict[str, float] = {}
+    for name in dict.fromkeys(name for window in windows.values() for name in window.sums):
+        having = [window for window in windows.values() if name in window.sums]
+        means[name] = sum(float(window.sums[name]) for window in having) / sum(window.num_steps for window in having)
+    losses = {source: float(window.sums["loss"]) / window.num_steps for source, window in windows.items() if source}
+    return means | {f"loss/{source}": loss for source, loss in losses.items()}
 
 
 @jax.jit

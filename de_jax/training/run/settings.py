@@ -75,6 +75,8 @@ class Logging:
         grad_norm_groups: logs the norm of the gradient before clipping by group, see `grad_norms`: "thirds", or a pattern over
             parameter paths by name, such as {"bottom": ".*/layers_[0-3]/.*"}; None logs that of the whole only.
         collapse_alarm: warns when embeddings collapse, see `losses.spread`; None watches nothing.
+        wandb: the project of Weights & Biases, "project" or "entity/project", that the log goes to too; None for none. Needs the
+            package `wandb`, and a login unless WANDB_MODE=offline.
     """
 
     log_every_steps: PositiveInt = 50
@@ -84,6 +86,7 @@ class Logging:
     profile_steps: tuple[Annotated[int, Range(2)], PositiveInt] | None = None
     grad_norm_groups: Mapping[str, str] | Literal["thirds"] | None = None
     collapse_alarm: CollapseAlarm | None = None
+    wandb: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -1,0 +1,134 @@
+"""Several sources of pairs as one, without a copy: their texts, ids and mined negatives under common rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int, Int32
+
+from de_jax.data.batches.pair_batches import Drawable, NegativesAt
+from de_jax.data.stores.corpus import TokenStore
+from de_jax.settings import LARGEST
+from de_jax.types import PADDING_ID, Batch, InputError
+
+_TEXTS = {"query_id": "queries", "doc_id": "docs", "neg_doc_ids": "docs", "neg_query_ids": "queries", "positive_ids": "docs"}
+"""Which texts the ids of a batch are rows of."""
+
+
+class JoinedStore:
+    """Token stores as one: the rows of a store follow those of the store before. Equal stores share their rows.
+
+    So a document of two sources over one corpus has one id, and equal row numbers of different stores are different ids.
+
+    Attributes:
+        firsts: the row of each store's first text.
+        num_texts: n, of all stores.
+        ids: "<source>/<id>" of each row, by the name of the first source that has it.
+    """
+
+    def __init__(self, stores: Mapping[str, TokenStore], max_lengths: Sequence[int]) -> None:
+        """Copies nothing.
+
+        Args:
+            stores: of each source, by name.
+            max_lengths: tokens of a text of each.
+
+        Raises:
+            InputError: more texts than int32 has numbers.
+        """
+        own: dict[str, tuple[str, TokenStore, int]] = {}  # by content
+        for (name, store), max_length in zip(stores.items(), max_lengths, strict=True):
+            own.setdefault(store.content_hash, (name, store, max_length))
+        self._own = list(own.values())
+        ends = np.cumsum([store.num_texts for _, store, _ in self._own])
+        self._starts, self.num_texts = [0, *ends[:-1].tolist()], int(ends[-1])
+        if self.num_texts > LARGEST:
+            raise InputError(
+                f"the sources of the mixture hold {self.num_texts} texts of a kind; at most {LARGEST} can be told apart."
+            )
+        places = dict(zip(own, self._starts, strict=True))
+        self.firsts = [places[store.content_hash] for store in stores.values()]
+        self.ids = _JoinedIds([(name, store.ids) for name, store, _ in self._own], self._starts)
+
+    def lengths(self, max_length: int) -> Int32[np.ndarray, " n"]:
+        """Tokens of each text after truncation to its store's length, or to `max_length` if that is shorter."""
+        return np.concatenate([store.lengths(min(own, max_length)) for _, store, own in self._own])
+
+    def pad(self, rows: Int[np.ndarray, " r"], max_length: int, pad_to: int) -> Int32[np.ndarray, "r {pad_to}"]:
+        """The texts of `rows` as their stores pad them; zeros for a negative row."""
+        padded = np.zeros((len(rows), pad_to), np.int32)
+        for (_, store, own), start in zip(self._own, self._starts, strict=True):
+            here = (rows >= start) & (rows < start + store.num_texts)
+            if here.any():
+                padded[here] = store.pad(rows[here] - start, min(own, max_length), pad_to)
+        return padded
+
+
+class JoinedNegatives(NamedTuple):
+    """The hard negatives of each source's pairs, in the rows of joined stores."""
+
+    parts: Sequence[tuple[Drawable | None, int]]  # of each source: None where it has none, and its texts' first row
+    ends: np.ndarray  # int64: the pairs up to the end of each source
+
+    def draw(self, chosen: np.ndarray, key: Sequence[int]) -> np.ndarray:
+        """As many columns as the source with the most draws; filled up with `PADDING_ID`."""
+        of = np.searchsorted(self.ends, chosen, side="right")
+        starts = [0, *self.ends[:-1].tolist()]
+        drawn = [
+            (of == place, part.draw(chosen[of == place] - starts[place], (*key, place)), first)
+            for place, (part, first) in enumerate(self.parts)
+            if part
+        ]
+        rows = np.full((len(chosen), max(own.shape[1] for _, own, _ in drawn)), PADDING_ID, np.int32)
+        for here, own, first in drawn:
+            rows[here, : own.shape[1]] = moved(own, first)
+        return rows
+
+
+def joined_negatives(sources: Sequence[NegativesAt], firsts: Mapping[str, Sequence[int]], num_pairs: Sequence[int]) -> NegativesAt:
+    """The hard negatives of all sources.
+
+    Args:
+        sources: those of each.
+        firsts: of each source, the joined row of its first text, of "neg_docs" and of "neg_queries".
+        num_pairs: of each source; the pairs of a source follow those of the source before.
+    """
+    ends = np.cumsum(num_pairs)
+
+    def at(step: int) -> dict[str, JoinedNegatives]:
+        in_force = [negatives(step) for negatives in sources]
+        names = [name for name in firsts if any(name in own for own in in_force)]
+        return {
+            name: JoinedNegatives([(own.get(name), first) for own, first in zip(in_force, firsts[name], strict=True)], ends)
+            for name in names
+        }
+
+    return at
+
+
+def with_ids_from(batch: Batch, first: Mapping[str, int]) -> Batch:
+    """A source's batch with the ids of joined stores: `first` is the joined row of its first text, of "queries" and of "docs"."""
+    ids = {name: getattr(batch, name) for name in _TEXTS}
+    return batch._replace(**{name: moved(rows, first[_TEXTS[name]]) for name, rows in ids.items() if rows is not None})
+
+
+def moved(rows: np.ndarray, first: int) -> np.ndarray:
+    """Rows of a store as rows of the joined one; `PADDING_ID` stays."""
+    return np.where(rows == PADDING_ID, PADDING_ID, rows + first).astype(np.int32)
+
+
+class _JoinedIds(Sequence[str]):
+    def __init__(self, parts: Sequence[tuple[str, Sequence[str]]], starts: Sequence[int]) -> None:
+        self._parts, self._starts = parts, starts
+
+    def __len__(self) -> int:
+        return self._starts[-1] + len(self._parts[-1][1])
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return [self[one] for one in range(*row.indices(len(self)))]
+        place = int(np.searchsorted(self._starts, row, side="right")) - 1
+        name, ids = self._parts[place]
+        return f"{name}/{ids[int(row) - self._starts[place]]}"

@@ -1,0 +1,246 @@
+"""Several sources of pairs in one run: batches of one source each, or of all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from de_jax.data.batches import mixing
+from de_jax.data.batches.joined import JoinedStore, joined_negatives, with_ids_from
+from de_jax.data.batches.pair_batches import BatchesOfPairs, pair_batches, positives_of
+from de_jax.data.sources.options import Share
+from de_jax.data.sources.training_set import DrawnFrom, TrainingSet
+from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import with_prompt
+from de_jax.settings import PositiveFloat, check_call, checked
+from de_jax.types import Batch, Batches, InputError
+
+_KINDS = ("query", "doc")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_SAME_IN_A_BATCH = ("pack", "length_multiple", "unique_in_batch", "mask_positives")
+_APART = 'set mixed_pairs.mode = "one_source"'
+_STEPS_AT_ONCE = 4096
+
+Sources = Mapping[str, Callable[..., TrainingSet]]
+
+
+@checked
+def mixed_pairs(
+    sources: Sources | None = None,
+    *,
+    weights: Mapping[str, PositiveFloat] | None = None,
+    temperature: PositiveFloat | None = None,
+    mode: Literal["one_source", "mixed"] = "one_source",
+    share: Share = Share(),
+) -> TrainingSet:
+    """Opens several sources of pairs for training; each keeps its own options, lengths, prompts, negatives and dev set.
+
+    Batches of one source, as GTE (Li et al. 2023) and sentence-transformers' batch samplers make them, hold no negatives that give
+    their source away. In both modes the step alone decides the batch, and each source goes through epochs of its own. A text has
+    one id in sources that read the same store; equal row numbers of different stores are different ids.
+
+    Args:
+        sources: by name, which the log and files have; for example `{"nq": functools.partial(beir_pairs, "data/nq",
+            options=PairsOptions(...)), ...}`. The sources have one vocabulary and one batch size. The first one's prompts and
+            lengths are the run's own, and its seed decides the order of sources.
+        weights: what share of the batches each source gets, by name and in any unit; None for shares by size and temperature.
+        temperature: shares in proportion to n^(1 / temperature) of a source's n pairs; see `mixing.shares_of`. By default 1.
+        mode: "one_source" for batches of one source each, whose order is `mixing.turns`; "mixed" for batches with pairs of all
+            sources, of which each epoch has the shares, see `mixing.mixed_epochs`.
+        share: what this process makes of them.
+
+    Raises:
+        InputError: no sources, weights that do not fit them, sources that do not go together, or what one of them raises; names
+            the source.
+    """
+    is_joined = mode == "mixed"
+    opened = _opened(_checked(sources or {}, weights, temperature), dataclasses.replace(share, is_joined=is_joined))
+    _check_together(opened)
+    parts = [part.drawn_from for part in opened.values() if part.drawn_from]
+    rates = [weights[name] for name in opened] if weights else mixing.shares_of(list(map(_size, parts)), temperature or 1.0)
+    names, first = list(opened), next(iter(opened.values()))
+    queries, docs = (_joined(names, parts, kind) for kind in _KINDS)
+    turns = _Turns(rates, parts[0].options.seed)
+    if is_joined:
+        batches = _mixed(names, parts, rates, queries, docs, share)
+    else:
+        firsts = [{"queries": query, "docs": doc} for query, doc in zip(queries.firsts, docs.firsts, strict=True)]
+        batches = _one_source([part.batches for part in parts], firsts, turns)
+    return TrainingSet(
+        batches=batches,
+        batch_size=first.batch_size,
+        query=first.query,
+        doc=first.doc,
+        dev=None,
+        query_ids=queries.ids,
+        doc_ids=docs.ids,
+        has_negatives=all(part.has_negatives for part in opened.values()),
+        sources=opened,
+        source_of=lambda step: "" if is_joined else names[turns.of(step)],  # a batch of all sources is of none
+    )
+
+
+class _Turns:
+    """`mixing.turns` step by step; it holds those of the latest steps."""
+
+    def __init__(self, rates: Sequence[float], seed: int) -> None:
+        self.num_sources, self._sources = len(rates), mixing.turns(rates, seed)
+        self._of_block = functools.lru_cache(maxsize=8)(self._block)
+
+    def of(self, step: int) -> int:
+        """The source of a step's batch."""
+        block, place = divmod(step, _STEPS_AT_ONCE)
+        return int(self._of_block(block)[place])
+
+    def before(self, step: int) -> list[int]:
+        """How many batches each source gave before a step."""
+        counts: list[int] = np.bincount(self._sources(np.arange(step)), minlength=self.num_sources).tolist()
+        return counts
+
+    def steps_of(self, source: int, start: int) -> Iterator[int]:
+        """The steps from `start` on whose batch comes from a source."""
+        return (step for step in itertools.count(start) if self.of(step) == source)
+
+    def _block(self, number: int) -> np.ndarray:
+        return self._sources(np.arange(number * _STEPS_AT_ONCE, (number + 1) * _STEPS_AT_ONCE))
+
+
+def _one_source(parts: Sequence[BatchesOfPairs], firsts: Sequence[Mapping[str, int]], turns: _Turns) -> Batches:
+    """Batches of one source each, in turns."""
+
+    def batches(start: int) -> Iterator[Batch]:
+        if start < 0:
+            raise ValueError(f"the first step is {start}; steps count from 0")
+        done = turns.before(start)
+        begun = [part(done[place], turns.steps_of(place, start)) for place, part in enumerate(parts)]
+        for place in map(turns.of, itertools.count(start)):
+            yield with_ids_from(next(begun[place]), firsts[place])
+
+    return batches
+
+
+def _mixed(
+    names: Sequence[str],
+    parts: Sequence[DrawnFrom],
+    rates: Sequence[float],
+    queries: JoinedStore,
+    docs: JoinedStore,
+    share: Share,
+) -> Batches:
+    """Batches with pairs of all sources, as if they were one."""
+    _check_mixable(dict(zip(names, parts, strict=True)))
+    options, sizes = parts[0].options, list(map(_size, parts))
+    firsts = np.stack([queries.firsts, docs.firsts], axis=1)
+    pairs = np.concatenate([part.pairs.rows + first for part, first in zip(parts, firsts, strict=True)]).astype(np.int32)
+    mined = {"neg_docs": docs.firsts, "neg_queries": queries.firsts}
+    return pair_batches(
+        queries,
+        docs,
+        pairs,
+        batch_size=options.batch_size,
+        max_query_length=max(part.options.max_query_length for part in parts),
+        max_doc_length=max(part.options.max_doc_length for part in parts),
+        seed=options.seed,
+        unique_in_batch=options.unique_in_batch,
+        pack=options.pack,
+        length_multiple=options.length_multiple,
+        row_multiple=share.row_multiple,
+        negatives=joined_negatives([part.negatives for part in parts], mined, sizes),
+        positives=positives_of(pairs, queries.num_texts) if options.mask_positives else None,
+        epoch_order=mixing.mixed_epochs(sizes, rates, options.seed, [part.pairs.epoch_order for part in parts]),
+        host_index=share.host_index,
+        num_hosts=share.num_hosts,
+    )
+
+
+def _joined(names: Sequence[str], parts: Sequence[DrawnFrom], kind: str) -> JoinedStore:
+    """The queries or the documents of all sources."""
+    stores = {name: getattr(part.pairs, f"{kind}_store") for name, part in zip(names, parts, strict=True)}
+    return JoinedStore(stores, [getattr(part.options, f"max_{kind}_length") for part in parts])
+
+
+def _size(part: DrawnFrom) -> int:
+    return len(part.pairs.rows)
+
+
+def _checked(sources: Sources, weights: Mapping[str, float] | None, temperature: float | None) -> Sources:
+    """The sources, once all is refused that shows without opening one."""
+    if not sources:
+        raise InputError(
+            'mixed_pairs.sources is not set; give sources by name, such as {"nq": @nq/beir_pairs, "hotpot": @hotpot/beir_pairs}.'
+        )
+    for name, source in sources.items():
+        if not _NAME.fullmatch(name):
+            raise InputError(f"{name!r} cannot name a source of mixed_pairs; take letters, digits, '_', '-' and '.'.")
+        check_call(f"mixed_pairs.sources[{name!r}]", source, options=("share",), like="beir_pairs")
+    if weights is not None and temperature is not None:
+        raise InputError("mixed_pairs.weights and mixed_pairs.temperature both decide the sources' shares; set one of them.")
+    if weights is not None and weights.keys() != sources.keys():
+        raise InputError(
+            f"mixed_pairs.weights are for {', '.join(sorted(weights)) or 'no source'}, but the sources are "
+            f"{', '.join(sorted(sources))}; give each source one weight."
+        )
+    return sources
+
+
+def _opened(sources: Sources, share: Share) -> dict[str, TrainingSet]:
+    """The training set of each source."""
+    opened = {}
+    for name, source in sources.items():
+        try:
+            opened[name] = source(share=dataclasses.replace(share, source=name))
+        except InputError as error:
+            raise InputError(f"source {name!r} of the mixture: {error}") from error
+        if not isinstance(opened[name], TrainingSet) or opened[name].drawn_from is None:
+            raise InputError(f"source {name!r} of the mixture gives no pairs; take one such as @beir_pairs, and no mixture.")
+    return opened
+
+
+def _check_together(opened: Mapping[str, TrainingSet]) -> None:
+    """Refuses sources that cannot be trained on in one run."""
+    (first, known), *others = opened.items()
+    for name, part in others:
+        for kind in _KINDS:
+            if _vocabulary(getattr(part, kind)) != _vocabulary(getattr(known, kind)):
+                raise _clash(first, name, f"have different {kind} vocabularies", "give them one PairsOptions.tokenizer")
+        if part.batch_size != known.batch_size:
+            batches = f"have batches of {known.batch_size} and {part.batch_size} pairs"
+            raise _clash(first, name, batches, "give them one PairsOptions.batch_size")
+    folders: dict[Path, str] = {}
+    for name, folder in ((name, part.mined.negatives_dir) for name, part in opened.items() if part.mined):
+        if (other := folders.setdefault(folder.resolve(), name)) != name:
+            fix = "give each its own, as {run_dir}/negatives/{source} does"
+            raise _clash(other, name, f"have one folder of negatives, {folder}", fix)
+
+
+def _check_mixable(parts: Mapping[str, DrawnFrom]) -> None:
+    """Refuses sources that cannot stand in one batch."""
+    for name, part in parts.items():
+        if part.options.max_passages > 1 or part.options.curriculum:
+            option = "curriculum" if part.options.curriculum else "max_passages"
+            raise InputError(f"source {name!r} of the mixture has {option}, which is for batches of one source; {_APART}.")
+    for (first, known), (name, part) in itertools.combinations(parts.items(), 2):
+        for option in _SAME_IN_A_BATCH:
+            if (one := getattr(known.options, option)) != (other := getattr(part.options, option)):
+                fix = f"give them one PairsOptions.{option}, or {_APART}"
+                raise _clash(first, name, f"share their batches, but have {option} {one} and {other}", fix)
+        for kind, store, same in zip(_KINDS, known.pairs.stores, part.pairs.stores, strict=True):
+            lengths = {getattr(one.options, f"max_{kind}_length") for one in (known, part)}
+            if store.content_hash == same.content_hash and len(lengths) > 1:
+                fix = f"give them one PairsOptions.max_{kind}_length, or {_APART}"
+                raise _clash(first, name, f"read the same texts with max_{kind}_length {min(lengths)} and {max(lengths)}", fix)
+
+
+def _clash(first: str, second: str, what: str, fix: str) -> InputError:
+    return InputError(f"the sources {first!r} and {second!r} of the mixture {what}; {fix}.")
+
+
+def _vocabulary(side: Side) -> str:
+    return with_prompt(side.tokenizer, "").fingerprint

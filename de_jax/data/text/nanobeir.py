@@ -1,0 +1,118 @@
+"""NanoBEIR: 13 BEIR sets cut down to 50 queries and some thousand documents each, as folders in the BEIR layout.
+
+They are read as the hub has them, one folder a set or all in one, or as BEIR folders:
+
+NanoNQ/corpus/train-*.parquet   NanoNQ/queries/...   NanoNQ/qrels/...      zeta-alpha-ai/NanoNQ and its twelve sisters
+corpus/NanoNQ-*.parquet         queries/NanoNQ-...   qrels/NanoNQ-...      sentence-transformers/NanoBEIR-en
+NanoNQ/corpus.jsonl             NanoNQ/queries.jsonl NanoNQ/qrels/test.tsv
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from de_jax.data.text import beir
+from de_jax.data.text.beir import Qrels
+from de_jax.files import folders, outputs
+from de_jax.files.reading import regular_file
+from de_jax.types import InputError
+
+SETS = (
+    *("NanoArguAna", "NanoClimateFEVER", "NanoDBPedia", "NanoFEVER", "NanoFiQA2018", "NanoHotpotQA", "NanoMSMARCO"),
+    *("NanoNFCorpus", "NanoNQ", "NanoQuoraRetrieval", "NanoSCIDOCS", "NanoSciFact", "NanoTouche2020"),
+)
+SPLIT = "test"
+"""Of the judgements in the folders that are made of parquet files, which call it train."""
+_PARTS = ("corpus", "queries", "qrels")
+_WHOLE = "train"
+_KIND = "BEIR folder"
+_FORMAT = f"de_jax {_KIND} of parquet 1"
+_MEND = "remove it, and it is written again"
+Parts = Mapping[str, Sequence[Path]]
+"""The parquet files of "corpus", "queries" and "qrels"."""
+
+
+def beir_folders(root: str | Path, cache_dir: str | Path, *, name: str | None = None) -> dict[str, Path]:
+    """The sets in a folder, by name, each in the BEIR layout; those of parquet files are written so in the cache.
+
+    Args:
+        root: as above.
+        cache_dir: gets folders named by the content of the parquet files.
+        name: of the set, where `root` itself is one; default the folder's name.
+
+    Raises:
+        InputError: no set there, a parquet file that is damaged or lacks a column, or what `beir` refuses.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise InputError(f"{root} is not a folder; give one with NanoBEIR's sets.")
+    found = {one: _converted(one, parts, Path(cache_dir)) for one, parts in _parquet_sets(root, name).items()}
+    for folder in (root, *sorted(root.iterdir())):
+        if (folder / "qrels").is_dir() and any(folder.glob("corpus.*")):
+            found.setdefault((name if folder == root else None) or folder.resolve().name, folder)
+    if not found:
+        raise InputError(f"{root} holds no set of NanoBEIR: neither folders like {SETS[8]} nor corpus/{SETS[8]}-*.parquet.")
+    return dict(sorted(found.items()))
+
+
+def _parquet_sets(root: Path, name: str | None) -> dict[str, Parts]:
+    """The parquet files of each set."""
+    found: dict[str, Parts] = {}
+    for folder in (root, *sorted(root.iterdir())):
+        for split in sorted({file.name.partition("-")[0] for file in (folder / "corpus").glob("*.parquet")}):
+            own_name = (name if folder == root else None) or folder.resolve().name
+            found[own_name if split == _WHOLE else split] = {
+                part: sorted((folder / part).glob(f"{split}-*.parquet")) for part in _PARTS
+            }
+    for one, parts in found.items():
+        if missing := [part for part in _PARTS if not parts[part]]:
+            raise InputError(f"{root} holds the corpus of {one} but not its {' and '.join(missing)}; fetch the set again.")
+    return found
+
+
+def _converted(name: str, parts: Parts, cache_dir: Path) -> Path:
+    """The BEIR folder of a set, which is written on the first call."""
+    sums = [outputs.sha256_of(regular_file(file)) for part in _PARTS for file in parts[part]]
+    return folders.build_once(cache_dir / folders.key_of(_FORMAT, *sums) / name, _opened, functools.partial(_build, parts))
+
+
+def _opened(folder: Path) -> Path:
+    folders.check(folder, mend=_MEND)
+    return folder
+
+
+def _build(parts: Parts, folder: Path) -> Path:
+    docs = [(doc_id, "", text) for doc_id, text in _rows(parts["corpus"], ("_id", "text"))]
+    queries = list(_rows(parts["queries"], ("_id", "text")))
+    qrels: Qrels = {}
+    for query_id, doc_ids in _rows(parts["qrels"], ("query-id", "corpus-id")):
+        for doc_id in doc_ids if isinstance(doc_ids, list) else [doc_ids]:
+            qrels.setdefault(query_id, {})[doc_id] = 1
+    with folders.atomic_dir(folder, _KIND) as temporary:
+        beir.write(temporary, docs, queries, {SPLIT: qrels})
+    return folder
+
+
+def _rows(files: Sequence[Path], columns: tuple[str, str]) -> Iterator[tuple[Any, ...]]:
+    """These columns of every row; each a string, the last may be a list of them."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise InputError(f"{files[0]} needs the package pyarrow; run pip install pyarrow.") from None
+    for file in files:
+        try:
+            table = parquet.read_table(file)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise InputError(f"{file} cannot be read as parquet ({str(error).splitlines()[0]}); fetch it again.") from None
+        if missing := [column for column in columns if column not in table.column_names]:
+            raise InputError(f"{file} has no column {missing[0]!r}; it has {', '.join(table.column_names)}.")
+        for number, row in enumerate(zip(*(table.column(column).to_pylist() for column in columns), strict=True), start=1):
+            first, last = row
+            texts = [first, *(last if isinstance(last, list) else [last])]
+            if not all(isinstance(text, str) for text in texts):
+                raise InputError(f"{file}, row {number}: {columns[0]} and {columns[1]} must be texts, but it holds {row!r:.80}.")
+            yield row

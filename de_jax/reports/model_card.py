@@ -1,0 +1,347 @@
+"""A model card: the README.md of an exported model, with the front matter that the Hugging Face hub reads.
+
+All of it comes from the run's folder: `recipe.json`, `origin.json` and the kept evaluations of the exported checkpoint. What the
+folder does not say is left out. Paths of this machine are cut to their last part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import re
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from de_jax import __version__
+from de_jax.data.text import beir
+from de_jax.evaluation.task import SYSTEMS, Report, kept_reports
+from de_jax.files.reading import read_lines
+from de_jax.interop import export as export_
+from de_jax.training.run.run_folder import Run, origins, read_recipe_file
+from de_jax.types import InputError
+
+LIBRARY, TASK = {"sentence_transformers": "sentence-transformers"}, {"sentence_transformers": "sentence-similarity"}
+"""Of the hub, by format; the others are "de_jax" and "feature-extraction"."""
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+_SHOWN = {
+    "optimization": ("optimizer", "schedule", "learning_rate", "num_steps", "clip_norm", "frozen"),
+    "initialization": ("seed", "init_new", "init_layers"),
+    "options": ("batch_size", "num_neg_docs", "mask_positives", "max_passages"),
+}
+"""The settings that the card's table has; the whole recipe stands below it."""
+
+
+def export(run: Run, out_dir: str | Path, format: str, *, license: str | None = None, base_model: str | None = None) -> list[str]:
+    """Writes a run as `interop.export.export` does, with its card as README.md; gives the same notes.
+
+    Args:
+        run: any run.
+        out_dir: must not exist; its name is the model's.
+        format: a name out of `interop.export.FORMATS`.
+        license: its identifier on the hub, such as "apache-2.0"; None leaves it out.
+        base_model: the name on the hub of what was trained further; None for what the run's folder says.
+
+    Raises:
+        InputError: something that is no such identifier or name, or as of `interop.export.export`.
+    """
+    if license is not None and not _LICENSE.fullmatch(license):
+        raise InputError(f"the licence is {license!r}; give its identifier on the Hugging Face hub, such as apache-2.0.")
+    if base_model is not None and not _HUB_NAME.fullmatch(base_model):
+        raise InputError(f"the base model is {base_model!r}; give its name on the Hugging Face hub, such as google/t5-v1_1-base.")
+    name = Path(out_dir).resolve().name
+
+    def card(notes: Sequence[str]) -> str:
+        return model_card(run, format, name=name, notes=notes, license=license, base_model=base_model)
+
+    return export_.export(run, out_dir, format, card=card)
+
+
+def model_card(
+    run: Run, format: str, *, name: str, notes: Sequence[str] = (), license: str | None = None, base_model: str | None = None
+) -> str:
+    """The card of a run in a format; see `export`."""
+    recipe, reports = read_recipe_file(run.run_dir) or {}, kept_reports(run.run_dir, run.step)
+    sources = [base_model] if base_model else origins(run.run_dir)
+    sections = {
+        "Use": "\n\n".join([*_usage(run, format, name), *(f"Note: {note}." for note in notes)]),
+        "Model": _model(run, sources),
+        "Data": _data(recipe.get("data")),
+        "Loss": _loss(recipe.get("loss")),
+        "Training": _training(run, recipe),
+        "Scores": _scores(reports),
+        "How it was made": _commands(run, recipe, format, name),
+    }
+    head = _front_matter(format, name, sources, recipe, reports, license, is_known=bool(base_model))
+    body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items() if text)
+    towers = "one model for queries and documents" if set(run.params) == {"shared"} else "a query tower and a document tower"
+    return f"---\n{head}\n---\n\n# {name}\n\nA dual encoder for dense retrieval, {towers}, trained with de_jax.\n\n{body}\n"
+
+
+def _front_matter(
+    format: str,
+    name: str,
+    sources: Sequence[str],
+    recipe: dict[str, Any],
+    reports: Sequence[Report],
+    license: str | None,
+    *,
+    is_known: bool,
+) -> str:
+    """YAML, as the hub's own package writes it."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    library, task = LIBRARY.get(format, "de_jax"), TASK.get(format, "feature-extraction")
+    results = [
+        EvalResult(
+            task_type="text-retrieval",
+            task_name="Retrieval",
+            dataset_type=report["dataset"],
+            dataset_name=report["dataset"],
+            dataset_split=report.get("split") or None,
+            metric_type=_metric(measure),
+            metric_name=measure,
+            metric_value=round(value, 4),
+        )
+        for report in reports
+        for measure, value in report.get("dense", {}).items()
+    ]
+    loss = [f"loss:{_last(recipe['loss']['function'])}"] if _is_function(recipe.get("loss")) else []
+    on_hub = [source for source in sources if is_known or _is_on_hub(source)]
+    data = ModelCardData(
+        model_name=name,
+        library_name=library,
+        pipeline_tag=task,
+        tags=[library, "sentence-similarity", "feature-extraction", "dense-retrieval", "de_jax", *loss],
+        base_model=on_hub[0] if len(on_hub) == 1 else on_hub or None,
+        license=license,
+        metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
+        eval_results=results or None,
+    )
+    if not results:
+        data.model_name = None  # it stands in the index of results
+    return str(data.to_yaml()).strip()
+
+
+def _is_on_hub(source: str) -> bool:
+    """Whether a name is known to be the hub's: it was fetched on this machine. A folder may be called the same."""
+    from huggingface_hub import try_to_load_from_cache
+
+    is_name = not Path(source).exists() and _HUB_NAME.fullmatch(source)
+    return bool(is_name) and isinstance(try_to_load_from_cache(source, "config.json"), str)
+
+
+def _metric(measure: str) -> str:
+    """A measure's name as the hub spells such names.
+
+    Example:
+        >>> _metric("mrr(rel=2)@10")
+        'mrr_rel_2_at_10'
+    """
+    return re.sub(r"\W+", "_", measure.replace("@", "_at_")).replace("__", "_").strip("_")
+
+
+def _usage(run: Run, format: str, name: str) -> Iterator[str]:
+    """How the folder is read, in code."""
+    if format == "sentence_transformers":
+        yield _code(
+            "python",
+            f"""
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+queries = model.encode_query(["how high is mont blanc"])
+documents = model.encode_document(["Mont Blanc is 4,806 metres high."])
+scores = model.similarity(queries, documents)""",
+        )
+    if format == "serving":
+        yield _code(
+            "python",
+            f"""
+from encoder import Encoder  # {name}/encoder.py
+
+queries = Encoder("{name}", "query")(["how high is mont blanc"])
+documents = Encoder("{name}", "doc")(["Mont Blanc is 4,806 metres high."])
+scores = queries @ documents.T""",
+        )
+        return
+    folder = f"{name}/checkpoint_{run.step}" if format == "t5x" else name
+    if format == "t5x":
+        yield "The vocabulary and the lengths are not part of a T5X checkpoint:"
+        yield _code("bash", f"de-jax import_model --from={folder} --tokenizer=spiece.model --run_dir=runs/{name}")
+        folder = f"runs/{name}"
+    yield _code(
+        "python",
+        f"""
+import de_jax
+
+model = de_jax.load("{folder}")
+queries = model.encode_query(["how high is mont blanc"])
+documents = model.encode_document(["Mont Blanc is 4,806 metres high."])
+scores = model.similarity(queries, documents)""",
+    )
+
+
+def _model(run: Run, sources: Sequence[str]) -> str:
+    model, params = run.model, jax.tree.leaves(run.params)
+    similarity = "cosine" if model.query.normalize and model.doc.normalize else "dot product"
+    rows = [
+        ("started from", ", ".join(f"`{_last_part(source)}`" for source in sources) or "random parameters"),
+        ("parameters", f"{sum(leaf.size for leaf in params):,}"),
+        ("embedding dimensions", str(model.query.embedding_dim)),
+        ("similarity", similarity),
+        ("shared by both towers", ", ".join(model.shared) or "nothing"),
+    ]
+    for tower, config, side in (("query", model.query, run.query), ("document", model.doc, run.doc)):
+        encoder = config.encoder
+        kind = f"{type(encoder).__name__.removesuffix('Config')}, {encoder.num_layers} layers of {encoder.model_dim}"
+        prompt = f", prompt `{json.dumps(side.prompt, ensure_ascii=False)}`" if side.prompt else ""
+        rows.append((f"{tower} tower", f"{kind}, {config.pooling} pooling, {side.max_length} tokens{prompt}"))
+    return _table(("", ""), rows)
+
+
+def _data(described: Any) -> str:
+    rows = []
+    for source in _sources(described):
+        named = next((source[name] for name in _NAMES if source.get(name)), "")
+        places = [place for place in (named if isinstance(named, list) else [named]) if isinstance(place, str)]
+        sizes = _sizes(Path(places[0]), source.get("split", "train")) if len(places) == 1 else {}
+        name = ", ".join(map(_last_part, places)) or "rows in memory"
+        rows.append((name, _last(source["function"]), *(sizes.get(size, "") for size in _SIZES)))
+    return _table(("data set", "read by", *_SIZES), rows) if rows else ""
+
+
+_NAMES = ("dataset_dir", "path", "pairs_dir", "task")
+"""The settings that say where a source's pairs are."""
+_SIZES = ("pairs", "queries", "documents")
+
+
+def _sources(described: Any) -> Iterator[dict[str, Any]]:
+    """The sources of pairs in what a recipe says of its data, those of a mixture each."""
+    inner = described.values() if isinstance(described, dict) else described if isinstance(described, list) else ()
+    below = [source for value in inner for source in _sources(value)]
+    if _is_function(described) and not below and _last(described["function"]).endswith("_pairs"):
+        yield described
+    yield from below
+
+
+def _sizes(folder: Path, split: str) -> dict[str, str]:
+    """How many pairs, queries and documents a BEIR folder has, where it is still there."""
+    with contextlib.suppress(InputError):
+        qrels = beir.read_qrels(beir.find_qrels(folder, split))
+        pairs = sum(grade > 0 for judged in qrels.values() for grade in judged.values())
+        docs = sum(1 for _ in read_lines(beir.find_file(folder, "corpus")))
+        return {name: f"{size:,}" for name, size in zip(_SIZES, (pairs, len(qrels), docs), strict=True)}
+    return {}
+
+
+def _loss(described: Any) -> str:
+    if not _is_function(described):
+        return ""
+    settings = [f"`{key} = {_value(value)}`" for key, value in described.items() if key != "function" and value is not None]
+    return f"`{described['function']}`" + (f" with {', '.join(settings)}" if settings else "") + "."
+
+
+def _training(run: Run, recipe: dict[str, Any]) -> str:
+    if not recipe:
+        return ""
+    data = recipe.get("data")
+    parts = {"options": data.get("options"), **recipe} if isinstance(data, dict) else recipe
+    rows = [("updates done", str(run.step))]
+    for part, names in _SHOWN.items():
+        found = parts.get(part)
+        values = [(name, found.get(name)) for name in names] if isinstance(found, dict) else []
+        rows += [(name.replace("_", " "), f"`{_value(value)}`") for name, value in values if value not in (None, [], {}, ())]
+    whole = json.dumps(_without_paths(recipe), indent=2, ensure_ascii=False)
+    return f"{_table(('', ''), rows)}\n\n<details><summary>The whole recipe</summary>\n\n{_code('json', whole)}\n\n</details>"
+
+
+def _scores(reports: Sequence[Report]) -> str:
+    """Each measure of each data set, with its 95 % confidence interval over queries."""
+    systems = [system for system in SYSTEMS if any(system in report for report in reports)]
+    rows = []
+    for report in reports:
+        settings = report.get("settings", {})
+        named = f"{report['dataset']} {report.get('split', '')}".strip()
+        changed = [f"{key} {settings[key]}" for key in ("embedding_dim", "passage_length", "expansion") if key in settings]
+        if settings.get("index", "exact") != "exact":
+            changed.append(f"index {settings['index']}")
+        name = ", ".join([named, *changed])
+        for measure in report[systems[0]]:
+            cells = [_score(report, system, measure) for system in systems]
+            rows.append((name, f"{report['num_queries']:,}", f"{report['num_docs']:,}", measure, *cells))
+    if not rows:
+        return ""
+    names = {"dense": "this model", "bm25": "BM25", "fusion": "both, fused by rank"}
+    table = _table(("data set", "queries", "documents", "measure", *(names[system] for system in systems)), rows)
+    return f"Means over queries, with 95 % confidence intervals (Student's t) in brackets.\n\n{table}"
+
+
+def _score(report: Report, system: str, measure: str) -> str:
+    value = report.get(system, {}).get(measure)
+    interval = report.get("intervals", {}).get(system, {}).get(measure)
+    if value is None:
+        return ""
+    return f"{value:.4f}" + (f" [{interval[0]:.4f}, {interval[1]:.4f}]" if interval else "")
+
+
+def _commands(run: Run, recipe: dict[str, Any], format: str, name: str) -> str:
+    made = []
+    if (run.run_dir / "config.gin").is_file():
+        made.append(f"de-jax train --gin_file=config.gin --run_dir=runs/{run.run_dir.name}")
+    elif recipe:
+        made.append(f'# in Python: de_jax.train(recipe, "runs/{run.run_dir.name}"), with the recipe above')
+    elif found := origins(run.run_dir):
+        made.append(f"de-jax import_model --from={_last_part(found[0])} --run_dir=runs/{run.run_dir.name}")
+    made.append(f"de-jax export_model --run_dir=runs/{run.run_dir.name} --step={run.step} --format={format} --out_dir={name}")
+    versions = [f"{package} {metadata.version(package)}" for package in ("jax", "flax", "numpy")]
+    written_by = ", ".join([f"de_jax {__version__}", f"Python {platform.python_version()}", *versions])
+    return "\n\n".join([_code("bash", "\n".join(made)), f"Exported with {written_by}."])
+
+
+def _is_function(described: Any) -> bool:
+    return isinstance(described, dict) and isinstance(described.get("function"), str)
+
+
+def _value(value: Any) -> str:
+    """A setting in a few words: a function or class by its name."""
+    if isinstance(value, dict) and isinstance(place := value.get("function") or value.get("type"), str):
+        return _last(place)
+    return json.dumps(_without_paths(value), ensure_ascii=False)
+
+
+def _last(dotted: str) -> str:
+    return dotted.rpartition(".")[2]
+
+
+def _without_paths(value: Any) -> Any:
+    """The same without the folders of this machine."""
+    if isinstance(value, dict):
+        return {key: _without_paths(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(entry) for entry in value]
+    return _last_part(value) if isinstance(value, str) and value.startswith(("/", "~")) else value
+
+
+def _last_part(path: str) -> str:
+    """The name of a folder or file; a name of the hub is whole.
+
+    Example:
+        >>> _last_part("/home/me/data/scifact/"), _last_part("google/t5-v1_1-base")
+        ('scifact', 'google/t5-v1_1-base')
+    """
+    return path if _HUB_NAME.fullmatch(path) and not Path(path).exists() else Path(path).name
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _code(language: str, text: str) -> str:
+    return f"```{language}\n{text.strip()}\n```"

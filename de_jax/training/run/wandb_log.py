@@ -1,0 +1,141 @@
+"""A run's numbers for Weights & Biases, beside `metrics.jsonl` and TensorBoard; the package `wandb` is optional.
+
+<run_dir>/wandb.json   the id of the W&B run, so that a run that continues stays one run there
+          wandb/       W&B's own files, which `wandb sync` sends where the run was offline
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import re
+import threading
+import uuid
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from de_jax.files import schema
+from de_jax.files.outputs import write_json
+from de_jax.training.run.run_folder import read_recipe_file
+from de_jax.training.run.run_log import Sink
+from de_jax.types import InputError
+
+ID_FILE = "wandb.json"
+FINISH_SECONDS = 60.0
+"""At the end of a run, for what W&B has not taken yet."""
+_OFFLINE = ("offline", "dryrun", "disabled")
+_ID = schema.record({"id": schema.some_text})
+
+
+def check(project: str) -> None:
+    """Refuses a run that W&B would refuse after it was compiled; contacts W&B only to check the login.
+
+    Args:
+        project: "project" or "entity/project".
+
+    Raises:
+        InputError: not such a name, no package `wandb`, or no login while W&B is online.
+    """
+    if not re.fullmatch(r"(?:[^/\\#?%:]+/)?[^/\\#?%:]+", project):
+        raise InputError(f"train.wandb is {project!r}; it must be a project of W&B, such as 'retrieval' or 'my-team/retrieval'.")
+    wandb = _package()
+    try:
+        is_online = wandb.setup().settings.mode not in _OFFLINE
+        if is_online and not wandb.login(prompt=False):
+            raise ValueError("no API key is configured")
+    except Exception as error:  # its own errors and those of the network have no common base
+        raise _refused(project, error) from None
+
+
+@contextlib.contextmanager
+def wandb_sink(run_dir: str | Path, start_step: int, project: str) -> Iterator[Sink]:
+    """Gives a sink that hands its numbers to a thread, which alone waits for W&B; at the end it has `FINISH_SECONDS` left.
+
+    A run that continues goes on in the same W&B run. W&B keeps what it has of the updates that are done again after a kill, which
+    are the same; a run that begins anew is a new one there.
+
+    Args:
+        run_dir: gives the name, the settings (`recipe.json`) and the id, and gets W&B's files.
+        start_step: updates done before.
+        project: "project" or "entity/project".
+
+    Raises:
+        InputError: W&B does not begin the run.
+    """
+    run, lines = _begun(Path(run_dir), start_step, project), queue.SimpleQueue[Any]()
+    thread = threading.Thread(target=_send, args=(run, lines), name="wandb", daemon=True)
+    thread.start()
+
+    def write(step: int, scalars: dict[str, float]) -> None:
+        if thread.is_alive():  # else it has said why not
+            lines.put((step, dict(scalars)))
+
+    exit_code = 1
+    try:
+        yield write
+        exit_code = 0
+    finally:
+        lines.put(exit_code)
+        thread.join(FINISH_SECONDS)
+        if thread.is_alive():
+            warnings.warn(
+                f"W&B has not taken the last lines of {run_dir} within {FINISH_SECONDS:.0f} s; metrics.jsonl has them all, and "
+                f"`wandb sync` sends what is in {run_dir}/wandb.",
+                stacklevel=2,
+            )
+
+
+def _send(run: Any, lines: queue.SimpleQueue[Any]) -> None:
+    """Hands each line to W&B until there comes the exit code."""
+    try:
+        while not isinstance(line := lines.get(), int):
+            step, scalars = line
+            run.log(scalars, step=step)
+        run.finish(exit_code=line)
+    except Exception as error:  # no fault of a log ends the training
+        warnings.warn(f"W&B gets no more lines of this run ({_reason(error)}); metrics.jsonl has them all.", stacklevel=2)
+
+
+def _begun(run_dir: Path, start_step: int, project: str) -> Any:
+    """The W&B run."""
+    wandb = _package()
+    path = run_dir / ID_FILE
+    run_id = schema.read(path, _ID)["id"] if start_step and path.is_file() else uuid.uuid4().hex[:8]
+    write_json(path, {"id": run_id})
+    entity, _, name = project.rpartition("/")
+    try:
+        return wandb.init(
+            project=name,
+            entity=entity or None,
+            id=run_id,
+            resume="allow",
+            name=run_dir.resolve().name,
+            dir=str(run_dir),
+            config=read_recipe_file(run_dir) or {},
+            settings=wandb.Settings(console="off"),
+        )
+    except Exception as error:  # as in `check`
+        raise _refused(project, error) from None
+
+
+def _package() -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise InputError(
+            "train.wandb needs the package wandb; install it with pip install 'de_jax[wandb]', or leave train.wandb out."
+        ) from None
+    return wandb
+
+
+def _refused(project: str, error: Exception) -> InputError:
+    return InputError(
+        f"W&B does not take runs for {project} ({_reason(error)}); run `wandb login` (wandb 0.31 or newer), or set "
+        "WANDB_MODE=offline and send the run later by `wandb sync`."
+    )
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -1,0 +1,160 @@
+"""The card of an exported run says what the run's folder says, in front matter that the hub's own package reads."""
+
+import json
+
+import pytest
+import tiny_run
+
+from de_jax import recipe_file
+from de_jax.evaluation.task import Policy, beir_tasks, evaluate
+from de_jax.interop.export import FORMATS
+from de_jax.reports import model_card
+from de_jax.training.run import run_folder
+from de_jax.training.run.run_folder import load_run, write_run
+from de_jax.types import InputError
+
+
+@pytest.fixture(scope="module")
+def dataset_dir(tmp_path_factory):
+    return tiny_run.write_dataset(tmp_path_factory.mktemp("data") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory, dataset_dir):
+    """A run with a recipe, and scores of its last checkpoint alone."""
+    folder = tiny_run.write_run(tmp_path_factory.mktemp("runs"))
+    recipe = {
+        "data": {
+            "function": "de_jax.data.sources.training_set.beir_pairs",
+            "dataset_dir": str(dataset_dir),
+            "split": "train",
+            "options": {"type": "x.PairsOptions", "batch_size": 16, "tokenizer": "/home/someone/spiece.model"},
+        },
+        "loss": {"function": "de_jax.losses.in_batch.samtone", "temperature": 0.05, "same_tower": "query"},
+        "optimization": {"type": "x.Optimization", "optimizer": {"function": "x.adafactor"}, "learning_rate": 0.02},
+        "initialization": {"type": "x.Initialization", "seed": 3, "init_from": "/home/someone/models/e5-base"},
+    }
+    (folder / "recipe.json").write_text(json.dumps(recipe))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DE_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        (task,) = beir_tasks(dataset_dir, "test")
+        evaluate(task, Policy(measures=("nDCG@10", "RR(rel=2)@10")), load_run(folder, 7))
+    return folder
+
+
+def loaded(folder):
+    """The card as the hub's package reads it, which refuses front matter that it does not know."""
+    from huggingface_hub import ModelCard
+
+    return ModelCard.load(folder / "README.md")
+
+
+def test_the_front_matter_is_what_the_hub_reads(run_dir, tmp_path):
+    model_card.export(load_run(run_dir, 7), tmp_path / "sde", "sentence_transformers", license="apache-2.0")
+    data = loaded(tmp_path / "sde").data
+    assert (data.library_name, data.pipeline_tag) == ("sentence-transformers", "sentence-similarity")
+    assert (data.license, data.base_model) == ("apache-2.0", None)
+    assert {"sentence-transformers", "de_jax", "loss:samtone"} <= set(data.tags)
+    assert data.metrics == ["ndcg_at_10", "mrr_rel_2_at_10"]
+    (kept,) = (run_dir / "evaluations").glob("*/result.json")
+    scores = json.loads(kept.read_text())["dense"]
+    assert {result.metric_name: result.metric_value for result in data.eval_results} == {
+        name: round(value, 4) for name, value in scores.items()
+    }
+    assert {(result.dataset_name, result.dataset_split) for result in data.eval_results} == {("tiny", "test")}
+
+
+def test_the_text_says_data_loss_recipe_scores_and_commands_and_no_folder_of_this_machine(run_dir, tmp_path, dataset_dir):
+    model_card.export(load_run(run_dir, 7), tmp_path / "sde", "safetensors", base_model="intfloat/e5-base")
+    card = loaded(tmp_path / "sde")
+    assert card.data.base_model == "intfloat/e5-base"
+    assert card.data.library_name == "de_jax"
+    assert card.data.license is None
+    assert "| tiny | beir_pairs | 1 | 1 | 10 |" in card.text
+    assert '`de_jax.losses.in_batch.samtone` with `temperature = 0.05`, `same_tower = "query"`.' in card.text
+    assert "| learning rate | `0.02` |" in card.text
+    assert "| optimizer | `adafactor` |" in card.text
+    report = json.loads(next((run_dir / "evaluations").glob("*/result.json")).read_text())
+    low, high = report["intervals"]["dense"]["ndcg@10"]
+    assert f"| tiny test | 2 | 10 | ndcg@10 | {report['dense']['ndcg@10']:.4f} [{low:.4f}, {high:.4f}] |" in card.text
+    assert f"de-jax export_model --run_dir=runs/{run_dir.name} --step=7 --format=safetensors --out_dir=sde" in card.text
+    assert f'# in Python: de_jax.train(recipe, "runs/{run_dir.name}")' in card.text
+    assert '"tokenizer": "spiece.model"' in card.text
+    assert "/home/" not in card.text
+    assert str(dataset_dir.parent) not in card.text
+
+
+def test_scores_of_another_checkpoint_are_not_its_scores(run_dir, tmp_path):
+    model_card.export(load_run(run_dir, 3), tmp_path / "sde", "t5x")
+    card = loaded(tmp_path / "sde")
+    assert card.data.eval_results is None
+    assert "## Scores" not in card.text
+    assert "e5-base" in card.text  # the folder that it started from, by its name
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_has_a_card_whose_code_is_for_it(run_dir, tmp_path, format):
+    model_card.export(load_run(run_dir, 7), tmp_path / "sde", format)
+    text = loaded(tmp_path / "sde").text
+    assert ("SentenceTransformer" in text) == (format == "sentence_transformers")
+    assert ("from encoder import Encoder" in text) == (format == "serving")
+    assert ("de_jax.load" in text) == (format != "serving")
+
+
+def test_a_run_of_an_imported_model_names_it(run_dir, tmp_path):
+    run = load_run(run_dir, 7)
+    described = {"model": run.model, "query": run.query, "doc": run.doc}
+    write_run(tmp_path / "imported", run.params, **described, origin=["intfloat/e5-base"])
+    assert run_folder.origins(tmp_path / "imported") == ["intfloat/e5-base"]
+    write_run(tmp_path / "tuned", run.params, **described)
+    (tmp_path / "tuned" / "recipe.json").write_text(json.dumps({"initialization": {"init_from": str(tmp_path / "imported")}}))
+    assert run_folder.origins(tmp_path / "tuned") == ["intfloat/e5-base"]
+    text = model_card.model_card(load_run(tmp_path / "tuned"), "safetensors", name="tuned")
+    assert "| started from | `intfloat/e5-base` |" in text
+    assert "base_model" not in text  # nothing shows that the hub has a model of that name
+
+
+def test_a_model_that_the_hub_has_is_its_base_model(run_dir, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    run = load_run(run_dir, 7)
+    write_run(tmp_path / "run", run.params, model=run.model, query=run.query, doc=run.doc, origin=["intfloat/e5-base"])
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: f"/cache/{name}/{file}")
+    assert "\nbase_model: intfloat/e5-base\n" in model_card.model_card(load_run(tmp_path / "run"), "safetensors", name="x")
+
+
+def test_a_licence_or_a_base_model_that_is_none_is_refused_before_anything_is_written(run_dir, tmp_path):
+    run = load_run(run_dir, 7)
+    for flags, sentence in (
+        ({"license": "Apache 2"}, "the licence is 'Apache 2'; give its identifier"),
+        ({"base_model": "e5 base"}, "the base model is 'e5 base'; give its name"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            model_card.export(run, tmp_path / "sde", "safetensors", **flags)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_evaluation_costs_a_warning(run_dir, tmp_path):
+    run = load_run(run_dir, 7)
+    write_run(tmp_path / "run", run.params, model=run.model, query=run.query, doc=run.doc)
+    (tmp_path / "run" / "evaluations" / "tiny-0").mkdir(parents=True)
+    (tmp_path / "run" / "evaluations" / "tiny-0" / "result.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"result\.json.*Its scores are left out"):
+        text = model_card.model_card(load_run(tmp_path / "run"), "safetensors", name="x")
+    assert "## Scores" not in text
+
+
+def test_recipes_are_written_as_the_card_reads_them():
+    """`recipe_file` names functions and groups as this test's recipe does."""
+    from functools import partial
+
+    from de_jax.data.sources.options import PairsOptions
+    from de_jax.data.sources.training_set import beir_pairs
+
+    told = recipe_file.to_json(partial(beir_pairs, "data/scifact", options=PairsOptions(batch_size=8)))
+    table = {"function": "x.table_pairs", "path": ["/home/someone/a.csv", "my-org/b"], "dev_path": "c.csv"}
+    source, _ = model_card._sources({"function": "x.mixed_pairs", "sources": [told, table]})
+    rows = model_card._data({"sources": [told, table]}).splitlines()[2:]
+    assert rows == ["| data/scifact | beir_pairs |  |  |  |", "| a.csv, my-org/b | table_pairs |  |  |  |"]
+    assert (source["function"], source["dataset_dir"]) == ("de_jax.data.sources.training_set.beir_pairs", "data/scifact")
+    assert source["options"]["batch_size"] == 8
