@@ -1,4 +1,4 @@
-"""The flags that every command which scores a run has, and what they say."""
+"""Flags that several commands have, and what they say: of a run that is scored, of a table that is read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from de_jax.data.text import input_policy
 from de_jax.data.text.sides import Side
+from de_jax.data.text.table_files import Table
 from de_jax.data.text.tokenizing import with_prompt
 from de_jax.evaluation import metrics
 from de_jax.evaluation.task import Policy
@@ -158,3 +159,31 @@ def _changed(run: Run, tower: str, max_length: int | None, prompt: str | None) -
     side = side._replace(tokenizer=with_prompt(side.tokenizer, prompt), max_length=max_length or side.max_length)
     run.model.check_length(tower, side.max_length)
     return side
+
+
+def add_table(parser: argparse.ArgumentParser) -> None:
+    """Adds what says where a table is and how it is read."""
+    parser.add_argument("tables", nargs="+", metavar="TABLE", help="a file, a datasets folder or a name of the Hugging Face hub")
+    group = parser.add_argument_group("how a table is read")
+    group.add_argument("--columns", nargs="+", default=[], type=str, metavar="NAME=COLUMN", help="of query, doc, neg_docs, ...")
+    group.add_argument("--header", type=str, default="", help="columns, with commas, of a file that does not begin with them")
+    group.add_argument("--split", default="train", help="of a datasets folder or of the hub (default train)")
+    group.add_argument("--subset", default="", help="of a name of the hub that has several")
+    group.add_argument("--skip_bad_rows", action="store_true", help="count rows that cannot be used instead of refusing them")
+
+
+def table(args: argparse.Namespace) -> Table:
+    """The table that the flags of `add_table` name."""
+    source = args.tables[0] if len(args.tables) == 1 else tuple(args.tables)
+    return Table(source, tuple(args.header.split(",")) if args.header else (), args.split, args.subset)
+
+
+def columns(args: argparse.Namespace) -> dict[str, str]:
+    """What --columns says, by NAME.
+
+    Raises:
+        InputError: a setting without "=".
+    """
+    if wrong := [setting for setting in args.columns if "=" not in setting]:
+        raise InputError(f"--columns {wrong[0]!r} names no column; write for example query={wrong[0]}.")
+    return {name: column for name, _, column in (setting.partition("=") for setting in args.columns)}

@@ -17,6 +17,7 @@ from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.pair_store import stored_pairs
 from de_jax.data.sources.seqio_batches import seqio_pairs
+from de_jax.data.sources.table_pairs import table_pairs
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.expansion.curriculum import Curriculum
 from de_jax.gin_settings import Bound, Macro, Reference, Setting, Settings, is_literal, replaced, values_in
@@ -41,7 +42,7 @@ from de_jax.types import InputError
 MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, pretrained_tower, pretrained_tokenizer)
 LOSSES = (in_batch_softmax, samtone, pair, nce, ance, dance, sampled_softmax)
 OPTIMIZERS = (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)
-DATA = (beir_pairs, seqio_pairs, stored_pairs, mixed_pairs, Curriculum)
+DATA = (beir_pairs, seqio_pairs, stored_pairs, table_pairs, mixed_pairs, Curriculum)
 MINERS = (Miner, NegativeCache)
 MESH = (make_mesh,)
 HOOKS = (Alignment, CollapseAlarm)

@@ -285,7 +285,9 @@ class Recipe:
                 has_mined=any(options.negatives_dir for _, options in known),
                 max_passages=max(options.max_passages for _, options in known),
                 has_queries_for_both=name_of(self.data) == "beir_pairs" and bound(self.data, "num_for_both") > 0,
-                has_dev=any(options.dev_split is not None or name_of(source) == "stored_pairs" for source, options in known),
+                has_dev=any(
+                    options.dev_split is not None or name_of(source) in ("stored_pairs", "table_pairs") for source, options in known
+                ),
             )
         start = self.initialization
         if start.init_from and is_fresh:

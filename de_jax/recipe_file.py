@@ -15,6 +15,9 @@ from de_jax.files.outputs import write_json
 from de_jax.recipe import Recipe
 from de_jax.training.run.run_folder import RECIPE_FILE, read_recipe_file, read_settings
 
+MOST_ENTRIES = 1000
+"""Of a list that is written out; a longer one is data, such as the rows of `table_pairs`, and its length stands for it."""
+
 
 def to_json(value: Any) -> Any:
     """A setting's value as JSON.
@@ -35,6 +38,8 @@ def to_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"type": _place(type(value))} | fields
+    if isinstance(value, list | tuple) and len(value) > MOST_ENTRIES:
+        return {"type": _place(type(value)), "num_entries": len(value)}
     if isinstance(value, list | tuple):
         return [to_json(entry) for entry in value]
     if isinstance(value, functools.partial) or inspect.isroutine(value) or inspect.isclass(value):

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import functools
-import io
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import reading, schema
+from de_jax.files import json_objects, schema
 from de_jax.tasks import registering
 from de_jax.types import InputError
-
-_READ_CHARACTERS = 1 << 20
-_MAX_RECORD = 1 << 26
 
 
 def _passage_id(value: Any) -> str:
@@ -87,7 +82,7 @@ def _questions(
     path: Path, *, max_positives: int, max_negatives: int, skip_empty: bool
 ) -> Iterator[tuple[str, list[Any], list[Any]]]:
     """Yields (question, positives, negatives), passages as (id, text); questions without a positive passage are passed over."""
-    for number, record in enumerate(_records(path), start=1):
+    for number, (_, record) in enumerate(json_objects.read(path), start=1):
         try:
             found = _QUESTION(record)
             positives = [_passage(passage, skip_empty) for passage in found["positive_ctxs"][:max_positives]]
@@ -104,71 +99,3 @@ def _passage(passage: Mapping[str, Any], skip_empty: bool) -> tuple[str, str]:
     text = " ".join([passage["title"] or "", passage["text"]]).strip()
     registering.require_text(text, "a passage", skip_empty)
     return str(passage["passage_id"] or passage["psg_id"] or registering.text_id(text)), text
-
-
-def _records(path: Path) -> Iterator[Any]:
-    """Yields the objects of a JSON array or of jsonl one by one; such files are larger than memory."""
-    with reading.open_text(path) as file:
-        text = _Text(path, file)
-        is_array = text.take("[")
-        is_first = True
-        while not text.is_at_end():
-            if is_array and text.take("]"):
-                if not text.is_at_end():
-                    raise text.error("expected the end of the file after its array")
-                return
-            if is_array and not is_first and not text.take(","):
-                raise text.error("expected a comma or the end of the array")
-            is_first = False
-            yield text.take_object()
-        if is_array:
-            raise text.error("the array is cut off")
-
-
-class _Text:
-    """What is left of a file of JSON, a part of it in memory."""
-
-    def __init__(self, path: Path, file: io.TextIOBase) -> None:
-        self._path, self._file, self._left, self._line = path, file, "", 1
-
-    def is_at_end(self) -> bool:
-        """Whether nothing but blanks is left, which are passed over."""
-        while True:
-            rest = self._left.lstrip(" \t\r\n")
-            self._pass(len(self._left) - len(rest))
-            if self._left or not self._read():
-                return not self._left
-
-    def take(self, character: str) -> bool:
-        """Passes over blanks and this character; whether it was there."""
-        is_there = not self.is_at_end() and self._left.startswith(character)
-        self._pass(int(is_there))
-        return is_there
-
-    def take_object(self) -> dict[str, Any]:
-        """The object that comes next."""
-        self.is_at_end()
-        while True:
-            try:
-                record, end = reading.parse_object(self._left)
-            except json.JSONDecodeError as error:
-                if len(self._left) < _MAX_RECORD and self._read():
-                    continue
-                self._pass(error.pos)
-                raise self.error(error.msg) from None
-            except ValueError as error:
-                raise self.error(str(error)) from None
-            self._pass(end)
-            return record
-
-    def error(self, reason: str) -> InputError:
-        return InputError(f"{self._path}, line {self._line}: not valid JSON ({reason}).")
-
-    def _read(self) -> bool:
-        more = self._file.read(_READ_CHARACTERS)
-        self._left += more
-        return bool(more)
-
-    def _pass(self, num_characters: int) -> None:
-        self._line += self._left.count("\n", 0, num_characters)
-        self._left = self._left[num_characters:]

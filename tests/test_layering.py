@@ -52,6 +52,7 @@ RULES = {
     "de_jax.models": Rule(("types", "settings"), ("jax", "numpy", "jaxtyping", "flax")),
     "de_jax.data": DATA,
     "de_jax.data.text.tokenizing": DATA.allowing("sentencepiece", "tokenizers"),
+    "de_jax.data.text.table_files": DATA.allowing("pyarrow", "datasets"),
     "de_jax.data.text.nanobeir": DATA.allowing("pyarrow"),
     # Batches hold mined negatives and expanded documents, whose files know no model.
     "de_jax.data.sources": DATA._replace(layers=(*DATA.layers, "mining", "expansion")),
@@ -65,7 +66,7 @@ RULES = {
     "de_jax.retrieval.bm25": ABOVE_TRAINING.allowing("bm25s", "Stemmer"),
     "de_jax.retrieval.faiss_index": ABOVE_TRAINING.allowing("faiss"),
     "de_jax.mining": CONCERN,
-    **dict.fromkeys((f"de_jax.mining.{name}" for name in ("generations", "negatives", "rows_of_pairs")), DATA),
+    **dict.fromkeys((f"de_jax.mining.{name}" for name in ("generations", "negatives", "rows_of_pairs", "imported")), DATA),
     "de_jax.expansion": DATA,
     "de_jax.expansion.expanded_search": CONCERN,
     "de_jax.expansion.relevance": DATA.allowing("nltk", "rapidfuzz"),

@@ -1,4 +1,4 @@
-"""Scores a trained run on the dev split of a seqio task that was exported; prints one JSON object to stdout.
+"""Scores a trained run on the dev split of a folder of pairs, of a table or a seqio task; prints one JSON object to stdout.
 
 de-jax export_batches --task=nq --module=my_tasks --dev_split=dev --out_dir=data/nq_pairs
 de-jax evaluate_pairs --run_dir=runs/sde --pairs_dir=data/nq_pairs
@@ -26,13 +26,11 @@ def main(argv: list[str] | None = None) -> None:
     args = _parse_args(argv)
     store = open_pair_store(args.pairs_dir)
     if store.dev_qrels is None:
-        raise InputError(f"{args.pairs_dir} has no judgements; export the task with --dev_split.")
+        raise InputError(f"{args.pairs_dir} has no judgements; write it with --dev_fraction or --dev_split.")
     run = load_run(args.run_dir, args.step)
     for tower, tokenizer in (("query", store.query_tokenizer), ("doc", store.doc_tokenizer)):
         if tokenizer.fingerprint != run.side(tower).tokenizer.fingerprint:
-            raise InputError(
-                f"{args.pairs_dir} holds another {tower} vocabulary than {args.run_dir}; export the task with the run's."
-            )
+            raise InputError(f"{args.pairs_dir} holds another {tower} vocabulary than {args.run_dir}; write it with the run's.")
     max_queries, max_docs = args.max_queries or len(store.dev_qrels), args.max_docs or store.doc_store.num_texts
     sizes, stores = (max_queries, max_docs), (store.query_store, store.doc_store)
     dev = dev_set(store.dev_qrels, *stores, *sizes, keep_identical_ids=args.keep_identical_ids)
@@ -45,7 +43,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", type=Path, required=True, help="a folder that training made")
     parser.add_argument("--step", help="a step with a checkpoint, or 'best' (default: the newest)")
-    parser.add_argument("--pairs_dir", type=Path, required=True, help="a folder that export_batches wrote with --dev_split")
+    parser.add_argument("--pairs_dir", type=Path, required=True, help="a folder that import_pairs or export_batches wrote")
     input_policy.add_identical_ids(parser)
     parser.add_argument("--max_queries", type=int, help="score a fixed sample of so many (default: all)")
     parser.add_argument("--max_docs", type=int, help="search a fixed sample of so many, and all relevant ones (default: all)")

@@ -32,6 +32,7 @@ MAX_JSON_DEPTH = 64
 """Lists and objects inside each other."""
 
 BOM = b"\xef\xbb\xbf"
+_START_BYTES = 4096
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _HEADER_ERRORS = (
     *(ValueError, SyntaxError, TypeError, KeyError, EOFError, OverflowError),
@@ -150,6 +151,21 @@ def read_lines(path: str | Path, *, keep_blank: bool = False) -> Iterator[tuple[
         InputError: the file is absent, something else, truncated or damaged, or has a line that is not UTF-8 or is longer than
             `MAX_LINE_BYTES`; names the line.
     """
+    for line, raw in read_byte_lines(path):
+        try:
+            text = _text(raw).rstrip("\r\n")
+        except ValueError as error:
+            raise InputError(f"{path}, line {line}: {error}.") from None
+        if keep_blank or text.strip():
+            yield line, text
+
+
+def read_byte_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
+    """Yields (number from 1, line with its end) of a file, plain or .gz, for readers that can pass over lines that are not UTF-8.
+
+    Raises:
+        InputError: as of `read_lines`, but for the encoding.
+    """
     path = regular_file(path)
     line = 0
     with _opened(path, lambda: f" after line {line}") as file:
@@ -157,14 +173,16 @@ def read_lines(path: str | Path, *, keep_blank: bool = False) -> Iterator[tuple[
             line += 1
             if len(raw) > MAX_LINE_BYTES:
                 raise InputError(f"{path}, line {line}: longer than {MAX_LINE_BYTES:,} bytes; cut the text into shorter ones.")
-            if line == 1:
-                raw = raw.removeprefix(BOM)
-            try:
-                text = _text(raw).rstrip("\r\n")
-            except ValueError as error:
-                raise InputError(f"{path}, line {line}: {error}.") from None
-            if keep_blank or text.strip():
-                yield line, text
+            yield line, raw.removeprefix(BOM) if line == 1 else raw
+
+
+def begins_with(path: str | Path, start: bytes) -> bool:
+    """Whether a file, plain or .gz, begins with these bytes, a byte order mark and blanks aside; errors as of `read_bytes`."""
+    with _opened(regular_file(path)) as file:
+        read = file.read(_START_BYTES).removeprefix(BOM).lstrip()
+        while not read and (more := file.read(_START_BYTES)):
+            read = more.lstrip()
+    return read.startswith(start)
 
 
 def read_array(

@@ -45,11 +45,13 @@ def rows_of_pairs(generation: Generation, texts: TrainingTexts) -> dict[str, np.
     stores = {"neg_docs": texts.doc_store, "neg_queries": texts.query_store}
     mined = list(generations.read_mined(generation))
     own = [texts.query_store.rows_of([line.query_id for line in mined]), texts.doc_store.rows_of([line.doc_id for line in mined])]
-    place = {pair: row for row, pair in enumerate(map(tuple, np.asarray(texts.pairs).tolist()))}
+    places: dict[tuple[int, ...], list[int]] = {}  # a table may hold a pair in several rows
+    for row, pair in enumerate(map(tuple, np.asarray(texts.pairs).tolist())):
+        places.setdefault(pair, []).append(row)
     chosen = [
-        (place[pair], line)
+        (row, line)
         for pair, line in zip(zip(*(rows.tolist() for rows in own), strict=True), mined, strict=True)
-        if pair in place
+        for row in places.get(pair, ())
     ]
     if not chosen:
         raise InputError(f"{generation.folder} was mined for none of the training pairs; mine for this data set and split.")

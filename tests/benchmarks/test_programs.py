@@ -148,3 +148,12 @@ def test_a_negative_cache_takes_the_memory_that_was_predicted(run):
     assert report.keys() >= ENVIRONMENT | {"steps_per_second", "temporaries_gib"}
     assert report["slowdown"].keys() == {"plain", "mined"}
     assert report["arguments_gib"] == report["predicted_gib"] == round(1024 * 4 * (16 + 8 + 4) / 2**30, 6)
+
+
+@pytest.mark.soak
+def test_the_memory_of_an_import_is_measured_in_a_process_of_its_own():
+    command = [sys.executable, "-m", "benchmarks.import_memory", "--num_rows=50"]
+    (line,) = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    report = json.loads(line)
+    assert report.keys() >= ENVIRONMENT - {"sizes"} | {"peak_mib", "cpu_seconds"}
+    assert (report["train_pairs"], report["docs"]) == (50, 100)

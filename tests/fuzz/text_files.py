@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzz.reader import Reader, ascii_columns, naive_all_lines, naive_array, naive_lines, naive_records, naive_text, one_file, plain
+import pyarrow
+from fuzz.reader import (
+    Reader,
+    ascii_columns,
+    naive_all_lines,
+    naive_array,
+    naive_lines,
+    naive_records,
+    naive_text,
+    one_file,
+    plain,
+    strict_json,
+)
+from pyarrow import feather, parquet
 
-from de_jax.data.text import beir
+from de_jax.data.text import beir, table_files, table_rows
 from de_jax.evaluation import answers, metrics
 from de_jax.expansion import generated_queries, relevance
 from de_jax.files import reading
@@ -17,10 +32,11 @@ from de_jax.mining import choose, negatives
 
 DOCS = [("d1", "a title", "the first text"), ("d2", "", "zwei Wörter"), ("d3", "", "three \U0001f600")]
 PAIRS = [("q1", "d1"), ("q2", "d2")]
+TABLE_TEXTS = ("the first text", 'a "quoted", text', "zwei W\u00f6rter")
 
 
 def readers(folder: Path) -> list[Reader]:
-    return [*_plain_files(folder), *_texts(folder), *_judgements(folder), *_queries(folder)]
+    return [*_plain_files(folder), *_texts(folder), *_tables(folder), *_judgements(folder), *_queries(folder)]
 
 
 def _plain_files(folder: Path) -> list[Reader]:
@@ -80,6 +96,66 @@ def _texts(folder: Path) -> list[Reader]:
         one_file(folder, "corpus.tsv", "corpus.tsv", tsv, docs, naive_tsv),
         one_file(folder, "msmarco.tsv", "msmarco.tsv", marco, docs, naive_tsv),
         one_file(folder, "msmarco.tsv.gz", "msmarco.tsv.gz", marco, docs, naive_tsv),
+    ]
+
+
+def _tables(folder: Path) -> list[Reader]:
+    rows = [{"question": f"why {text}", "answer": text, "score": str(number)} for number, text in enumerate(TABLE_TEXTS)]
+
+    def csv_of(delimiter: str) -> str:
+        file = io.StringIO()
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return file.getvalue()
+
+    def table(path: Path) -> Any:
+        reading = table_rows.Reading(table_files.Table(str(path)), {})
+        return plain([[one.query, one.docs, one.neg_docs, one.doc_scores] for one in reading.examples()])
+
+    def said(records: list[dict[str, Any]]) -> Any:
+        """Of rows whose columns keep their names but for case and blanks; a score may be absent, or its column."""
+        found = []
+        for record in records:
+            one = {str(name).strip().casefold(): value for name, value in record.items()}
+            score = float(one.get("score") or "nan")
+            if one.get("score") and not np.isfinite(np.float32(score)):
+                raise ValueError("a score that is no number")
+            found.append([one["question"].strip(), [one["answer"].strip()], [], [score]])
+        if not found:
+            raise ValueError("no rows")
+        return plain(found)
+
+    def naive_csv(delimiter: str) -> Any:
+        return lambda path: said(list(csv.DictReader(io.StringIO(naive_text(path), newline=""), delimiter=delimiter, strict=True)))
+
+    def naive_list(path: Path) -> Any:
+        return said(strict_json(naive_text(path)))
+
+    def arrow(name: str) -> Reader:
+        (folder / name).mkdir()
+        whole, path = pyarrow.Table.from_pylist(rows), folder / name / f"a.{name}"
+        write, read = {
+            "parquet": (parquet.write_table, parquet.read_table),
+            "feather": (feather.write_feather, feather.read_table),
+        }[name]
+        write(whole, path, compression="none" if name == "parquet" else "uncompressed")
+        return Reader(
+            f"table.{name}",
+            path.parent,
+            (path.name,),
+            lambda one: table(one / path.name),
+            lambda one: said(read(one / path.name).to_pylist()),
+        )
+
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    return [
+        one_file(folder, "table.csv", "a.csv", csv_of(","), table, naive_csv(",")),
+        one_file(folder, "table.tsv", "a.tsv", csv_of("\t"), table, naive_csv("\t")),
+        one_file(folder, "table.jsonl.gz", "a.jsonl.gz", lines, table, lambda path: said(naive_records(path))),
+        one_file(folder, "table.json", "a.json", json.dumps(rows), table, naive_list),
+        arrow("parquet"),
+        arrow("feather"),
     ]
 
 

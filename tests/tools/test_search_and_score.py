@@ -156,7 +156,7 @@ def test_an_exported_task_scores_as_its_beir_folder_does(trained, dataset_dir, t
 
 def test_an_export_that_cannot_score_the_run_is_refused(trained, tmp_path):
     folder = export(tmp_path / "pairs", load_run(trained).query.tokenizer, with_dev=False)
-    with pytest.raises(InputError, match="has no judgements; export the task with --dev_split"):
+    with pytest.raises(InputError, match="has no judgements; write it with --dev_fraction or --dev_split"):
         evaluate_pairs.main([f"--run_dir={trained}", f"--pairs_dir={folder}"])
     train_sentencepiece([f"{a} {b}" for a in WORDS for b in WORDS], tmp_path / "spiece.model", vocab_size=28)
     folder = export(tmp_path / "other", load_tokenizer(tmp_path / "spiece.model"))

@@ -4,6 +4,8 @@ queries/, docs/                    token stores; a text that is in many pairs is
 query_tokenizer/, doc_tokenizer/   what they were tokenized with
 pairs.npy                          int32 [P, 2], (query row, document row); the pairs of one task after another
 neg_docs.npy, neg_queries.npy      int32 [P, mined], rows; -1 fills up; absent where nothing was mined
+scores.npy                         float32 [P, 1 + mined], a teacher's: of the pair's document, then of its neg_docs; NaN for none;
+                                   absent without any
 dev.tsv                            judgements for scoring checkpoints; absent without a dev split
 manifest.json                      tasks with rates and counts, and what the folder was made from; written last
 """
@@ -48,9 +50,10 @@ PAIR_STORE = Kind(
         "file_sizes": schema.record({"pairs.npy": schema.integer()}),
         "has_dev": schema.flag,
     },
-    make="write one with de-jax export_batches",
+    make="write one with de-jax import_pairs or export_batches",
     mend="remove the folder of pairs and write it again",
 )
+_DTYPES = {"pairs": "<i4", "neg_docs": "<i4", "neg_queries": "<i4", "scores": "<f4"}
 
 
 class PairStore(NamedTuple):
@@ -64,13 +67,14 @@ class PairStore(NamedTuple):
     pairs: np.ndarray  # int32 [P, 2]
     neg_docs: np.ndarray | None  # int32 [P, mined]
     neg_queries: np.ndarray | None  # int32 [P, mined]
+    scores: np.ndarray | None  # float32 [P, 1 + mined]
     dev_qrels: beir.Qrels | None
     made_from: str
 
 
 @checked
 def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(), share: Share = Share()) -> TrainingSet:
-    """Opens a folder of pairs for training, as `export_batches` writes it; nothing but numpy is needed.
+    """Opens a folder of pairs for training, as `import_pairs` and `export_batches` write it; nothing but numpy is needed.
 
     Where the folder holds several tasks, an epoch holds them by rate. Its dev split scores checkpoints, where it has one.
 
@@ -86,7 +90,7 @@ def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(),
     """
     if not pairs_dir:
         setting = f"{share.scope}stored_pairs.pairs_dir"
-        raise InputError(f"stored_pairs.pairs_dir is not set; add --gin.{setting}=<folder written by export_batches>.")
+        raise InputError(f"stored_pairs.pairs_dir is not set; add --gin.{setting}=<folder of import_pairs or export_batches>.")
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
 
@@ -112,6 +116,7 @@ def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(),
         ranked_queries,
         negatives=_negatives(store, options.num_neg_docs, options.num_neg_queries),
         epoch_order=mixed_epochs(sizes, rates, options.seed) if len(store.parts) > 1 else None,
+        scores=store.scores,
         is_part=True,
     )
     with input_policy.spelled("--gin.stored_pairs.{}=True"):
@@ -149,12 +154,12 @@ def save(
     Args:
         folder: under a temporary name, see `Kind.writing`.
         parts: the tasks, in the order of their pairs.
-        arrays: "pairs", and "neg_docs" or "neg_queries" where anything was mined.
+        arrays: "pairs", "neg_docs" or "neg_queries" where anything was mined, and "scores" where there are any.
         dev_qrels: judgements, by id.
         made_from: equal for folders with equal content.
     """
     for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array.astype(np.int32), allow_pickle=False)
+        np.save(folder / f"{name}.npy", array.astype(_DTYPES[name], copy=False), allow_pickle=False)
     if dev_qrels is not None:
         lines = (f"{query}\t{doc}\t{score}\n" for query, judged in dev_qrels.items() for doc, score in judged.items())
         (folder / "dev.tsv").write_text("".join(lines), encoding="utf-8")
@@ -189,6 +194,7 @@ def open_pair_store(pairs_dir: str | Path) -> PairStore:
         arrays["pairs"],
         arrays.get("neg_docs"),
         arrays.get("neg_queries"),
+        arrays.get("scores"),
         beir.read_qrels(folder / "dev.tsv") if manifest["has_dev"] else None,
         manifest["made_from"],
     )
@@ -215,16 +221,18 @@ def _open_arrays(
     folder: Path, names: Sequence[str], num_pairs: int, queries: TokenStore, docs: TokenStore
 ) -> dict[str, np.ndarray]:
     """The arrays by name, which hold rows of the two stores alone."""
-    widths = {"pairs": 2, "neg_docs": None, "neg_queries": None}
     arrays = {
-        name: read_array(folder / f"{name}.npy", "<i4", (num_pairs, width), rebuild=PAIR_STORE.mend)
-        for name, width in widths.items()
+        name: read_array(folder / f"{name}.npy", dtype, (num_pairs, 2 if name == "pairs" else None), rebuild=PAIR_STORE.mend)
+        for name, dtype in _DTYPES.items()
         if f"{name}.npy" in names
     }
     arrays["pairs"] = np.asarray(arrays["pairs"])
+    width = 1 + (arrays["neg_docs"].shape[1] if "neg_docs" in arrays else 0)
+    if "scores" in arrays and (arrays["scores"].shape[1] != width or np.isinf(arrays["scores"]).any()):
+        raise InputError(f"{folder}/scores.npy is damaged: it does not hold {width} finite scores a pair; {PAIR_STORE.mend}.")
     num_rows = {"pairs": (queries.num_texts, docs.num_texts), "neg_docs": docs.num_texts, "neg_queries": queries.num_texts}
     for name, array in arrays.items():
         least = 0 if name == "pairs" else PADDING_ID
-        if (array < least).any() or (array >= num_rows[name]).any():
+        if name in num_rows and ((array < least).any() or (array >= num_rows[name]).any()):
             raise InputError(f"{folder / name}.npy is damaged: it refers to a text that is not there; {PAIR_STORE.mend}.")
     return arrays

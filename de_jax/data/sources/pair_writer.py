@@ -72,7 +72,7 @@ def write(
         parts = [Part(reading.source.name, reading.source.rate, reading.num_pairs) for reading in readings]
         arrays = {"pairs": np.concatenate([reading.pairs(stores) for reading in readings])}
         for name in MINED:
-            if (mined := _side_by_side([reading.mined(name, stores) for reading in readings])).shape[1]:
+            if (mined := side_by_side([reading.mined(name, stores) for reading in readings])).shape[1]:
                 arrays[name] = mined
         for reading in dev_readings:
             reading.check(stores)
@@ -218,10 +218,10 @@ def _write_texts(folder: Path, readings: Sequence[_Reading], tokenizers: Mapping
             reading.read(writers)
 
 
-def _side_by_side(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """The rows of all, one after another, padded to the widest."""
+def side_by_side(arrays: Sequence[np.ndarray], filler: int | float = PADDING_ID) -> np.ndarray:
+    """The rows of all, one after another, filled up to the widest."""
     width = max(array.shape[1] for array in arrays)
-    return np.concatenate([np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=PADDING_ID) for array in arrays])
+    return np.concatenate([np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=filler) for array in arrays])
 
 
 def _qrels(readings: Sequence[_Reading]) -> beir.Qrels:

@@ -64,6 +64,7 @@ class Pairs(NamedTuple):
     negatives: Mapping[str, Negatives] | None = None  # that come with the pairs, by the names of `Batch`
     epoch_order: Callable[[int], np.ndarray] | None = None  # see `batches.pair_batches`
     hashes: Mapping[str, str] = MappingProxyType({})  # see `TrainingTexts`
+    scores: np.ndarray | None = None  # float32 [P, 1 + mined]: a teacher's, of the pair's document and its `neg_docs`; NaN without
     is_part: bool = False  # of the corpus whose generated queries are given
 
     @property

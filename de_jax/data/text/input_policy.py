@@ -51,6 +51,11 @@ def tell_skipped(texts_file: str | Path, text_ids: Collection[str]) -> None:
         _tell(f"{texts_file}: empty texts left out: {len(text_ids)} ({examples(text_ids)}).")
 
 
+def tell_bad_rows(table: str, number: int, first: str) -> None:
+    """Says how many rows of a table are left out because they cannot be used, and what is wrong with the first."""
+    _tell(f"{table}: bad rows left out: {number} ({first}).")
+
+
 def tell_unused(num_pairs: int) -> None:
     """Says how many relevant pairs are left out of training because a text of theirs is."""
     if num_pairs:

@@ -1,0 +1,124 @@
+"""A table of pairs as a source of training data: it is read once into a folder of pairs, which is kept and trained from."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from de_jax.data.sources import pair_store, table_store
+from de_jax.data.sources.options import PairsOptions, Share
+from de_jax.data.sources.table_store import Readings
+from de_jax.data.sources.training_set import TrainingSet, opened_tokenizers
+from de_jax.data.text import input_policy, table_files
+from de_jax.data.text.table_files import Rows, Table
+from de_jax.data.text.table_rows import Reading
+from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.files import folders, outputs
+from de_jax.settings import ShareBelowOne, checked
+from de_jax.types import InputError
+
+
+@checked
+def table_pairs(
+    path: str | Rows = "",
+    *,
+    columns: Mapping[str, str] | None = None,
+    header: Sequence[str] = (),
+    split: str = "train",
+    subset: str = "",
+    dev_path: str = "",
+    dev_fraction: ShareBelowOne = 0.0,
+    skip_bad_rows: bool = False,
+    options: PairsOptions = PairsOptions(),
+    share: Share = Share(),
+) -> TrainingSet:
+    """Opens a table with a column of queries and one of documents for training; it is read on first use and kept as a pair store.
+
+    The pairs are in the order of the rows. Equal texts are one text, hard negatives and scores are kept for each row; see
+    `table_rows` for what columns are called. A second start reads the files for their checksum alone.
+
+    Args:
+        path: csv, tsv, jsonl or a JSON list (plain or .gz), parquet, Arrow, a folder of `datasets.save_to_disk`, a name of the
+            Hugging Face hub, several of these, or a sequence of dictionaries.
+        columns: the column of "query", "doc", "neg_docs", ..., where its name is not known; see `table_rows.Reading`.
+        header: names of the columns of a csv or tsv file without a first line that names them.
+        split: of a `datasets` folder or a name of the hub; `options.dev_split` is the split that scores checkpoints.
+        subset: of a name of the hub that has several.
+        dev_path: a table that scores checkpoints; its documents are searched among those of both.
+        dev_fraction: where no other table does, the share of the queries whose pairs score checkpoints and are not trained on. A
+            query is among them or not by its text, whatever the table.
+        skip_bad_rows: count rows that cannot be used on stderr instead of refusing them.
+        options: how the pairs become batches; `tokenizer` must be set.
+        share: what this process makes of them.
+
+    Raises:
+        InputError: a table that cannot be read, a row that cannot be used (names the file, the row and the column), or batches that
+            the pairs cannot fill.
+    """
+    for name, value in (("path", path), ("tokenizer", options.tokenizer)):
+        if isinstance(value, str) and not value:
+            raise InputError(f"table_pairs.{name} is not set; add --gin.{share.scope}table_pairs.{name}=<path>.")
+    tokenizers = dict(zip(("query", "doc"), opened_tokenizers(options), strict=True))
+    table = Table(path, tuple(header), split, subset)
+    with input_policy.spelled("--gin.table_pairs.{}=True"):
+        readings = readings_of(
+            table,
+            columns,
+            dev_path=dev_path,
+            dev_split=options.dev_split,
+            dev_fraction=dev_fraction,
+            skip_bad_rows=skip_bad_rows,
+        )
+        made_from = fingerprint(readings, tokenizers)
+        folder = _cache_dir(options.cache_dir) / f"{_stem(path)}-{made_from[:16]}"
+
+        def build(out_dir: Path) -> pair_store.PairStore:
+            return table_store.write_pairs(out_dir, readings, tokenizers, made_from)
+
+        folders.build_once(folder, pair_store.open_pair_store, build)
+        own = dataclasses.replace(options, tokenizer="", doc_tokenizer=None, query_prompt=None, doc_prompt=None)  # the folder's
+        return pair_store.stored_pairs(str(folder), options=own, share=share)
+
+
+def readings_of(
+    table: Table,
+    columns: Mapping[str, str] | None = None,
+    *,
+    dev_path: str = "",
+    dev_split: str | None = None,
+    dev_fraction: float = 0.0,
+    skip_bad_rows: bool = False,
+) -> Readings:
+    """What `table_store` reads, for arguments as of `table_pairs`.
+
+    `dev_path` comes before `dev_split`, which is passed over where the table has no splits, and both before `dev_fraction`.
+    """
+    dev = None
+    if dev_path:
+        dev = table._replace(source=dev_path)
+    elif dev_split and isinstance(table.source, str) and table_files.has_splits(table.source):
+        dev = table._replace(split=dev_split)
+    train, dev_reading = (one and Reading(one, columns or {}, skip_bad_rows=skip_bad_rows) for one in (table, dev))
+    assert train is not None
+    return Readings(train, dev_reading, 0.0 if dev else dev_fraction)
+
+
+def fingerprint(readings: Readings, tokenizers: Mapping[str, Tokenizer]) -> str:
+    """A hash of all that decides a folder of pairs: the content of the tables, how they are read, and the tokenizers."""
+    tables = [table_files.fingerprint(one.table) for one in (readings.train, readings.dev) if one]
+    prints = [tokenizer.fingerprint for tokenizer in tokenizers.values()]
+    described = [pair_store.PAIR_STORE.format, "table", *tables, prints, readings.train.settings, readings.dev_fraction]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+def _stem(path: str | Rows) -> str:
+    """What a folder is called for people; its hash tells it from others."""
+    name = Path(path).name.split(".")[0] if isinstance(path, str) else ""
+    return "".join(character for character in name if character.isalnum() or character in "-_") or "table"
+
+
+def _cache_dir(cache_dir: str) -> Path:
+    return Path(cache_dir) if cache_dir else outputs.cache_dir() / "pair_stores"

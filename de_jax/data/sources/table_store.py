@@ -1,0 +1,254 @@
+"""Writes what the rows of a table say: as a folder of pairs (`pair_store`), or as a data set in the BEIR layout.
+
+Equal texts are one text. Its id is the first 20 hex digits of the SHA-256 of its UTF-8 bytes, so it depends on no file and on no
+order of rows. Texts are streamed: memory holds the ids and the numbers of rows alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+
+from de_jax.data.sources import pair_store
+from de_jax.data.sources.pair_store import PairStore, Part
+from de_jax.data.sources.pair_writer import SIDES, side_by_side
+from de_jax.data.stores.store_writer import StoreWriter, writing
+from de_jax.data.text import beir
+from de_jax.data.text.table_rows import Example, Reading
+from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.files import folders
+from de_jax.files.progress import progress_bar
+from de_jax.types import PADDING_ID, InputError
+
+BEIR_KIND = "BEIR folder"
+_DIGEST_BYTES = 10
+_CHUNK_EXAMPLES = 4096
+
+
+class Readings(NamedTuple):
+    """What is read for training and for scoring checkpoints.
+
+    Attributes:
+        train: the table.
+        dev: of a table of its own; None where there is none.
+        dev_fraction: the share of the queries of `train` whose pairs score checkpoints and are not trained on, by their hash.
+    """
+
+    train: Reading
+    dev: Reading | None = None
+    dev_fraction: float = 0.0
+
+
+def text_id(text: str) -> str:
+    """The id of a text.
+
+    >>> text_id("why?")
+    'f5b2b98bf44b60881a86'
+    """
+    return _digest(text).hex()
+
+
+def write_pairs(out_dir: Path, readings: Readings, tokenizers: Mapping[str, Tokenizer], made_from: str) -> PairStore:
+    """Reads the tables once and writes a folder of pairs, in the order of their rows, which appears when it is complete.
+
+    Args:
+        out_dir: absent, empty, or a former pair store, which is replaced.
+        readings: what is read; counts its rows meanwhile.
+        tokenizers: of the "query" and the "doc" side.
+        made_from: see `pair_store.save`.
+
+    Raises:
+        InputError: a row that cannot be used, no pair to train on, or another folder.
+    """
+    with pair_store.PAIR_STORE.writing(out_dir) as folder:
+        for side, name in SIDES.items():
+            (folder / name).mkdir()
+            (folder / f"{side}_tokenizer").mkdir()
+            tokenizers[side].save(folder / f"{side}_tokenizer")
+        with writing(folder / "queries", tokenizers["query"]) as queries, writing(folder / "docs", tokenizers["doc"]) as docs:
+            texts = {
+                side: _Texts(_tokenized(writer, tokenizers[side], readings.train.table.name))
+                for side, writer in (("query", queries), ("doc", docs))
+            }
+            arrays, dev_qrels = _pairs(readings, texts)
+        parts = [Part(out_dir.name, 1.0, len(arrays["pairs"]))]
+        pair_store.save(folder, parts=parts, arrays=arrays, dev_qrels=dev_qrels or None, made_from=made_from)
+    return pair_store.open_pair_store(out_dir)
+
+
+def write_beir(out_dir: Path, readings: Readings) -> dict[str, int]:
+    """Reads the tables once and writes a data set in the BEIR layout, with the splits train and, if asked for, dev.
+
+    Hard negatives are among its documents; scores are left out.
+
+    Returns:
+        How many "queries", "docs", "train_pairs" and "dev_pairs" there are.
+
+    Raises:
+        InputError: as of `write_pairs`.
+    """
+    counts = {"train_pairs": 0, "dev_pairs": 0}
+    with folders.atomic_dir(out_dir, BEIR_KIND) as folder, ExitStack() as stack:
+        (folder / "qrels").mkdir()
+        files: dict[str, IO[str]] = {
+            "query": stack.enter_context(open(folder / "queries.jsonl", "w", encoding="utf-8")),
+            "doc": stack.enter_context(beir.deterministic_gzip(folder / "corpus.jsonl.gz")),
+        }
+        texts = {"query": _Texts(_json_lines(files["query"].write)), "doc": _Texts(_json_lines(files["doc"].write, title=""))}
+        judged: dict[str, IO[str]] = {}
+        for chunk in _chunks(readings):
+            texts["query"].add([one.query for one, _ in chunk])
+            texts["doc"].add([text for one, _ in chunk for text in (*one.docs, *one.neg_docs)])
+            for one, split in chunk:
+                if one.docs and split not in judged:
+                    judged[split] = stack.enter_context(open(folder / "qrels" / f"{split}.tsv", "w", encoding="utf-8"))
+                    judged[split].write("\t".join(beir.QRELS_HEADER) + "\n")
+                for doc in one.docs:
+                    judged[split].write(f"{text_id(one.query)}\t{text_id(doc)}\t1\n")
+                counts[f"{split}_pairs"] += len(one.docs)
+        _require_pairs(counts["train_pairs"], readings)
+    return {"queries": texts["query"].num_texts, "docs": texts["doc"].num_texts, **counts}
+
+
+def _pairs(readings: Readings, texts: Mapping[str, _Texts]) -> tuple[dict[str, np.ndarray], beir.Qrels]:
+    """The arrays of a folder of pairs, and the judgements that score checkpoints; texts are written meanwhile."""
+    pairs, mined, scores = [np.zeros((0, 2), np.int32)], [np.zeros((0, 0), np.int32)], [np.zeros((0, 1), np.float32)]
+    dev_qrels: beir.Qrels = {}
+    for chunk in _chunks(readings):
+        queries = texts["query"].add([one.query for one, _ in chunk])
+        docs = iter(texts["doc"].add([text for one, _ in chunk for text in (*one.docs, *one.neg_docs)]).tolist())
+        rows: list[tuple[int, int]] = []
+        negatives: list[list[int]] = []
+        scored: list[list[float]] = []
+        for query, (one, split) in zip(queries.tolist(), chunk, strict=True):
+            own, others = (list(itertools.islice(docs, len(some))) for some in (one.docs, one.neg_docs))
+            if split == "dev":
+                dev_qrels.setdefault(text_id(one.query), {}).update({text_id(doc): 1 for doc in one.docs})
+                continue
+            for doc, score in zip(own, one.doc_scores, strict=True):
+                rows.append((query, doc))
+                negatives.append(others)
+                scored.append([score, *one.neg_scores])
+        pairs.append(np.array(rows, np.int32).reshape(-1, 2))
+        mined.append(_rectangle(negatives, PADDING_ID, np.int32))
+        scores.append(_rectangle(scored, np.nan, np.float32))
+    arrays = {"pairs": np.concatenate(pairs)}
+    _require_pairs(len(arrays["pairs"]), readings)
+    if (negative_rows := side_by_side(mined, PADDING_ID)).shape[1]:
+        arrays["neg_docs"] = negative_rows
+    if any(not np.isnan(some).all() for some in scores):
+        arrays["scores"] = side_by_side(scores, np.nan)
+    return arrays, dev_qrels
+
+
+def _require_pairs(num_pairs: int, readings: Readings) -> None:
+    if not num_pairs:
+        taken = ", as all of them score checkpoints" if readings.dev_fraction else ""
+        raise InputError(f"{readings.train.table.name} holds no pair to train on{taken}.")
+
+
+def _chunks(readings: Readings) -> Iterator[list[tuple[Example, str]]]:
+    """The examples of both tables with their split, "train" or "dev", many at a time."""
+
+    def examples() -> Iterator[tuple[Example, str]]:
+        for one in readings.train.examples():
+            is_dev = int.from_bytes(_digest(one.query)[:6]) < readings.dev_fraction * 2**48
+            yield one, "dev" if is_dev else "train"
+        for one in readings.dev.examples() if readings.dev else ():
+            yield one, "dev"
+
+    stream = iter(progress_bar(examples(), desc=f"read {readings.train.table.name}", unit=" rows", delay=1))
+    while chunk := list(itertools.islice(stream, _CHUNK_EXAMPLES)):
+        yield chunk
+
+
+class _Texts:
+    """The texts of one side, each of which is written when it first comes."""
+
+    def __init__(self, write: Callable[[list[str], list[str]], None]) -> None:
+        """`write` gets the ids and the texts that are new, in order."""
+        self._write, self._rows = write, _RowsByDigest()
+
+    @property
+    def num_texts(self) -> int:
+        return self._rows.num_rows
+
+    def add(self, texts: Sequence[str]) -> np.ndarray:
+        """The row of each text, int32."""
+        if not texts:
+            return np.zeros(0, np.int32)
+        digests = [_digest(text) for text in texts]
+        rows, new = self._rows.find_or_add(np.array(digests, f"S{_DIGEST_BYTES}"))
+        if new:
+            self._write([digests[place].hex() for place in new], [texts[place] for place in new])
+        return rows
+
+
+class _RowsByDigest:
+    """Which row each digest has: sorted runs, each at least twice as long as the next, in a sixth of the memory of a dictionary."""
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+        self._runs: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def find_or_add(self, keys: np.ndarray) -> tuple[np.ndarray, list[int]]:
+        """The row of each digest, int32, and the places of those that are new, in the order of their rows."""
+        rows = np.full(len(keys), PADDING_ID, np.int32)
+        for known, known_rows in self._runs:
+            places = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+            rows = np.where(known[places] == keys, known_rows[places], rows)
+        new = np.flatnonzero(rows == PADDING_ID)
+        distinct, firsts, which = np.unique(keys[new], return_index=True, return_inverse=True)
+        new_rows = np.empty(len(distinct), np.int32)
+        new_rows[np.argsort(firsts)] = np.arange(self.num_rows, self.num_rows + len(distinct))
+        rows[new] = new_rows[which]
+        self.num_rows += len(distinct)
+        self._add_run(distinct, new_rows)
+        return rows, new[np.sort(firsts)].tolist()
+
+    def _add_run(self, keys: np.ndarray, rows: np.ndarray) -> None:
+        while self._runs and len(self._runs[-1][0]) < 2 * len(keys):
+            longer, its_rows = self._runs.pop()
+            keys, rows = np.concatenate([longer, keys]), np.concatenate([its_rows, rows])
+            order = np.argsort(keys, kind="stable")  # merges what is sorted
+            keys, rows = keys[order], rows[order]
+        if len(keys):
+            self._runs.append((keys, rows))
+
+
+def _tokenized(writer: StoreWriter, tokenizer: Tokenizer, name: str) -> Callable[[list[str], list[str]], None]:
+    def write(ids: list[str], texts: list[str]) -> None:
+        try:
+            writer.append(ids, tokenizer.encode(texts))
+        except InputError as error:  # of tokens: the store knows no file
+            raise InputError(f"{name}: {error}") from None
+
+    return write
+
+
+def _json_lines(append: Callable[[str], object], **more: str) -> Callable[[list[str], list[str]], None]:
+    def write(ids: list[str], texts: list[str]) -> None:
+        records = ({"_id": one, **more, "text": text} for one, text in zip(ids, texts, strict=True))
+        append("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+    return write
+
+
+def _rectangle(lists: Sequence[Sequence[int | float]], filler: int | float, dtype: type) -> np.ndarray:
+    """The lists as rows, filled up to the longest."""
+    width = max(map(len, lists), default=0)
+    filled: np.ndarray = np.full((len(lists), width), filler, dtype)
+    for row, values in enumerate(lists):
+        filled[row, : len(values)] = values
+    return filled
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES]

@@ -1,0 +1,326 @@
+"""Rows of tables: csv, tsv, jsonl, a JSON list, parquet, Arrow, a folder or hub name of Hugging Face `datasets`, Python sequences.
+
+Files are streamed, so they may be larger than memory. A row that cannot be read comes with its fault, for the caller to refuse or
+to pass over; a file of which nothing more can be read is an `InputError`.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+
+from de_jax.files import json_objects, outputs, reading, schema
+from de_jax.settings import LOCAL, is_address
+from de_jax.types import InputError
+
+_ROWS_AT_ONCE = 1024
+_ARROW_FILE = b"ARROW1"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_DICT_FILE, _STATE_FILE = "dataset_dict.json", "state.json"
+_SPLITS = schema.record({"splits": schema.list_of(schema.file_name, least=1)})
+_STATE = schema.record({"_data_files": schema.list_of(schema.record({"filename": schema.file_name}), least=1)})
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """Rows in memory or behind an index: a list of dictionaries, a `datasets.Dataset`, a `grain.MapDataset`."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, row: Any, /) -> Any: ...
+
+
+class Row(NamedTuple):
+    """One row of a table."""
+
+    place: str  # "qa.csv, line 7"
+    values: Mapping[str, Any]  # by column
+    fault: str = ""  # why it cannot be read: the end of a sentence that begins with the place
+
+
+class Table(NamedTuple):
+    """Where rows are.
+
+    Attributes:
+        source: the path of a file, with `*` and `?` of several; a folder of `datasets.save_to_disk`; a name of the Hugging Face
+            hub; several of these; or the rows themselves.
+        header: names of the columns, for csv and tsv files without a first line that names them.
+        split: of a `datasets` folder with several, or of the hub.
+        subset: of a name of the hub that has several.
+    """
+
+    source: str | Rows
+    header: tuple[str, ...] = ()
+    split: str = "train"
+    subset: str = ""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        paths = _paths(self.source)
+        return "the given rows" if paths is None else ", ".join(paths)
+
+
+Wanted = Callable[[Sequence[str]], Sequence[str]]
+"""Which of the columns there are will be looked at; the others are not read where the format allows that."""
+
+
+def files_of(table: Table) -> list[Path] | None:
+    """The files of a table, in order; None for rows in memory.
+
+    Raises:
+        InputError: nothing is there, or there is no such split.
+    """
+    paths = _paths(table.source)
+    if paths is None:
+        return None
+    files = [file for path in paths for file in _files_at(path, table)]
+    for file in files:
+        if _suffix(reading.regular_file(file)) not in _READERS:
+            raise InputError(f"{file} is no table; its name must end in one of {', '.join(_READERS)}, text files also in .gz.")
+    return files
+
+
+def has_splits(path: str) -> bool:
+    """Whether a path is a `datasets` folder with several splits, or no file and so perhaps a name of the hub."""
+    return (Path(path) / _DICT_FILE).is_file() or _may_be_of_hub(path)
+
+
+def fingerprint(table: Table) -> str:
+    """The hex SHA-256 of a table's content: of its files' bytes, or of its rows."""
+    found = hashlib.sha256("\n".join([*table.header, ""]).encode())
+    files = files_of(table)
+    for file in files or ():
+        found.update(f"{_suffix(file)} {outputs.sha256_of(file)}\n".encode())
+    if files is None:
+        for row in _rows_of(cast(Rows, table.source)):
+            found.update(json.dumps(row.values, sort_keys=True, default=str).encode())
+    return found.hexdigest()
+
+
+def read(table: Table, wanted: Wanted = tuple) -> Iterator[Row]:
+    """Yields the rows of a table in order.
+
+    Raises:
+        InputError: what `files_of` raises, a damaged file, or a package that is not installed.
+    """
+    files = files_of(table)
+    if files is None:
+        yield from _rows_of(cast(Rows, table.source))
+    for file in files or ():
+        yield from _READERS[_suffix(file)](file, table.header, wanted)
+
+
+def _paths(source: Any) -> list[str] | None:
+    """The paths that a table names; None where it is the rows themselves."""
+    if isinstance(source, str | Path):
+        return [str(source)]
+    is_paths = isinstance(source, list | tuple) and all(isinstance(one, str | Path) for one in source)
+    return [str(one) for one in source] if is_paths and source else None
+
+
+def _files_at(path: str, table: Table) -> list[Path]:
+    if is_address(path):
+        raise InputError(f"the table is {path}; it must be {LOCAL}.")
+    if Path(path).is_dir():
+        return _files_of_dataset(Path(path), table.split)
+    if Path(path).exists():
+        return [Path(path)]
+    if found := sorted(glob.glob(path)):
+        return [Path(one) for one in found]
+    if not _may_be_of_hub(path):
+        raise InputError(
+            f"{path} does not exist; give a table, a folder of datasets.save_to_disk or a name of the Hugging Face hub."
+        )
+    return _files_of_hub(path, table)
+
+
+def _may_be_of_hub(path: str) -> bool:
+    return not Path(path).exists() and _suffix(Path(path)) not in _READERS and _HUB_NAME.fullmatch(path) is not None
+
+
+def _files_of_dataset(folder: Path, split: str) -> list[Path]:
+    """The Arrow files that `datasets.save_to_disk` wrote, which are read without that package."""
+    if (folder / _DICT_FILE).is_file():
+        splits = schema.read(folder / _DICT_FILE, _SPLITS)["splits"]
+        if split not in splits:
+            raise InputError(f"{folder} has no split '{split}'; it has {', '.join(splits)}.")
+        folder = folder / split
+    if not (folder / _STATE_FILE).is_file():
+        raise InputError(
+            f"{folder} is no folder of datasets.save_to_disk (no {_STATE_FILE}); name the files, for example *.parquet."
+        )
+    return [folder / one["filename"] for one in schema.read(folder / _STATE_FILE, _STATE)["_data_files"]]
+
+
+def _files_of_hub(name: str, table: Table) -> list[Path]:
+    """The Arrow files in which `datasets` keeps what it fetched."""
+    try:
+        import datasets
+    except ImportError:
+        raise InputError(f"{name} is no file here, and names of the Hugging Face hub need: pip install datasets.") from None
+    try:
+        dataset = datasets.load_dataset(name, table.subset or None, split=table.split)
+    except Exception as error:  # the package's own errors, the hub's and the system's have no common base
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        raise InputError(f"{name} is no file here, and the Hugging Face hub does not give it ({reason}).") from None
+    return [Path(one["filename"]) for one in dataset.cache_files]
+
+
+def _rows_of(rows: Rows) -> Iterator[Row]:
+    if isinstance(rows, Mapping) or not hasattr(rows, "__getitem__"):
+        raise InputError(f"a table is a path or a sequence of rows, not a {type(rows).__name__}.")
+    for number in range(len(rows)):  # a grain.MapDataset begins again at its end
+        values = rows[number]
+        is_row = isinstance(values, Mapping)
+        yield Row(f"row {number + 1}", values if is_row else {}, "" if is_row else f"a {type(values).__name__}, not a dictionary")
+
+
+def _jsonl(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
+    if reading.begins_with(path, b"["):
+        yield from (Row(f"{path}, line {line}", record) for line, record in json_objects.read(path))
+        return
+    for line, raw in reading.read_byte_lines(path):
+        if not raw.strip():
+            continue
+        try:
+            record = reading.parse_json(raw.decode())
+            is_row = isinstance(record, dict)
+            yield Row(f"{path}, line {line}", record if is_row else {}, "" if is_row else "not a JSON object")
+        except UnicodeDecodeError:
+            yield Row(f"{path}, line {line}", {}, "not UTF-8 text")
+        except ValueError as error:
+            yield Row(f"{path}, line {line}", {}, str(error))
+
+
+def _csv(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
+    return _with_names(path, _quoted(path, ","), header, wanted)
+
+
+def _tsv(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
+    """Without a first line of names nothing is quoted, as in MS MARCO's files; with one, quotes are as spreadsheets write them."""
+    return _with_names(path, _unquoted(path) if header else _quoted(path, "\t"), header, wanted)
+
+
+Cells = tuple[int, list[str], str]
+"""(line that they begin in, cells, fault)."""
+
+
+def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
+    names = list(header)
+    if not names:
+        line, names, fault = next(records, (1, [], "no line that names the columns"))
+        fault = fault or ("two columns of one name" if len(set(names)) < len(names) else "")
+        fault = fault or ("not UTF-8 text" if _SURROGATE.search("".join(names)) else "")
+        if fault:
+            raise InputError(f"{path}, line {line}: {fault}.")
+    wanted(names)  # refuses them once for all rows
+    for line, cells, fault in records:
+        if not fault and len(cells) != len(names):
+            fault = f"{len(cells)} cells for {len(names)} columns"
+        yield Row(f"{path}, line {line}", {} if fault else dict(zip(names, cells, strict=True)), fault)
+
+
+def _quoted(path: Path, delimiter: str) -> Iterator[Cells]:
+    csv.field_size_limit(reading.MAX_LINE_BYTES)
+    # A byte that is not UTF-8 becomes half of a surrogate pair, which no text may hold: it is a fault of its row alone.
+    lines = (raw.decode("utf-8", "surrogateescape") for _, raw in reading.read_byte_lines(path))
+    records = csv.reader(lines, delimiter=delimiter, strict=True)
+    while True:
+        line = records.line_num + 1
+        try:
+            cells = next(records)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if records.line_num > line:  # a quote that nothing closes takes the rest of the file
+                raise InputError(f"{path}, line {line}: a quoted cell does not end ({error}).") from None
+            yield line, [], f"not valid csv ({error})"
+            continue
+        if cells:
+            yield line, cells, ""
+
+
+def _unquoted(path: Path) -> Iterator[Cells]:
+    for line, raw in reading.read_byte_lines(path):
+        if raw.strip():
+            yield line, raw.decode("utf-8", "surrogateescape").rstrip("\r\n").split("\t"), ""
+
+
+def _parquet(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
+    pyarrow = _import_pyarrow(path)
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path, memory_map=True) as file:
+            names = list(wanted(file.schema_arrow.names))
+            yield from _of_batches(path, file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged(path, error) from None
+
+
+def _arrow(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
+    pyarrow = _import_pyarrow(path)
+    try:
+        with pyarrow.memory_map(str(path)) as file:
+            is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
+            file.seek(0)
+            opened = pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
+            names = list(wanted(opened.schema.names))
+            batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
+            parts = (batch.slice(start, _ROWS_AT_ONCE) for batch in batches for start in range(0, len(batch), _ROWS_AT_ONCE))
+            yield from _of_batches(path, (part.select(names) for part in parts))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged(path, error) from None
+
+
+def _of_batches(path: Path, batches: Iterator[Any]) -> Iterator[Row]:
+    row = 0
+    for batch in batches:
+        for record in _records(batch):
+            row += 1
+            yield Row(f"{path}, row {row}", record or {}, "not UTF-8 text" if record is None else "")
+
+
+def _records(batch: Any) -> list[dict[str, Any] | None]:
+    """The rows of a batch, checked before they are looked at; None for one that is not UTF-8.
+
+    Raises:
+        pyarrow.ArrowInvalid: a damaged batch.
+    """
+    try:
+        batch.validate(full=True)
+        return cast(list[dict[str, Any] | None], batch.to_pylist())
+    except ValueError as error:  # ArrowInvalid is one
+        if "UTF8" not in str(error):
+            raise
+    return [None] if len(batch) == 1 else [one for place in range(len(batch)) for one in _records(batch.slice(place, 1))]
+
+
+def _import_pyarrow(path: Path) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise InputError(f"{path} needs the package pyarrow; run pip install 'de_jax[tables]'.") from None
+    return pyarrow
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path} cannot be read as a table ({' '.join(str(error).split())[:200].rstrip('.')}); write it again.")
+
+
+def _suffix(path: Path) -> str:
+    """What tells the format; "" for .gz of a format that is compressed within."""
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    return "" if path.suffix == ".gz" and suffix in _BINARY else suffix
+
+
+_BINARY: Mapping[str, Callable[[Path, Sequence[str], Wanted], Iterator[Row]]]
+_BINARY = {".parquet": _parquet, ".arrow": _arrow, ".feather": _arrow}
+_READERS = {".csv": _csv, ".tsv": _tsv, ".jsonl": _jsonl, ".json": _jsonl, **_BINARY}

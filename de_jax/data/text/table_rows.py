@@ -1,0 +1,317 @@
+"""What a row of a table says: a query, its documents, hard negatives, and scores of a teacher.
+
+Columns are found by the names that others give them, or are named:
+
+    query        query, question, anchor, sentence1
+    doc          doc, document, positive, answer, context, passage, sentence2, ...: a text, {"title", "text"}, or a list of these
+    title        title: of the document, put before its text as BEIR's readers do
+    neg_docs     negative, neg, negatives, ...: as doc; also negative_1, negative_2, ...
+    score        score, scores: one for each text, the documents first
+    doc_scores   pos_scores, and neg_scores: the same in two columns
+    label        label, labels: 0 for a text that is not relevant, 1 for a document; a fraction is a score
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from de_jax.data.text import input_policy, trec_columns
+from de_jax.data.text.table_files import Row, Table, read
+from de_jax.types import InputError
+
+NAMES = {
+    "query": ("query", "question", "anchor", "sentence1"),
+    "doc": (
+        *("doc", "document", "docs", "documents", "positive", "positives", "pos", "answer", "context", "passage", "sentence2"),
+        *("positive_passages", "positive_ctxs"),
+    ),
+    "title": ("title",),
+    "neg_docs": ("neg_docs", "negative", "negatives", "neg", "hard_negatives", "negative_passages", "hard_negative_ctxs"),
+    "score": ("score", "scores"),
+    "doc_scores": ("doc_scores", "pos_scores"),
+    "neg_scores": ("neg_scores",),
+    "label": ("label", "labels"),
+}
+"""What a column may be called by what it holds, whatever its case."""
+
+_NUMBERED_NEGATIVE = re.compile(r"neg(ative)?_?[0-9]+")
+_REQUIRED = ("query", "doc")
+NO_SCORE = math.nan
+
+
+class Example(NamedTuple):
+    """A query with the documents that are relevant to it and those that are not, and their scores, `NO_SCORE` without one."""
+
+    query: str
+    docs: list[str]
+    neg_docs: list[str]
+    doc_scores: list[float]
+    neg_scores: list[float]
+
+
+Columns = dict[str, tuple[str, ...]]
+"""The table's columns by what they hold; one each, but for neg_docs."""
+
+
+class Reading:
+    """Reads the rows of a table, and counts those that it passes over.
+
+    Attributes:
+        table: what is read.
+        num_rows: so far, bad ones included.
+        num_bad_rows: passed over.
+        columns: of the first row.
+    """
+
+    def __init__(self, table: Table, columns: Mapping[str, str], *, skip_bad_rows: bool = False) -> None:
+        """Reads nothing yet.
+
+        Args:
+            table: where the rows are.
+            columns: the column of a query, doc, ..., as in `NAMES`; several of neg_docs with commas between; "" where the table's
+                column is not to be used. Those not named are found by their names.
+            skip_bad_rows: pass over rows that cannot be used, and count them on stderr, instead of refusing them.
+
+        Raises:
+            InputError: something else than query, doc, ... is named.
+        """
+        if unknown := [name for name in columns if name not in NAMES]:
+            raise InputError(f"a table has no '{unknown[0]}'; its columns can be named for {', '.join(NAMES)}.")
+        self.table, self._given, self._skip = table, columns, skip_bad_rows
+        self.num_rows = self.num_bad_rows = 0
+        self.columns: Columns = {}
+        self._by_names: dict[tuple[str, ...], Columns] = {}
+
+    @property
+    def settings(self) -> list[Any]:
+        """How the rows are read, as JSON."""
+        return [sorted(self._given.items()), self._skip]
+
+    def examples(self) -> Iterator[Example]:
+        """Yields what each row says.
+
+        Raises:
+            InputError: a row that cannot be used (names the file, the row and the column), and what `table_files.read` raises.
+        """
+        first_fault = ""
+        for row in read(self.table, self._wanted):
+            self.num_rows += 1
+            try:
+                yield self._example(row)
+            except ValueError as error:
+                sentence = f"{row.place}: {error}"
+                if not self._skip:
+                    skip = input_policy.option("skip_bad_rows")
+                    raise InputError(f"{sentence}; mend the row, or pass over bad rows with {skip}.") from None
+                self.num_bad_rows += 1
+                first_fault = first_fault or sentence
+        if self.num_bad_rows == self.num_rows:
+            raise InputError(f"{self.table.name} has no row that can be used{f' ({first_fault})' if first_fault else ''}.")
+        if self.num_bad_rows:
+            input_policy.tell_bad_rows(self.table.name, self.num_bad_rows, first_fault)
+
+    def _example(self, row: Row) -> Example:
+        if row.fault:
+            raise ValueError(row.fault)
+        names = tuple(row.values)
+        if names not in self._by_names:
+            self._by_names[names] = columns_of(names, self._given)
+            self.columns = self.columns or self._by_names[names]
+        return example_of(row.values, self._by_names[names])
+
+    def _wanted(self, names: Sequence[str]) -> list[str]:
+        try:
+            columns = columns_of(names, self._given)
+        except ValueError as error:
+            raise InputError(f"{self.table.name}: {error}.") from None
+        return [name for some in columns.values() for name in some]
+
+
+def columns_of(names: Sequence[str], given: Mapping[str, str]) -> Columns:
+    """Which column holds what.
+
+    >>> columns_of(["Question", "answer", "negative_1", "negative_2", "url"], {})
+    {'query': ('Question',), 'doc': ('answer',), 'neg_docs': ('negative_1', 'negative_2')}
+
+    Args:
+        names: of the table's columns.
+        given: see `Reading`.
+
+    Raises:
+        ValueError: a column that is not there, none for the query or the document, or several; the rest of a sentence that the
+            caller begins with the place.
+    """
+    found: Columns = {role: tuple(part for part in text.split(",") if part) for role, text in given.items()}
+    if role := next((role for role, some in found.items() if len(some) > 1 and role != "neg_docs"), None):
+        raise ValueError(f"several columns are named for {role}; name one")
+    for role, some in found.items():
+        if missing := [name for name in some if name not in names]:
+            raise ValueError(f"there is no column {missing[0]!r} for {role}; there are {_shown(names)}")
+    taken = {name for some in found.values() for name in some}
+    for role, known in NAMES.items():
+        if role not in given:
+            some = tuple(name for name in names if name not in taken and name.strip().casefold() in known)
+            if role == "neg_docs":
+                some += tuple(name for name in names if name not in taken and _NUMBERED_NEGATIVE.fullmatch(name.strip().casefold()))
+            elif len(some) > 1:
+                raise ValueError(f"each of the columns {_shown(some)} can be {role}; name one in columns, such as {role}={some[0]}")
+            found[role] = some
+        if role in _REQUIRED and not found[role]:
+            raise ValueError(
+                f"no column is known to be {role} among {_shown(names) or 'none'}; name it in columns, {role}=<column>, and give "
+                "the header of a file that does not begin with one"
+            )
+    return {role: some for role, some in found.items() if some}
+
+
+def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
+    """What a row says.
+
+    >>> example_of({"query": "why?", "pos": ["because"], "neg": ["no"], "scores": [0.9, 0.1]}, columns_of(
+    ...     ["query", "pos", "neg", "scores"], {}))
+    Example(query='why?', docs=['because'], neg_docs=['no'], doc_scores=[0.9], neg_scores=[0.1])
+
+    Raises:
+        ValueError: a value that its column cannot have; the rest of a sentence that the caller begins with the place.
+    """
+    queries = _texts(values, columns["query"][0])
+    if len(queries) != 1:
+        raise ValueError(f"column {columns['query'][0]!r} holds {len(queries)} queries")
+    docs = _texts(values, columns["doc"][0], _cell(values, columns, "title"))
+    neg_docs = [text for name in columns.get("neg_docs", ()) if values[name] not in (None, "") for text in _texts(values, name)]
+    scores = _scores(values, columns, len(docs), len(neg_docs))
+    one = Example(queries[0], docs, neg_docs, scores[: len(docs)], scores[len(docs) :])
+    if "label" in columns:
+        return _labelled(one, _labels(values, columns, len(docs)))
+    if not docs:
+        raise ValueError(f"column {columns['doc'][0]!r} holds no document")
+    return one
+
+
+def _labelled(one: Example, labels: Sequence[float]) -> Example:
+    """The same without the documents whose label is 0, which are hard negatives; other labels are scores, but for `NO_SCORE`."""
+    scores = [score if math.isnan(label) else label for label, score in zip(labels, one.doc_scores, strict=True)]
+    relevant, others = ([place for place, label in enumerate(labels) if bool(label) == wanted] for wanted in (True, False))
+    return Example(
+        one.query,
+        [one.docs[place] for place in relevant],
+        [one.docs[place] for place in others] + one.neg_docs,
+        [scores[place] for place in relevant],
+        [one.doc_scores[place] for place in others] + one.neg_scores,
+    )
+
+
+def _cell(values: Mapping[str, Any], columns: Columns, role: str) -> Any:
+    """A value that may be absent; None where there is no such column, or nothing in it."""
+    if role not in columns:
+        return None
+    value = values[columns[role][0]]
+    return None if isinstance(value, str) and not value else value
+
+
+def _texts(values: Mapping[str, Any], column: str, title: Any = None) -> list[str]:
+    """The texts of a cell, which holds one or a list."""
+    value = values[column]
+    several = value if isinstance(value, list | tuple) else [value]
+    titles = title if isinstance(title, list | tuple) else [title]
+    if len(titles) != len(several):
+        if title is not None:
+            raise ValueError(f"{len(several)} texts in column {column!r} have {len(titles)} titles")
+        titles = [None] * len(several)
+    return [_text(one, its_title, column) for one, its_title in zip(several, titles, strict=True)]
+
+
+def _text(value: Any, title: Any, column: str) -> str:
+    if isinstance(value, Mapping):
+        title, value = value.get("title"), value.get("text")
+    title = "" if title is None else title
+    if not isinstance(value, str) or not isinstance(title, str):
+        wrong = title if isinstance(value, str) else value
+        raise ValueError(f"column {column!r} holds {_kind(wrong)}, not a text")
+    text = f"{title} {value}".strip()
+    if not text:
+        raise ValueError(f"the text in column {column!r} is empty")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"column {column!r} is not UTF-8 text") from None
+    return text
+
+
+def _scores(values: Mapping[str, Any], columns: Columns, num_docs: int, num_neg_docs: int) -> list[float]:
+    """A score for each text of a row, documents first."""
+    if (value := _cell(values, columns, "score")) is not None:
+        return _numbers(value, columns["score"][0], num_docs + num_neg_docs)
+    found = []
+    for role, number in (("doc_scores", num_docs), ("neg_scores", num_neg_docs)):
+        value = _cell(values, columns, role)
+        found += [NO_SCORE] * number if value is None else _numbers(value, columns[role][0], number)
+    return found
+
+
+def _numbers(value: Any, column: str, number: int) -> list[float]:
+    """So many scores, out of a list, a number, or their text as csv has it."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ValueError(f"column {column!r} holds {value[:40]!r}, not a list of scores") from None
+    several = value if isinstance(value, list | tuple) else [value]
+    if len(several) != number:
+        raise ValueError(f"{len(several)} scores in column {column!r} for {number} texts; give one each, the document's first")
+    return [NO_SCORE if one is None else _number(one, column) for one in several]
+
+
+def _number(value: Any, column: str) -> float:
+    if isinstance(value, str):
+        try:
+            return trec_columns.parse_score(value.strip())
+        except ValueError as error:
+            raise ValueError(f"column {column!r}: {error}") from None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"column {column!r} holds {_kind(value)}, not a number")
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        number = math.inf
+    if not trec_columns.is_score(number):
+        raise ValueError(f"the score {number} in column {column!r} is not a finite number of 32 bits")
+    return number
+
+
+def _labels(values: Mapping[str, Any], columns: Columns, num_docs: int) -> list[float]:
+    """For each document 0 where it is not relevant, `NO_SCORE` where it is, or its score."""
+    column, value = columns["label"][0], _cell(values, columns, "label")
+    several = value if isinstance(value, list | tuple) else [value]
+    if len(several) != num_docs:
+        raise ValueError(f"{len(several)} labels in column {column!r} for {num_docs} documents")
+    labels = [_label(one, column) for one in several]
+    if "score" in columns and any(not math.isnan(label) and label for label in labels):
+        raise ValueError(f"both {column!r} and {columns['score'][0]!r} hold scores; leave one out in columns, label=")
+    return labels
+
+
+def _label(value: Any, column: str) -> float:
+    if isinstance(value, str) and value.strip().casefold() in ("true", "false"):
+        value = value.strip().casefold() == "true"
+    number = float(value) if isinstance(value, bool) else _number(value, column)
+    is_whole = isinstance(value, int) or (isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value) is not None)
+    if is_whole and number not in (0, 1):
+        raise ValueError(
+            f"the label {int(number)} in column {column!r} is neither 0 nor 1; if labels are scores, say so in columns, label= "
+            f"score={column}"
+        )
+    return NO_SCORE if is_whole and number else number
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def _shown(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

@@ -1,0 +1,169 @@
+"""Hard negatives that others mined, as the lines of a generation: rows of a table with texts, or a TREC run with ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from de_jax.data.sources import pair_store
+from de_jax.data.sources.table_store import text_id
+from de_jax.data.sources.training_set import text_hashes
+from de_jax.data.text import beir
+from de_jax.data.text.table_rows import Example
+from de_jax.mining.generations import Mined
+from de_jax.types import InputError
+
+
+class Target(NamedTuple):
+    """The training pairs that negatives are for, and their texts.
+
+    Attributes:
+        name: of the folder, for messages.
+        pairs: (query id, document id), in order.
+        query_ids, doc_ids: the ids of a text, several where it is there several times, none where it is not.
+        is_doc: whether there is a document with this id.
+        facts: what the manifest of a generation says of the texts.
+    """
+
+    name: str
+    pairs: Sequence[tuple[str, str]]
+    query_ids: Callable[[str], Sequence[str]]
+    doc_ids: Callable[[str], Sequence[str]]
+    is_doc: Callable[[str], bool]
+    facts: Mapping[str, str]
+
+    def not_negative(self, *, keep_identical_ids: bool) -> dict[str, set[str]]:
+        """By query, its documents, and the document that has its id unless such documents are kept."""
+        found: dict[str, set[str]] = {}
+        for query_id, doc_id in self.pairs:
+            found.setdefault(query_id, set() if keep_identical_ids else {query_id}).add(doc_id)
+        return found
+
+
+def of_beir(dataset_dir: str | Path, split: str) -> Target:
+    """The pairs that a split of a BEIR folder judges relevant.
+
+    Raises:
+        InputError: anything in the folder that cannot be used.
+    """
+    qrels = beir.read_qrels(beir.find_qrels(dataset_dir, split))
+    queries = _ids_by_text(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=True))
+    docs = _ids_by_text(beir.iter_docs(beir.find_file(dataset_dir, "corpus"), skip_empty=True))
+    doc_ids = {one for ids in docs.values() for one in ids}
+    pairs = [(query_id, doc_id) for query_id, judged in qrels.items() for doc_id, grade in judged.items() if grade > 0]
+    by_text = {name: (lambda text, ids=ids: ids.get(text_id(text), ())) for name, ids in (("query", queries), ("doc", docs))}
+    return Target(str(dataset_dir), pairs, by_text["query"], by_text["doc"], doc_ids.__contains__, text_hashes(dataset_dir))
+
+
+def of_pair_store(pairs_dir: str | Path) -> Target:
+    """The pairs of a folder that was made of a table, whose ids are those of their texts (`table_store.text_id`).
+
+    Raises:
+        InputError: no such folder, or a damaged one.
+    """
+    store = pair_store.open_pair_store(pairs_dir)
+    queries, docs = store.query_store, store.doc_store
+    pairs = [(queries.ids[query], docs.ids[doc]) for query, doc in store.pairs.tolist()]
+    known_queries, known_docs = set(queries.ids), set(docs.ids)
+
+    def ids_in(known: Collection[str]) -> Callable[[str], Sequence[str]]:
+        return lambda text: [found] if (found := text_id(text)) in known else []
+
+    facts = {"queries": queries.content_hash, "docs": docs.content_hash}
+    return Target(str(pairs_dir), pairs, ids_in(known_queries), ids_in(known_docs), known_docs.__contains__, facts)
+
+
+def from_examples(
+    examples: Iterable[Example], target: Target, *, skip_unknown: bool = False, keep_identical_ids: bool = False
+) -> tuple[list[Mined], dict[str, int]]:
+    """The negatives of a table's rows: of a row's pair or, where it has no document, of all pairs of its query.
+
+    Args:
+        examples: rows of triplets, n-tuples, labelled pairs and lists; several may be of one pair.
+        target: the pairs that get them.
+        skip_unknown: leave negatives out that are not among the documents, instead of refusing them.
+        keep_identical_ids: a document with the id of its query may be a negative.
+
+    Returns:
+        A line for each pair that has negatives, in the order of the pairs, and counts of what was left out: "unknown_pairs" (rows
+        whose pair is not trained on) and "unknown_negatives".
+
+    Raises:
+        InputError: a negative that is not among the documents, or no negative for any pair.
+    """
+    of_pair: dict[tuple[str, str], dict[str, None]] = {pair: {} for pair in target.pairs}
+    of_query: dict[str, dict[str, None]] = {query_id: {} for query_id, _ in target.pairs}
+    counts = {"unknown_pairs": 0, "unknown_negatives": 0}
+    for one in examples:
+        negatives: list[str] = []
+        for text in one.neg_docs:
+            ids = target.doc_ids(text)
+            if not ids and not skip_unknown:
+                raise InputError(
+                    f"the negative {text[:60]!r} is not among the documents of {target.name}; add it there, or leave such "
+                    "negatives out with --skip_bad_rows."
+                )
+            negatives += ids
+            counts["unknown_negatives"] += not ids
+        places: list[dict[str, None]] = [of_query[query] for query in target.query_ids(one.query) if query in of_query]
+        if one.docs:
+            pairs = ((query, doc) for query in target.query_ids(one.query) for text in one.docs for doc in target.doc_ids(text))
+            places = [of_pair[pair] for pair in pairs if pair in of_pair]
+        counts["unknown_pairs"] += not places
+        for place in places:
+            place.update(dict.fromkeys(negatives))
+    excluded = target.not_negative(keep_identical_ids=keep_identical_ids)
+    lines = (
+        Mined(query, doc, [one for one in found | of_query[query] if one not in excluded[query]], [])
+        for (query, doc), found in of_pair.items()
+    )
+    return _some(lines, target), counts
+
+
+def from_ranking(
+    ranking: Mapping[str, Iterable[str]],
+    target: Target,
+    *,
+    first_rank: int = 1,
+    depth: int,
+    keep_identical_ids: bool = False,
+) -> tuple[list[Mined], dict[str, int]]:
+    """The best ranked documents of each query that are not relevant to it, as negatives of all its pairs.
+
+    Args:
+        ranking: document ids by query id, best first, as `metrics.read_trec_run` reads them.
+        target: the pairs that get them.
+        first_rank, depth: the ranks to take, relevant documents not counted; from 1.
+        keep_identical_ids: a document with the id of its query may be a negative.
+
+    Returns:
+        As of `from_examples`.
+
+    Raises:
+        InputError: a document that is not there, or no negative for any pair.
+    """
+    excluded = target.not_negative(keep_identical_ids=keep_identical_ids)
+    chosen: dict[str, list[str]] = {}
+    for query, docs in ranking.items():
+        if query in excluded:
+            chosen[query] = [doc for doc in docs if doc not in excluded[query]][first_rank - 1 : depth]
+            if unknown := [doc for doc in chosen[query] if not target.is_doc(doc)]:
+                raise beir.unknown_ids(unknown, f"documents ranked for {query} that are not in {target.name}")
+    lines = (Mined(query, doc, chosen.get(query, []), []) for query, doc in dict.fromkeys(target.pairs))
+    return _some(lines, target), {"unknown_pairs": sum(query not in excluded for query in ranking), "unknown_negatives": 0}
+
+
+def _some(lines: Iterable[Mined], target: Target) -> list[Mined]:
+    found = [line for line in lines if line.neg_doc_ids]
+    if not found:
+        raise InputError(f"there is no negative for any training pair of {target.name}; check that both are of the same texts.")
+    return found
+
+
+def _ids_by_text(texts: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
+    """The ids of each text, by its `text_id`."""
+    found: dict[str, list[str]] = {}
+    for one, text in texts:
+        found.setdefault(text_id(text), []).append(one)
+    return found

@@ -1,0 +1,289 @@
+"""Tables as training data: they give the pairs and the training of the BEIR folder with the same texts, bit for bit."""
+
+import functools
+import gzip
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+import toy_run
+import written_tables
+from flat_settings import flat
+
+from de_jax.data.sources import pair_store, table_store
+from de_jax.data.sources.table_pairs import readings_of, table_pairs
+from de_jax.data.sources.table_store import text_id
+from de_jax.data.sources.training_set import beir_pairs
+from de_jax.data.text import beir
+from de_jax.data.text.table_files import Table
+from de_jax.data.text.tokenizing import load_tokenizer
+from de_jax.losses.in_batch import in_batch_softmax
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import TowerConfig
+from de_jax.training.optim.optimizer import adafactor, linear, make_optimizer
+from de_jax.training.step.train_step import init_state, make_train_step
+from de_jax.types import PADDING_ID, InputError
+
+BATCHING = {"batch_size": 8, "max_query_length": 16, "max_doc_length": 32}
+
+
+@pytest.fixture(scope="module")
+def dataset_dir(tmp_path_factory):
+    """Documents with and without titles, of which some are relevant to two queries; a query with two of them."""
+    folder = toy_run.write_dataset(tmp_path_factory.mktemp("toy"))
+    queries = dict(beir.iter_queries(folder / "queries.jsonl"))
+    docs = [
+        (one, f"Title {one}" if row % 3 else "", text) for row, (one, text) in enumerate(beir.iter_docs(folder / "corpus.jsonl.gz"))
+    ]
+    train = {f"q{i}": {f"d{i - i % 2}": 1} | ({"d70": 1} if i % 7 == 0 else {}) for i in range(40)}
+    dev = {f"q{i}": {f"d{i}": 1} for i in range(40, 50)}
+    named = {doc for split in (train, dev) for judged in split.values() for doc in judged}
+    beir.write(
+        folder / "beir", [doc for doc in docs if doc[0] in named], queries.items(), {"train": train, "dev": dev}
+    )  # a table has no other documents
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vocabulary(dataset_dir):
+    return str(dataset_dir / "spiece.model")
+
+
+def rows_of(dataset_dir, split):
+    """The pairs of a split in the order of its judgements, as a table."""
+    queries = dict(beir.iter_queries(dataset_dir / "beir" / "queries.jsonl"))
+    with gzip.open(dataset_dir / "beir" / "corpus.jsonl.gz", "rt") as file:
+        docs = {record["_id"]: record for record in map(json.loads, file)}
+    return [
+        {"question": queries[query], "title": docs[doc]["title"], "answer": docs[doc]["text"]}
+        for query, judged in beir.read_qrels(dataset_dir / "beir" / "qrels" / f"{split}.tsv").items()
+        for doc in judged
+    ]
+
+
+def opened(path, vocabulary, cache, **settings):
+    return flat(table_pairs)(path, tokenizer=vocabulary, cache_dir=str(cache), **{**BATCHING, **settings})
+
+
+@pytest.fixture(scope="module")
+def train():
+    """Gives the parameters after some steps on a stream of batches."""
+    encoder = T5Config(vocab_size=160, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=16, dtype="float32")
+    tower = TowerConfig(encoder, projection_dim=16)
+    model = DualEncoder(query=tower, doc=tower, shared=("projection",))
+    tx = functools.partial(make_optimizer, adafactor, linear(peak=0.02, num_steps=10))
+    first = init_state(model, tx, jax.random.key(0))
+    step = jax.jit(make_train_step(model, functools.partial(in_batch_softmax, temperature=0.05), tx(first.params)))
+
+    def run(batches, num_steps=4):
+        state = first
+        for batch in itertools.islice(batches(0), num_steps):
+            state, _ = step(state, batch)
+        return state.params
+
+    return run
+
+
+def same_texts(one, other):
+    """Whether two batches hold the same tokens in the same places, and the same texts have the same rows."""
+    for name in ("query", "doc", "neg_docs"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(one, name), getattr(other, name))
+    for name in ("query_id", "doc_id"):
+        ids, others = getattr(one, name), getattr(other, name)
+        np.testing.assert_array_equal(ids[:, None] == ids, others[:, None] == others)
+
+
+@pytest.mark.parametrize("name", written_tables.WRITERS)
+def test_every_format_gives_the_batches_of_the_beir_folder(name, dataset_dir, vocabulary, tmp_path):
+    path = written_tables.WRITERS[name](tmp_path, rows_of(dataset_dir, "train"))
+    dev_path = written_tables.write_lines(tmp_path / "dev.jsonl", rows_of(dataset_dir, "dev"))
+    table = opened(str(path), vocabulary, tmp_path / "cache", dev_path=str(dev_path))
+    folder = flat(beir_pairs)(
+        str(dataset_dir / "beir"), tokenizer=vocabulary, cache_dir=str(dataset_dir / "cache"), dev_split="dev", **BATCHING
+    )
+    for one, other in itertools.islice(zip(table.batches(0), folder.batches(0), strict=True), 12):  # beyond an epoch
+        same_texts(one, other)
+    for store, rows in (("query_store", "query_rows"), ("doc_store", "doc_rows")):
+        assert texts_of(table.dev, store, rows) == texts_of(folder.dev, store, rows)
+
+
+def texts_of(dev, store, rows):
+    """The tokens of a dev set's texts, in no order."""
+    return sorted(getattr(dev, store).pad(getattr(dev, rows), 32, 32).tolist())
+
+
+def test_training_on_a_table_is_training_on_the_beir_folder_bit_for_bit(dataset_dir, vocabulary, tmp_path, train):
+    path = written_tables.WRITERS["csv"](tmp_path, rows_of(dataset_dir, "train"))
+    table = opened(str(path), vocabulary, tmp_path / "cache")
+    folder = flat(beir_pairs)(str(dataset_dir / "beir"), tokenizer=vocabulary, cache_dir=str(dataset_dir / "cache"), **BATCHING)
+    one, other, shorter = train(table.batches), train(folder.batches), train(folder.batches, 3)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), one, shorter)))
+    reordered = opened(rows_of(dataset_dir, "train")[::-1], vocabulary, tmp_path / "cache")
+    with pytest.raises(AssertionError):
+        same_texts(next(reordered.batches(0)), next(folder.batches(0)))
+
+
+ROWS = [
+    {"query": "apple 1", "pos": ["apple pie", "apple tree"], "neg": ["river bed"], "pos_scores": [3, 2], "neg_scores": [-1]},
+    {"query": "river 2", "pos": ["river bed"], "neg": ["apple pie", "comet"], "pos_scores": [4], "neg_scores": [0.5, None]},
+    {"query": "comet 3", "pos": ["comet"], "neg": []},
+    {"query": "apple 1", "pos": ["violin"], "neg": ["comet"]},
+]
+
+
+def test_texts_are_stored_once_and_negatives_and_scores_kept_by_row(vocabulary, tmp_path):
+    opened(ROWS, vocabulary, tmp_path, batch_size=2)
+    store = pair_store.open_pair_store(next(tmp_path.glob("table-*")))
+    texts = ["apple pie", "apple tree", "river bed", "comet", "violin"]
+    assert list(store.doc_store.ids) == [text_id(text) for text in texts]
+    assert list(store.query_store.ids) == [text_id(text) for text in ("apple 1", "river 2", "comet 3")]
+    assert store.pairs.tolist() == [[0, 0], [0, 1], [1, 2], [2, 3], [0, 4]]
+    none = PADDING_ID
+    assert store.neg_docs.tolist() == [[2, none], [2, none], [0, 3], [none, none], [3, none]]
+    nan = np.nan
+    np.testing.assert_array_equal(store.scores, [[3, -1, nan], [2, -1, nan], [4, 0.5, nan], [nan, nan, nan], [nan, nan, nan]])
+    assert store.scores.dtype == np.float32
+    batch = next(opened(ROWS, vocabulary, tmp_path, batch_size=2, num_neg_docs=2).batches(0))
+    assert batch.neg_doc_ids.shape == (2, 2)
+
+
+def test_a_store_without_negatives_or_scores_has_no_such_arrays(vocabulary, tmp_path):
+    opened([{"query": row["query"], "doc": row["pos"][0]} for row in ROWS], vocabulary, tmp_path, batch_size=2)
+    store = pair_store.open_pair_store(next(tmp_path.glob("table-*")))
+    assert (store.neg_docs, store.scores) == (None, None)
+
+
+def test_scores_that_do_not_fit_the_negatives_are_a_damaged_store(vocabulary, tmp_path):
+    opened(ROWS, vocabulary, tmp_path, batch_size=2)
+    folder = next(tmp_path.glob("table-*"))
+    (folder / "checksums.json").unlink()
+    np.save(folder / "scores.npy", np.zeros((5, 2), np.float32))
+    with pytest.raises(InputError, match=r"scores\.npy is damaged: it does not hold 3 finite scores a pair"):
+        pair_store.open_pair_store(folder)
+    np.save(folder / "scores.npy", np.full((5, 3), np.inf, np.float32))
+    with pytest.raises(InputError, match=r"scores\.npy is damaged: it does not hold 3 finite scores a pair"):
+        pair_store.open_pair_store(folder)
+
+
+def test_prompts_are_part_of_the_tokens_and_of_the_name_of_the_folder(vocabulary, tmp_path):
+    plain, prompted = (
+        opened(ROWS, vocabulary, tmp_path, batch_size=2, pack=False, **prompts) for prompts in ({}, {"query_prompt": "ask "})
+    )
+    assert (plain.query.prompt, prompted.query.prompt, prompted.doc.prompt) == ("", "ask ", "")
+    one, other = next(plain.batches(0)), next(prompted.batches(0))
+    assert (other.query != 0).sum() > (one.query != 0).sum()
+    np.testing.assert_array_equal(one.doc, other.doc)
+    assert len(list(tmp_path.glob("table-*"))) == 2
+
+
+def test_rows_labelled_0_are_no_pairs_but_their_texts_are_documents(vocabulary, tmp_path):
+    rows = [{"anchor": f"apple {i}", "positive": f"river {i}", "label": int(i % 3 > 0)} for i in range(9)]
+    data = opened(rows, vocabulary, tmp_path, batch_size=2)
+    assert len(data.texts.pairs) == 6
+    assert data.texts.doc_store.num_texts == 9
+    with pytest.raises(InputError, match="the given rows holds no pair to train on"):
+        opened([row for row in rows if not row["label"]], vocabulary, tmp_path, batch_size=2)
+
+
+def test_a_second_start_reads_no_row_and_any_change_reads_them_again(vocabulary, tmp_path, monkeypatch):
+    path = written_tables.write_lines(tmp_path / "qa.jsonl", ROWS)
+    read = []
+    write_pairs = table_store.write_pairs
+    monkeypatch.setattr(table_store, "write_pairs", lambda *arguments: read.append(1) or write_pairs(*arguments))
+    settings = {"batch_size": 2, "skip_bad_rows": True}
+    first = next(opened(str(path), vocabulary, tmp_path, **settings).batches(3))
+    again = next(opened(str(path), vocabulary, tmp_path, **settings).batches(3))
+    np.testing.assert_array_equal(first.query_id, again.query_id)
+    assert (len(read), [one.name[:3] for one in tmp_path.glob("qa-*")]) == (1, ["qa-"])
+    for number, changes in enumerate(
+        [{"skip_bad_rows": False}, {"columns": {"neg_docs": "", "neg_scores": ""}}, {"dev_fraction": 0.3}], start=2
+    ):
+        opened(str(path), vocabulary, tmp_path, **settings | changes)
+        assert len(read) == number
+    written_tables.write_lines(path, ROWS[::-1])
+    opened(str(path), vocabulary, tmp_path, **settings)
+    assert len(read) == 5
+
+
+def test_dev_queries_are_chosen_by_their_text_and_not_trained_on(vocabulary, tmp_path):
+    rows = [{"query": f"apple {i // 2}", "doc": f"river {i}"} for i in range(200)]
+    data = opened(rows, vocabulary, tmp_path, batch_size=2, dev_fraction=0.25)
+    dev = set(data.dev.qrels)
+    assert 10 < len(dev) < 45
+    assert all(len(judged) == 2 for judged in data.dev.qrels.values())  # both pairs of a query
+    assert not dev & {data.query_ids[row] for row in data.texts.pairs[:, 0].tolist()}
+    assert len(data.dev.doc_rows) == 200  # those of dev pairs among all
+    fewer = opened(rows[50:][::-1], vocabulary, tmp_path, batch_size=2, dev_fraction=0.25).dev.qrels
+    assert set(fewer) == dev & {text_id(row["query"]) for row in rows[50:]}
+    with pytest.raises(InputError, match="holds no pair to train on, as all of them score checkpoints"):
+        opened(rows[:2], vocabulary, tmp_path, batch_size=2, dev_fraction=0.9999999)
+
+
+def test_the_dev_split_of_a_datasets_folder_scores_checkpoints(vocabulary, tmp_path):
+    splits = {"train": ROWS, "validation": [{"query": "ladder", "pos": ["castle"], "neg": ["comet"]}] * 2}
+    folder = written_tables.dataset(tmp_path / "data", splits)
+    data = opened(str(folder), vocabulary, tmp_path, batch_size=2, dev_split="validation", dev_fraction=0.5)
+    assert data.dev.qrels == {text_id("ladder"): {text_id("castle"): 1}}
+    assert len(data.texts.pairs) == 5
+
+
+def test_bad_rows_are_named_as_a_recipe_would_pass_over_them(vocabulary, tmp_path):
+    path = written_tables.write(tmp_path / "qa.csv", "question,answer\nwhy?,\nwho?,me\nwhat?,this\n")
+    with pytest.raises(InputError, match=r"qa\.csv, line 2: the text in column 'answer' is empty; .* --gin\.table_pairs\.skip_bad"):
+        opened(str(path), vocabulary, tmp_path)
+    assert not list(tmp_path.glob("qa-*"))
+    with pytest.warns(UserWarning, match=r"bad rows left out: 1 \("):
+        opened(str(path), vocabulary, tmp_path, skip_bad_rows=True, batch_size=2)
+    for missing in ({"path": ""}, {"vocabulary": ""}):
+        with pytest.raises(InputError, match=r"table_pairs\.(path|tokenizer) is not set"):
+            opened(**{"path": str(path), "vocabulary": vocabulary, "cache": tmp_path, **missing})
+
+
+def test_a_beir_folder_of_a_table_gives_its_batches_too(dataset_dir, vocabulary, tmp_path):
+    rows = rows_of(dataset_dir, "train")
+    counts = table_store.write_beir(tmp_path / "beir", readings_of(Table(rows), dev_fraction=0.2))
+    settings = {"tokenizer": vocabulary, "cache_dir": str(tmp_path / "cache"), **BATCHING}
+    folder = flat(beir_pairs)(str(tmp_path / "beir"), dev_split="dev", **settings)
+    table = flat(table_pairs)(rows, dev_fraction=0.2, **settings)
+    for one, other in itertools.islice(zip(table.batches(0), folder.batches(0), strict=True), 8):
+        same_texts(one, other)
+    assert (folder.dev.qrels, set(folder.doc_ids)) == (table.dev.qrels, set(table.doc_ids))
+    assert counts == {
+        "train_pairs": len(table.texts.pairs),
+        "dev_pairs": sum(map(len, table.dev.qrels.values())),
+        "queries": len(folder.query_ids),
+        "docs": len(folder.doc_ids),
+    }
+
+
+def test_rows_are_found_by_digest_as_by_a_dictionary():
+    rng = np.random.default_rng(0)
+    rows, known = table_store._RowsByDigest(), {}
+    for size in (1, 50, 3, 400, 7, 0, 1000):
+        keys = np.array([rng.integers(0, 600).tobytes() * 1 + b"\0\0" for _ in range(size)], "S10")
+        new = []
+        expected = []
+        for place, key in enumerate(keys.tolist()):
+            if key not in known:
+                new.append(place)
+                known[key] = len(known)
+            expected.append(known[key])
+        found, found_new = rows.find_or_add(keys)
+        assert (found.tolist(), found_new) == (expected, new)
+    assert rows.num_rows == len(known) > 400
+
+
+def test_equal_tables_give_equal_folders_whatever_their_chunks(vocabulary, tmp_path, monkeypatch):
+    tokenizers = dict.fromkeys(("query", "doc"), load_tokenizer(vocabulary))
+    for name, size in (("a", 4096), ("b", 3), ("c", 1)):
+        monkeypatch.setattr(table_store, "_CHUNK_EXAMPLES", size)
+        table_store.write_pairs(tmp_path / name / "store", readings_of(Table(ROWS), dev_fraction=0.2), tokenizers, "test")
+    files = [
+        {path.relative_to(tmp_path / name): path.read_bytes() for path in (tmp_path / name).rglob("*") if path.is_file()}
+        for name in "abc"
+    ]
+    assert files[0] == files[1] == files[2]

@@ -1,0 +1,308 @@
+"""Rows of tables and what they say: files that others' libraries wrote, and the same with faults."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import written_tables
+from written_tables import write, write_lines
+
+from de_jax.data.text import table_files, table_rows
+from de_jax.data.text.table_files import Table
+from de_jax.data.text.table_rows import Example, Reading, columns_of, example_of
+from de_jax.files import reading
+from de_jax.types import InputError
+
+HARD_TEXTS = [
+    'a "quoted" word',
+    '"all of it"',
+    "two\nlines",
+    "CRLF\r\nwithin",
+    "tab\there",
+    "comma, semicolon;",
+    "zwei Wörter \U0001f600",
+    "[not, a list]",
+    "' apostrophe",
+    "back\\slash",
+    "nul\u2028separator",
+    "0042",
+]
+
+
+def examples(source, columns=None, *, header=(), skip_bad_rows=False, **table):
+    return list(Reading(Table(source, header, **table), columns or {}, skip_bad_rows=skip_bad_rows).examples())
+
+
+def said(values):
+    """What one row says, scores of none as None."""
+    one = example_of(values, columns_of(list(values), {}))
+    plain = [[None if math.isnan(score) else score for score in scores] for scores in (one.doc_scores, one.neg_scores)]
+    return one.query, one.docs, one.neg_docs, *plain
+
+
+@pytest.mark.parametrize("name", written_tables.WRITERS)
+def test_every_format_gives_the_texts_that_were_written(name, tmp_path):
+    rows = [{"id": i, "question": f"{text} {i}", "answer": text, "negative_1": f"{i} {text}"} for i, text in enumerate(HARD_TEXTS)]
+    path = written_tables.WRITERS[name](tmp_path, rows)
+    found = examples(str(path))
+    assert [(one.query, one.docs, one.neg_docs) for one in found] == [
+        (row["question"], [row["answer"]], [row["negative_1"]]) for row in rows
+    ]
+
+
+def test_rows_in_memory_are_read_by_place_alone():
+    class Repeating:  # as a grain.MapDataset, which begins again at its end
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, row):
+            return {"query": f"q{row % 3}", "doc": "d"}
+
+    assert [one.query for one in examples(Repeating())] == ["q0", "q1", "q2"]
+    with pytest.raises(InputError, match=r"^row 2: a str, not a dictionary; mend the row, or pass over bad rows with --skip_bad"):
+        examples([{"query": "q", "doc": "d"}, "q"])
+    with pytest.raises(InputError, match="a table is a path or a sequence of rows, not a dict"):
+        examples({"query": ["q"], "doc": ["d"]})
+
+
+def test_files_of_a_pattern_or_a_list_are_one_table_and_other_names_are_refused(tmp_path):
+    for number in (2, 1):
+        write_lines(tmp_path / f"part-{number}.jsonl", [{"query": f"q{number}", "doc": "d"}])
+    assert [one.query for one in examples(str(tmp_path / "part-*.jsonl"))] == ["q1", "q2"]
+    assert [one.query for one in examples([str(tmp_path / f"part-{number}.jsonl") for number in (2, 1)])] == ["q2", "q1"]
+    write(tmp_path / "a.xlsx", "")
+    for source, message in {
+        tmp_path / "absent.csv": "absent.csv does not exist; give a table",
+        tmp_path / "a.xlsx": r"a\.xlsx is no table; its name must end in one of \.csv, \.tsv",
+        tmp_path: r"is no folder of datasets\.save_to_disk \(no state\.json\)",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            examples(str(source))
+
+
+def test_a_datasets_folder_has_splits_and_needs_no_such_package(tmp_path):
+    rows = {split: [{"query": f"{split} {i}", "doc": "d"} for i in range(4)] for split in ("train", "validation")}
+    folder = written_tables.dataset(tmp_path / "a", rows)
+    assert [one.query for one in examples(str(folder), split="validation")] == [f"validation {i}" for i in range(4)]
+    with pytest.raises(InputError, match="has no split 'test'; it has train, validation"):
+        examples(str(folder), split="test")
+
+
+def test_packages_that_are_not_there_are_named(tmp_path):
+    code = (
+        "import sys; sys.modules['pyarrow'] = sys.modules['datasets'] = None\n"
+        "from de_jax.data.text.table_files import Table, read\nfrom de_jax.types import InputError\n"
+        f"for path in ({str(tmp_path / 'a.parquet')!r}, 'some/name'):\n"
+        "    try: list(read(Table(path)))\n"
+        "    except InputError as error: print(error)"
+    )
+    (tmp_path / "a.parquet").touch()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [
+        f"{tmp_path / 'a.parquet'} needs the package pyarrow; run pip install 'de_jax[tables]'.",
+        "some/name is no file here, and names of the Hugging Face hub need: pip install datasets.",
+    ], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"query": "q", "document": "d", "title": "T"}, ("q", ["T d"], [], [None], [])),
+        ({"question": "q", "context": " d ", "title": None}, ("q", ["d"], [], [None], [])),
+        # triplets and n-tuples of sentence-transformers; an empty cell is no negative
+        ({"anchor": "q", "positive": "d", "negative": "n"}, ("q", ["d"], ["n"], [None], [None])),
+        ({"anchor": "q", "positive": "d", "negative_1": "n", "negative_2": ""}, ("q", ["d"], ["n"], [None], [None])),
+        (
+            {"anchor": "q", "positive": "d", "negative_1": "n", "negative_2": "m", "scores": [0.9, 0.5, 0.25]},
+            ("q", ["d"], ["n", "m"], [0.9], [0.5, 0.25]),
+        ),
+        # labelled pairs and lists
+        ({"query": "q", "answer": "d", "label": 1}, ("q", ["d"], [], [None], [])),
+        ({"query": "q", "answer": "n", "label": 0, "score": 0.25}, ("q", [], ["n"], [], [0.25])),
+        ({"query": "q", "answer": "n", "label": False}, ("q", [], ["n"], [], [None])),
+        ({"query": "q", "docs": ["d", "n", "e"], "labels": [1, 0, 1]}, ("q", ["d", "e"], ["n"], [None, None], [None])),
+        ({"anchor": "q", "positive": ["d", "n"], "scores": [0.9, 0.5]}, ("q", ["d", "n"], [], [0.9, 0.5], [])),
+        # similarities, also as csv has them
+        ({"sentence1": "q", "sentence2": "d", "score": 0.5}, ("q", ["d"], [], [0.5], [])),
+        ({"sentence1": "q", "sentence2": "d", "label": 0.5}, ("q", ["d"], [], [0.5], [])),
+        ({"sentence1": "q", "sentence2": "d", "label": "0.5"}, ("q", ["d"], [], [0.5], [])),
+        ({"sentence1": "q", "sentence2": "d", "label": "1"}, ("q", ["d"], [], [None], [])),
+        ({"query": "q", "doc": "d", "negative": "n", "scores": "[1, 0.5]"}, ("q", ["d"], ["n"], [1.0], [0.5])),
+        # FlagEmbedding
+        (
+            {"query": "q", "pos": ["d", "e"], "neg": ["n"], "pos_scores": [3, 2.5], "neg_scores": [-1], "prompt": "p"},
+            ("q", ["d", "e"], ["n"], [3.0, 2.5], [-1.0]),
+        ),
+        # Tevatron and DPR
+        (
+            {
+                "query_id": "1",
+                "query": "q",
+                "positive_passages": [{"docid": "7", "title": "T", "text": "d"}],
+                "negative_passages": [{"docid": "8", "title": "", "text": "n"}, {"docid": "9", "text": "m"}],
+            },
+            ("q", ["T d"], ["n", "m"], [None], [None, None]),
+        ),
+        (
+            {"question": "q", "positive_ctxs": [{"title": "T", "text": "d"}], "negative": []},
+            ("q", ["T d"], [], [None], []),
+        ),
+    ],
+)
+def test_rows_of_other_libraries_say_what_they_say_there(values, expected):
+    assert said(values) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"query": "q", "url": "d"}, "no column is known to be doc among 'query', 'url'; name it in columns, doc=<column>"),
+        ({"query": "q", "answer": "a", "context": "c"}, "each of the columns 'answer', 'context' can be doc; name one in columns"),
+        ({"query": 5, "doc": "d"}, "column 'query' holds a int, not a text"),
+        ({"query": "q", "doc": None}, "column 'doc' holds nothing, not a text"),
+        ({"query": "q", "doc": " \n"}, "the text in column 'doc' is empty"),
+        ({"query": "q", "doc": []}, "column 'doc' holds no document"),
+        ({"query": "q", "doc": "d\ud800"}, "column 'doc' is not UTF-8 text"),
+        ({"query": ["q", "r"], "doc": "d"}, "column 'query' holds 2 queries"),
+        ({"query": "q", "doc": ["d", ["e"]]}, "column 'doc' holds a list, not a text"),
+        ({"query": "q", "doc": ["d", "e"], "title": "T"}, "2 texts in column 'doc' have 1 titles"),
+        ({"query": "q", "doc": "d", "neg": ["n", ""]}, "the text in column 'neg' is empty"),
+        ({"query": "q", "doc": "d", "neg": [{"docid": 1}]}, "column 'neg' holds nothing, not a text"),
+        ({"query": "q", "doc": "d", "score": math.nan}, "the score nan in column 'score' is not a finite number of 32 bits"),
+        ({"query": "q", "doc": "d", "score": "nan"}, "column 'score': the score 'nan' is not a finite number of 32 bits"),
+        ({"query": "q", "doc": "d", "score": True}, "column 'score' holds a bool, not a number"),
+        ({"query": "q", "doc": "d", "neg": "n", "score": 1.0}, "1 scores in column 'score' for 2 texts; give one each"),
+        ({"query": "q", "doc": "d", "neg": ["n"], "neg_scores": [1, 2]}, "2 scores in column 'neg_scores' for 1 texts"),
+        ({"query": "q", "doc": "d", "scores": "[1, "}, "column 'scores' holds '[1, ', not a list of scores"),
+        (
+            {"query": "q", "doc": "d", "label": 2},
+            "the label 2 in column 'label' is neither 0 nor 1; if labels are scores",
+        ),
+        ({"query": "q", "doc": "d", "label": "yes"}, "column 'label': the score 'yes' is not a finite number"),
+        ({"query": "q", "doc": "d", "label": None}, "column 'label' holds nothing, not a number"),
+        ({"query": "q", "doc": ["d", "e"], "labels": [1]}, "1 labels in column 'labels' for 2 documents"),
+        ({"query": "q", "doc": "d", "label": 0.5, "score": 1.0}, "both 'label' and 'score' hold scores; leave one out"),
+    ],
+)
+def test_what_a_row_cannot_be_is_said_with_its_column(values, sentence):
+    with pytest.raises(ValueError, match="^" + sentence.replace("[", r"\[").replace("(", r"\(")):
+        said(values)
+
+
+def test_columns_are_found_whatever_their_case_or_as_named():
+    names = ["Title", " Body ", "other", "neg1", "NEG_2", "negative"]
+    with pytest.raises(ValueError, match="no column is known to be query"):
+        columns_of(names, {})
+    given = {"query": "Title", "doc": " Body "}
+    assert columns_of(names, given) == {**{k: (v,) for k, v in given.items()}, "neg_docs": ("negative", "neg1", "NEG_2")}
+    assert columns_of(names, given | {"neg_docs": "other,neg1"})["neg_docs"] == ("other", "neg1")
+    assert "neg_docs" not in columns_of(names, given | {"neg_docs": ""})
+    with pytest.raises(ValueError, match="there is no column 'body' for doc; there are 'Title', ' Body '"):
+        columns_of(names, given | {"doc": "body"})
+    with pytest.raises(InputError, match="a table has no 'answer'; its columns can be named for query, doc, title, neg_docs"):
+        Reading(Table("a.csv"), {"answer": "Body"})
+
+
+GOOD = [{"query": "why?", "doc": "because"}, {"query": "who?", "doc": "Wörter"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fault", "left"),
+    [
+        ("a.csv", b"query,doc\nwhy?,because\nwho?\nhow?,so\n", "line 3: 1 cells for 2 columns", 2),
+        ("a.csv", b'query,doc\n"why\n?",because\nwho?,\nhow?,so\n', "line 4: the text in column 'doc' is empty", 2),
+        ("a.csv", b'query,doc\n"why"?,because\nhow?,so\n', r"line 2: not valid csv \(',' expected after '\"'\)", 1),
+        ("a.csv", b"query,doc\nwhy?,W\xf6rter\nhow?,so\n", "line 2: column 'doc' is not UTF-8 text", 1),
+        (
+            "a.csv",
+            b'query,doc\nwhy?,"because\nhow?,so\n',
+            r"line 2: a quoted cell does not end \(unexpected end",
+            None,
+        ),
+        ("a.csv", b"query,query\nwhy?,because\n", r"line 1: two columns of one name\.$", None),
+        ("a.csv", b"query,doc,W\xf6rter\nwhy?,because,so\n", r"line 1: not UTF-8 text\.$", None),
+        ("a.csv", b"", r"line 1: no line that names the columns\.$", None),
+        ("a.csv", b"query,doc\n", r"has no row that can be used\.$", None),
+        ("a.csv", b"frage;antwort\nwhy?;because\n", "a.csv: no column is known to be query among 'frage;antwort'; name it", None),
+        ("a.tsv", b"query\tdoc\nwhy?\tbe\tcause\nhow?\tso\n", "line 2: 3 cells for 2 columns", 1),
+        ("a.jsonl", b'{"query": "q", "doc": "d"}\n{"query": "q"}\n', "line 2: no column is known to be doc among 'query'", 1),
+        ("a.jsonl", b'{"query": "q", "doc": "d"}\n{"query": "q", "doc": "d\n', "line 2: not valid JSON", 1),
+        ("a.jsonl", b'{"query": "q", "doc": "d"}\n\n["q", "d"]\n', "line 3: not a JSON object", 1),
+        ("a.jsonl", b'{"query": "q", "doc": "d"}\n{"query": "q", "doc": "W\xf6"}\n', "line 2: not UTF-8 text", 1),
+        ("a.jsonl", b'{"query": "q", "doc": "d", "score": NaN}\n', r"line 1: not valid JSON \(NaN is not a number", None),
+        ("a.json", b'[{"query": "q", "doc": "d"},\n{"query": "q", "doc": 1}]', "line 2: column 'doc' holds a int, not a text", 1),
+        ("a.json", b'[{"query": "q", "doc": "d"},\n', r"a\.json, line 2: not valid JSON \(", None),
+        ("a.csv.gz", b"no gzip", "a.csv.gz is truncated or is not gzip", None),
+        ("a.parquet", b"PAR1 no parquet", "a.parquet cannot be read as a table", None),
+        ("a.feather", b"FEA1 an old one", "a.feather cannot be read as a table", None),
+    ],
+)
+def test_bad_rows_are_refused_by_place_or_counted_and_damaged_files_refused(name, content, fault, left, tmp_path, recwarn):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=f"{fault}"):
+        examples(str(path))
+    if left is None:
+        with pytest.raises(InputError):
+            examples(str(path), skip_bad_rows=True)
+        return
+    assert len(examples(str(path), skip_bad_rows=True)) == left
+    (warning,) = [str(one.message) for one in recwarn]
+    assert warning.startswith(f"{path}: bad rows left out: 1 ({path}, line ")
+
+
+def test_rows_of_parquet_that_are_not_utf8_are_bad_rows(tmp_path):
+    texts = pyarrow.array([b"d", b"W\xf6rter", b"e"], pyarrow.binary()).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"query": ["q", "r", "s"], "doc": texts}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a\.parquet, row 2: not UTF-8 text; mend the row"):
+        examples(str(tmp_path / "a.parquet"))
+    with pytest.warns(UserWarning, match="bad rows left out: 1"):
+        assert [one.query for one in examples(str(tmp_path / "a.parquet"), skip_bad_rows=True)] == ["q", "s"]
+
+
+def test_columns_that_are_not_used_are_not_read(tmp_path, monkeypatch):
+    rows = [{"query": "q", "doc": "d", "embedding": [0.5] * 8}] * 3
+    path = written_tables.WRITERS["parquet"](tmp_path, rows)
+    read = []
+    of_batches = table_files._of_batches
+    monkeypatch.setattr(table_files, "_of_batches", lambda path, batches: of_batches(path, (read.append(b) or b for b in batches)))
+    assert len(examples(str(path))) == 3
+    assert {tuple(batch.schema.names) for batch in read} == {("query", "doc")}
+
+
+def test_tsv_without_a_line_of_names_is_raw_as_msmarco_writes_it(tmp_path):
+    write(tmp_path / "triples.train.small.tsv", 'is a little "caffeine" ok\t"We" don\'t know\tIt is\n"who\tx\ty"\n')
+    found = examples(str(tmp_path / "triples.train.small.tsv"), header=("query", "positive", "negative"))
+    assert [(one.query, *one.docs, *one.neg_docs) for one in found] == [
+        ('is a little "caffeine" ok', '"We" don\'t know', "It is"),
+        ('"who', "x", 'y"'),
+    ]
+
+
+def test_a_fingerprint_tells_contents_apart_and_nothing_else(tmp_path):
+    def of(source, **table):
+        return table_files.fingerprint(Table(source, **table))
+
+    path = str(write_lines(tmp_path / "a.jsonl", GOOD))
+    same = str(write_lines(tmp_path / "b.jsonl", GOOD))
+    other = str(write_lines(tmp_path / "c.jsonl", GOOD[::-1]))
+    assert of(path) == of(same) == of([path])
+    assert len({of(path), of(other), of([path, path]), of(path, header=("query", "doc")), of(GOOD), of(GOOD[::-1])}) == 6
+    assert of(GOOD) == of(tuple(GOOD))
+
+
+def test_long_json_lists_are_streamed(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MAX_LINE_BYTES", 1000)  # json.dump writes the whole list as one line
+    rows = [{"query": f"q{i}", "doc": "d" * 1000} for i in range(500)] + [{"query": "long", "doc": "d" * 300_000}]
+    path = write(tmp_path / "a.json", "\n" * 5000 + json.dumps(rows))
+    assert [one.query for one in examples(str(path))] == [row["query"] for row in rows]
+    assert examples(str(path))[-1] == Example("long", ["d" * 300_000], [], [pytest.approx(math.nan, nan_ok=True)], [])
+
+
+def test_every_name_a_column_may_have_is_known_once():
+    names = [name for some in table_rows.NAMES.values() for name in some]
+    assert len(set(names)) == len(names)

@@ -1,0 +1,116 @@
+"""Makes training data of a table with a column of queries and one of documents; prints one JSON object to stdout.
+
+As tokens, for train.data = @stored_pairs, by the vocabulary of a model or a file:
+
+    de-jax import_pairs qa.csv --model=sentence-transformers/all-MiniLM-L6-v2 --dev_fraction=0.1 --out_dir=data/qa_pairs
+
+As a folder that every other command reads with --dataset_dir, to train from, to search and to score:
+
+    de-jax import_pairs qa.csv --format=beir --dev_fraction=0.1 --out_dir=data/qa
+
+Tables are csv, tsv, jsonl or a JSON list (plain or .gz), parquet, Arrow, a folder of datasets.save_to_disk or a name of the Hugging
+Face hub. docs/data.md says what columns are called. A column with another name:
+
+    de-jax import_pairs posts.parquet --columns query=title doc=body neg_docs=other,another --format=beir --out_dir=data/posts
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from de_jax import arguments, command
+from de_jax.data.sources import pair_store, table_pairs, table_store
+from de_jax.data.sources.table_store import Readings
+from de_jax.data.text.table_files import files_of
+from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
+from de_jax.files import folders
+from de_jax.interop.fine_tuning import pretrained_tokenizer
+from de_jax.settings import ShareBelowOne, numeric
+from de_jax.types import InputError
+
+FORMATS = ("pairs", "beir")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command; prints the folder's counts."""
+    args = _parse_args(argv)
+    table = arguments.table(args)
+    files_of(table)  # refused before a model is fetched
+    readings = table_pairs.readings_of(
+        table,
+        arguments.columns(args),
+        dev_path=args.dev_table,
+        dev_split=args.dev_split,
+        dev_fraction=args.dev_fraction,
+        skip_bad_rows=args.skip_bad_rows,
+    )
+    report = _write_beir(args, readings) if args.format == "beir" else _write_pairs(args, readings)
+    print(json.dumps(report | _rows_read(readings)))
+
+
+def _write_beir(args: argparse.Namespace, readings: Readings) -> dict[str, Any]:
+    folders.require_replaceable(args.out_dir, table_store.BEIR_KIND)
+    return {"dataset_dir": str(args.out_dir), **table_store.write_beir(args.out_dir, readings)}
+
+
+def _write_pairs(args: argparse.Namespace, readings: Readings) -> dict[str, Any]:
+    """Writes a folder of pairs, unless the same was written before."""
+    tokenizers = _tokenizers(args)
+    made_from = table_pairs.fingerprint(readings, tokenizers)
+    store = _open(args.out_dir, made_from) or table_store.write_pairs(args.out_dir, readings, tokenizers, made_from)
+    return {
+        "pairs_dir": str(args.out_dir),
+        "queries": store.query_store.num_texts,
+        "docs": store.doc_store.num_texts,
+        "train_pairs": len(store.pairs),
+        "dev_pairs": sum(map(len, (store.dev_qrels or {}).values())),
+        "neg_docs": 0 if store.neg_docs is None else store.neg_docs.shape[1],
+        "has_scores": store.scores is not None,
+    }
+
+
+def _open(out_dir: Path, made_from: str) -> pair_store.PairStore | None:
+    """What an earlier call of the same command wrote."""
+    if not out_dir.is_dir() or not any(out_dir.iterdir()):
+        return None
+    if not (out_dir / "manifest.json").is_file() or (store := pair_store.open_pair_store(out_dir)).made_from != made_from:
+        raise InputError(f"{out_dir} holds something else than this table as it is now; choose another folder, or remove it.")
+    return store
+
+
+def _tokenizers(args: argparse.Namespace) -> dict[str, Tokenizer]:
+    if bool(args.model) == bool(args.tokenizer):
+        raise InputError("give the vocabulary: --model=<run, folder or hub name>, or --tokenizer=<file>; or write --format=beir.")
+    if args.model:
+        return {side: pretrained_tokenizer(source=args.model, tower=side)() for side in ("query", "doc")}
+    return {"query": load_tokenizer(args.tokenizer), "doc": load_tokenizer(args.doc_tokenizer or args.tokenizer)}
+
+
+def _rows_read(readings: Readings) -> dict[str, Any]:
+    """Counts of the rows; none where nothing was read anew."""
+    both = [reading for reading in (readings.train, readings.dev) if reading]
+    rows, bad_rows = (sum(getattr(one, name) for one in both) for name in ("num_rows", "num_bad_rows"))
+    return {"rows": rows, "bad_rows": bad_rows, "columns": readings.train.columns} if rows else {}
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = command.Parser(description=__doc__)
+    arguments.add_table(parser)
+    parser.add_argument("--dev_table", default="", help="a table that scores checkpoints")
+    parser.add_argument("--dev_split", help="the split of a datasets folder or of the hub that scores checkpoints")
+    parser.add_argument(
+        "--dev_fraction", type=numeric(ShareBelowOne), default=0.0, help="else the share of the queries that do (default 0)"
+    )
+    parser.add_argument("--format", choices=FORMATS, default="pairs", help="tokens to train from, or texts for every command")
+    parser.add_argument("--model", help="whose vocabulary and prompts tokens are made with: a run, a folder or a name of the hub")
+    parser.add_argument("--tokenizer", help="in its place spiece.model, tokenizer.json, or a folder with one")
+    parser.add_argument("--doc_tokenizer", help="the documents', where it differs")
+    parser.add_argument("--out_dir", type=Path, required=True, help="the folder to write")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
