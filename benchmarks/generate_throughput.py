@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import lengths, measure
 from de_jax import command
 from de_jax.files.outputs import write_json
-from de_jax.interop import huggingface_generator
+from de_jax.interop.architectures import t5
 from de_jax.interop.pretrained import disassemble
 from de_jax.interop.safetensors_files import FILE, save
 from de_jax.models.decoding import Decoding, generate
@@ -107,8 +107,8 @@ def _torch_model(model: Generator, params: Any, dtype: str) -> Any:
     from transformers import T5ForConditionalGeneration
 
     with tempfile.TemporaryDirectory() as folder:
-        save(Path(folder) / FILE, disassemble(jax.device_get(params), huggingface_generator.origins(model)))
-        write_json(Path(folder) / "config.json", huggingface_generator.config_values(model))
+        save(Path(folder) / FILE, disassemble(jax.device_get(params), t5.generator_origins(model)))
+        write_json(Path(folder) / "config.json", t5.generator_json(model))
         return T5ForConditionalGeneration.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
 

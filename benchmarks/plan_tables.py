@@ -140,7 +140,8 @@ def loss_plan(case: Loss) -> dict[str, Any]:
         return samtone(Embeddings(query, doc, ids, ids), same_tower="both", block_size=case.block_size)[0]
 
     vectors, ids = rows(768, dtype="float32"), rows(dtype="int32")
-    gradient = jax.jit(jax.value_and_grad(value_of, (0, 1)), out_shardings=(sharding.replicated(mesh), vectors.sharding))
+    gradient_of = sharding.traced_on(mesh, jax.value_and_grad(value_of, (0, 1)))
+    gradient = jax.jit(gradient_of, out_shardings=(sharding.replicated(mesh), vectors.sharding))
     found = plan.compile_for(mesh, gradient, vectors, vectors, ids, effort=-1.0)
     if found.memory is None or found.costs is None:
         return {"fits": False, "why_not": found.why_not}

@@ -30,6 +30,7 @@ from de_jax.losses.pair_loss import pair
 from de_jax.mining.miner import Miner
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Devices, HardNegatives, Initialization, Logging, Optimization, Recipe
@@ -41,7 +42,7 @@ from de_jax.training.optim.optimizer import adafactor, adamw, cosine, linear, rs
 from de_jax.training.step.negative_cache import NegativeCache
 from de_jax.types import InputError
 
-MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, pretrained_tower, pretrained_tokenizer)
+MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, pretrained_tower, pretrained_tokenizer)
 LOSSES = (
     *(in_batch_softmax, samtone, pair, nce, ance, dance, sampled_softmax),
     *(margin_mse, kl_distillation, relevance_weighted, combined, matryoshka),

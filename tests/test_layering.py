@@ -83,7 +83,7 @@ RULES = {
     ),
     "de_jax.interop.served_encoder": Rule((), ("jax", "numpy"), ("sentencepiece", "tokenizers")),
     "de_jax.interop.tokenizer_files": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
-    "de_jax.interop.t5x": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
+    "de_jax.interop.t5x_files": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
     "de_jax.mteb": Rule((), ("numpy", "jaxtyping"), ("mteb",)),
     "de_jax.gin_settings": Rule(("types", "files"), ("gin",)),
     "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings"), packages=("gin",)),
@@ -93,6 +93,7 @@ RULES = {
     "de_jax.model": PROCESS._replace(layers=(*PROCESS.layers, "reports")),
     "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks")),
     "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables")),
+    "de_jax.planner": PROCESS,
 }
 
 
@@ -256,8 +257,8 @@ def test_data_runs_without_jax():
     assert not loaded & {"jax", "jaxlib", "flax"}
 
 
-def test_training_and_mining_from_python_need_no_gin():
-    assert "gin" not in loaded_by("import de_jax.trainer, de_jax.mine")
+def test_training_mining_and_planning_from_python_need_no_gin():
+    assert "gin" not in loaded_by("import de_jax.trainer, de_jax.mine, de_jax.planner")
 
 
 def test_losses_load_no_model_and_no_optimizer():

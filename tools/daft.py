@@ -142,7 +142,7 @@ def _layers(run: Run, number: int, which: str) -> tuple[int, ...]:
     """The first `number` of the query tower's layers, or as many evenly spread over all."""
     depth = run.model.query.encoder.num_layers  # type: ignore[attr-defined]
     if not 0 <= number <= depth:
-        raise InputError(f"--query_layers has {number}, but the model has {depth} layers; give 0 to {depth}.")
+        raise InputError(f"--query_layers has {number}, but the model has {depth} layer{'s' * (depth != 1)}; give 0 to {depth}.")
     return tuple(range(number)) if which == "first" else tuple(place * depth // number for place in range(number))
 
 

@@ -4,8 +4,9 @@ de-jax import_model --from=all-MiniLM-L6-v2/ --run_dir=runs/minilm
 de-jax import_model --from=simcse-bert-base/ --pooling=cls --run_dir=runs/simcse
 de-jax import_model --from=intfloat/e5-base-v2 --query_prompt="query: " --doc_prompt="passage: " --run_dir=runs/e5
 
---from takes a folder of sentence-transformers, Hugging Face (T5, mT5, umT5, BERT, RoBERTa) or T5X, another run, or a name of the
-Hugging Face hub. Nothing is unpickled. An array that is missing or has no place is refused, and so is a setting without a place.
+--from takes a folder of sentence-transformers, Hugging Face (T5, BERT, ModernBERT, Qwen3 and their kin) or T5X, another run, or a
+name of the Hugging Face hub. Nothing is unpickled. An array that is missing or has no place is refused, and so is a setting without
+a place.
 """
 
 from __future__ import annotations
@@ -61,7 +62,11 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--from", dest="source", required=True, help="a folder, or a name of the Hugging Face hub")
     parser.add_argument("--doc_from", dest="doc_source", help="the document tower's model, where it is another one")
-    parser.add_argument("--pooling", choices=tuple(POOLING), help="of an encoder of Hugging Face, which does not say; default mean")
+    parser.add_argument(
+        "--pooling",
+        choices=tuple(POOLING),
+        help="of an encoder of Hugging Face, which does not say; default mean, lasttoken of causal ones",
+    )
     parser.add_argument("--run_dir", required=True, help="the new run's folder")
     parser.add_argument("--tokenizer", help="a spiece.model or tokenizer.json, where the model brings none")
     parser.add_argument("--query_prompt", type=str, help='before every query, such as "query: "; default the model\'s')

@@ -37,7 +37,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         source: a folder as above; a name that is no folder is fetched, where there is a network.
         ignored: regular expressions of arrays that may be left over; not for runs, which have none.
         only_sizes: `params` are shapes; weights are read only where nothing else tells the sizes (T5X).
-        pooling: "mean" or "cls", for an encoder of Hugging Face; the other formats say it themselves.
+        pooling: "mean", "cls" or "lasttoken", for an encoder of Hugging Face; the other formats say it themselves.
 
     Raises:
         InputError: nothing that is known, or as of the format's own `read`.

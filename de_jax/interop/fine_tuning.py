@@ -13,7 +13,6 @@ import jax
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.interop import any_model, huggingface
 from de_jax.interop.pretrained import Pretrained
-from de_jax.models.bert import BertConfig
 from de_jax.models.layer_stack import Remat
 from de_jax.models.tower import PARTS, ProjectionInit, TowerConfig
 from de_jax.settings import NonNegativeInt, PositiveInt, ShareBelowOne, checked
@@ -59,7 +58,8 @@ def pretrained_tower(
     Args:
         source: a folder, or a name of the Hugging Face hub.
         tower: which of its towers, "query" or "doc".
-        pooling: "mean" or "cls", the first token's vector; None as the model has it, and mean for an encoder of Hugging Face.
+        pooling: "mean", "cls" for the first token's vector, or "lasttoken"; None as the model has it, and for an encoder of Hugging
+            Face the last token where it is causal, else the mean.
         normalize: whether embeddings have length 1; None as the model has it.
         layers: which of the model's layers the tower has, as `train.init_layers` names them too; none, (), leaves the average of
             the tokens' vectors. None for all.
@@ -75,8 +75,9 @@ def pretrained_tower(
     if pooling is None:
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
-    num_layers, base = None if layers is None else len(layers), config.encoder
-    if dropout_rate is not None and isinstance(base, BertConfig):
+    num_layers = None if layers is None else len(layers)
+    base: Any = config.encoder
+    if dropout_rate is not None and hasattr(base, "attention_dropout_rate"):
         base = dataclasses.replace(base, attention_dropout_rate=None)
     encoder = _changed(
         base,

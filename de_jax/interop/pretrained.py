@@ -45,6 +45,9 @@ class Origin(NamedTuple):
     name: str
     transposed: bool = False
     swapped_row: int = 0  # this row and row 0 change places: a vocabulary's own padding, see `data.text`
+    first_row: int = 0  # of ours that theirs has; earlier ones are left out on the way back
+    part: tuple[int, int] = (0, 1)  # (which, of how many) equal parts of theirs, along its first axis
+    added: float = 0.0  # ours is theirs and this number
 
 
 def side_of(
@@ -126,7 +129,8 @@ def assemble(
         array = np.asarray(stored[origin.name]())
         if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
             raise InputError(f"{source}: {origin.name} holds {array.dtype} values, but parameters are floating-point numbers.")
-        array = np.asarray(_turned(array, origin), np.float32, order="C")
+        array = np.asarray(_turned(_part(array, origin), origin), np.float32, order="C")
+        array = array + np.float32(origin.added) if origin.added else array
         if array.shape != leaf.shape:
             raise InputError(
                 f"{source}: {origin.name} gives {array.shape} in the place of {leaf.shape}; the configuration differs."
@@ -140,14 +144,23 @@ def assemble(
 
 def disassemble(params: Params, origins: Mapping[str, Origin]) -> dict[str, np.ndarray]:
     """The arrays of `params` by their names in another library's checkpoint; the inverse of `assemble`."""
-    arrays: dict[str, np.ndarray] = {}
+    parts: dict[str, dict[int, np.ndarray]] = {}
 
     def write(path: str, leaf: Array) -> None:
-        array = np.asarray(leaf)
-        arrays[origins[path].name] = np.asarray(_turned(array, origins[path]), order="C")
+        origin = origins[path]
+        array = _turned(np.asarray(leaf), origin)
+        array = array[origin.first_row :] if origin.first_row else array
+        parts.setdefault(origin.name, {})[origin.part[0]] = array - np.float32(origin.added) if origin.added else array
 
     map_with_path(write, params)
-    return arrays
+    joined = {name: [found[which] for which in sorted(found)] for name, found in parts.items()}
+    return {name: np.asarray(np.concatenate(of) if len(of) > 1 else of[0], order="C") for name, of in joined.items()}
+
+
+def _part(array: np.ndarray, origin: Origin) -> np.ndarray:
+    """The part of a stored array that is a parameter; all of it where it has no such parts, which its shape then tells."""
+    which, num_parts = origin.part
+    return np.split(array, num_parts)[which] if array.ndim and len(array) % num_parts == 0 else array
 
 
 def _turned(array: np.ndarray, origin: Origin) -> np.ndarray:

@@ -9,9 +9,11 @@ router_config.json                 which modules are the query's and which the d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer
 from de_jax.files import schema
@@ -21,7 +23,7 @@ from de_jax.interop.config_keys import Keys
 from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, paired
 from de_jax.interop.safetensors_files import stored_arrays
 from de_jax.models.tower import TowerConfig
-from de_jax.types import InputError
+from de_jax.types import Array, InputError
 
 MODULES_FILE = "modules.json"
 PACKAGE = "sentence_transformers."
@@ -98,11 +100,15 @@ def _read_tower(folder: Path, modules: dict[str, Path], ignored: Sequence[str], 
             "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
         )
     settings: dict[str, Any] = {"projection_dim": None, "projection_norm": "LayerNorm" in modules}
-    if "Dense" in modules:
-        settings |= _dense_settings(modules["Dense"])
-    for folder_of_head in (modules[kind] for kind in ("Dense", "LayerNorm") if kind in modules):
-        arrays = {f"{folder_of_head.name}/{name}": read for name, read in stored_arrays(folder_of_head).items()}
-        encoder = encoder._replace(stored=encoder.stored | arrays)
+    dense = [path for kind, path in modules.items() if kind.startswith("Dense")]
+    for path in dense:
+        own = _dense_settings(path)
+        settings |= {**own, "projection_bias": own["projection_bias"] or settings.get("projection_bias", False)}
+    heads = {path.name: stored_arrays(path) for kind, path in modules.items() if kind == "LayerNorm"}
+    if dense:
+        heads[dense[0].name] = _one_linear_map(dense)
+    arrays = {f"{name}/{array}": read for name, head in heads.items() for array, read in head.items()}
+    encoder = encoder._replace(stored=encoder.stored | arrays)
     encoder = encoder._replace(origins=encoder.origins | _head_origins(modules, settings))
     pooling = _pooling(modules["Pooling"] / "config.json")
     tower = TowerConfig(encoder.config, pooling=pooling, normalize="Normalize" in modules, **settings)  # type: ignore[arg-type]
@@ -159,11 +165,13 @@ def _in_order(file: Path, modules: list[tuple[str, Path]]) -> dict[str, Path]:
     kinds = [kind for kind, _ in modules]
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise InputError(f"{file}: the module {unknown[0]!r} has no place in a tower; there are {', '.join(KINDS)}.")
-    if kinds != [kind for kind in KINDS if kind in kinds] or kinds[:2] != ["Transformer", "Pooling"]:
+    first_of_each = [kind for index, kind in enumerate(kinds) if kind != "Dense" or kinds[index - 1] != "Dense"]
+    if first_of_each != [kind for kind in KINDS if kind in kinds] or kinds[:2] != ["Transformer", "Pooling"]:
         raise InputError(
-            f"{file} lists {', '.join(kinds) or 'nothing'}; a tower is Transformer, Pooling, at most one of each of the others."
+            f"{file} lists {', '.join(kinds) or 'nothing'}; a tower is Transformer, Pooling, any number of Dense, and at most "
+            "one of each of the others."
         )
-    return dict(modules)
+    return {kind if kinds.index(kind) == index else f"{kind} {index}": path for index, (kind, path) in enumerate(modules)}
 
 
 def _pooling(file: Path) -> str:
@@ -188,6 +196,34 @@ def _dense_settings(folder: Path) -> dict[str, Any]:
             f"{file}: out_features is {dim!r} and bias {bias!r}; they must be a positive whole number and true or false."
         )
     return {"projection_dim": dim, "projection_bias": bias}
+
+
+def _one_linear_map(folders: Sequence[Path]) -> dict[str, Callable[[], Array]]:
+    """The arrays of linear maps that follow each other, as those of one."""
+    stored = [stored_arrays(folder) for folder in folders]
+    if len(stored) == 1:
+        return stored[0]
+    for folder, arrays in zip(folders, stored, strict=True):
+        if "linear.weight" not in arrays or (more := sorted(set(arrays) - {"linear.weight", "linear.bias"})):
+            told = f"holds {more[0]}, which has no place" if "linear.weight" in arrays else "lacks linear.weight"
+            raise InputError(f"{folder} {told}; a Dense module is linear.weight and linear.bias.")
+
+    def joined() -> tuple[np.ndarray, np.ndarray]:
+        weight: np.ndarray = np.eye(1)
+        bias: np.ndarray = np.zeros(1)
+        for folder, arrays in zip(folders, stored, strict=True):
+            own = arrays["linear.weight"]()
+            added = arrays["linear.bias"]() if "linear.bias" in arrays else np.zeros(own.shape[:1], np.float32)
+            width = own.shape[-1:] if arrays is stored[0] else weight.shape[:1]
+            are_floats = all(np.issubdtype(one.dtype, np.floating) or one.dtype.name == "bfloat16" for one in (own, added))
+            if own.ndim != 2 or own.shape[1:] != width or added.shape != own.shape[:1] or not are_floats:
+                raise InputError(f"{folder} holds {own.shape} and {added.shape} numbers that are no linear map of {width} numbers.")
+            own, added = own.astype(np.float64), added.astype(np.float64)
+            weight, bias = (own, added) if arrays is stored[0] else (own @ weight, own @ bias + added)
+        return weight, bias
+
+    has_bias = any("linear.bias" in arrays for arrays in stored)
+    return {"linear.weight": lambda: joined()[0], **({"linear.bias": lambda: joined()[1]} if has_bias else {})}
 
 
 def _head_origins(modules: dict[str, Path], settings: dict[str, Any]) -> dict[str, Origin]:

@@ -29,6 +29,10 @@ import numpy as np
 LENGTH_MULTIPLE = 16  # tokens; each length and each number of texts is compiled once
 
 
+class InputError(ValueError):
+    """A file that the user can mend."""
+
+
 class Encoder:
     """Texts to embeddings by one tower.
 
@@ -36,15 +40,29 @@ class Encoder:
         folder: the exported folder.
         tower: "query" or "doc".
         batch_size: the most texts that are embedded at a time.
+
+    Raises:
+        InputError: the folder is not whole, or it has no such tower.
     """
 
     def __init__(self, folder: str | Path, tower: str, batch_size: int = 32) -> None:
-        folder = Path(folder)
-        self._settings = json.loads((folder / "serving.json").read_text(encoding="utf-8"))[tower]
-        self._tokenize = _tokenize_function(folder / self._settings["tokenizer"])
-        with np.load(folder / "parameters.npz", allow_pickle=False) as arrays:
-            self._params = {name: jax.device_put(arrays[name]) for name in self._settings["parameters"]}
-        self._call = jax.jit(jax.export.deserialize(bytearray((folder / self._settings["function"]).read_bytes())).call)
+        folder, path = Path(folder), Path(folder) / "serving.json"
+        try:
+            self._settings = json.loads(path.read_text(encoding="utf-8"))[tower]
+            path = folder / self._settings["tokenizer"]
+            self._tokenize = _tokenize_function(path)
+            path = folder / "parameters.npz"
+            with np.load(path, allow_pickle=False) as arrays:
+                self._params = {name: jax.device_put(arrays[name]) for name in self._settings["parameters"]}
+            path = folder / self._settings["function"]
+            self._call = jax.jit(jax.export.deserialize(bytearray(path.read_bytes())).call)
+        except ImportError:
+            raise
+        except Exception as error:  # the vocabularies' readers raise this
+            raise InputError(
+                f"{path} does not give the {tower} tower ({type(error).__name__}: {error}); export it again with "
+                "de-jax export_model --format=serving."
+            ) from error
         self._batch_size = batch_size
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
@@ -91,7 +109,11 @@ def main() -> None:
     parser.add_argument("texts", nargs="+")
     parser.add_argument("--tower", choices=("query", "doc"), default="query")
     args = parser.parse_args()
-    json.dump(Encoder(Path(__file__).parent, args.tower)(args.texts).tolist(), sys.stdout)
+    try:
+        encode = Encoder(Path(__file__).parent, args.tower)
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    json.dump(encode(args.texts).tolist(), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class TokenizerSettings(NamedTuple):
 
     max_length: int | None  # tokens, where it is told
     special_tokens: frozenset[str]  # transformers finds them within texts too
+    is_padded_left: bool
 
 
 def read(folder: Path) -> TokenizerSettings:
@@ -50,7 +51,9 @@ def read(folder: Path) -> TokenizerSettings:
     _check_normalizer(file, values, vocabulary)
     if vocabulary or is_there(folder / SENTENCEPIECE_FILE):
         _check_added_tokens(folder, values, vocabulary)
-    return TokenizerSettings(_max_length(values), frozenset(_special_tokens(folder, values, vocabulary)))
+    padding_side = values.get("padding_side", (vocabulary.get("padding") or {}).get("direction", "Right"))
+    specials = frozenset(_special_tokens(folder, values, vocabulary))
+    return TokenizerSettings(_max_length(values), specials, str(padding_side).lower() == "left")
 
 
 def check_prompt(file: Path, folder: Path, prompt: str) -> None:

@@ -42,10 +42,20 @@ def real_vectors(items: Items) -> Float[Array, "K D"]:
     return jnp.where(items.ids.is_real[:, None], items.vectors, jnp.zeros_like(items.vectors))
 
 
-def contrast(anchors: Items, candidates: Items, scale: Float[Array, ""], *, mask_duplicates: bool) -> Contrast:
-    """The scores of every anchor against its negatives among the candidates, reduced row by row."""
+def contrast(
+    anchors: Items, candidates: Items, scale: Float[Array, ""], *, mask_duplicates: bool, are_real: bool = False
+) -> Contrast:
+    """The scores of every anchor against its negatives among the candidates, reduced row by row.
+
+    Args:
+        anchors, candidates: queries or documents.
+        scale: 1 / tau.
+        mask_duplicates: see `masks.is_negative`.
+        are_real: the candidates' vectors are those of `real_vectors` already.
+    """
+    vectors = real_vectors(anchors), candidates.vectors if are_real else real_vectors(candidates)
     allowed = masks.is_negative(anchors.ids, candidates.ids, mask_duplicates=mask_duplicates)  # [B, K]
-    scores = jnp.einsum("BD,KD->BK", real_vectors(anchors), real_vectors(candidates), **EXACT)
+    scores = jnp.einsum("BD,KD->BK", *vectors, **EXACT)
     return Contrast(
         log_sum_exp=jax.nn.logsumexp(jnp.where(allowed, scale * scores, EXCLUDED), axis=1),
         score_sum=jnp.sum(scores, axis=1, where=allowed),

@@ -48,8 +48,8 @@ def ance(
     scale, sets = scores.scale_of(e, temperature), _sets(e, ("neg_docs",))
     negatives = _own(sets["query"], sets["neg_docs"], scale, mask_duplicates)
     if in_batch:
-        others = dense.contrast(sets["query"], sets["doc"], scale, mask_duplicates=mask_duplicates)
-        negatives = scores.merge([negatives, others])
+        others = scores.contrasts(sets, [("query", ("doc",))], scale, mask_duplicates=mask_duplicates, block_size=None)
+        negatives = scores.merge([negatives, *others])
     loss = _mean_softmax(e, sets, scale, negatives)
     return loss, {"loss_query_to_doc": loss} | scores.score_metrics(e, scores.positive_scores(sets), negatives)
 

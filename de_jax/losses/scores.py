@@ -10,15 +10,17 @@ where `lse` runs over any number of blocks of candidates, each scored at once (`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from de_jax.losses import dense, masks, streaming
 from de_jax.losses.dense import EXACT, Contrast, Items, real_vectors
-from de_jax.types import Embeddings, InputError, Metrics
+from de_jax.types import ROW_AXES, Embeddings, InputError, Metrics
 
 Side = tuple[str, tuple[str, ...]]
 """The names in `items` of a softmax's anchors and of its candidates; candidates that a batch does not have count for nothing."""
@@ -64,13 +66,34 @@ def contrasts(
     pairs = [[(anchors, name) for name in candidates if name in sets] for anchors, candidates in sides]
     flat = [pair for group in pairs for pair in group]
     if block_size is None:
-        parts = [dense.contrast(sets[anchors], sets[name], scale, mask_duplicates=mask_duplicates) for anchors, name in flat]
+        is_split = _are_rows_split()
+        whole = {name: _on_every_device(sets[name]) if is_split else sets[name] for name in dict.fromkeys(name for _, name in flat)}
+        parts = [
+            dense.contrast(sets[anchors], whole[name], scale, mask_duplicates=mask_duplicates, are_real=is_split)
+            for anchors, name in flat
+        ]
     elif block_size >= 1:
         parts = streaming.contrasts(sets, flat, scale, mask_duplicates=mask_duplicates, block_size=block_size)
     else:
         raise InputError(f"block_size={block_size} must be at least 1; None scores all candidates at once.")
     remaining = iter(parts)
     return [merge([next(remaining) for _ in group]) for group in pairs]
+
+
+def _are_rows_split() -> bool:
+    """Whether the rows of the batch lie on several devices."""
+    shape = dict(jax.sharding.get_abstract_mesh().shape)
+    return math.prod(shape.get(axis, 1) for axis in ROW_AXES) > 1
+
+
+def _on_every_device(candidates: Items) -> Items:
+    """The whole set on each device, for the device's own anchors to meet; what only fills up is zeroed.
+
+    Gathered once for all contrasts, whose gradients by it are added before the devices add theirs. Left to XLA, each contrast may
+    gather vectors, ids, rows and masks for itself.
+    """
+    whole: Items = jax.tree.map(lambda values: jax.lax.with_sharding_constraint(values, PartitionSpec()), candidates)
+    return whole._replace(vectors=dense.real_vectors(whole))
 
 
 def merge(parts: Sequence[Contrast]) -> Contrast:

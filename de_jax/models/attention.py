@@ -68,44 +68,56 @@ class SelfAttention(nn.Module):
 
 def attend(
     query: Float[Array, "b L H d"],
-    key: Float[Array, "b L H d"],
-    value: Float[Array, "b L H d"],
+    key: Float[Array, "b L G d"],
+    value: Float[Array, "b L G d"],
     bias: Float[Array, "H L L"] | None,
     segments: Int[Array, "b L"],
     *,
+    seen: Bool[Array, "1 1 L L"] | None = None,
     scale: float = 1.0,
+    cap: float | None = None,
     drop: Drop | None = None,
 ) -> Float[Array, "b L H d"]:
     """softmax(scale * query . key + bias) . value, over the tokens of a query's own segment.
 
     Args:
-        query, key, value: in the precision of the products; the softmax is in float32.
+        query: in the precision of the products; the softmax is in float32.
+        key, value: as `query`, of as many heads or of fewer, each for an equal group of the query's.
         bias: added to the scores.
         segments: which text of its row a token belongs to; tokens of other segments are not seen.
+        seen: which keys a query sees of its own segment, by their places in the row; None for all.
         scale: factor of the scores.
+        cap: scores are cap * tanh(score / cap) before the bias; None leaves them.
         drop: dropout of the weights [b, H, L, L], which cuDNN's kernel never holds.
     """
     own = segments[:, None, :, None] == segments[:, None, None, :]  # [b, 1, L, L]
-    if drop is None and _has_fused_kernel(query):
+    own = own if seen is None else own & seen
+    if drop is None and cap is None and _has_fused_kernel(query):
         position_scores = None if bias is None else bias[None].astype(query.dtype)
         return jax.nn.dot_product_attention(query, key, value, position_scores, own, scale=scale, implementation="cudnn").astype(
             query.dtype
         )
-    return attend_visible(query, key, value, bias, own, scale=scale, drop=drop)
+    return attend_visible(query, key, value, bias, own, scale=scale, cap=cap, drop=drop)
 
 
 def attend_visible(
     query: Float[Array, "b Q H d"],
-    key: Float[Array, "b K H d"],
-    value: Float[Array, "b K H d"],
+    key: Float[Array, "b K G d"],
+    value: Float[Array, "b K G d"],
     bias: Float[Array, "H Q K"] | None,
     visible: Bool[Array, ...],
     *,
     scale: float = 1.0,
+    cap: float | None = None,
     drop: Drop | None = None,
 ) -> Float[Array, "b Q H d"]:
     """As `attend`, of any queries over any keys: `visible`, which broadcasts to [b, H, Q, K], says which see which."""
+    group = query.shape[2] // key.shape[2]
+    if group > 1:
+        key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
     scores = product("bqhd,bkhd->bhqk", query, key, jnp.dtype(jnp.float32)) * scale
+    if cap is not None:
+        scores = cap * jnp.tanh(scores / cap)
     if bias is not None:
         scores = scores + bias[None]
     weights = jax.nn.softmax(jnp.where(visible, scores, MASKED), axis=-1).astype(query.dtype)

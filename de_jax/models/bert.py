@@ -1,21 +1,27 @@
-"""The BERT and RoBERTa encoder (Devlin et al. 2019; Liu et al. 2019): absolute positions, and a LayerNorm after each sum."""
+"""BERT's encoder (Devlin et al. 2019) and its kin: absolute positions, and a LayerNorm after each sum.
+
+RoBERTa (Liu et al. 2019) counts positions otherwise, DistilBERT (Sanh et al. 2019) has no token types, and MPNet (Song et al. 2020)
+has T5's relative position bias too.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Float, Int
 
-from de_jax.models.attention import AttentionDropout, SelfAttention
+from de_jax.models.attention import AttentionDropout, RelativePositionBias, SelfAttention
 from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
-from de_jax.models.layers import Dropout, Linear, first_of_text, split_by_rows, stream_dtype
-from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne, check_fields
+from de_jax.models.layers import Dropout, Linear, places_of, split_by_rows, stream_dtype
+from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Range, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
 TABLE_STD = 0.02
+MAX_DISTANCE = 128
+"""Tokens, from which on a relative position bias tells no distances apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +35,10 @@ class BertConfig:
         mlp_dim: width inside a feed-forward layer.
         max_positions: rows of the position table.
         position_offset: row of a text's first token in it: 0 in BERT, 2 in RoBERTa, which leaves the first two unused.
-        num_token_types: rows of the type table; texts are always of type 0, the others are kept for other libraries.
+        num_token_types: rows of the type table; texts are always of type 0, the others are kept for other libraries. 0 for no
+            table, as in DistilBERT and MPNet.
+        num_buckets: of a relative position bias that all layers share, with exact distances below a quarter of them and none told
+            apart beyond 128 (MPNet's 32); 0 for no bias.
         norm_epsilon: 1e-12 in BERT, 1e-5 in RoBERTa.
         dropout_rate: share dropped of the embeddings, the attention weights and each sub-layer's result.
         attention_dropout_rate: of the attention weights, where it differs.
@@ -38,6 +47,7 @@ class BertConfig:
     """
 
     attention_dropout: ClassVar[AttentionDropout] = "per_weight"
+    is_gated: ClassVar[bool] = False
     vocab_size: PositiveInt = 30522
     model_dim: PositiveInt = 768
     num_layers: NumLayers = 12
@@ -45,7 +55,8 @@ class BertConfig:
     mlp_dim: PositiveInt = 3072
     max_positions: PositiveInt = 512
     position_offset: NonNegativeInt = 0
-    num_token_types: PositiveInt = 2
+    num_token_types: NonNegativeInt = 2
+    num_buckets: Annotated[int, Range(0, 65536)] = 0
     norm_epsilon: PositiveFloat = 1e-12
     dropout_rate: ShareBelowOne = 0.1
     attention_dropout_rate: ShareBelowOne | None = None
@@ -61,6 +72,8 @@ class BertConfig:
             )
         if self.model_dim % self.num_heads:
             raise InputError(f"BertConfig.model_dim is {self.model_dim}, which num_heads = {self.num_heads} does not divide.")
+        if self.num_buckets and not 4 <= self.num_buckets < 4 * MAX_DISTANCE:
+            raise InputError(f"BertConfig.num_buckets is {self.num_buckets}; it must be 0, or from 4 to {4 * MAX_DISTANCE - 1}.")
 
     @property
     def head_dim(self) -> int:
@@ -92,8 +105,9 @@ class BertEmbedder(nn.Module):
         config = self.config
         words = self.param("embedding", nn.initializers.normal(TABLE_STD), (config.vocab_size, config.model_dim))
         positions = _Table(config.max_positions, config.model_dim, name="position")()
-        types = _Table(config.num_token_types, config.model_dim, name="token_type")()
-        x = words[tokens] + positions[places_of(segments) + config.position_offset] + types[:1][None]
+        x = words[tokens] + positions[places_of(segments) + config.position_offset]
+        if config.num_token_types:
+            x = x + _Table(config.num_token_types, config.model_dim, name="token_type")()[:1][None]
         return Dropout(config.dropout_rate)(_norm(config, "norm")(x), deterministic)
 
 
@@ -142,9 +156,11 @@ class BertLayer(nn.Module):
         self.mlp_layer_norm = _norm(config)
         self.dropout = Dropout(config.dropout_rate)
 
-    def __call__(self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
+    def __call__(
+        self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, bias: Float[Array, "H L L"] | None
+    ) -> Float[Array, "b L E"]:
         x = split_by_rows(x)
-        x = self.attention_layer_norm(x + self.dropout(self.attention(x, None, segments, deterministic), deterministic))
+        x = self.attention_layer_norm(x + self.dropout(self.attention(x, bias, segments, deterministic), deterministic))
         return self.mlp_layer_norm(x + self.dropout(self.mlp(x), deterministic))
 
 
@@ -154,15 +170,14 @@ class BertEncoder(nn.Module):
     config: BertConfig
 
     def setup(self) -> None:
-        self.layers = make_layers(BertLayer, self.config)
+        config = self.config
+        if config.num_buckets:
+            self.relpos_bias = RelativePositionBias(config.num_heads, config.num_buckets, MAX_DISTANCE)
+        self.layers = make_layers(BertLayer, config)
 
     def __call__(self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
-        return through_layers(self, x, segments, deterministic)
-
-
-def places_of(segments: Int[Array, "b L"]) -> Int[Array, "b L"]:
-    """A token's place within its own text, from 0; 0 for padding."""
-    return jnp.where(segments > 0, jnp.arange(segments.shape[1])[None, :] - first_of_text(segments), 0)
+        bias = self.relpos_bias(x.shape[1]) if self.config.num_buckets else None
+        return through_layers(self, x, segments, deterministic, bias)
 
 
 def _norm(config: BertConfig, name: str | None = None) -> nn.LayerNorm:

@@ -13,12 +13,13 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from de_jax.models.bert import BertConfig
+from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import PARTS, Part, Tower, TowerConfig, config_to_json
 from de_jax.settings import Range, check_fields
 from de_jax.types import Array, Batch, Embeddings, InputError, Packed, Params
 
-ARCHITECTURES = {"T5Config": T5Config, "BertConfig": BertConfig}
+ARCHITECTURES = {"T5Config": T5Config, "BertConfig": BertConfig, "RotaryConfig": RotaryConfig}
 MIN_TEMPERATURE = 0.01
 
 

@@ -23,7 +23,7 @@ def make_layers(layer: type[nn.Module], config: Any) -> list[nn.Module]:
 
 
 def through_layers(
-    encoder: Any, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, *context: Any
+    encoder: Any, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, *context: Any, of_layer: Any = None
 ) -> Float[Array, "b L E"]:
     """`x` after all of `encoder.layers`.
 
@@ -31,22 +31,25 @@ def through_layers(
         encoder: a module with its `config`, and `layers` by `make_layers`.
         x, segments, deterministic: as of an encoder.
         context: what every layer gets besides.
+        of_layer: a tree of arrays [layers, ...], of which each layer gets its own entries last; None for none.
     """
+    own = lambda entry: () if of_layer is None else (entry,)  # noqa: E731
     if not encoder.config.scan_layers or encoder.is_initializing() or not encoder.layers:
-        for layer in encoder.layers:
-            x = layer(x, segments, deterministic, *context)
+        for number, layer in enumerate(encoder.layers):
+            entry = jax.tree.map(lambda array: array[number], of_layer)  # noqa: B023, called at once
+            x = layer(x, segments, deterministic, *context, *own(entry))
         return x
     # The layers as a loop over their stacked parameters: one layer is compiled, whatever their number.
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layer.variables["params"] for layer in encoder.layers))
     keys = None if deterministic else jax.random.split(encoder.make_rng("dropout"), len(encoder.layers))
     unbound = type(encoder.layers[0])(encoder.config, parent=None)
 
-    def one(x: Array, of_layer: tuple[Any, Array | None]) -> tuple[Array, None]:
-        layer_params, key = of_layer
+    def one(x: Array, scanned: tuple[Any, Array | None, Any]) -> tuple[Array, None]:
+        layer_params, key, entry = scanned
         rngs = None if key is None else {"dropout": key}
-        return unbound.apply({"params": layer_params}, x, segments, deterministic, *context, rngs=rngs), None
+        return unbound.apply({"params": layer_params}, x, segments, deterministic, *context, *own(entry), rngs=rngs), None
 
-    return jax.lax.scan(one, x, (params, keys))[0]
+    return jax.lax.scan(one, x, (params, keys, of_layer))[0]
 
 
 def _rematerialised(layer: type[nn.Module], remat: Remat) -> type[nn.Module]:

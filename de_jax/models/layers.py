@@ -136,6 +136,11 @@ def first_of_text(segments: Int[Array, "b L"]) -> Int[Array, "b L"]:
     return jax.lax.cummax(jnp.where(is_first, place, 0), axis=1)
 
 
+def places_of(segments: Int[Array, "b L"]) -> Int[Array, "b L"]:
+    """A token's place within its own text, from 0; 0 for padding."""
+    return jnp.where(segments > 0, jnp.arange(segments.shape[1])[None, :] - first_of_text(segments), 0)
+
+
 class Dropout(nn.Module):
     """Zeroes a share of the values and scales the others up, so that the mean stays.
 

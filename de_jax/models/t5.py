@@ -70,6 +70,10 @@ class T5Config:
     def max_length(self) -> int | None:
         return None  # positions are relative
 
+    @property
+    def is_gated(self) -> bool:
+        return self.activation == "gated_gelu"
+
     def dropout(self) -> Dropout:
         """Of everything but the attention weights."""
         return Dropout(self.dropout_rate, self.dropout_broadcast)

@@ -25,7 +25,7 @@ PROJECTION_INITS: dict[str, Any] = {
 
 @runtime_checkable
 class EncoderConfig(Protocol):
-    """The shape of an encoder, able to build its two modules. `T5Config` and `BertConfig` are such."""
+    """The shape of an encoder, able to build its two modules. `T5Config`, `BertConfig` and `RotaryConfig` are such."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -35,6 +35,10 @@ class EncoderConfig(Protocol):
     def num_layers(self) -> int: ...
     @property
     def dtype(self) -> str: ...
+    @property
+    def is_gated(self) -> bool:
+        """Whether a feed-forward layer has two kernels in."""
+
     @property
     def max_length(self) -> int | None:
         """Tokens of the longest text that there are positions for; None for any length."""
@@ -52,7 +56,7 @@ class TowerConfig:
 
     Attributes:
         encoder: the text encoder.
-        pooling: "mean" over real tokens, or the "first" token.
+        pooling: "mean" over real tokens, or the "first" or the "last" of them.
         projection_dim: D, the size of an embedding; None leaves the pooled vector as it is.
         projection_bias: whether the projection has a bias (DAFT's and ANCE's have, T5's has not).
         projection_norm: whether a LayerNorm follows it (ANCE (Xiong et al. 2021): a linear head, then LayerNorm, not normalised).
@@ -62,7 +66,7 @@ class TowerConfig:
     """
 
     encoder: EncoderConfig
-    pooling: Literal["mean", "first"] = "mean"
+    pooling: Literal["mean", "first", "last"] = "mean"
     projection_dim: PositiveInt | None = 768
     projection_bias: bool = False
     projection_norm: bool = False
@@ -143,10 +147,11 @@ def segments_of(lengths: Int[Array, "b S"], row_length: int) -> Int[Array, "b L"
 def pool(
     hidden: Float[Array, "b L E"], segments: Int[Array, "b L"], num_texts: int, pooling: str
 ) -> Float[Array, "b {num_texts} E"]:
-    """One vector per text: the mean over its tokens, or its first token. A text without tokens gives zeros."""
+    """One vector per text: the mean over its tokens, or its first or last one. A text without tokens gives zeros."""
     member = segments[:, None, :] == jnp.arange(1, num_texts + 1)[None, :, None]  # [b, S, L]
-    if pooling == "first":
-        member = member & (jnp.cumsum(member, axis=2) == 1)
+    if pooling != "mean":
+        wanted = 1 if pooling == "first" else jnp.sum(member, axis=2, keepdims=True)
+        member = member & (jnp.cumsum(member, axis=2) == wanted)
     count = jnp.maximum(jnp.sum(member, axis=2, keepdims=True), 1)
     return jnp.einsum("bsl,ble->bse", member.astype(hidden.dtype), hidden, precision="highest") / count
 

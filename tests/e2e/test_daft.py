@@ -87,7 +87,7 @@ def test_one_command_gives_a_pair_of_towers_and_pictures(folders, tmp_path, caps
     moved = [np.any(a != b) for a, b in zip(*(jax.tree.leaves(run.params["doc"]) for run in (aligned, tuned)), strict=True)]
     assert any(moved)
     assert complete_steps(tmp_path / "0_layers" / "tuned" / "best")
-    with pytest.raises(InputError, match="--query_layers has 3, but the model has 1 layers"):
+    with pytest.raises(InputError, match="--query_layers has 3, but the model has 1 layer; give 0 to 1"):
         daft.main([argument if argument != "0" else "3" for argument in command])
 
 

@@ -17,7 +17,9 @@ import safetensors.numpy
 from fuzz.reader import Reader, naive_bytes, naive_text, plain, strict_json, written
 from fuzz.vocabularies import json_vocabulary, naive_tokenizer, probed, sentencepiece_model
 
-from de_jax.interop import any_model, huggingface, huggingface_generator, safetensors_files
+from de_jax.interop import any_model, huggingface_generator, safetensors_files
+from de_jax.interop.architectures import registry
+from de_jax.interop.architectures.t5 import generator_origins
 from de_jax.interop.pretrained import Origin, Pretrained, disassemble
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
@@ -151,10 +153,14 @@ def _config(values: Mapping[str, Any]) -> T5Config | BertConfig:
     return BertConfig(**fields, position_offset=offset, dropout_rate=rate, dtype="float32")
 
 
+def _origins(values: Mapping[str, Any], config: T5Config | BertConfig, pad_id: int) -> dict[str, Origin]:
+    return registry.kind_of_type("config.json", values["model_type"]).origins_of(config, pad_id)
+
+
 def encoder_files(values: dict[str, Any], pad_id: int = 0, *, more: Mapping[str, np.ndarray] | None = None) -> dict[str, Any]:
     """config.json and the weights that fit it."""
     tower = TowerConfig(_config(values), projection_dim=None)
-    origins = {f"shared/{path}": origin for path, origin in huggingface.encoder_origins(tower.encoder, pad_id).items()}
+    origins = {f"shared/{path}": origin for path, origin in _origins(values, tower.encoder, pad_id).items()}
     arrays = disassemble(random_params(DualEncoder(tower, tower).shapes()), origins)
     return {"config.json": json.dumps(values), "model.safetensors": safetensors.numpy.save({**arrays, **(more or {})})}
 
@@ -163,7 +169,7 @@ def naive_encoder(folder: Path) -> tuple[T5Config | BertConfig, dict[str, np.nda
     """The encoder's sizes, its arrays by path within a tower, its vocabulary and its longest text."""
     values, vocabulary = strict_json(naive_text(folder / "config.json")), naive_tokenizer(folder)
     config, pad_id = _config(values), int(vocabulary[1]) if vocabulary else values.get("pad_token_id", 0)
-    arrays = naive_turned(naive_arrays(folder), huggingface.encoder_origins(config, pad_id))
+    arrays = naive_turned(naive_arrays(folder), _origins(values, config, pad_id))
     settings = folder / "tokenizer_config.json"
     told = strict_json(naive_text(settings)) if settings.is_file() else {}
     length, longest = told.get("model_max_length", told.get("max_len")), config.max_length or 512
@@ -174,7 +180,7 @@ def naive_encoder(folder: Path) -> tuple[T5Config | BertConfig, dict[str, np.nda
 def naive_turned(stored: Mapping[str, np.ndarray], origins: Mapping[str, Origin]) -> dict[str, np.ndarray]:
     """The arrays by our paths and in our layout."""
     found = {}
-    for path, (name, is_transposed, row) in origins.items():
+    for path, (name, is_transposed, row, *_) in origins.items():
         array = np.array(stored[name], np.float32)
         if row:
             array[[0, row]] = array[[row, 0]]
@@ -237,12 +243,12 @@ def _generator(folder: Path) -> Reader:
         stored, model = naive_arrays(one), model_of(strict_json(naive_text(one / "config.json")))
         if "lm_head.weight" not in stored or np.array_equal(stored["lm_head.weight"], stored["shared.weight"]):
             model = Generator(model.t5, model.num_decoder_layers, True, model.scaled_logits)
-        arrays = naive_turned(stored, huggingface_generator.origins(model))
+        arrays = naive_turned(stored, generator_origins(model))
         return plain([model.to_json(), dict(sorted(arrays.items())), vocabulary, length])
 
     model = model_of(values)
     params = random_params(jax.eval_shape(model.init, jax.random.key(0)))
-    arrays = safetensors.numpy.save(disassemble(params, huggingface_generator.origins(model)))
+    arrays = safetensors.numpy.save(disassemble(params, generator_origins(model)))
     files = {"config.json": json.dumps(values), "model.safetensors": arrays, "spiece.model": sentencepiece_model()}
     return Reader("generator", written(folder, "a_generator", files), tuple(files), read, naive, share=SHARE)
 

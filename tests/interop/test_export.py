@@ -15,7 +15,7 @@ from random_params import random_params
 from de_jax.data.stores import corpus
 from de_jax.data.text import tokenizing
 from de_jax.data.text.sides import Side
-from de_jax.interop import any_model, t5x, tokenizer_files
+from de_jax.interop import any_model, served_encoder, t5x, tokenizer_files
 from de_jax.interop.export import DROPPED, FORMATS, export
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
@@ -238,6 +238,24 @@ def test_served_functions_need_nothing_of_this_library(tmp_path, vocabularies, n
     found = json.loads(served.stdout)
     for tower in ("query", "doc"):
         np.testing.assert_allclose(found[tower], embeddings(run, tower, tmp_path), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, r"serving\.json does not give the doc tower \(FileNotFoundError"),
+        ({"serving.json": "{"}, r"serving\.json does not give the doc tower \(JSONDecodeError"),
+        ({"serving.json": '{"query": {}}'}, r"serving\.json does not give the doc tower \(KeyError: 'doc'\); export it again"),
+        ({"serving.json": '{"doc": {"tokenizer": "t"}}', "t/tokenizer.json": "{}"}, "t does not give the doc tower"),
+        ({"serving.json": '{"doc": {"tokenizer": "t"}}', "t/spiece.model": "x"}, "t does not give the doc tower"),
+    ],
+)
+def test_a_served_folder_that_is_not_whole_is_one_sentence(tmp_path, files, message):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(served_encoder.InputError, match=message):
+        served_encoder.Encoder(tmp_path, "doc")
 
 
 @pytest.mark.parametrize("format", FORMATS)

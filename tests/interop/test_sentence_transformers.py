@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from pretrained_folders import TEXTS, our_embeddings, unit, write, write_sentence_transformer
 
 from de_jax.interop import any_model, sentence_transformers
@@ -97,6 +98,29 @@ def test_newer_class_names_and_pooling_settings_mean_the_same(dense_bert, tmp_pa
     assert newer.doc.max_length == 48  # all the positions
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_several_linear_maps_in_a_row_are_one(tmp_path, has_bias):
+    """EmbeddingGemma's head widens a vector and narrows it again."""
+    folder, rng = tmp_path / "model", np.random.default_rng(0)
+    embed = write_sentence_transformer(folder, "bert", dense=has_bias, normalize=False)
+    weight, bias = rng.standard_normal((12, 24)).astype(np.float32), rng.standard_normal(12).astype(np.float32)
+    listed = json.loads((folder / "modules.json").read_text())
+    write(folder / "modules.json", [*listed, {**listed[2], "path": "3_Dense"}])
+    settings = json.loads((folder / "2_Dense" / "config.json").read_text())
+    write(folder / "3_Dense" / "config.json", {**settings, "in_features": 24, "out_features": 12, "bias": True})
+    file = folder / "3_Dense" / "model.safetensors"
+    safetensors.numpy.save_file({"linear.weight": weight, "linear.bias": bias}, file)
+    found = sentence_transformers.read(folder)
+    assert {name: leaf.shape for name, leaf in found.params["shared"]["projection"].items()} == {"kernel": (32, 12), "bias": (12,)}
+    np.testing.assert_allclose(our_embeddings(found, TEXTS), embed(TEXTS) @ weight.T + bias, rtol=1e-4, atol=1e-5)
+    safetensors.numpy.save_file({"linear.weight": weight[:, :-1], "linear.bias": bias}, file)
+    with pytest.raises(InputError, match=r"3_Dense holds \(12, 23\) and \(12,\) numbers that are no linear map of \(24,\)"):
+        sentence_transformers.read(folder)
+    safetensors.numpy.save_file({"linear.bias": bias}, file)
+    with pytest.raises(InputError, match=r"3_Dense lacks linear\.weight; a Dense module is"):
+        sentence_transformers.read(folder)
+
+
 def in_json(name, **values):
     return lambda folder: write(folder / name, {**json.loads((folder / name).read_text()), **values})
 
@@ -113,9 +137,9 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (in_json(POOLING, pooling_mode_mean_tokens=False, pooling_mode_max_tokens=True), "pooling max; a tower has mean or cls"),
+        (in_json(POOLING, pooling_mode_mean_tokens=False, pooling_mode_max_tokens=True), "pooling max; a tower has mean or"),
         (in_json(POOLING, pooling_mode_cls_token=True), "pooling cls and mean"),
-        (in_json(POOLING, pooling_mode="lasttoken"), "pooling lasttoken"),
+        (in_json(POOLING, pooling_mode="weightedmean"), "pooling weightedmean"),
         (in_json(POOLING, pooling_mode_mean_tokens=False), "pooling none"),
         (in_json(POOLING, include_prompt=False), "include_prompt is False; the towers here have True"),
         (in_json(DENSE, activation_function="torch.nn.modules.activation.Tanh"), "the activation .*Tanh has no place"),
@@ -133,7 +157,8 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
         (modules("Transformer"), "lists Transformer; a tower is"),
         (modules("Router"), "router_config.json does not exist"),
         (lambda f: (modules("Router")(f), write(f / "router_config.json", {})), r"router_config\.json: types is absent"),
-        (modules("Transformer", "Pooling", "Dense", "Dense"), "lists Transformer, Pooling, Dense, Dense"),
+        (modules("Transformer", "Pooling", "Normalize", "Normalize"), "lists Transformer, Pooling, Normalize, Normalize"),
+        (modules("Transformer", "Pooling", "Dense", "LayerNorm", "Dense"), "lists Transformer, Pooling, Dense, LayerNorm, Dense"),
         (modules("Transformer", "Pooling", "Normalize", "Dense"), "lists Transformer, Pooling, Normalize, Dense"),
         (lambda folder: write(folder / "modules.json", {"0": "Transformer"}), r"modules\.json: found .*, expected a list"),
         (lambda folder: write(folder / "modules.json", [{"type": "T", "path": "../other"}]), "0/path is '../other'"),

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import naive
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from de_jax.losses import combination, distillation, in_batch, mined, pair_loss
+from de_jax.training.mesh import sharding
 from de_jax.types import PADDING_ID
 
 VECTORS = ("query", "doc", "neg_docs", "neg_queries")
@@ -165,11 +165,12 @@ def test_row_order_does_not_matter(case, make_embeddings):
 @every_loss
 def test_eight_devices_equal_one(case, make_embeddings):
     e = make_embeddings(3, num_ids=12)
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    sharded = jax.device_put(e, NamedSharding(mesh, PartitionSpec("data")))
+    mesh = sharding.make_mesh(8)
+    sharded = jax.device_put(e, sharding.by_rows(mesh))
     assert len(sharded.query.sharding.device_set) == 8
     value, gradient, metrics = value_and_gradient(case, e)
-    value_8, gradient_8, metrics_8 = value_and_gradient(case, sharded)
+    with jax.set_mesh(mesh):
+        value_8, gradient_8, metrics_8 = value_and_gradient(case, sharded)
     np.testing.assert_allclose(value_8, value, rtol=1e-5)
     for name in gradient:
         np.testing.assert_allclose(gradient_8[name], gradient[name], rtol=1e-5, atol=1e-5)

@@ -12,8 +12,9 @@ import transformers
 from random_params import tower_params
 
 from de_jax.models import attention
-from de_jax.models.bert import BertConfig, places_of
+from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.layers import places_of
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import Tower, TowerConfig
 from de_jax.types import Batch, InputError

@@ -10,7 +10,7 @@ import torch
 from transformers import T5Config as TorchConfig
 from transformers import T5ForConditionalGeneration
 
-from de_jax.interop.huggingface_generator import origins
+from de_jax.interop.architectures.t5 import generator_origins
 from de_jax.interop.pretrained import assemble
 from de_jax.models.decoding import Decoding, _draw, generate
 from de_jax.models.generator import Generator
@@ -44,7 +44,7 @@ def ours(torch_model):
     stored = {name: functools.partial(np.asarray, value) for name, value in torch_model.state_dict().items()}
     stored = {name: read for name, read in stored.items() if "embed_tokens" not in name and name != "lm_head.weight"}
     like = jax.eval_shape(lambda: model.init(jax.random.key(0)))
-    return model, assemble("torch", stored, origins(model), like)
+    return model, assemble("torch", stored, generator_origins(model), like)
 
 
 @pytest.fixture(scope="module")

@@ -71,15 +71,26 @@ def test_a_narrow_start_raises_no_alarm_and_is_known_to_a_run_that_goes_on(logge
     assert [str(warning.message).split(";")[0][:40] for warning in said] == ["step 6: the query tower has collapsed: i"]
 
 
-def test_it_is_said_once_after_as_many_lines_as_patience_asks_for():
-    watch = WatchForCollapse(CollapseAlarm(patience=2))
+@pytest.mark.parametrize("killed_after", range(8))
+def test_it_is_said_once_after_as_many_lines_as_patience_asks_for_also_where_the_run_was_killed(killed_after):
+    lines = [HEALTHY, ONE_VECTOR, HEALTHY, ONE_VECTOR, {"dev/ndcg@10": 0.1}, ONE_VECTOR, ONE_VECTOR]
+    watch = WatchForCollapse(CollapseAlarm(patience=2), lines[:killed_after])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        for step, line in enumerate([HEALTHY, ONE_VECTOR, HEALTHY, ONE_VECTOR, {"dev/ndcg@10": 0.1}, ONE_VECTOR, ONE_VECTOR]):
+        for step, line in list(enumerate(lines))[killed_after:]:
             watch.line(step, line)
-    assert [str(warning.message).split(":")[0] for warning in said] == ["step 5"]
-    assert "the query tower has collapsed: it gives nearly the same vector" in str(said[0].message)
+    assert [str(warning.message).split(":")[0] for warning in said] == ["step 5"] * (killed_after <= 5)
+    assert all("the query tower has collapsed: it gives nearly the same vector" in str(warning.message) for warning in said)
     assert watch(6, STATE, {}) is None
+
+
+def test_a_run_that_a_collapse_ended_has_its_patience_again():
+    watch = WatchForCollapse(CollapseAlarm(patience=2, stop=True), [HEALTHY, ONE_LINE, ONE_LINE])
+    watch.line(3, ONE_LINE)
+    assert watch.reason() is None
+    with pytest.warns(UserWarning, match="dimensional collapse"):
+        watch.line(4, ONE_LINE)
+    assert watch.reason().startswith("collapsed at step 4")
 
 
 def test_all_processes_end_at_the_same_step_although_the_first_alone_has_the_log(monkeypatch):

@@ -74,6 +74,22 @@ def test_products_of_every_form_have_their_flops():
     assert costs.flops == 2 * (2 * 3 * 7) * 5
 
 
+def test_flops_are_the_compilers_own_which_counts_the_body_of_a_loop_once():
+    """Where it fails because XLA counts loops, its figure can take the place of this module's."""
+
+    def product(x, y):
+        return jnp.einsum("bij,bkj->bik", x, y)
+
+    def compiled(function):
+        return jax.jit(function).lower(*[jax.ShapeDtypeStruct((3, 16, 16), jnp.float32)] * 2).compile()
+
+    once = compiled(product)
+    loop = compiled(lambda x, y: jax.lax.scan(lambda carry, _: (product(carry, y), None), x, None, length=7)[0])
+    flops = [hlo.read_costs(program.as_text(), 1).flops for program in (once, loop)]
+    assert flops == [once.cost_analysis()["flops"], 7 * once.cost_analysis()["flops"]]
+    assert loop.cost_analysis()["flops"] < 1.01 * flops[0]
+
+
 TPU_PROGRAM = """HloModule step, is_scheduled=true
 
 %cond (p.0: (s32[], f32[8,4])) -> pred[] {

@@ -8,6 +8,7 @@ import pytest
 from de_jax.files import schema
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.training.run import model_schema
@@ -16,6 +17,7 @@ SIZES = {"vocab_size": 30, "model_dim": 8, "num_layers": 1, "num_heads": 2, "mlp
 ENCODERS = {
     "T5Config": (T5Config(**SIZES, head_dim=4), "dropout_broadcast"),
     "BertConfig": (BertConfig(**SIZES), "attention_dropout_rate"),
+    "RotaryConfig": (RotaryConfig(**SIZES), ""),
 }
 
 
@@ -60,6 +62,7 @@ def test_other_values_are_refused_of_every_version(is_old, given):
         model_schema.DUAL_ENCODER(described("T5Config", is_old=is_old, **given))
 
 
-def test_a_choice_that_this_version_does_not_know_is_refused():
-    with pytest.raises(schema.Mismatch, match="query/pooling is 'cls', expected 'mean' or 'first'"):
-        model_schema.DUAL_ENCODER(described("T5Config", is_old=False, pooling="cls"))
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_a_choice_that_this_version_does_not_know_is_refused(architecture):
+    with pytest.raises(schema.Mismatch, match="query/pooling is 'cls', expected 'mean' or 'first' or 'last'"):
+        model_schema.DUAL_ENCODER(described(architecture, is_old=False, pooling="cls"))

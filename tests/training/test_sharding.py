@@ -1,10 +1,12 @@
 """The same training on any mesh, and where every array of the state lies."""
 
 import functools
+import math
 import re
 
 import jax
 import numpy as np
+import optax
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -233,6 +235,20 @@ def test_fsdp_moves_kernels_and_not_activations(scan_layers):
     moved = re.findall(r"= (.*?) (?:all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)\(", text)
     assert any("f32[64,128]" in shape for shape in moved)
     assert not [shape for shape in moved if re.search(r"\[\d\d+,24,\d+\]", shape)]
+
+
+@pytest.mark.parametrize("same_tower", ["query", "both"])
+def test_the_dense_samtone_step_gathers_each_towers_embeddings_and_ids_once(same_tower):
+    encoder = T5Config(vocab_size=8, model_dim=8, num_layers=0, num_heads=1, head_dim=8, mlp_dim=8, dtype="float32")
+    model, tx, mesh = DualEncoder(*[TowerConfig(encoder, projection_dim=24)] * 2), optax.sgd(0.1), sharding.make_mesh(8)
+    abstract = jax.eval_shape(lambda: init_state(model, lambda params: tx, jax.random.key(0)))
+    shardings = sharding_rules.state_shardings(abstract, mesh)
+    loss = functools.partial(LOSS, same_tower=same_tower)
+    step = sharding_rules.compiled_step(make_train_step(model, loss, tx), shardings, mesh)
+    tokens, ids = (jax.ShapeDtypeStruct(shape, np.int32) for shape in ((64, 4), (64,)))
+    text = step.lower(sharding_rules.with_shardings(abstract, shardings), Batch(tokens, tokens, ids, ids)).compile().as_text()
+    sizes = [math.prod(map(int, dims.split(","))) for dims in re.findall(r"\[([\d,]+)\]\S* all-gather\(", text)]
+    assert sorted(sizes) == [64, 64, 64 * 24, 64 * 24]
 
 
 def test_mesh_sizes_that_cannot_be_are_refused():

@@ -24,6 +24,8 @@ PAD_ID = 0
 SENTENCEPIECE_FILE = "spiece.model"
 TOKENIZER_JSON_FILE = "tokenizer.json"
 PROMPT_FILE = "prompt.json"
+PAD_TOKENS = ("[PAD]", "<pad>", "<|fim_pad|>")
+"""The names of padding, where a `tokenizer.json` does not say; the last is Qwen's, whose texts never hold it."""
 _UNKNOWN = "\U0010fffe"
 _PROMPT = schema.record({"prompt": schema.text})
 
@@ -112,12 +114,13 @@ class JsonTokenizer:
         self._path, self._json = path, read_bytes(path)
         with _rust_errors_named(path):
             self._tokenizer = tokenizers.Tokenizer.from_str(self._json.decode("utf-8"))
-            self.pad_id = _json_pad_id(path, self._tokenizer)
+            padding = self._tokenizer.padding
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
             self._tokenizer.encode_special_tokens = True
             self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
             surroundings = _surroundings(self._tokenizer)
+            self.pad_id = _json_pad_id(path, self._tokenizer, padding, {token for ids in surroundings for token in ids})
             highest = max((self.vocab_size - 1, self.pad_id, *(token for ids in surroundings for token in ids)))
             if highest >= min(self.vocab_size, schema.MAX_SIZE):
                 raise InputError(f"{path} has the token id {highest}, beyond its {self.vocab_size} entries or beyond 32 bits.")
@@ -271,13 +274,19 @@ def _rust_errors_named(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _json_pad_id(path: Path, tokenizer: Any) -> int:
-    if tokenizer.padding:
-        return int(tokenizer.padding["pad_id"])
-    known = (tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>"))
-    pad_id = next((pad_id for pad_id in known if pad_id is not None), None)
+def _json_pad_id(path: Path, tokenizer: Any, padding: Any, around: set[int]) -> int:
+    """The id of padding: a token that no text has, not even around it, where Qwen3-Embedding pads with its end of text.
+
+    Args:
+        path: for the message.
+        tokenizer: without padding.
+        padding: what the file says of it, or None.
+        around: ids that surround every text.
+    """
+    known = [int(padding["pad_id"]) if padding else None, *(tokenizer.token_to_id(name) for name in PAD_TOKENS)]
+    pad_id = next((pad_id for pad_id in known if pad_id is not None and pad_id not in around), None)
     if pad_id is None:
-        raise InputError(f"{path} has no id for padding; take a vocabulary with the token [PAD] or <pad>.")
+        raise InputError(f"{path} has no id for padding; take a vocabulary with the token {' or '.join(PAD_TOKENS)}.")
     return pad_id
 
 

@@ -55,14 +55,17 @@ class WatchForCollapse:
 
     Args:
         alarm: what counts as a collapse.
-        logged: the lines of a run that goes on here.
+        logged: the lines of a run that goes on here; they count as if it had never stopped.
     """
 
     def __init__(self, alarm: CollapseAlarm, logged: Iterable[Mapping[str, Any]] = ()) -> None:
         self._alarm = alarm
-        self._start: Mapping[str, Any] | None = next((line for line in logged if "query_variance" in line), None)
+        self._start: Mapping[str, Any] | None = None
         self._counts: dict[str, int] = {}
         self._stop: Stop | None = None
+        for line in logged:
+            if "query_variance" in line and self._judge(line) and alarm.stop:
+                self._counts = {}  # the run ended there; who starts it again gives it the same patience
 
     def line(self, step: int, scalars: Mapping[str, float]) -> None:
         """A line of the log; see `run_log.Sink`."""

@@ -1,4 +1,8 @@
-"""What a compiled program costs, read from its HLO text: products and collectives, those inside loops as often as they run."""
+"""What a compiled program costs, read from its HLO text: products and collectives, those inside loops as often as they run.
+
+Memory is the compiler's own figure (`memory_analysis`). Its `cost_analysis` has no collectives and counts the body of a loop once,
+while layers, chunks of a batch and blocks of a loss are loops; where there is no loop, its FLOPs and these are the same.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
-ITEM_BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16}
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)\)(.*)$")
@@ -143,7 +146,7 @@ def _product_flops(instruction: _Instruction, known: dict[str, _Instruction]) ->
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
     assert labels is not None
     sizes = [dict(zip(names, shape, strict=True)) for names, shape in zip(labels.groups(), (left, right, result), strict=True)]
-    window = dict(re.findall(r"(\w+)=([\dx_\-]+)", _between(instruction.attributes, "window={", "}")))
+    window = dict(re.findall(r"(\w+)=([\dx_\-]+)", instruction.attributes.partition("window={")[2].partition("}")[0]))
     pairs = math.prod(
         _window_pairs(sizes[0][dim], sizes[2][dim], {name: value.split("x")[int(dim)] for name, value in window.items()})
         for dim in filter(str.isdigit, labels[1])
@@ -180,9 +183,8 @@ def _collective(kind: str, operands: list[_Array], num_devices: int, count: int)
 
 
 def _bytes(array: _Array) -> int:
-    bits = re.search(r"\d+", array.dtype)
-    item = ITEM_BYTES.get(array.dtype) or (max(int(bits[0]) // 8, 1) if bits else 0)  # tokens have no bytes
-    return math.prod(array.shape) * item
+    bits = re.search(r"\d+", array.dtype)  # bf16, s32, c64, f8e4m3fn; none of pred, which is a byte
+    return math.prod(array.shape) * max(int(bits[0]) // 8 if bits else 1, 1)
 
 
 def _group_size(attributes: str, num_devices: int) -> int:
@@ -204,7 +206,3 @@ def _merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
             groups.setdefault((one.kind, one.num_devices), []).append(one)
     merged = (Collective(*key, sum(one.times for one in ones), sum(one.bytes for one in ones)) for key, ones in groups.items())
     return tuple(sorted(merged, key=lambda one: -one.bytes))
-
-
-def _between(text: str, start: str, end: str) -> str:
-    return text.partition(start)[2].partition(end)[0]

@@ -153,12 +153,7 @@ def compiler_options(effort: float) -> dict[str, int] | None:
     """XLA's options for an effort in [-1, 1]: its level O0 at -1, its default (O2) at 0, O3 at 1, and the nearest one between.
 
     JAX 0.12 has only levels. JAX 0.10 also takes an effort, and compiles the same program at -1 as at O0.
-
-    Raises:
-        InputError: another number.
     """
-    if not -1 <= effort <= 1:
-        raise InputError(f"--effort is {effort}; give a number from -1 to 1.")
     return {"optimization_level": EFFORT_LEVELS[round(1.5 * (effort + 1))]} if effort else None
 
 
@@ -205,8 +200,9 @@ def forward_flops(encoder: Any, lengths: np.ndarray) -> float:
     A training step is three times as much.
     """
     joined = encoder.num_heads * encoder.head_dim
-    branches = 3 if getattr(encoder, "activation", "gelu") == "gated_gelu" else 2
-    layer_parameters = encoder.num_layers * encoder.model_dim * (4 * joined + branches * encoder.mlp_dim)
+    kv_joined = getattr(encoder, "kv_heads", encoder.num_heads) * encoder.head_dim
+    branches = 3 if encoder.is_gated else 2
+    layer_parameters = encoder.num_layers * encoder.model_dim * (2 * joined + 2 * kv_joined + branches * encoder.mlp_dim)
     lengths = lengths.astype(np.float64)
     return float(np.sum(lengths * (2 * layer_parameters + 4 * encoder.num_layers * joined * lengths)))
 

@@ -23,8 +23,9 @@ MAX_SIZE = 1 << 24
 MAX_LAYERS = 256
 """An encoder is traced layer by layer before its weights are looked at, so a number without bounds would hang."""
 
-_LATER_FIELDS = ("dropout_broadcast", "attention_dropout_rate")
+_LATER_FIELDS = ("dropout_broadcast", "attention_dropout_rate", "num_kv_heads")
 """Of encoders, one of each class, that version 0.1.0 did not have."""
+_MAY_BE_ZERO = ("position_offset", "num_token_types", "num_buckets", "first_global")
 _TAKEN_FOR = {"pooling": "mean", "activation": "relu", "remat": "full"}
 
 _LAYERS = schema.integer(0, MAX_LAYERS)
@@ -54,7 +55,7 @@ def _as_trained(kind: type, value: Any, *, of: Any) -> Any:
 def _encoder_of(kind: type) -> schema.Check:
     """Sizes are at least 1, but for those that may be absent from an encoder."""
     sizes = {name: schema.integer(1, MAX_SIZE) for name, hint in typing.get_type_hints(kind).items() if hint is int}
-    may_be_zero = {"num_layers": _LAYERS, "position_offset": schema.integer(0, MAX_SIZE)}
+    may_be_zero = {"num_layers": _LAYERS, **dict.fromkeys(_MAY_BE_ZERO, schema.integer(0, MAX_SIZE))}
     check = schema.of_class(kind, **sizes | {name: check for name, check in may_be_zero.items() if name in sizes})
     return lambda value: check(_as_trained(kind, value, of=value))
 

@@ -1,0 +1,129 @@
+"""What the file of a kind of encoder says: how transformers names its settings and arrays, and which of them have a place here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from de_jax.interop.config_keys import OWN_CODE, Keys
+from de_jax.interop.pretrained import Origin
+from de_jax.models.tower import EncoderConfig
+from de_jax.types import InputError
+
+T = TypeVar("T")
+
+
+class Settings(NamedTuple):
+    """A `config.json`, whose settings are checked as they are read."""
+
+    file: Path  # for messages
+    values: Mapping[str, Any]
+
+    @property
+    def model_type(self) -> str:
+        return str(self.values["model_type"])
+
+    def require(self, name: str, value: Any, *allowed: Any) -> None:
+        """Refuses a value that no tower here has."""
+        if value not in allowed:
+            raise InputError(f"{self.file}: {name} is {value!r}; the towers here have {' or '.join(map(repr, allowed))}.")
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive whole number."""
+        value = self.values.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{self.file}: {name} is {value!r}; it must be a positive whole number.")
+        return value
+
+    def positive(self, name: str, default: float) -> float:
+        """A positive number."""
+        value = self.values.get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise InputError(f"{self.file}: {name} is {value!r}; it must be a positive number.")
+        return float(value)
+
+    def epsilon(self, name: str, default: float) -> float:
+        """What a norm adds to a variance."""
+        value = self.values.get(name, default)
+        if not isinstance(value, float) or not 0 < value < 1:
+            raise InputError(f"{self.file}: {name} is {value!r}; it must be a small positive number.")
+        return value
+
+    def share(self, name: str, default: float = 0.1) -> float:
+        """A dropout rate."""
+        value = self.values.get(name, default)
+        if not isinstance(value, int | float) or not 0 <= value < 1:
+            raise InputError(f"{self.file}: {name} is {value!r}; it must be in [0, 1).")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false; null is the default."""
+        value = self.values.get(name)
+        if not isinstance(value, bool | None):
+            raise InputError(f"{self.file}: {name} is {value!r}; it must be true or false.")
+        return default if value is None else value
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """How transformers keeps one kind of encoder.
+
+    Attributes:
+        model_types: names in config.json that are read as this kind; the first is written.
+        keys: what is known of its config.json.
+        config_of: the encoder of a config.json; refuses what it does not have.
+        origins_of: where its parameters are, by path within a tower, for a vocabulary that pads with an id.
+        json_of: the config.json of an encoder whose vocabulary pads with an id; the inverse of `config_of`.
+        holds: whether an encoder whose vocabulary pads with an id can be saved as this kind.
+        own_names: a folder's arrays by the names that transformers gives them in an encoder alone today.
+        heads: regular expressions of arrays that published models carry beside the encoder.
+        position_pad_id: the padding id that the position table depends on; None where no position depends on it.
+        is_shift_free: whether padding before a text changes no embedding.
+    """
+
+    model_types: tuple[str, ...]
+    keys: Keys
+    config_of: Callable[[Settings], EncoderConfig]
+    origins_of: Callable[[Any, int], dict[str, Origin]]
+    json_of: Callable[[Any, int], dict[str, Any]]
+    holds: Callable[[Any, int], bool]
+    own_names: Callable[[Mapping[str, T]], dict[str, T]]
+    heads: tuple[str, ...] = ()
+    position_pad_id: Callable[[Settings], int] | None = None
+    is_shift_free: bool = False
+
+
+def linear(ours: str, theirs: str, *, bias: bool = True, part: tuple[int, int] = (0, 1)) -> dict[str, Origin]:
+    """The origins of a linear map, or of one of several that are kept as one."""
+    kernel = {f"{ours}/kernel": Origin(f"{theirs}.weight", transposed=True, part=part)}
+    return kernel | ({f"{ours}/bias": Origin(f"{theirs}.bias", part=part)} if bias else {})
+
+
+def norm(ours: str, theirs: str, *, bias: bool = True) -> dict[str, Origin]:
+    """The origins of a norm."""
+    return {f"{ours}/scale": Origin(f"{theirs}.weight")} | ({f"{ours}/bias": Origin(f"{theirs}.bias")} if bias else {})
+
+
+# What any config.json of transformers may hold: notes on its making, output options, heads, and the settings of `generate`.
+READ = "model_type vocab_size pad_token_id "
+HARMLESS = """
+architectures transformers_version _?name_or_path _commit_hash torch_dtype dtype language license tokenizer_class
+use_cache return_dict output_hidden_states output_attentions output_past torchscript use_bfloat16 tf_legacy_loss xla_device
+chunk_size_feed_forward gradient_checkpointing _?attn_implementation(_autoset|_internal)? initializer_(range|factor)
+is_encoder_decoder tie_encoder_decoder tie_word_embeddings cross_attention_hidden_size
+id2label label2id _?num_labels problem_type classifier_dropout finetuning_task task_specific_params prefix
+(bos|eos|sep|cls|mask|unk|decoder_start|forced_bos|forced_eos)_token_id
+max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
+repetition_penalty length_penalty (encoder_)?no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
+return_dict_in_generate remove_invalid_values exponential_decay_length_penalty (begin_)?suppress_tokens
+transformers\\.js_config matryoshka_dimensions add_pooling_layer sentence_transformers
+"""
+FIXED: Mapping[str, tuple[Any, ...]] = {
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+    "pruned_heads": ({}, None),
+    "quantization_config": (None,),
+}
+REFUSED = {"auto_map": OWN_CODE}

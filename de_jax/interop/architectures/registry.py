@@ -1,0 +1,55 @@
+"""The kinds of encoders that come from transformers and go back to it; each has a file of its own beside this one."""
+
+from __future__ import annotations
+
+from de_jax.interop.architectures import bert, distilbert, gemma3, modernbert, mpnet, qwen3, roberta, t5
+from de_jax.interop.architectures.kind import Kind
+from de_jax.models.tower import EncoderConfig
+from de_jax.types import InputError
+
+KINDS: tuple[Kind, ...] = (
+    t5.KIND,
+    bert.KIND,
+    roberta.KIND,
+    mpnet.KIND,
+    distilbert.KIND,
+    modernbert.KIND,
+    qwen3.KIND,
+    gemma3.KIND,
+)
+MODEL_TYPES = tuple(name for kind in KINDS for name in kind.model_types)
+
+
+def kind_of_type(file: object, model_type: object) -> Kind:
+    """The kind that a config.json names.
+
+    Args:
+        file: for the message.
+        model_type: as it stands there.
+
+    Raises:
+        InputError: no kind has that name.
+    """
+    found = next((kind for kind in KINDS if model_type in kind.model_types), None)
+    if found is None:
+        raise InputError(f"{file}: model_type {model_type!r} has no tower here; there are {', '.join(MODEL_TYPES)}.")
+    return found
+
+
+def kind_of(config: EncoderConfig, pad_id: int) -> Kind:
+    """The kind that an encoder is saved as.
+
+    Args:
+        config: the encoder.
+        pad_id: the vocabulary's own padding.
+
+    Raises:
+        InputError: transformers has no model of these settings.
+    """
+    found = next((kind for kind in KINDS if kind.holds(config, pad_id)), None)
+    if found is None:
+        raise InputError(
+            f"a {type(config).__name__} with these settings and a vocabulary that pads with {pad_id} is none of transformers' "
+            f"models ({', '.join(MODEL_TYPES)}); export it with --format=safetensors."
+        )
+    return found

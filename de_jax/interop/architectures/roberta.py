@@ -1,0 +1,58 @@
+"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT whose positions are counted from the row after padding's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from de_jax.interop.architectures import bert
+from de_jax.interop.architectures.kind import Settings
+from de_jax.interop.pretrained import Origin
+from de_jax.models.bert import BertConfig
+from de_jax.types import InputError
+
+PAD_ID = 1
+"""Where config.json does not say."""
+
+
+def config_of(settings: Settings) -> BertConfig:
+    return BertConfig(
+        **bert.sizes_of(settings),
+        position_offset=position_pad_id(settings) + 1,
+        num_token_types=settings.size("type_vocab_size", 2),
+    )
+
+
+def json_of(config: BertConfig, pad_id: int) -> dict[str, Any]:
+    return {
+        **bert.sizes_json(config),
+        "model_type": "roberta",
+        "architectures": ["RobertaModel"],
+        "type_vocab_size": config.num_token_types,
+        "pad_token_id": pad_id,
+    }
+
+
+def origins_of(config: BertConfig, pad_id: int) -> dict[str, Origin]:
+    return bert.tables_of(pad_id) | bert.layers_of(config)
+
+
+def position_pad_id(settings: Settings) -> int:
+    pad_id = settings.values.get("pad_token_id", PAD_ID)
+    rows = min(settings.size("vocab_size"), settings.size("max_position_embeddings") - 1)
+    if not isinstance(pad_id, int) or isinstance(pad_id, bool) or not 0 <= pad_id < rows:
+        raise InputError(
+            f"{settings.file}: pad_token_id is {pad_id!r}; it must be a row of both tables that leaves positions for texts."
+        )
+    return pad_id
+
+
+KIND = dataclasses.replace(
+    bert.KIND,
+    model_types=("roberta", "xlm-roberta", "camembert"),
+    config_of=config_of,
+    origins_of=origins_of,
+    json_of=json_of,
+    holds=lambda config, pad_id: bert.is_plain(config) and config.position_offset == pad_id + 1,
+    position_pad_id=position_pad_id,
+)

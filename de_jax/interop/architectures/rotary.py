@@ -1,0 +1,138 @@
+"""What the files of rotary encoders share: layer types, bases of positions, and Llama's names of arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from de_jax.interop.architectures import kind
+from de_jax.interop.architectures.kind import Settings, T
+from de_jax.interop.pretrained import Origin
+from de_jax.models.rotary import RotaryConfig
+from de_jax.types import InputError
+
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+
+
+def global_layers(settings: Settings, num_layers: int, default: tuple[int, int]) -> tuple[int, int]:
+    """(`global_every`, `first_global`) of the layer types that a config.json lists, or `default` where it lists none."""
+    listed = settings.values.get("layer_types")
+    if listed is None:
+        return default
+    are_global = [name == GLOBAL for name in listed] if isinstance(listed, list) and set(listed) <= {GLOBAL, LOCAL} else []
+    candidates = [default, *((every, first) for every in range(1, num_layers + 2) for first in range(every))]
+    for every, first in candidates:
+        if are_global == [layer % every == first for layer in range(num_layers)]:
+            return every, first
+    raise InputError(
+        f"{settings.file}: layer_types is not a list of {num_layers} times {GLOBAL!r} or {LOCAL!r} whose global layers are equally "
+        "far apart; the towers here have no other."
+    )
+
+
+def layer_types(config: RotaryConfig) -> list[str]:
+    """The inverse of `global_layers`."""
+    return [GLOBAL if config.is_global(layer) else LOCAL for layer in range(config.num_layers)]
+
+
+def parameters(settings: Settings, layer_type: str | None) -> Mapping[str, Any]:
+    """What `rope_parameters` says of a type of layers, or of all; nothing where config.json is of transformers 4."""
+    found = settings.values.get("rope_parameters") or {}
+    if layer_type is not None and isinstance(found, dict):
+        if others := sorted(set(found) - {GLOBAL, LOCAL}):
+            settings.require("rope_parameters", others[0], GLOBAL, LOCAL)
+        found = found.get(layer_type) or {}
+    if not isinstance(found, dict):
+        raise InputError(f"{settings.file}: rope_parameters is {found!r}; it must be an object.")
+    return found
+
+
+def base(settings: Settings, layer_type: str | None, older_name: str, default: float) -> float:
+    """The base of positions, in a type of layers or in all."""
+    found = parameters(settings, layer_type)
+    if unknown := sorted(set(found) - {"rope_type", "rope_theta", "factor"}):
+        raise InputError(f"{settings.file}: the setting {unknown[0]} of rope_parameters is unknown here.")
+    name = "rope_theta" if "rope_theta" in found else older_name
+    return settings._replace(values={**settings.values, **found}).positive(name, default)
+
+
+def factor(settings: Settings, layer_type: str | None, *allowed: str) -> float:
+    """What positions are divided by, in a type of layers or in all.
+
+    Args:
+        settings: the config.json.
+        layer_type: None for all.
+        allowed: ways of scaling beside none, of which only "linear" is known.
+    """
+    found = {**(settings.values.get("rope_scaling") or {}), **parameters(settings, layer_type)}
+    scaling = found.get("rope_type", found.get("type", "default"))
+    settings.require("rope_type", scaling, "default", *allowed)
+    return settings._replace(values=found).positive("factor", 1.0) if scaling == "linear" else 1.0
+
+
+def held_by(
+    config_of: Callable[[Settings], RotaryConfig], json_of: Callable[[RotaryConfig, int], dict[str, Any]]
+) -> Callable[[Any, int], bool]:
+    """Whether a kind's config.json tells all of an encoder but its precision and how it is compiled."""
+
+    def holds(config: Any, pad_id: int) -> bool:
+        if not isinstance(config, RotaryConfig):
+            return False
+        try:
+            told = config_of(Settings(Path("config.json"), json_of(config, pad_id)))
+        except InputError:
+            return False
+        return told == _comparable(config, told)
+
+    return holds
+
+
+def _comparable(config: RotaryConfig, told: RotaryConfig) -> RotaryConfig:
+    """`config`, without what changes nothing."""
+    same = {name: getattr(told, name) for name in ("dtype", "remat", "scan_layers")}
+    if config.kv_heads == told.kv_heads:
+        same["num_kv_heads"] = told.num_kv_heads
+    if config.weights_dropout_rate == told.weights_dropout_rate:
+        same["attention_dropout_rate"] = told.attention_dropout_rate
+    if layer_types(config) == layer_types(told):
+        same |= {"global_every": told.global_every, "first_global": told.first_global}
+        unused = [*(("rope_base", "rope_factor") if GLOBAL not in layer_types(config) else ())]
+        unused += [*(("window", "local_rope_base") if LOCAL not in layer_types(config) else ())]
+        same |= {name: getattr(told, name) for name in unused}
+    if (config.query_scale or config.head_dim**-0.5) == (told.query_scale or told.head_dim**-0.5):
+        same["query_scale"] = told.query_scale
+    return dataclasses.replace(config, **same)
+
+
+def llama_origins(config: RotaryConfig, pad_id: int, *, norms: Mapping[str, str], added: float = 0.0) -> dict[str, Origin]:
+    """The origins of an encoder with Llama's names.
+
+    Args:
+        config: the encoder.
+        pad_id: the vocabulary's own padding.
+        norms: their names of a layer's norms, by ours.
+        added: what their norms keep less than ours.
+    """
+    scale = lambda name: Origin(f"{name}.weight", added=added)  # noqa: E731
+    origins = {
+        "embedder/embedding": Origin("embed_tokens.weight", swapped_row=pad_id),
+        "encoder/encoder_norm/scale": scale("norm"),
+    }
+    for index in range(config.num_layers):
+        ours, theirs = f"encoder/layers_{index}", f"layers.{index}"
+        origins |= {f"{ours}/{name}/scale": scale(f"{theirs}.{their_name}") for name, their_name in norms.items()}
+        for name, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o")):
+            origins |= kind.linear(f"{ours}/attention/{name}", f"{theirs}.self_attn.{letter}_proj", bias=config.attention_bias)
+        if config.qk_norm:
+            origins |= {f"{ours}/attention/{of}_norm/scale": scale(f"{theirs}.self_attn.{of[0]}_norm") for of in ("query", "key")}
+        for name, their_name in (("wi_0", "gate"), ("wi_1", "up"), ("wo", "down")):
+            origins |= kind.linear(f"{ours}/mlp/{name}", f"{theirs}.mlp.{their_name}_proj", bias=False)
+    return origins
+
+
+def own_names(stored: Mapping[str, T]) -> dict[str, T]:
+    """Heads put "model." before the encoder."""
+    return {re.sub(r"^model\.", "", name): read for name, read in stored.items()}

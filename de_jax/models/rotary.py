@@ -1,0 +1,301 @@
+"""Encoders with rotary positions (Su et al. 2021): ModernBERT (Warner et al. 2024), Qwen3 and Gemma 3, one module with flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jaxtyping import Bool, Float, Int
+
+from de_jax.models.attention import AttentionDropout, attend
+from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
+from de_jax.models.layers import Dropout, Linear, places_of, split_by_rows, stream_dtype
+from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne, check_fields
+from de_jax.types import Array, InputError
+
+TABLE_STD = 0.02
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": functools.partial(nn.gelu, approximate=False),
+    "gelu_tanh": nn.gelu,
+    "silu": nn.silu,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RotaryConfig:
+    """The shape of a rotary encoder; the defaults are ModernBERT base.
+
+    Layers are normalised before each half (pre-norm), and feed-forward layers are gated: act(x wi_0) * (x wi_1).
+
+    Attributes:
+        vocab_size: rows of the embedding table.
+        model_dim: width of the residual stream.
+        num_layers: 0 leaves the embeddings, normalised.
+        num_heads, head_dim: of the queries; their product may differ from `model_dim`.
+        num_kv_heads: of keys and values, each for an equal group of query heads (Ainslie et al. 2023); None for `num_heads`.
+        mlp_dim: width inside a feed-forward layer.
+        max_positions: tokens of the longest text.
+        activation: of the gate; "gelu_tanh" is gelu's approximation.
+        norm: "layer" subtracts the mean and divides by the deviation, "rms" divides by the root mean square.
+        norm_bias, norm_epsilon: of a norm.
+        norm_embeddings: the first norm is of the embeddings themselves, which begin the residual stream so (ModernBERT).
+        post_norms: each half's result is normalised too, before it is added (Gemma).
+        qk_norm: queries and keys are normalised, head by head.
+        attention_bias, mlp_bias: of the linear maps.
+        scale_embeddings: embeddings are multiplied by sqrt(model_dim) (Gemma).
+        causal: tokens see no later ones.
+        global_every, first_global: layer i sees the whole text where i % global_every == first_global, and is local elsewhere.
+        window: the farthest token that a token of a local layer sees, in tokens.
+        rope_base, local_rope_base: the longest wavelength of positions is near 2 pi times this, in global and in local layers.
+        rope_factor: positions of global layers are divided by this.
+        query_scale: factor of the attention scores; None for 1 / sqrt(head_dim).
+        attention_cap: scores are squashed into (-cap, cap) by tanh (Gemma 2); None leaves them.
+        dropout_rate: share dropped of the embeddings, the attention weights and each half's result.
+        attention_dropout_rate: of the attention weights, where it differs.
+        dtype: what matrices are multiplied in; parameters, norms, positions and softmax stay float32.
+        remat, scan_layers: as of `T5Config`.
+
+    Example:
+        >>> config = RotaryConfig(vocab_size=20, model_dim=8, num_layers=3, num_heads=2, head_dim=4, mlp_dim=8)
+        >>> [config.is_global(layer) for layer in range(3)]
+        [True, False, False]
+    """
+
+    attention_dropout: ClassVar[AttentionDropout] = "per_weight"
+    is_gated: ClassVar[bool] = True
+    vocab_size: PositiveInt = 50368
+    model_dim: PositiveInt = 768
+    num_layers: NumLayers = 22
+    num_heads: PositiveInt = 12
+    head_dim: PositiveInt = 64
+    num_kv_heads: PositiveInt | None = None
+    mlp_dim: PositiveInt = 1152
+    max_positions: PositiveInt = 8192
+    activation: Literal["gelu", "gelu_tanh", "silu"] = "gelu"
+    norm: Literal["layer", "rms"] = "layer"
+    norm_bias: bool = False
+    norm_epsilon: PositiveFloat = 1e-5
+    norm_embeddings: bool = True
+    post_norms: bool = False
+    qk_norm: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    scale_embeddings: bool = False
+    causal: bool = False
+    global_every: PositiveInt = 3
+    first_global: NonNegativeInt = 0
+    window: PositiveInt = 64
+    rope_base: PositiveFloat = 160_000.0
+    local_rope_base: PositiveFloat = 10_000.0
+    rope_factor: PositiveFloat = 1.0
+    query_scale: PositiveFloat | None = None
+    attention_cap: PositiveFloat | None = None
+    dropout_rate: ShareBelowOne = 0.0
+    attention_dropout_rate: ShareBelowOne | None = None
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    remat: Remat = "none"
+    scan_layers: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.num_heads % self.kv_heads:
+            raise InputError(f"RotaryConfig.num_heads is {self.num_heads}, which num_kv_heads = {self.kv_heads} does not divide.")
+        if self.head_dim % 2:
+            raise InputError(f"RotaryConfig.head_dim is {self.head_dim}; positions turn pairs of dimensions, so it must be even.")
+        if self.first_global >= self.global_every:
+            raise InputError(
+                f"RotaryConfig.first_global is {self.first_global}; it must be less than global_every = {self.global_every}."
+            )
+
+    @property
+    def kv_heads(self) -> int:
+        """Of keys and values."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def weights_dropout_rate(self) -> float:
+        """Of the attention weights."""
+        return self.dropout_rate if self.attention_dropout_rate is None else self.attention_dropout_rate
+
+    @property
+    def max_length(self) -> int | None:
+        return self.max_positions
+
+    def is_global(self, layer: int) -> bool:
+        """Whether a layer, counted from 0, sees the whole text."""
+        return layer % self.global_every == self.first_global
+
+    def embedder(self) -> nn.Module:
+        return RotaryEmbedder(self)
+
+    def encoder(self) -> nn.Module:
+        return RotaryEncoder(self)
+
+
+class View(NamedTuple):
+    """What tokens see of each other, alike for all texts and layers: first entries are for global layers, second for local ones."""
+
+    seen: tuple[Bool[Array, "1 1 L L"], ...]
+    turns: tuple[tuple[Float[Array, "b L h"], Float[Array, "b L h"]], ...]  # cosine and sine of each position's angles
+
+
+class Place(NamedTuple):
+    """Which layer it is; arrays [layers], or one entry of each."""
+
+    is_global: Bool[Array, "*layers"]
+    is_first: Bool[Array, "*layers"]
+
+
+class RotaryEmbedder(nn.Module):
+    """Token ids to vectors; positions are in the encoder's attention."""
+
+    config: RotaryConfig
+
+    @nn.compact
+    def __call__(self, tokens: Int[Array, "b L"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
+        config = self.config
+        table = self.param("embedding", nn.initializers.normal(TABLE_STD), (config.vocab_size, config.model_dim))
+        x = table[tokens]
+        if config.scale_embeddings:
+            x = x * config.model_dim**0.5
+        return Dropout(config.dropout_rate)(x.astype(stream_dtype(jnp.dtype(config.dtype))), deterministic)
+
+
+class RotaryAttention(nn.Module):
+    """Multi-head self-attention of turned queries and keys."""
+
+    config: RotaryConfig
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, seen: Any, turns: Any
+    ) -> Float[Array, "b L E"]:
+        config, dtype, std = self.config, jnp.dtype(self.config.dtype), x.shape[-1] ** -0.5
+
+        def heads(name: str, number: int) -> Array:
+            y = Linear(number * config.head_dim, std, dtype, config.attention_bias, name=name)(x)
+            return y.reshape(*x.shape[:-1], number, config.head_dim)
+
+        query, key, value = heads("query", config.num_heads), heads("key", config.kv_heads), heads("value", config.kv_heads)
+        if config.qk_norm:
+            query, key = _norm(config, "query_norm")(query), _norm(config, "key_norm")(key)
+        query, key = turn(query, *turns).astype(dtype), turn(key, *turns).astype(dtype)
+        dropout = Dropout(config.weights_dropout_rate)
+        is_dropped = config.weights_dropout_rate and not deterministic
+        context = attend(
+            query,
+            key,
+            value.astype(dtype),
+            None,
+            segments,
+            seen=seen,
+            scale=config.query_scale or config.head_dim**-0.5,
+            cap=config.attention_cap,
+            drop=functools.partial(dropout, deterministic=False) if is_dropped else None,
+        )
+        joined = config.num_heads * config.head_dim
+        out = Linear(config.model_dim, joined**-0.5, dtype, config.attention_bias, name="out")
+        return out(context.reshape(*x.shape[:-1], joined))
+
+
+class GatedFeedForward(nn.Module):
+    """Position-wise layer: the activation of `wi_0` times `wi_1`."""
+
+    config: RotaryConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b L E"]) -> Float[Array, "b L E"]:
+        config, dtype = self.config, jnp.dtype(self.config.dtype)
+        std = x.shape[-1] ** -0.5
+        gate, linear = (Linear(config.mlp_dim, std, dtype, config.mlp_bias, name=name)(x) for name in ("wi_0", "wi_1"))
+        hidden = ACTIVATIONS[config.activation](gate) * linear
+        return Linear(config.model_dim, config.mlp_dim**-0.5, dtype, config.mlp_bias, name="wo")(hidden)
+
+
+class RotaryLayer(nn.Module):
+    """Attention and feed-forward, each normalised before and added to the residual stream after."""
+
+    config: RotaryConfig
+
+    def setup(self) -> None:
+        config = self.config
+        self.pre_attention_layer_norm = _norm(config)
+        self.attention = RotaryAttention(config)
+        self.pre_mlp_layer_norm = _norm(config)
+        self.mlp = GatedFeedForward(config)
+        if config.post_norms:
+            self.post_attention_layer_norm, self.post_mlp_layer_norm = _norm(config), _norm(config)
+        self.dropout = Dropout(config.dropout_rate)
+
+    def __call__(
+        self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, view: View, place: Place
+    ) -> Float[Array, "b L E"]:
+        x = split_by_rows(x)
+        seen, turns = _chosen(view.seen, place.is_global), _chosen(view.turns, place.is_global)
+        normed = self.pre_attention_layer_norm(x)
+        if self.config.norm_embeddings:
+            x = jnp.where(place.is_first, normed, x)
+        attended = self.attention(normed, segments, deterministic, seen, turns)
+        x = x + self.dropout(self.post_attention_layer_norm(attended) if self.config.post_norms else attended, deterministic)
+        hidden = self.mlp(self.pre_mlp_layer_norm(x))
+        return x + self.dropout(self.post_mlp_layer_norm(hidden) if self.config.post_norms else hidden, deterministic)
+
+
+class RotaryEncoder(nn.Module):
+    """Embedded tokens to contextual vectors."""
+
+    config: RotaryConfig
+
+    def setup(self) -> None:
+        self.layers = make_layers(RotaryLayer, self.config)
+        self.encoder_norm = _norm(self.config)
+
+    def __call__(self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
+        numbers = np.arange(self.config.num_layers)
+        places = Place(numbers % self.config.global_every == self.config.first_global, numbers == 0)
+        x = through_layers(self, x, segments, deterministic, _view(self.config, segments), of_layer=places)
+        return self.encoder_norm(x)
+
+
+def turn(x: Float[Array, "b L H d"], cosine: Float[Array, "b L h"], sine: Float[Array, "b L h"]) -> Float[Array, "b L H d"]:
+    """Each pair (i, i + d/2) of dimensions turned by its position's angle, in float32 (Su et al. 2021, eq. 34)."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cosine, sine = cosine[:, :, None, :], sine[:, :, None, :]
+    return jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+
+
+def _view(config: RotaryConfig, segments: Int[Array, "b L"]) -> View:
+    # Texts of a row are contiguous, so that distances between two tokens of one text are those within the row.
+    row = jnp.arange(segments.shape[1])
+    distance = (row[None, :] - row[:, None])[None, None]  # key - query
+    everything = distance <= 0 if config.causal else jnp.ones_like(distance, bool)
+    places = places_of(segments)[..., None].astype(jnp.float32)
+
+    def turns(base: float, factor: float) -> tuple[Array, Array]:
+        speeds = jnp.asarray(base ** -(np.arange(0, config.head_dim, 2) / config.head_dim) / factor, jnp.float32)
+        angles = places * speeds[None, None, :]
+        return jnp.cos(angles), jnp.sin(angles)
+
+    of_global = turns(config.rope_base, config.rope_factor)
+    if config.global_every == 1:
+        return View((everything,), (of_global,))
+    near = everything & (jnp.abs(distance) <= config.window)
+    return View((everything, near), (of_global, turns(config.local_rope_base, 1.0)))
+
+
+def _chosen(of_kinds: tuple[Any, ...], is_global: Any) -> Any:
+    """Of a pair for global and local layers, this layer's."""
+    return of_kinds[0] if len(of_kinds) == 1 else jax.tree.map(lambda a, b: jnp.where(is_global, a, b), *of_kinds)
+
+
+def _norm(config: RotaryConfig, name: str | None = None) -> nn.Module:
+    settings: dict[str, Any] = {"epsilon": config.norm_epsilon, "dtype": stream_dtype(jnp.dtype(config.dtype)), "name": name}
+    if config.norm == "rms":
+        return nn.RMSNorm(use_fast_variance=False, **settings)
+    return nn.LayerNorm(use_fast_variance=False, use_bias=config.norm_bias, **settings)

@@ -1,0 +1,144 @@
+"""What a recipe's training step needs of devices that need not be there: compiled ahead of time, never run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+
+from de_jax.recipe import Recipe
+from de_jax.settings import PositiveInt, Range, checked
+from de_jax.training.mesh import plan as compiling
+from de_jax.training.mesh import sharding, sharding_rules
+from de_jax.types import InputError
+
+GIB = 2**30
+Effort = Annotated[float, Range(-1, 1)]
+SIZES = {"batch_size": "batch_size", "query_length": "max_query_length", "doc_length": "max_doc_length"}
+"""What a batch's shape is made of, and the names of `PairsOptions` for it."""
+NEGATIVES = {"query": "num_neg_queries", "doc": "num_neg_docs"}
+
+
+@checked
+def plan(
+    recipe: Recipe,
+    topology: str | compiling.Topology,
+    *,
+    batch_size: PositiveInt | None = None,
+    query_length: PositiveInt | None = None,
+    doc_length: PositiveInt | None = None,
+    query_rows: PositiveInt | None = None,
+    doc_rows: PositiveInt | None = None,
+    effort: Effort = -1.0,
+) -> dict[str, Any]:
+    """Memory, FLOPs and collectives of the step that training would compile for some devices, by their compiler.
+
+    Neither data nor a tokenizer is read: every text is taken to be as long as the recipe allows, one a row. Nothing is run.
+
+    Args:
+        recipe: what is trained, on which mesh, in how many chunks.
+        topology: TPU chips and their grid, "v5e:16x16", or simulated devices, "cpu:8", asked for before JAX looks for devices; or
+            what `open_topology` gave for such a name.
+        batch_size: pairs of the global batch; by default the recipe's.
+        query_length, doc_length: tokens of every query and document; by default the longest of the recipe.
+        query_rows, doc_rows: how many rows of that length packed texts take; by default one a text.
+        effort: the compiler's, from -1, done soonest, to 1. Training compiles at 0.
+
+    Returns:
+        JSON values: the topology, the mesh and the batch's shape; num_parameters; what each device needs (state_gib,
+        negative_cache_gib, memory_gib by kind) beside available_gib, and whether it fits, with the compiler's sentence in why_not;
+        executed_flops of a step on all devices together and useful_flops, those of the towers by formula; collectives, each with
+        the bytes that a device receives; estimate, the seconds that products and links take at least. A simulated device has no
+        memory of its own and no speed: available_gib, fits and estimate are None.
+
+    Raises:
+        InputError: an unknown topology, a mesh or a batch that it cannot share out, or sizes that neither the recipe nor the call
+            gives.
+
+    Example:
+        >>> from functools import partial
+        >>> from de_jax.data.sources.options import PairsOptions
+        >>> from de_jax.data.sources.training_set import beir_pairs
+        >>> from de_jax.losses.in_batch import samtone
+        >>> from de_jax.models.dual_encoder import DualEncoder
+        >>> from de_jax.models.t5 import T5Config
+        >>> from de_jax.models.tower import TowerConfig
+        >>> from de_jax.recipe import Optimization
+        >>> from de_jax.training.optim.optimizer import adamw
+        >>> encoder = T5Config(vocab_size=50, model_dim=8, num_layers=0, num_heads=1, head_dim=8, mlp_dim=8, dropout_rate=0.0)
+        >>> tower = TowerConfig(encoder, projection_dim=8)
+        >>> options = PairsOptions(tokenizer="data/spiece.model", batch_size=16)
+        >>> recipe = Recipe(
+        ...     model=DualEncoder(query=tower, doc=tower),
+        ...     data=partial(beir_pairs, "data/scifact", options=options),
+        ...     loss=partial(samtone, temperature=0.05),
+        ...     optimization=Optimization(optimizer=adamw),
+        ... )
+        >>> needs = plan(recipe, "cpu:2", doc_length=32)
+        >>> needs["mesh"], needs["num_parameters"], needs["batch_size"]
+        ({'data': 2, 'fsdp': 1, 'tensor': 1}, 504, 16)
+    """
+    topology = compiling.open_topology(topology) if isinstance(topology, str) else topology
+    given = {"batch_size": batch_size, "query_length": query_length, "doc_length": doc_length}
+    sizes: dict[str, Any] = {name: given[name] or getattr(recipe.options, setting, None) for name, setting in SIZES.items()}
+    if missing := [name for name in sizes if sizes[name] is None]:
+        raise InputError(f"the recipe's data has no options, so its sizes are not known; give {', '.join(missing)}.")
+    shape = {**sizes, "query_rows": query_rows, "doc_rows": doc_rows, **recipe.texts_of_a_pair()}
+    mesh, state = recipe.devices.mesh(devices=topology.devices), recipe.check()
+    recipe.check_sizes(mesh, has_negatives=True, **{SIZES[name]: size for name, size in sizes.items()})
+    for rows in filter(None, (query_rows, doc_rows)):
+        sharding.check_batch_size(rows, mesh, recipe.devices.num_chunks)
+    shardings = sharding_rules.state_shardings(state, mesh, recipe.devices.sharding_rules)
+    step = sharding_rules.compiled_step(recipe.train_step(state.params), shardings, mesh)
+    placed = sharding_rules.with_shardings(state, shardings)
+    compiled = compiling.compile_for(mesh, step, placed, compiling.batch_shapes(**shape), effort=effort)
+    chip = topology.chip
+    return {
+        "topology": topology.name,
+        "device": topology.devices[0].device_kind,
+        "mesh": dict(mesh.shape),
+        **shape,
+        "num_chunks": recipe.devices.num_chunks,
+        "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        "state_gib": _gib(compiling.bytes_per_device(placed)),
+        "negative_cache_gib": _gib(compiling.bytes_per_device(placed.cache)),
+        "available_gib": _gib(chip.memory_bytes) if chip else None,
+        "fits": compiled.why_not is None if chip else None,
+        "why_not": compiled.why_not,
+        **_needs(compiled, mesh.size, chip),
+        "useful_flops": _useful_flops(recipe, shape),
+        "compile_seconds": round(compiled.compile_seconds, 1),
+        "effort": effort,
+        "jax": jax.__version__,
+    }
+
+
+def _needs(compiled: compiling.Plan, num_devices: int, chip: compiling.Chip | None) -> dict[str, Any]:
+    """Memory of each device, FLOPs of all together, and what each receives from others; nothing where the step does not fit."""
+    if compiled.memory is None or compiled.costs is None:
+        return {"memory_gib": None, "executed_flops": None, "collectives": None, "estimate": None}
+    memory, costs = compiled.memory, compiled.costs
+    return {
+        "memory_gib": {name: _gib(size) for name, size in {**memory._asdict(), "total": memory.total}.items()},
+        "executed_flops": costs.flops * num_devices,
+        "collectives": [collective._asdict() for collective in costs.collectives],
+        "num_unknown_loops": costs.num_unknown_loops,
+        "estimate": compiling.estimate(costs, chip)._asdict() if chip else None,
+    }
+
+
+def _useful_flops(recipe: Recipe, shape: dict[str, Any]) -> float:
+    """Of the towers' products forward and backward, without anything that is computed twice; packed texts are of one length."""
+    total, num_pairs = 0.0, shape["batch_size"]
+    for side in ("query", "doc"):
+        number = num_pairs * (1 + shape.get(NEGATIVES[side], 0))
+        if side == "doc" and not shape["doc_rows"]:
+            number *= shape.get("max_passages", 1)
+        length = shape[f"{side}_length"] * (shape[f"{side}_rows"] or num_pairs) / num_pairs
+        total += 3 * compiling.forward_flops(getattr(recipe.model, side).encoder, np.full(number, length))
+    return total
+
+
+def _gib(size: int) -> float:
+    return round(size / GIB, 3)

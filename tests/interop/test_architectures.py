@@ -1,0 +1,322 @@
+"""Every kind of encoder against transformers, in and out: one row for each odd configuration, random weights, hidden vectors."""
+
+import copy
+import dataclasses
+import functools
+import json
+import os
+import signal
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+import tokenizers
+import torch
+import toy_run
+import transformers
+from pretrained_folders import TEXTS, WORDS, our_embeddings, write, write_tokenizer
+
+from de_jax import command, trainer
+from de_jax.data.text.sides import Side
+from de_jax.interop import any_model, huggingface
+from de_jax.interop.architectures import registry
+from de_jax.interop.export import export
+from de_jax.interop.pretrained import disassemble
+from de_jax.interop.safetensors_files import save
+from de_jax.models.rotary import RotaryConfig
+from de_jax.models.tower import segments_of
+from de_jax.training.run import run_log
+from de_jax.training.run.run_folder import Run, load_run
+from de_jax.types import InputError
+
+LENGTHS = (140, 60, 7, 1)  # tokens: beyond T5's and MPNet's farthest bucket and all windows below
+PACKED = ((140, 0, 0), (60, 7, 1), (0, 0, 0), (0, 0, 0))
+VOCAB_SIZE = 61
+T5 = {"d_model": 32, "num_layers": 2, "num_heads": 3, "d_kv": 8, "d_ff": 48}
+BERT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 160,
+}
+DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 141}
+MODERN = {**BERT, "num_hidden_layers": 4, "local_attention": 16}
+LLAMA = {**BERT, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
+GEMMA = {**LLAMA, "num_hidden_layers": 4, "sliding_window": 16, "query_pre_attn_scalar": 24, "hidden_size": 36}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A configuration: transformers' classes begin with `name`."""
+
+    name: str
+    settings: dict[str, Any]
+    refused: dict[str, Any]  # a neighbour's setting
+    suffix: str = "Model"
+    whole: str = ""  # the suffix of a model with heads, whose encoder it is
+    dtype: str = "float32"
+    shard: str = "1GB"
+    exported: str = ""  # the name of what it is saved as, where that differs
+    pad_id: int = 0
+
+
+ROWS = {
+    "t5 1.0, sharded": Row("T5", {**T5, "feed_forward_proj": "relu"}, {"feed_forward_proj": "gated-silu"}, "EncoderModel",
+        shard="9kB"),
+    "t5 with a decoder, padding 4": Row("T5", {**T5, "pad_token_id": 4, "relative_attention_num_buckets": 12},
+        {"layer_norm_epsilon": 1e-5}, "EncoderModel", "ForConditionalGeneration", pad_id=4),
+    "mt5, bfloat16": Row("MT5", T5, {"is_gated_act": False}, "EncoderModel", dtype="bfloat16", exported="T5"),
+    "umt5": Row("UMT5", T5, {"dense_act_fn": "silu"}, "EncoderModel"),
+    "bert with heads, float16": Row("Bert", BERT, {"hidden_act": "relu"}, whole="ForPreTraining", dtype="float16"),
+    "roberta, padding 5": Row("Roberta", {**BERT, "pad_token_id": 5, "type_vocab_size": 1, "layer_norm_eps": 1e-5},
+        {"position_embedding_type": "relative_key"}, whole="ForMaskedLM", pad_id=5),
+    "xlm-roberta": Row("XLMRoberta", {**BERT, "pad_token_id": 1}, {"is_decoder": True}, exported="Roberta", pad_id=1),
+    "mpnet with heads": Row("MPNet", BERT, {"pad_token_id": 0}, whole="ForMaskedLM", pad_id=1),
+    "mpnet, bfloat16 in shards": Row("MPNet", {**BERT, "num_attention_heads": 2}, {"relative_attention_num_buckets": 16},
+        dtype="bfloat16", shard="9kB", pad_id=1),
+    "distilbert with heads, padding 3": Row("DistilBert", {**DISTIL, "pad_token_id": 3}, {"activation": "relu"},
+        whole="ForMaskedLM", pad_id=3),
+    "modernbert": Row("ModernBert", {**MODERN, "pad_token_id": 60}, {"hidden_activation": "relu"}, pad_id=60),
+    "modernbert with heads, biases, every second layer global, float16": Row("ModernBert",
+        {**MODERN, "pad_token_id": 7, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "local_attention": 9,
+         "layer_types": ["sliding_attention", "full_attention"] * 2},
+        {"layer_types": ["full_attention", "full_attention", "sliding_attention", "sliding_attention"]},
+        whole="ForMaskedLM", dtype="float16", pad_id=7),
+    "qwen3 with an untied head": Row("Qwen3", {**LLAMA, "tie_word_embeddings": False}, {"use_sliding_window": True},
+        whole="ForCausalLM"),
+    "qwen3, biases, padding 9, bfloat16 in shards": Row("Qwen3", {**LLAMA, "attention_bias": True, "pad_token_id": 9,
+        "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
+        {"rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn", "factor": 2.0}}, dtype="bfloat16", shard="9kB", pad_id=9),
+    "gemma3 with a tied head": Row("Gemma3", {**GEMMA, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+        {"attn_logit_softcapping": 50.0}, "TextModel", "ForCausalLM"),
+    "embedding gemma": Row("Gemma3", {**GEMMA, "use_bidirectional_attention": True, "sliding_window": 14, "rope_parameters": {
+        "full_attention": {"rope_theta": 1e5, "rope_type": "linear", "factor": 4.0},
+        "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"}}, "num_key_value_heads": 6},
+        {"hidden_activation": "silu"}, "TextModel"),
+}  # fmt: skip
+
+
+def torch_model(row, *, whole=False):
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    config_of = getattr(transformers, f"{row.name}TextConfig", None) or getattr(transformers, f"{row.name}Config")
+    is_t5 = row.name.endswith("T5")
+    config = config_of(vocab_size=VOCAB_SIZE, **({"decoder_start_token_id": 0} if is_t5 else {}), **row.settings)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, row.name + (row.whole if whole else row.suffix))(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Norms of ones and biases of zeros would hide a missing one, and kernels near 0 what attention sees.
+            noise = torch.rand_like(parameter) - 0.5 if parameter.ndim == 1 else torch.randn_like(parameter) * 0.2
+            parameter.copy_((parameter + noise).to(getattr(torch, row.dtype)))
+    return model.eval()
+
+
+def encoder_of(row, model):
+    if row.name.endswith("T5"):
+        return model.get_encoder()
+    return getattr(model, model.base_model_prefix, model)
+
+
+def tokens_of(row):
+    """Ids in rows of one text each, padded as the vocabulary has it."""
+    rng = np.random.default_rng(0)
+    ids = np.setdiff1d(np.arange(VOCAB_SIZE), [row.pad_id])
+    tokens = np.full((len(LENGTHS), max(LENGTHS)), row.pad_id)
+    for line, length in zip(tokens, LENGTHS, strict=True):
+        line[:length] = rng.choice(ids, length)
+    return tokens, np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
+
+
+def their_hidden(row, model):
+    tokens, mask = tokens_of(row)
+    with torch.no_grad():
+        return encoder_of(row, model)(input_ids=torch.tensor(tokens), attention_mask=torch.tensor(mask)).last_hidden_state.numpy()[
+            mask
+        ]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def hidden_of(config, params, tokens, segments):
+    x = config.embedder().apply({"params": params["embedder"]}, tokens, segments, True)
+    return config.encoder().apply({"params": params["encoder"]}, x, segments, True)
+
+
+def our_hidden(row, found, *, is_packed):
+    """The vectors of all tokens, text by text."""
+    tokens, mask = tokens_of(row)
+    ours = np.where(tokens == row.pad_id, 0, np.where(tokens == 0, row.pad_id, tokens)).astype(np.int32)
+    segments = mask.astype(np.int32)
+    if is_packed:
+        flat, ours = ours[mask], np.zeros_like(ours)
+        segments = np.array(segments_of(np.array(PACKED), max(LENGTHS)))
+        ours[segments > 0] = flat
+    config = dataclasses.replace(found.model.query.encoder, scan_layers=True)
+    return np.asarray(hidden_of(config, found.params["shared"], ours, segments))[segments > 0]
+
+
+def close(actual, expected):
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(actual / scale, expected / scale, atol=1e-5)
+
+
+@pytest.fixture(scope="module", params=ROWS)
+def imported(request, tmp_path_factory):
+    """A row, its folder, what transformers makes of texts, and our import."""
+    row = ROWS[request.param]
+    folder = tmp_path_factory.mktemp("architectures") / "model"
+    model = torch_model(row, whole=bool(row.whole))
+    copy.deepcopy(model).to(getattr(torch, row.dtype)).save_pretrained(folder, max_shard_size=row.shard)  # buffers are rounded too
+    assert (folder / "model.safetensors.index.json").exists() == (row.shard != "1GB")
+    return row, folder, their_hidden(row, model), huggingface.read(folder)
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
+def test_hidden_vectors_are_those_of_transformers(imported, is_packed):
+    row, _, expected, found = imported
+    close(our_hidden(row, found, is_packed=is_packed), expected)
+
+
+def test_what_is_written_is_loaded_by_transformers_and_by_us_as_it_was(imported, tmp_path):
+    row, _, expected, found = imported
+    config, params = found.model.query.encoder, found.params["shared"]
+    kind = registry.kind_of(config, row.pad_id)
+    save(tmp_path / "model.safetensors", disassemble(params, kind.origins_of(config, row.pad_id)))
+    (tmp_path / "config.json").write_text(json.dumps(kind.json_of(config, row.pad_id)))
+    model = getattr(transformers, (row.exported or row.name) + row.suffix)
+    theirs, report = model.from_pretrained(tmp_path, attn_implementation="eager", output_loading_info=True)
+    assert not report["unexpected_keys"]
+    assert not [key for key in report["missing_keys"] if "pooler" not in key]
+    close(their_hidden(row, theirs.eval()), expected)
+    again = huggingface.read(tmp_path)
+    assert again.model == found.model
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), again.params["shared"], params)
+
+
+def changed(folder, to, **values):
+    config = json.loads((folder / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps({**config, **values}))
+    for file in folder.glob("model*"):
+        (to / file.name).symlink_to(file)
+    return to
+
+
+def test_a_neighbour_is_refused_in_one_sentence(imported, tmp_path):
+    row, folder, _, _ = imported
+    for name, values in (("a_setting", {"a_setting": 1}), (next(iter(row.refused)).split("_param")[0], row.refused)):
+        (tmp_path / name).mkdir()
+        with pytest.raises(InputError, match=rf"config\.json: .*{name}") as error:
+            huggingface.read(changed(folder, tmp_path / name, **values), only_sizes=True)
+        assert "\n" not in str(error.value)
+
+
+def test_an_array_without_a_place_is_refused_by_name(imported, tmp_path):
+    _, folder, _, _ = imported
+    changed(folder, tmp_path)
+    file = min(tmp_path.glob("model*.safetensors"))
+    arrays = {**safetensors.numpy.load_file(file), "layers.9.norm": np.ones(2, np.float32)}
+    file.unlink()
+    safetensors.numpy.save_file(arrays, file)
+    index = tmp_path / "model.safetensors.index.json"
+    if index.exists():
+        shards = json.loads(index.read_text())
+        shards["weight_map"]["layers.9.norm"] = file.name
+        index.unlink()
+        index.write_text(json.dumps(shards))
+    with pytest.raises(InputError, match=r"holds 1 arrays that the model has no place for: layers\.9\.norm; name them"):
+        huggingface.read(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def embedding_model(tmp_path_factory):
+    """Qwen3-Embedding's habits: a text ends with the token that also pads, on the left, and the last token is the embedding."""
+    folder = tmp_path_factory.mktemp("embedding") / "model"
+    torch_model(ROWS["qwen3 with an untied head"]).save_pretrained(folder)
+    pieces = ("[UNK]", "<|endoftext|>", "<|fim_pad|>", *WORDS)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({piece: i for i, piece in enumerate(pieces)}, "[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(list(pieces[1:3]))
+    end = [("<|endoftext|>", 1)]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("$A <|endoftext|>", special_tokens=end)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|endoftext|>", padding_side="left")
+    fast.save_pretrained(folder)
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
+    values = [{"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+              for i, (kind, path) in enumerate(modules)]  # fmt: skip
+    write(folder / "modules.json", values)
+    write(folder / "sentence_bert_config.json", {"max_seq_length": 16})
+    write(folder / "config_sentence_transformers.json", {"prompts": {"query": "query : "}})
+    write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True})
+    return folder
+
+
+def test_the_last_token_of_texts_that_end_with_the_padding_is_embedded(embedding_model, tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    model = library.SentenceTransformer(str(embedding_model), device="cpu", local_files_only=True)
+    found = any_model.read(embedding_model)
+    assert found.doc.tokenizer.suffix_ids == (1,)
+    assert found.doc.tokenizer.pad_id == 2
+    expected = model.encode_query(TEXTS), model.encode_document(TEXTS)
+    for tower, vectors in zip(("query", "doc"), expected, strict=True):
+        np.testing.assert_allclose(our_embeddings(found, TEXTS, tower), vectors, atol=1e-5)
+    sides = [Side(side.tokenizer, side.max_length) for side in (found.query, found.doc)]
+    export(Run(tmp_path, 0, found.model, found.params, *sides), tmp_path / "out", "sentence_transformers")
+    again = library.SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True)
+    np.testing.assert_allclose(again.encode_query(TEXTS), expected[0], atol=1e-5)
+    np.testing.assert_allclose(again.encode_document(TEXTS), expected[1], atol=1e-5)
+
+
+def test_a_causal_encoder_alone_is_pooled_by_its_last_token(embedding_model, tmp_path):
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "model" / name).symlink_to(embedding_model / name)
+    found = any_model.read(tmp_path / "model", only_sizes=True)
+    assert found.model.doc.pooling == "last"
+    assert "assumed: lasttoken pooling" in found.notes[0]
+
+
+def test_an_encoder_that_is_none_of_transformers_is_refused_where_it_would_be_written():
+    config = RotaryConfig(causal=True)  # ModernBERT sees later tokens
+    with pytest.raises(InputError, match=r"a RotaryConfig with these settings .* is none of transformers' models"):
+        registry.kind_of(config, 0)
+    assert registry.kind_of(RotaryConfig(dtype="bfloat16", scan_layers=True), 0).model_types == ("modernbert",)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("name", "vocabulary"),
+    [
+        ("mpnet with heads", "roberta"),
+        ("distilbert with heads, padding 3", "bert"),
+        ("modernbert", "bert"),
+        ("qwen3 with an untied head", "bert"),
+        ("embedding gemma", "bert"),
+    ],
+)
+def test_a_fine_tuning_that_is_stopped_goes_on_to_the_same_end(tmp_path, monkeypatch, name, vocabulary):
+    torch_model(ROWS[name]).save_pretrained(tmp_path / "model")
+    write_tokenizer(tmp_path / "model", vocabulary)
+    settings = {
+        "MODEL": tmp_path / "model",
+        "beir_pairs.dataset_dir": toy_run.write_dataset(tmp_path / "data"),
+        "make_mesh.data": 1,
+    }
+    settings |= {"beir_pairs.batch_size": 16, "beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 32}
+    settings |= {"train.num_steps": 6, "train.log_every_steps": 1, "train.save_every_steps": 6, "linear.warmup_steps": 0}
+    settings |= {"train.learning_rate": 0.001, "pretrained_tower.scan_layers": True, "pretrained_tower.remat": "'full'"}
+    argv = ["--gin_file=recipes/fine_tune.gin", *(f"--gin.{name}={value}" for name, value in settings.items())]
+    trainer.main([*argv, f"--run_dir={tmp_path / 'whole'}"])
+    stop = lambda step, scalars: os.kill(os.getpid(), signal.SIGTERM) if step == 3 and "loss" in scalars else None  # noqa: E731
+    with monkeypatch.context() as patched:
+        patched.setattr(run_log, "progress_sink", lambda num_steps, start_step: stop)
+        with pytest.raises(SystemExit):
+            command.run(lambda: trainer.main([*argv, f"--run_dir={tmp_path / 'stopped'}"]))
+    assert load_run(tmp_path / "stopped").step < 6
+    trainer.main([*argv, f"--run_dir={tmp_path / 'stopped'}"])
+    whole, stopped = (load_run(tmp_path / run).params for run in ("whole", "stopped"))
+    jax.tree.map(np.testing.assert_array_equal, stopped, whole)
+    first = huggingface.read(tmp_path / "model").params
+    assert max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), whole, first))) > 1e-3

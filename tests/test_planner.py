@@ -1,0 +1,46 @@
+"""A plan from a recipe in Python; its docstring's example compiles one, and `tools/test_plan_run.py` shows what is in it."""
+
+import dataclasses
+from functools import partial
+
+import pytest
+
+from de_jax.data.sources.options import PairsOptions
+from de_jax.data.sources.training_set import beir_pairs
+from de_jax.losses.in_batch import samtone
+from de_jax.models.bert import BertConfig
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.tower import TowerConfig
+from de_jax.planner import plan
+from de_jax.recipe import Recipe
+from de_jax.types import InputError
+
+ENCODER = BertConfig(vocab_size=32, model_dim=8, num_layers=1, num_heads=1, mlp_dim=8, max_positions=40)
+OPTIONS = PairsOptions(tokenizer="nowhere/spiece.model", batch_size=16, max_query_length=8, max_doc_length=40)
+RECIPE = Recipe(
+    model=DualEncoder(query=TowerConfig(ENCODER), doc=TowerConfig(ENCODER)),
+    data=partial(beir_pairs, "nowhere", options=OPTIONS),
+    loss=partial(samtone, temperature=0.05),
+)
+
+
+@pytest.mark.parametrize(
+    ("topology", "sizes", "message"),
+    [
+        ("cpu:8", {"batch_size": 12}, "batch_size 12 is not divisible by the 8 devices of the mesh"),
+        ("cpu:8", {"doc_rows": 12}, "batch_size 12 is not divisible by the 8 devices of the mesh"),
+        ("cpu:2", {"doc_length": 41}, "max_doc_length is 41, but the doc tower has positions for 40 tokens"),
+        ("cpu:2", {"batch_size": 0}, r"plan\.batch_size is 0; it must be at least 1"),
+        ("cpu:2", {"effort": 1.5}, r"plan\.effort is 1\.5; it must be at most 1"),
+        ("h100:2", {}, "the topology 'h100:2' is unknown; give v5e, v5p, v6e and a grid or cpu and a number"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_before_anything_is_compiled(topology, sizes, message):
+    with pytest.raises(InputError, match=message):
+        plan(RECIPE, topology, **sizes)
+
+
+def test_a_source_without_options_needs_the_sizes():
+    recipe = dataclasses.replace(RECIPE, data=lambda share: None)
+    with pytest.raises(InputError, match="sizes are not known; give query_length, doc_length"):
+        plan(recipe, "cpu:2", batch_size=16)
