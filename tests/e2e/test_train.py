@@ -158,7 +158,7 @@ def test_a_run_of_version_0_1_0_opens_and_ends_with_the_bits_of_one_that_never_s
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     as_version_0_1_0(run_dir, 10)
     assert load_run(run_dir).step == 10
-    train.main(arguments(dataset_dir, run_dir))
+    trainer.main(arguments(dataset_dir, run_dir))
     assert load_run(run_dir).step == 20
     jax.tree.map(np.testing.assert_array_equal, load_run(run_dir).params, load_run(finished_run).params)
     assert (run_dir / "recipe.json").exists()
