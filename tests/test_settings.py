@@ -144,9 +144,8 @@ def test_every_setting_has_an_annotation():
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("TowerConfig.pooling=cls", "TowerConfig.pooling is 'cls'; it must be 'mean' or 'first'."),
-        ("TowerConfig.pooling=max", "'mean' or 'first'"),
-        ("TowerConfig.pooling=last", "'mean' or 'first'"),
+        ("TowerConfig.pooling=cls", "TowerConfig.pooling is 'cls'; it must be 'mean', 'first' or 'last'."),
+        ("TowerConfig.pooling=max", "'mean', 'first' or 'last'"),
         ("T5Config.activation=gelu", "T5Config.activation is 'gelu'; it must be 'gated_gelu' or 'relu' (did you mean"),
         ("T5Config.activation=gated-gelu", "(did you mean 'gated_gelu'?)."),
         ("T5Config.activation=swiglu", "'gated_gelu' or 'relu'"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,12 +70,8 @@ def of_dataset(dataset_dir: str | Path, split: str, negatives_dir: str | Path = 
         for mined in generations.read_mined(generations.open_newest(negatives_dir)):
             if (mined.query_id, mined.doc_id) in pairs:
                 found |= {(mined.query_id, doc_id): None for doc_id in mined.neg_doc_ids}
-    files = {name: beir.find_file(dataset_dir, name) for name in ("queries", "corpus")}
-    queries = _wanted(beir.iter_queries(files["queries"], skip_empty=skip_empty), (query for query, _ in found))
-    docs = _wanted(beir.iter_docs(files["corpus"], skip_empty=skip_empty), (doc for _, doc in found))
-    if not skip_empty:
-        beir.require_known((query for query, _ in found), queries, f"{files['queries']}: ids without a text")
-        beir.require_known((doc for _, doc in found), docs, f"{files['corpus']}: ids without a text")
+    queries = _wanted(beir.find_file(dataset_dir, "queries"), {query for query, _ in found}, skip_empty=skip_empty)
+    docs = _wanted(beir.find_file(dataset_dir, "corpus"), {doc for _, doc in found}, with_title=True, skip_empty=skip_empty)
     return Candidates(queries, docs, [(query, doc) for query, doc in found if query in queries and doc in docs])
 
 
@@ -194,9 +190,12 @@ def by_cross_encoder(model: str, candidates: Candidates, *, batch_size: int = 32
     return score
 
 
-def _wanted(texts: Iterable[tuple[str, str]], ids: Iterable[str]) -> dict[str, str]:
-    wanted = set(ids)
-    return {text_id: text for text_id, text in texts if text_id in wanted}
+def _wanted(file: Path, ids: set[str], *, skip_empty: bool, with_title: bool = False) -> dict[str, str]:
+    """The texts of some ids, but for the empty ones; raises InputError for an id that is not there."""
+    texts, empty = beir.read_texts(file, with_title=with_title, skip_empty=skip_empty)
+    found = {text_id: text for text_id, text in zip(texts.ids, texts.texts, strict=True) if text_id in ids}
+    beir.require_known(ids - set(empty), found, f"{file}: ids without a text")
+    return found
 
 
 def _spelt(store: TokenStore, tokenizer: Tokenizer, rows: set[int]) -> dict[str, str]:

@@ -201,11 +201,12 @@ def test_a_damaged_folder_of_the_cache_is_built_again_or_stays_where_that_fails(
 
 
 def test_few_places_remove_folders():
-    """Each of them was looked at: temporary names, unfinished checkpoints, and the embeddings of a miner's older checkpoints."""
+    """Each of them was looked at: temporary names, unfinished checkpoints, the embeddings of a miner's older checkpoints, and the
+    parts of scores that became one file."""
     callers = set()
     for path in (
         path for name in ("de_jax", "tools", "tasks", "benchmarks", "experiments") for path in (ROOT / name).rglob("*.py")
     ):
         if re.search(r"\brmtree|\brmdir|\bremovedirs", path.read_text()):
             callers.add(path.name)
-    assert callers == {"folders.py", "outputs.py", "checkpoint.py", "mining_run.py"}
+    assert callers == {"folders.py", "outputs.py", "checkpoint.py", "mining_run.py", "teacher.py"}

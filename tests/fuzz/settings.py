@@ -170,7 +170,8 @@ def _gin(folder: Path) -> list[Reader]:
             except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
                 value = value.strip()
             is_reference = isinstance(value, str) and value[:1] in ("@", "%")
-            found[name.strip().replace("de_jax.", "")] = repr(value)[1:-1] if is_reference else plain(value)
+            said = repr(value[:1] + value[1:].lstrip())[1:-1] if is_reference else plain(value)
+            found[name.strip().replace("de_jax.", "")] = said
         return found
 
     return [

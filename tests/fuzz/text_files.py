@@ -24,6 +24,7 @@ from fuzz.reader import (
 )
 from pyarrow import feather, parquet
 
+from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import beir, table_files, table_rows
 from de_jax.evaluation import answers, metrics
 from de_jax.expansion import generated_queries, relevance
@@ -217,15 +218,18 @@ def _judgements(folder: Path) -> list[Reader]:
     ]
 
 
-class _AllTexts:
+class _AllTexts(TokenStore):
     """A store that holds every text, in the order in which it is asked for them."""
+
+    def __init__(self) -> None:
+        self.num_texts = 2**31
 
     def rows_of(self, ids: list[str]) -> np.ndarray:
         return np.arange(len(ids))
 
 
 def _read_teacher(path: Path) -> Any:
-    texts = negatives.TrainingTexts("", _AllTexts(), _AllTexts(), np.zeros((0, 2), np.int32), {})  # type: ignore[arg-type]
+    texts = negatives.TrainingTexts("", _AllTexts(), _AllTexts(), np.zeros((0, 2), np.int32), {})
     return plain(list(choose.read_teacher(path, texts).values()))
 
 

@@ -25,11 +25,13 @@ from de_jax.tools import (
     encode_corpus,
     evaluate_beir,
     evaluate_msmarco,
+    evaluate_nanobeir,
     evaluate_openqa,
     evaluate_sentences,
     evaluate_trec,
     measure_query_latency,
     mine_negatives,
+    score_pairs,
     search,
     tokenize_corpus,
 )
@@ -81,6 +83,8 @@ COMMANDS = {
     "evaluate_msmarco": (evaluate_msmarco.main, "--dataset_dir={folder}/msmarco", ""),
     "evaluate_openqa": (evaluate_openqa.main, DATA, ""),
     "evaluate_sentences": (evaluate_sentences.main, DATA, ""),
+    "evaluate_nanobeir": (evaluate_nanobeir.main, f"{DATA} {RUN}", "de_jax.retrieval.encode.cached_docs"),
+    "score_pairs": (score_pairs.main, f"{DATA} {OUT} --model={{run}}", "de_jax.mining.teacher.write"),
     "evaluate_trec": (
         evaluate_trec.main,
         "--qrels={folder}/qrels/test.tsv.gz --topics={folder}/queries.jsonl --corpus={folder}/corpus.jsonl.gz",
@@ -188,7 +192,8 @@ OTHERS = {
     "export_batches": "see tests/data/test_seqio_batches.py",
     "evaluate_pairs": "reads what export_batches wrote; see tests/data/test_pair_store.py",
     "compare_runs": "reads rankings and judgements alone; see tests/evaluation/test_trec_conformance.py",
-    **dict.fromkeys(("import_model", "export_model", "inspect_run", "plan_run", "verify"), "reads no texts"),
+    **dict.fromkeys(("import_pairs", "import_negatives"), "leave bad rows out; see tests/tools/test_import_pairs.py"),
+    **dict.fromkeys(("import_model", "export_model", "push_to_hub", "inspect_run", "plan_run", "verify"), "reads no texts"),
 }
 
 
@@ -196,8 +201,8 @@ def test_every_verb_is_here_or_says_why_not():
     assert {name.partition(" ")[0] for name in COMMANDS} == VERBS.keys() - OTHERS
 
 
-NO_RANKING = ("encode_corpus", "tokenize_corpus", "doc2query", "measure_query_latency")
-ANY_QUERIES = ("search", "evaluate_msmarco", "evaluate_trec", "evaluate_openqa", "evaluate_sentences")
+NO_RANKING = ("encode_corpus", "score_pairs", "tokenize_corpus", "doc2query", "measure_query_latency")
+ANY_QUERIES = ("search", "evaluate_msmarco", "evaluate_trec", "evaluate_openqa", "evaluate_sentences", "evaluate_nanobeir")
 """Ids of queries and documents may be equal by chance, so no document is left out."""
 
 
@@ -211,7 +216,8 @@ def test_a_command_has_keep_identical_ids_where_it_leaves_such_documents_out(nam
 COMMANDS_OWN = {
     "de_jax/evaluation/sentences.py",  # evaluate_sentences
     "de_jax/training/mesh/distributed.py",  # train
-    "de_jax/training/mesh/plan.py",  # plan_run
+    "de_jax/interop/hub.py",  # push_to_hub
+    "de_jax/mining/imported.py",  # import_negatives
     "de_jax/interop/generators.py",  # doc2query
 }
 

@@ -50,6 +50,6 @@ def kind_of(config: EncoderConfig, pad_id: int) -> Kind:
     if found is None:
         raise InputError(
             f"a {type(config).__name__} with these settings and a vocabulary that pads with {pad_id} is none of transformers' "
-            f"models ({', '.join(MODEL_TYPES)}); export it with --format=safetensors."
+            f"models ({', '.join(MODEL_TYPES)}); export it in the format safetensors."
         )
     return found
