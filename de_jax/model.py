@@ -70,7 +70,7 @@ def load(
             name of the Hugging Face hub. A name without a slash that is no folder is one of sentence-transformers' own models.
         step: of a run: a step that has a checkpoint, "best" for the best by the dev score; by default the newest.
         devices: how many of this process's devices share the work, or which; by default all.
-        pooling: "mean" or "cls", of an encoder of Hugging Face, which does not say.
+        pooling: "mean", "cls" or "lasttoken", of an encoder of Hugging Face, which does not say.
         tokenizer: a spiece.model or tokenizer.json, for a model that brings none, as T5X's.
         query_prompt, doc_prompt: before every text, such as "query: "; by default the model's, "" for none.
         truncate_dim: keep the first so many dimensions, for a Matryoshka model; scaled to length 1 again where the model does so.
