@@ -13,7 +13,7 @@ from de_jax.files.kind import Kind
 from de_jax.models.dual_encoder import ARCHITECTURES
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
-from de_jax.models.tower import TowerConfig
+from de_jax.models.tower import PARTS, TowerConfig
 from de_jax.types import InputError
 
 T = TypeVar("T")
@@ -77,7 +77,12 @@ def _tower(value: Any) -> Any:
 
 
 DUAL_ENCODER = schema.record(
-    {"query": _tower, "doc": _tower, "shared": schema.texts, "initial_temperature": schema.nullable(_ABOVE_ZERO)}
+    {
+        "query": _tower,
+        "doc": _tower,
+        "shared": schema.list_of(schema.constant(*PARTS)),
+        "initial_temperature": schema.nullable(_ABOVE_ZERO),
+    }
 )
 GENERATOR = schema.of_class(Generator, t5=_ENCODERS[T5Config.__name__], num_decoder_layers=schema.nullable(_LAYERS))
 
