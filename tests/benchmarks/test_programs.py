@@ -34,6 +34,7 @@ def encoded():
     )
 
 
+@pytest.mark.soak
 def test_encode_throughput_stands_beside_a_peer_that_gives_the_same_embeddings(encoded):
     assert encoded.keys() >= ENVIRONMENT | {"peer", "peak_tflops"}
     for kind, num_texts in (("passages", 9), ("queries", 20)):
@@ -60,6 +61,7 @@ def stepped():
     return {loss: step_time.measured([*flags, f"--loss={loss}"]) for loss in step_time.LOSSES}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("loss", step_time.LOSSES)
 def test_step_time_stands_beside_a_peer_that_has_the_same_loss(stepped, loss):
     report = stepped[loss]
@@ -70,6 +72,7 @@ def test_step_time_stands_beside_a_peer_that_has_the_same_loss(stepped, loss):
     assert report["last_loss"]["ours"] == pytest.approx(report["last_loss"]["peer"], rel=1e-3)
 
 
+@pytest.mark.soak
 def test_peers_are_compared_in_one_run_by_the_medians_of_both_programs(run, encoded, stepped, monkeypatch):
     reports = {encode_throughput: encoded, step_time: stepped["in_batch_softmax"]}
     for program, report in reports.items():  # asked by arguments that it takes

@@ -133,6 +133,7 @@ def test_a_stage_that_was_told_to_stop_is_not_taken_for_a_whole_one(folders, tmp
     assert (exit_.value.code, done) == (75, ["aligned"])
 
 
+@pytest.mark.soak
 def test_an_aligned_run_ends_saves_and_stays_ended(folders, aligned):
     run_dir, changes, summary = aligned
     assert summary["step"] == 2

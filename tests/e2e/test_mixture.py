@@ -111,6 +111,7 @@ def test_the_dev_score_of_a_mixture_is_the_mean_of_its_sources(monkeypatch):
     assert hooks._dev_scores(part._replace(dev=sets["c"]), {"": run_at["c"]}, {}) == found["c"]
 
 
+@pytest.mark.soak
 def test_a_run_that_was_stopped_goes_on_as_if_nothing_had_been(recipe, run_dir, tmp_path, stop_at):
     stop_at(LOGGED)
     assert train(recipe, tmp_path / "run")["step"] == LOGGED + 1

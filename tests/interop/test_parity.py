@@ -103,6 +103,7 @@ def test_updates_without_dropout_end_in_the_model_of_sentence_transformers(both,
     assert np.median(jax.tree.leaves(moved)) > NUM_BATCHES * RATE / 2
 
 
+@pytest.mark.soak
 def test_updates_with_dropout_have_the_distribution_of_those_of_sentence_transformers(both):
     ours, theirs, (*batches, _, _) = both
     assert len(batches) == 2

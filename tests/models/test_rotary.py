@@ -69,6 +69,7 @@ def test_last_tokens_of_texts_padded_on_either_side_and_packed_are_the_same(caus
     assert np.abs(right - right[0]).max() > 0.1
 
 
+@pytest.mark.soak
 def test_a_loop_over_layers_rematerialisation_and_a_mesh_change_no_gradient():
     tokens, model = np.resize(texts("right"), (8, 16)), DualEncoder(tower_of(), tower_of())
     params = random_params(model.init)

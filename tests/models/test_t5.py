@@ -251,6 +251,7 @@ def test_dropout_broadcast_shares_every_draw_among_the_tokens_of_a_text():
         assert np.abs(different).max() > 0.1
 
 
+@pytest.mark.soak
 def test_dropout_broadcast_moves_a_mean_pooled_embedding_more_and_packed_rows_as_padded_ones():
     texts, num_draws = random_tokens([60, 30], 60), 100
     padded = np.tile(texts, (num_draws, 1)), None

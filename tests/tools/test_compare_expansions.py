@@ -19,6 +19,7 @@ def folder(tmp_path_factory):
     return root
 
 
+@pytest.mark.soak
 def test_each_cell_is_what_the_evaluation_command_says(folder, capsys, monkeypatch):
     monkeypatch.setenv("DE_JAX_CACHE", str(folder / "cache"))
     run, shared = folder / "run", [f"--dataset_dir={folder / 'data'}"]

@@ -334,6 +334,7 @@ def test_a_run_resumed_from_its_checkpoint_ends_bit_equal(tmp_path):
     checkpoints.close()
 
 
+@pytest.mark.soak
 def test_chunks_draw_and_keep_what_the_whole_batch_does():
     encoder = T5Config(
         vocab_size=61, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, dtype="float32", dropout_rate=0.0
