@@ -24,8 +24,8 @@ def test_a_recipe_is_trained_alone_and_beside_a_miner(printed, tmp_path):
         "train.loss": "@ance",
         "train.miner": "@Miner()",
         "Miner.last_rank": 20,
-        "train.num_steps": 6,
-        "train.save_every_steps": 3,
+        "train.num_steps": 200,  # so that the miner mines a checkpoint before the run ends
+        "train.save_every_steps": 20,
         "T5Config.dropout_rate": 0.0,
     }
     del settings["train.log_every_steps"], settings["train.evaluate_every_steps"], settings["beir_pairs.dev_split"]

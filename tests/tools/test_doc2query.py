@@ -93,7 +93,7 @@ def test_a_stopped_training_continues_to_the_same_bits(dataset_dir, run_dir, tmp
 def test_a_run_starts_from_another_and_refuses_to_continue_as_another(dataset_dir, run_dir, tmp_path):
     train(dataset_dir, tmp_path / "tuned", init_from=run_dir, num_steps=1, learning_rate=1e-12)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params_of(tmp_path / "tuned"), params_of(run_dir))
-    with pytest.raises(InputError, match="max_doc_length = 32, but this recipe has 16"):
+    with pytest.raises(InputError, match="was begun with max_doc_length 32, not 16; use the options it was started with"):
         train(dataset_dir, run_dir, max_doc_length=16)
 
 
