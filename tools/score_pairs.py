@@ -20,13 +20,11 @@ from collections.abc import Callable
 
 from de_jax import command
 from de_jax.data.text import input_policy
-from de_jax.data.text.sides import Side
 from de_jax.files.progress import progress_bar
-from de_jax.interop import any_model
 from de_jax.mining import teacher
 from de_jax.mining.teacher import Candidates, Score
+from de_jax.model import load
 from de_jax.retrieval import encode
-from de_jax.training.run.run_folder import Run, load_run
 from de_jax.types import InputError
 
 
@@ -51,23 +49,9 @@ def _teacher(args: argparse.Namespace, candidates: Candidates) -> tuple[str, Cal
     if args.cross_encoder:
         options = {"batch_size": args.batch_size, "max_length": args.max_length}
         return args.cross_encoder, functools.partial(teacher.by_cross_encoder, args.cross_encoder, candidates, **options)
-    run = _opened(args.model)
+    run = load(args.model).run
     hashes = (encode.tower_hash(run, tower)[:16] for tower in ("query", "doc"))
     return " ".join([args.model, *hashes]), functools.partial(teacher.by_run, run, candidates, args.out_dir)
-
-
-def _opened(source: str) -> Run:
-    """A run, or any model as one."""
-    folder = any_model.folder_of(source)
-    if any_model.is_run(folder):
-        return load_run(folder)
-    found = any_model.read(source)
-    sides = []
-    for side in (found.query, found.doc):
-        if side.tokenizer is None:
-            raise InputError(f"{source} holds no vocabulary; make a run of it with import_model --tokenizer first.")
-        sides.append(Side(side.tokenizer, side.max_length))
-    return Run(folder, 0, found.model, found.params, *sides)
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

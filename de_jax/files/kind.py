@@ -29,7 +29,7 @@ class Kind:
     Attributes:
         name: of the kind, "token store".
         entries: checks of the manifest's entries beside its format; others are left as they are.
-        make, mend, otherwise: what helps where a folder is none of the kind, is damaged, or was begun with something else.
+        make, mend, otherwise: what to do where a folder is of another kind, is damaged, or was begun with other inputs.
         file: the name of the manifest.
         version: 1 or higher.
         is_bare: the manifest's format is the version alone, as in the descriptions of models.

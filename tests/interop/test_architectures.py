@@ -278,9 +278,9 @@ def test_a_causal_encoder_alone_is_pooled_by_its_last_token(embedding_model, tmp
     assert "assumed: lasttoken pooling" in found.notes[0]
 
 
-def test_an_encoder_that_is_none_of_transformers_is_refused_where_it_would_be_written():
+def test_an_encoder_that_transformers_does_not_have_is_refused_before_it_is_written():
     config = RotaryConfig(causal=True)  # ModernBERT sees later tokens
-    with pytest.raises(InputError, match=r"a RotaryConfig with these settings .* is none of transformers' models"):
+    with pytest.raises(InputError, match=r"transformers has no model \(t5.*gemma3_text\) for a RotaryConfig with these settings"):
         registry.kind_of(config, 0)
     assert registry.kind_of(RotaryConfig(dtype="bfloat16", scan_layers=True), 0).model_types == ("modernbert",)
 

@@ -49,7 +49,7 @@ def kind_of(config: EncoderConfig, pad_id: int) -> Kind:
     found = next((kind for kind in KINDS if kind.holds(config, pad_id)), None)
     if found is None:
         raise InputError(
-            f"a {type(config).__name__} with these settings and a vocabulary that pads with {pad_id} is none of transformers' "
-            f"models ({', '.join(MODEL_TYPES)}); export it in the format safetensors."
+            f"transformers has no model ({', '.join(MODEL_TYPES)}) for a {type(config).__name__} with these settings and a "
+            f"vocabulary that pads with {pad_id}; export it in the format safetensors."
         )
     return found
