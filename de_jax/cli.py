@@ -26,6 +26,7 @@ VERBS = {
     "mine": ("de_jax.mine", "mine hard negatives beside a run, from every new checkpoint"),
     "mine_negatives": ("de_jax.tools.mine_negatives", "mine hard negatives for training pairs, by a run or by BM25"),
     "score_pairs": ("de_jax.tools.score_pairs", "score training pairs and negatives by a teacher, to learn from it"),
+    "encode_guide": ("de_jax.tools.encode_guide", "embed training texts by another model, to mask false negatives by it"),
     "evaluate_beir": ("de_jax.tools.evaluate_beir", "score a run on BEIR data sets, beside and with BM25"),
     "evaluate_nanobeir": ("de_jax.tools.evaluate_nanobeir", "score a run on NanoBEIR's 13 small sets, from a folder or the hub"),
     "evaluate_msmarco": ("de_jax.tools.evaluate_msmarco", "score a run on MS MARCO's passages or documents"),
