@@ -95,16 +95,23 @@ def test_a_datasets_folder_has_splits_and_needs_no_such_package(tmp_path):
 def test_packages_that_are_not_there_are_named(tmp_path):
     code = (
         "import sys; sys.modules['pyarrow'] = sys.modules['datasets'] = None\n"
+        "from de_jax.data.text.nanobeir import beir_folders\n"
         "from de_jax.data.text.table_files import Table, read\nfrom de_jax.types import InputError\n"
         f"for path in ({str(tmp_path / 'a.parquet')!r}, 'some/name'):\n"
         "    try: list(read(Table(path)))\n"
-        "    except InputError as error: print(error)"
+        "    except InputError as error: print(error)\n"
+        f"try: beir_folders({str(tmp_path)!r}, {str(tmp_path / 'cache')!r})\n"
+        "except InputError as error: print(error)"
     )
     (tmp_path / "a.parquet").touch()
+    for part in ("corpus", "queries", "qrels"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "train-0.parquet").touch()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
         f"{tmp_path / 'a.parquet'} needs the package pyarrow; run pip install 'de_jax[tables]'.",
         "some/name is no file here, and names of the Hugging Face hub need: pip install datasets.",
+        f"{tmp_path / 'corpus' / 'train-0.parquet'} needs the package pyarrow; run pip install 'de_jax[tables]'.",
     ], done.stderr
 
 

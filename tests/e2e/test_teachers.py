@@ -82,7 +82,7 @@ def test_scores_that_come_with_the_pairs_are_in_the_batches(pairs_dir):
     )
     options = PairsOptions(batch_size=4)
     data = training_set(pairs, None, options, pair_store.Share())
-    assert data.texts_of_a_pair == {"max_passages": 1, "num_neg_docs": 1, "has_scores": True}
+    assert data.texts_of_a_pair == {"max_passages": 1, "num_neg_docs": 1, "has_scores": True, "has_guide": False}
     batch = next(data.batches(0))
     np.testing.assert_array_equal(batch.scores, table[batch.query_id])
     without = training_set(pairs._replace(negatives=None), None, options, pair_store.Share())

@@ -254,7 +254,7 @@ def _unquoted(path: Path) -> Iterator[Cells]:
 
 
 def _parquet(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
-    pyarrow = _import_pyarrow(path)
+    pyarrow = import_pyarrow(path)
     from pyarrow import parquet
 
     try:
@@ -266,7 +266,7 @@ def _parquet(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]
 
 
 def _arrow(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
-    pyarrow = _import_pyarrow(path)
+    pyarrow = import_pyarrow(path)
     try:
         with pyarrow.memory_map(str(path)) as file:
             is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
@@ -303,7 +303,8 @@ def _records(batch: Any) -> list[dict[str, Any] | None]:
     return [None] if len(batch) == 1 else [one for place in range(len(batch)) for one in _records(batch.slice(place, 1))]
 
 
-def _import_pyarrow(path: Path) -> Any:
+def import_pyarrow(path: Path) -> Any:
+    """The package; raises InputError, with the extra that installs it, where it is absent."""
     try:
         import pyarrow
     except ImportError:
