@@ -217,6 +217,7 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
     if not names:
         line, names, fault = next(records, (1, [], "no line that names the columns"))
         fault = fault or ("two columns of one name" if len(set(names)) < len(names) else "")
+        fault = fault or _other_separator(names)
         fault = fault or ("not UTF-8 text" if _SURROGATE.search("".join(names)) else "")
         if fault:
             raise InputError(f"{path}, line {line}: {fault}.")
@@ -225,6 +226,12 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
         if not fault and len(cells) != len(names):
             fault = f"{len(cells)} cells for {len(names)} columns"
         yield Row(f"{path}, line {line}", {} if fault else dict(zip(names, cells, strict=True)), fault)
+
+
+def _other_separator(names: Sequence[str]) -> str:
+    """The fault of a first line whose cells are not separated as its file's name says; "" for none."""
+    other = next((one for one in ";\t," if len(names) == 1 and one in names[0]), "")
+    return f"one column, {names[0]!r:.60}; separate cells by ',' in a .csv and by tabs in a .tsv, not by {other!r}" if other else ""
 
 
 def _quoted(path: Path, delimiter: str) -> Iterator[Cells]:
@@ -241,7 +248,8 @@ def _quoted(path: Path, delimiter: str) -> Iterator[Cells]:
         except csv.Error as error:
             if records.line_num > line:  # a quote that nothing closes takes the rest of the file
                 raise InputError(f"{path}, line {line}: a quoted cell does not end ({error}).") from None
-            yield line, [], f"not valid csv ({error})"
+            has_other_ends = "new-line" in str(error)
+            yield line, [], "a line ends in CR alone; save the table with LF" if has_other_ends else f"not valid csv ({error})"
             continue
         if cells:
             yield line, cells, ""
