@@ -1,4 +1,4 @@
-"""Runs that learn from a teacher's scores or a guide's embeddings: of mined negatives, and of a folder of pairs that turns out to have none."""
+"""Runs that learn from a teacher's scores, and one that a guide masks; a folder of pairs that turns out to have no scores."""
 
 import functools
 
@@ -53,7 +53,7 @@ def test_a_run_learns_from_the_scores_of_its_mined_negatives(dataset_dir, tmp_pa
 
 @pytest.mark.soak
 def test_a_run_has_its_false_negatives_masked_by_a_guide(dataset_dir, tmp_path):
-    """By a guide without parameters of any use nearly all negatives of a row are as close as its document; some are left."""
+    """By a guide that knows nothing, some negatives of a row are as close as its document, and most are left."""
     run = tiny_run.write_run(tmp_path)
     encode_guide.main(["--dataset_dir", str(dataset_dir), "--model", str(run), "--out_dir", str(tmp_path / "guide")])
     settings = {
@@ -73,7 +73,7 @@ def test_a_run_has_its_false_negatives_masked_by_a_guide(dataset_dir, tmp_path):
     assert len(lines) == 4
     for line in lines:
         assert np.isfinite(line["loss"])
-        assert 0 < line["loss_of_chance"] < 0.95 * np.log(toy_run.BATCH_SIZE)
+        assert 0 < line["loss_of_chance"] < np.log(16) - 1e-3  # of 15 others
 
 
 @pytest.fixture(scope="module")
