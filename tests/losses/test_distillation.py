@@ -104,8 +104,7 @@ def gist(e):
     return scores_.softmax_loss(scale * scores_.positive_scores(sets), negatives.log_sum_exp).mean(), {}
 
 
-@pytest.mark.parametrize(("strategy", "margin"), [("absolute", 0.0), ("relative", 0.3)])
-@pytest.mark.parametrize("contrast_positives", [True, False])
+@pytest.mark.parametrize(("strategy", "margin", "contrast_positives"), [("absolute", 0.1, True), ("relative", 0.3, False)])
 def test_guided_is_gist_of_sentence_transformers(whole, strategy, margin, contrast_positives):
     e = whole._replace(neg_docs=whole.neg_docs[:, :1])
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel()))

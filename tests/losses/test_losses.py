@@ -69,9 +69,9 @@ CASES = [
     Case("kl", without_masks(distillation.kl_distillation), without_masks(naive.kl_distillation), {"teacher_temperature": 0.7}),
     Case("weighted", distillation.relevance_weighted, naive.relevance_weighted, {}),
     Case("weighted_sigmoid", distillation.relevance_weighted, naive.relevance_weighted, {"weight": "sigmoid"}),
-    Case("guided", guided(in_batch.samtone), naive_guided(naive.samtone), {"same_tower": "both"}),
-    Case("guided_pair", guided(pair_loss.pair), naive_guided(naive.pair), {"form": "pair_code"}),
-    Case("guided_dance", guided(mined.dance, **RELATIVE), naive_guided(naive.dance, **RELATIVE), {}),
+    Case("guided", guided(in_batch.samtone), naive_guided(naive.samtone), {"directions": "query_to_doc"}),
+    Case("guided_pair", guided(pair_loss.pair), naive_guided(naive.pair), {"form": "pair_paper"}),
+    Case("guided_ance", guided(mined.ance, **RELATIVE), naive_guided(naive.ance, **RELATIVE), {}),
     Case("matryoshka", cut_samtone, naive_cut_samtone, {"directions": "query_to_doc"}),
 ]
 BY_NAME = {case.name: case for case in CASES}
@@ -79,7 +79,7 @@ every_option = pytest.mark.parametrize("case", CASES, ids=list(BY_NAME))
 DISTINCT = ("softmax_smooth", "samtone_both", "nce", "pair_eq3", "pair_paper", "pair_code", "ance_in_batch", "dance")
 DISTINCT += ("margin_mse", "kl")
 every_loss = pytest.mark.parametrize("case", [BY_NAME[name] for name in DISTINCT], ids=DISTINCT)
-NEEDS_MINED = ("ance", "ance_in_batch", "dance", "guided_dance", "margin_mse", "kl")
+NEEDS_MINED = ("ance", "ance_in_batch", "dance", "guided_ance", "margin_mse", "kl")
 WITHOUT_MINED = [case for case in CASES if case.name not in NEEDS_MINED]
 masked_or_not = pytest.mark.parametrize("mask_duplicates", [True, False])
 

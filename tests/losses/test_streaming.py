@@ -23,7 +23,7 @@ CASES = {
     "pair_eq3": functools.partial(pair, form="samtone_eq3"),
     "pair_paper": functools.partial(pair, form="pair_paper", alpha=0.4),
     "pair_code": functools.partial(pair, form="pair_code", alpha=0.4),
-    "guided": lambda e, **options: guided(e, loss=functools.partial(samtone, same_tower="both", **options), margin=0.1),
+    "guided": lambda e, **options: guided(e, loss=functools.partial(samtone, directions="query_to_doc", **options), margin=0.1),
 }
 every_case = pytest.mark.parametrize("case", CASES)
 some_cases = pytest.mark.parametrize("case", ["softmax_smooth", "samtone_both", "nce"])
