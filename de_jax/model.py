@@ -79,6 +79,11 @@ def load(
     Raises:
         InputError: no such model, no such checkpoint, or an option that does not fit it.
     """
+    if not isinstance(source, str | Path) or source == "":
+        raise InputError(f"source is {source!r:.60}; give a run, a folder with a model, or a name of the Hugging Face hub.")
+    for name, prompt in {"query_prompt": query_prompt, "doc_prompt": doc_prompt}.items():
+        if not isinstance(prompt, str | None):
+            raise InputError(f'{name} is {prompt!r:.60}; give a str, or "" for none.')
     mesh = sharding.make_mesh(devices=_chosen(devices))
     folder = any_model.folder_of(source)
     if any_model.is_run(folder):
@@ -266,6 +271,14 @@ class Model:
         self, tower: str, texts: Texts, batch_tokens: int | None, progress: bool, precision: str, ranges: Array | None
     ) -> np.ndarray:
         quantization.check_precision(precision)
+        if batch_tokens is not None and (not isinstance(batch_tokens, int) or batch_tokens < 1):
+            raise InputError(f"batch_tokens is {batch_tokens!r}; give a whole number of at least 1.")
+        ranges = None if ranges is None else np.asarray(ranges)
+        if ranges is not None and ranges.shape != (2, self.embedding_dim):
+            raise InputError(
+                f"ranges have the shape {ranges.shape}; give [2, {self.embedding_dim}], the least and the greatest value of each "
+                "dimension."
+            )
         found = self._embeddings(tower, tokenized(_checked_texts(texts), self.run.side(tower).tokenizer), batch_tokens, progress)
         if precision != "float32":
             flat = found.reshape(-1, self.embedding_dim)
@@ -334,6 +347,12 @@ def evaluate(
     Raises:
         InputError: no such data, or an unknown measure.
     """
+    if not isinstance(model, Model):
+        raise InputError(f"model is {type(model).__name__}; give what de_jax.load gives.")
+    if not Path(dataset_dir).is_dir():
+        raise InputError(f"{dataset_dir} is no folder; give one in the BEIR layout, or one of such folders.")
+    if isinstance(measures, str) or not measures:
+        raise InputError(f"measures is {measures!r}; give a list, such as ['nDCG@10'].")
     policy = Policy(
         measures=measures,
         depth=max(Policy().depth, metrics.deepest(measures)),

@@ -364,7 +364,8 @@ def _texts_of_a_pair(options: PairsOptions | None) -> dict[str, int]:
         return {}
     mined = ("num_neg_docs", "num_neg_queries") if options.negatives_dir else ()
     found = {name: getattr(options, name) for name in ("max_passages", *mined)}
-    return found | ({"has_scores": True} if options.teacher_scores else {})
+    given = {"has_scores": options.teacher_scores, "has_guide": options.guide_dir}
+    return found | {name: True for name, is_given in given.items() if is_given}
 
 
 def _texts_before_data(source: Callable[..., TrainingSet], cache: NegativeCache | None) -> dict[str, int]:

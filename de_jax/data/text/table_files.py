@@ -217,6 +217,7 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
     if not names:
         line, names, fault = next(records, (1, [], "no line that names the columns"))
         fault = fault or ("two columns of one name" if len(set(names)) < len(names) else "")
+        fault = fault or _other_separator(names)
         fault = fault or ("not UTF-8 text" if _SURROGATE.search("".join(names)) else "")
         if fault:
             raise InputError(f"{path}, line {line}: {fault}.")
@@ -225,6 +226,12 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
         if not fault and len(cells) != len(names):
             fault = f"{len(cells)} cells for {len(names)} columns"
         yield Row(f"{path}, line {line}", {} if fault else dict(zip(names, cells, strict=True)), fault)
+
+
+def _other_separator(names: Sequence[str]) -> str:
+    """The fault of a first line whose cells are not separated as its file's name says; "" for none."""
+    other = next((one for one in ";\t," if len(names) == 1 and one in names[0]), "")
+    return f"one column, {names[0]!r:.60}; separate cells by ',' in a .csv and by tabs in a .tsv, not by {other!r}" if other else ""
 
 
 def _quoted(path: Path, delimiter: str) -> Iterator[Cells]:
@@ -241,7 +248,8 @@ def _quoted(path: Path, delimiter: str) -> Iterator[Cells]:
         except csv.Error as error:
             if records.line_num > line:  # a quote that nothing closes takes the rest of the file
                 raise InputError(f"{path}, line {line}: a quoted cell does not end ({error}).") from None
-            yield line, [], f"not valid csv ({error})"
+            has_other_ends = "new-line" in str(error)
+            yield line, [], "a line ends in CR alone; save the table with LF" if has_other_ends else f"not valid csv ({error})"
             continue
         if cells:
             yield line, cells, ""
@@ -254,7 +262,7 @@ def _unquoted(path: Path) -> Iterator[Cells]:
 
 
 def _parquet(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
-    pyarrow = _import_pyarrow(path)
+    pyarrow = import_pyarrow(path)
     from pyarrow import parquet
 
     try:
@@ -266,7 +274,7 @@ def _parquet(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]
 
 
 def _arrow(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
-    pyarrow = _import_pyarrow(path)
+    pyarrow = import_pyarrow(path)
     try:
         with pyarrow.memory_map(str(path)) as file:
             is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
@@ -303,7 +311,8 @@ def _records(batch: Any) -> list[dict[str, Any] | None]:
     return [None] if len(batch) == 1 else [one for place in range(len(batch)) for one in _records(batch.slice(place, 1))]
 
 
-def _import_pyarrow(path: Path) -> Any:
+def import_pyarrow(path: Path) -> Any:
+    """The package; raises InputError, with the extra that installs it, where it is absent."""
     try:
         import pyarrow
     except ImportError:
