@@ -51,7 +51,7 @@ class Table(NamedTuple):
         source: the path of a file, with `*` and `?` of several; a folder of `datasets.save_to_disk`; a name of the Hugging Face
             hub; several of these; or the rows themselves.
         header: names of the columns, for csv and tsv files without a first line that names them.
-        split: of a `datasets` folder with several, or of the hub.
+        split: of a `datasets` folder with several, or of the hub; other tables have "train" alone.
         subset: of a name of the hub that has several.
     """
 
@@ -80,6 +80,8 @@ def files_of(table: Table) -> list[Path] | None:
     paths = _paths(table.source)
     if paths is None:
         return None
+    if (table.split != "train" or table.subset) and not any(map(has_splits, paths)):
+        raise InputError(f"{table.name} has neither splits nor subsets; leave split and subset out.")
     files = [file for path in paths for file in _files_at(path, table)]
     for file in files:
         if _suffix(reading.regular_file(file)) not in _READERS:
