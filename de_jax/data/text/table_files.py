@@ -179,7 +179,13 @@ def _rows_of(rows: Rows) -> Iterator[Row]:
     if isinstance(rows, Mapping) or not hasattr(rows, "__getitem__"):
         raise InputError(f"a table is a path or a sequence of rows, not a {type(rows).__name__}.")
     for number in range(len(rows)):  # a grain.MapDataset begins again at its end
-        values = rows[number]
+        try:
+            values = rows[number]
+        except KeyError:  # of columns, as in a DataFrame
+            kind = type(rows).__name__
+            raise InputError(
+                f"a {kind} gives no row by its number; give a list of dictionaries, as df.to_dict('records')."
+            ) from None
         is_row = isinstance(values, Mapping)
         yield Row(f"row {number + 1}", values if is_row else {}, "" if is_row else f"a {type(values).__name__}, not a dictionary")
 
