@@ -24,7 +24,8 @@ from de_jax.data.text import input_policy
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import with_prompt
 from de_jax.evaluation import metrics
-from de_jax.evaluation.task import Policy, averaged, beir_tasks
+from de_jax.evaluation.report import averaged
+from de_jax.evaluation.task import Policy, beir_tasks
 from de_jax.evaluation.task import evaluate as evaluate_task
 from de_jax.files import outputs
 from de_jax.files.progress import progress_bar

@@ -20,7 +20,7 @@ import jax
 
 from de_jax import __version__
 from de_jax.data.text import beir
-from de_jax.evaluation.task import SYSTEMS, Report, kept_reports
+from de_jax.evaluation.report import SYSTEMS, Report, kept_reports
 from de_jax.files.reading import read_lines
 from de_jax.interop import any_model
 from de_jax.interop import export as export_
