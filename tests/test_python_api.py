@@ -26,7 +26,7 @@ from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.retrieval import encode
 from de_jax.tools import evaluate_beir
-from de_jax.training.run.run_folder import load_run, write_run
+from de_jax.training.run.run_folder import load_run, origins, write_run
 from de_jax.types import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -153,6 +153,11 @@ def test_the_first_code_of_the_readme_runs(minilm, tmp_path, monkeypatch):
     assert told["q"].dtype == np.float32
     assert told["q"].shape == (1, 384)
     assert (tmp_path / "exported" / "modules.json").exists()
+    card = (tmp_path / "exported" / "README.md").read_text(encoding="utf-8")
+    assert "| started from | `all-MiniLM-L6-v2` |" in card
+    assert 'de_jax.load("all-MiniLM-L6-v2").save("exported", format="sentence_transformers")' in card
+    told["model"].save(tmp_path / "run")
+    assert origins(tmp_path / "run") == ["all-MiniLM-L6-v2"]
 
 
 def code_of_the_readme():

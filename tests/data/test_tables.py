@@ -69,6 +69,18 @@ def test_rows_in_memory_are_read_by_place_alone():
         examples({"query": ["q"], "doc": ["d"]})
 
 
+def test_a_table_of_columns_in_memory_says_how_it_becomes_rows():
+    class DataFrame:  # as that of pandas
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, column):
+            return {"query": ["q", "r"], "doc": ["d", "e"]}[column]
+
+    with pytest.raises(InputError, match=r"^a DataFrame gives no row by its number; give a list of dictionaries, as df\.to_dict"):
+        examples(DataFrame())
+
+
 def test_files_of_a_pattern_or_a_list_are_one_table_and_other_names_are_refused(tmp_path):
     for number in (2, 1):
         write_lines(tmp_path / f"part-{number}.jsonl", [{"query": f"q{number}", "doc": "d"}])

@@ -54,6 +54,11 @@ class PairsOptions:
 
     Raises:
         InputError: a value that its setting cannot have.
+
+    Example:
+        >>> options = PairsOptions(tokenizer="data/spiece.model", batch_size=64, query_prompt="query: ", doc_prompt="passage: ")
+        >>> dataclasses.replace(options, max_doc_length=512).batch_size
+        64
     """
 
     tokenizer: TokenizerSource = ""

@@ -51,7 +51,7 @@ class Table(NamedTuple):
         source: the path of a file, with `*` and `?` of several; a folder of `datasets.save_to_disk`; a name of the Hugging Face
             hub; several of these; or the rows themselves.
         header: names of the columns, for csv and tsv files without a first line that names them.
-        split: of a `datasets` folder with several, or of the hub.
+        split: of a `datasets` folder with several, or of the hub; other tables have "train" alone.
         subset: of a name of the hub that has several.
     """
 
@@ -80,6 +80,8 @@ def files_of(table: Table) -> list[Path] | None:
     paths = _paths(table.source)
     if paths is None:
         return None
+    if (table.split != "train" or table.subset) and not any(map(has_splits, paths)):
+        raise InputError(f"{table.name} has neither splits nor subsets; leave split and subset out.")
     files = [file for path in paths for file in _files_at(path, table)]
     for file in files:
         if _suffix(reading.regular_file(file)) not in _READERS:
@@ -177,7 +179,13 @@ def _rows_of(rows: Rows) -> Iterator[Row]:
     if isinstance(rows, Mapping) or not hasattr(rows, "__getitem__"):
         raise InputError(f"a table is a path or a sequence of rows, not a {type(rows).__name__}.")
     for number in range(len(rows)):  # a grain.MapDataset begins again at its end
-        values = rows[number]
+        try:
+            values = rows[number]
+        except KeyError:  # of columns, as in a DataFrame
+            kind = type(rows).__name__
+            raise InputError(
+                f"a {kind} gives no row by its number; give a list of dictionaries, as df.to_dict('records')."
+            ) from None
         is_row = isinstance(values, Mapping)
         yield Row(f"row {number + 1}", values if is_row else {}, "" if is_row else f"a {type(values).__name__}, not a dictionary")
 
