@@ -96,24 +96,24 @@ def mined_queries(e, i, anchor, mask_duplicates):
     return mined(e, real_rows(e), i, anchor, "neg_queries", mask_duplicates)
 
 
-def query_to_doc(e, i, temperature, mask_duplicates, same_tower=False, margin=0.0, label_smoothing=0.0):
+def query_to_doc(e, i, temperature, mask_duplicates, same_tower=False, margin=0.0, label_smoothing=0.0, margin_on="score"):
     """Row i's loss of finding its document by its query."""
     negatives = others(e, i, "query", "doc", mask_duplicates) + mined_docs(e, i, "query", mask_duplicates)
     if same_tower:
         negatives += others(e, i, "query", "query", mask_duplicates)
     scores = [score(e.query[i], negative) for negative in negatives]
-    positive = score(e.query[i], e.doc[i]) - margin
-    return negative_log_likelihood(positive / temperature, [s / temperature for s in scores], label_smoothing)
+    positive = score(e.query[i], e.doc[i]) / temperature - margin / (temperature if margin_on == "score" else 1.0)
+    return negative_log_likelihood(positive, [s / temperature for s in scores], label_smoothing)
 
 
-def doc_to_query(e, i, temperature, mask_duplicates, same_tower=False, margin=0.0, label_smoothing=0.0):
+def doc_to_query(e, i, temperature, mask_duplicates, same_tower=False, margin=0.0, label_smoothing=0.0, margin_on="score"):
     """Row i's loss of finding its query by its document."""
     negatives = others(e, i, "doc", "query", mask_duplicates) + mined_queries(e, i, "doc", mask_duplicates)
     if same_tower:
         negatives += others(e, i, "doc", "doc", mask_duplicates)
     scores = [score(e.doc[i], negative) for negative in negatives]
-    positive = score(e.doc[i], e.query[i]) - margin
-    return negative_log_likelihood(positive / temperature, [s / temperature for s in scores], label_smoothing)
+    positive = score(e.doc[i], e.query[i]) / temperature - margin / (temperature if margin_on == "score" else 1.0)
+    return negative_log_likelihood(positive, [s / temperature for s in scores], label_smoothing)
 
 
 def in_batch_softmax(
@@ -124,17 +124,22 @@ def in_batch_softmax(
     reduce_directions="sum",
     label_smoothing=0.0,
     margin=0.0,
+    margin_on="score",
     mask_duplicates=True,
     same_tower="",
 ):
     losses = []
     if directions in ("both", "query_to_doc"):
         with_queries = same_tower in ("query", "both")
-        rows = [query_to_doc(e, i, temperature, mask_duplicates, with_queries, margin, label_smoothing) for i in real_rows(e)]
+        rows = [
+            query_to_doc(e, i, temperature, mask_duplicates, with_queries, margin, label_smoothing, margin_on) for i in real_rows(e)
+        ]
         losses.append(mean(rows))
     if directions in ("both", "doc_to_query"):
         with_docs = same_tower in ("doc", "both")
-        rows = [doc_to_query(e, i, temperature, mask_duplicates, with_docs, margin, label_smoothing) for i in real_rows(e)]
+        rows = [
+            doc_to_query(e, i, temperature, mask_duplicates, with_docs, margin, label_smoothing, margin_on) for i in real_rows(e)
+        ]
         losses.append(mean(rows))
     return mean(losses) if reduce_directions == "mean" else sum(losses)
 

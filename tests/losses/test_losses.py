@@ -55,7 +55,7 @@ CASES = [
     Case("softmax_smooth", in_batch.in_batch_softmax, naive.in_batch_softmax, {"label_smoothing": 0.1, "margin": 0.3}),
     Case("samtone_query", in_batch.samtone, naive.samtone, {"same_tower": "query"}),
     Case("samtone_doc", in_batch.samtone, naive.samtone, {"same_tower": "doc", "reduce_directions": "mean"}),
-    Case("samtone_both", in_batch.samtone, naive.samtone, {"same_tower": "both", "margin": 0.2}),
+    Case("samtone_both", in_batch.samtone, naive.samtone, {"same_tower": "both", "margin": 0.2, "margin_on": "logit"}),
     Case("samtone_q2d", in_batch.samtone, naive.samtone, {"directions": "query_to_doc"}),
     Case("nce", in_batch.nce, naive.nce, {}),
     Case("pair_eq3", pair_loss.pair, naive.pair, {"form": "samtone_eq3"}),

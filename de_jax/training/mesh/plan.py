@@ -28,9 +28,11 @@ class Chip(NamedTuple):
     peak_flops: float  # per second, bfloat16
     link_bytes: float  # per second that all its links together can receive: half of the bidirectional figure
     memory_bytes: int  # what the compiler lets a program have
+    config: str | None = None  # the compiler's, where by default a chip is more than one device
 
 
 CHIPS = {
+    "v4": Chip(275e12, 300e9, int(30.75 * GIB), "megacore"),  # six links of 50 GB/s (Jouppi et al. 2023)
     "v5e": Chip(197e12, 200e9, int(15.75 * GIB)),
     "v5p": Chip(459e12, 600e9, int(95.74 * GIB)),
     "v6e": Chip(918e12, 400e9, int(31.25 * GIB)),
@@ -44,7 +46,7 @@ LIBTPU_ENVIRONMENT = {
 }
 EFFORT_LEVELS = (9, 19, 29, 39)
 """O0 to O3 as XLA numbers them (`jax.CompilerEffortLevel`)."""
-EXAMPLES = "v5e:2x2, v5e:8x8, v6e:16x16, v5p:4x4x4, cpu:8"
+EXAMPLES = "v4:4x4x4, v5e:2x2, v5e:8x8, v6e:16x16, v5p:4x4x4, cpu:8"
 
 
 class Topology(NamedTuple):
@@ -98,7 +100,7 @@ def open_topology(name: str) -> Topology:
         raise InputError(
             f"the topology {name!r} is unknown; give {', '.join(CHIPS)} and a grid or {SIMULATED} and a number, such as {EXAMPLES}."
         )
-    return Topology(name, _of_tpu(name), CHIPS[kind])
+    return Topology(name, _of_tpu(name, CHIPS[kind].config), CHIPS[kind])
 
 
 def batch_shapes(
@@ -235,7 +237,7 @@ def _simulated(num_devices: int) -> list[Any]:
     return devices[:num_devices]
 
 
-def _of_tpu(name: str) -> list[Any]:
+def _of_tpu(name: str, config: str | None) -> list[Any]:
     try:
         import libtpu  # noqa: F401
     except ImportError:
@@ -245,7 +247,8 @@ def _of_tpu(name: str) -> list[Any]:
     for variable, value in LIBTPU_ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     try:
-        return list(topologies.get_topology_desc(topology_name=name, platform="tpu").devices)
+        options = {"chip_config_name": config} if config else {}
+        return list(topologies.get_topology_desc(topology_name=name, platform="tpu", **options).devices)
     except jax.errors.JaxRuntimeError as error:
         raise InputError(f"the topology {name} cannot be: {_first_sentence(str(error))}") from error
 
