@@ -73,7 +73,7 @@ def padded_tokens(
 
 
 def printable(text: str) -> str:
-    """A text without control characters, by which a document could move a terminal's cursor, set its title or turn its text around."""
+    """A text without characters by which a document could move a terminal's cursor, set its title or turn text around."""
     return _CONTROL.sub("", text)
 
 
