@@ -155,13 +155,13 @@ def ranked(texts: Encoded, policy: Policy) -> Results:
     index: Index = build(texts.docs, texts.row_ids, texts.folder)
     if texts.passage_docs is not None:
         index = MaxPIndex(index, texts.passage_docs)
-    return _cut(index.search(texts.queries, policy.depth + 1), texts.query_ids, texts.doc_ids, policy)
+    return _cut(index.search(texts.queries, min(policy.depth + 1, len(texts.doc_ids))), texts.query_ids, texts.doc_ids, policy)
 
 
 def bm25_results(task: Task, policy: Policy) -> Results:
     """The ranking of a task's documents by BM25, whole documents always."""
     index, queries, doc_ids = bm25_index(task, policy)
-    return _cut(index.search(list(queries.values()), policy.depth + 1), list(queries), doc_ids, policy)
+    return _cut(index.search(list(queries.values()), min(policy.depth + 1, len(doc_ids))), list(queries), doc_ids, policy)
 
 
 def bm25_index(task: Task, policy: Policy) -> tuple[BM25Index, dict[str, str], list[str]]:

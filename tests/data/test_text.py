@@ -70,6 +70,13 @@ def test_a_tokenizer_file_may_be_named_itself(spiece, tokenizer):
     assert tokenizing.load_tokenizer(spiece / "spiece.model").fingerprint == tokenizer.fingerprint
 
 
+@pytest.mark.parametrize("prompt", [None, "query: "])
+def test_half_of_a_surrogate_pair_is_refused_in_one_sentence(tmp_path, tokenizer, prompt):
+    for one in (tokenizer, tokenizing.load_tokenizer(write_wordpiece(tmp_path))):
+        with pytest.raises(InputError, match=r"the text .*fox \\udc80' is not UTF-8"):
+            tokenizing.with_prompt(one, prompt).encode(["a", "fox \udc80"])
+
+
 def test_padding_of_another_id_changes_places_with_id_zero(tmp_path):
     plain = tokenizing.load_tokenizer(write_wordpiece(tmp_path / "plain"))
     tokenizer = tokenizing.load_tokenizer(write_wordpiece(tmp_path / "json", specials=("[CLS]", "[PAD]", "[SEP]", "[UNK]")))

@@ -87,6 +87,7 @@ def test_the_prompt_ends_with_its_input(trained, dataset_dir, capsys, monkeypatc
 def test_a_document_cannot_steer_the_terminal():
     assert searcher.snippet("a\x1b[2Jb\x07 \x9b31mc\x00\x7f") == "a[2Jb 31mc"
     assert searcher.printable("d\x1b]0;title") == "d]0;title"
+    assert searcher.printable("d\u202eexe\u2066") == "dexe"
 
 
 def test_a_long_text_is_shown_by_its_beginning():
