@@ -167,15 +167,15 @@ def _read_series(path: Path) -> dict[str, tuple[list[float], list[float]]]:
         try:
             record = _LOG_LINE(parse_json(line, allow_nan=True))
             step = float(record.pop("step"))
-        except ValueError:
+            scalars = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
+        except (ValueError, OverflowError):
             if number == lines[-1][0] and not is_whole:
                 break  # a run that was killed cuts its last line off
-            raise InputError(f"{path}, line {number}: not a JSON object with a 'step'.") from None
-        for name, value in record.items():
-            if isinstance(value, int | float):
-                steps, values = series.setdefault(name, ([], []))
-                steps.append(step)
-                values.append(float(value))
+            raise InputError(f"{path}, line {number}: not a JSON object with a 'step' and scalars.") from None
+        for name, value in scalars.items():
+            steps, values = series.setdefault(name, ([], []))
+            steps.append(step)
+            values.append(value)
     return series
 
 

@@ -161,10 +161,11 @@ def _mined(folder: Path) -> list[Reader]:
         *whole, last = naive_bytes(path).removeprefix(b"\xef\xbb\xbf").split(b"\n") if path.exists() else [b""]
         for number, raw in enumerate((*whole, last)):
             try:
-                switch = [strict_json(raw.decode())[name] for name in ("step", "generation")] if raw.strip() else []
-                if not all(re.fullmatch(r"\d+", repr(one)) for one in switch):
+                record = strict_json(raw.decode()) if raw.strip() else {}
+                switch = [record[name] for name in ("step", "generation")] if raw.strip() else []
+                if len(record) > len(switch) or not all(re.fullmatch(r"\d+", repr(one)) for one in switch):
                     raise ValueError("no number")
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 if number < len(whole):
                     raise
                 break

@@ -115,14 +115,16 @@ def _tables(folder: Path) -> list[Reader]:
         return plain([[one.query, one.docs, one.neg_docs, one.doc_scores] for one in reading.examples()])
 
     def said(records: list[dict[str, Any]]) -> Any:
-        """Of rows whose columns keep their names but for case and blanks; a score may be absent, or its column."""
+        """Of rows whose columns keep their names but for case and blanks; a score may be absent, or its column, a text a list."""
         found = []
         for record in records:
             one = {str(name).strip().casefold(): value for name, value in record.items()}
-            score = float(one.get("score") or "nan")
-            if one.get("score") and not np.isfinite(np.float32(score)):
+            is_scored = one.get("score") not in (None, "")
+            score = float(one["score"]) if is_scored else np.nan
+            if is_scored and not np.isfinite(np.float32(score)):
                 raise ValueError("a score that is no number")
-            found.append([one["question"].strip(), [one["answer"].strip()], [], [score]])
+            (query,), docs = (text if isinstance(text, list) else [text] for text in (one["question"], one["answer"]))
+            found.append([query.strip(), [doc.strip() for doc in docs], [], [score] * len(docs)])
         if not found:
             raise ValueError("no rows")
         return plain(found)

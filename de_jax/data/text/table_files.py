@@ -277,7 +277,7 @@ def _parquet(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]
         with parquet.ParquetFile(path, memory_map=True) as file:
             names = list(wanted(file.schema_arrow.names))
             yield from _of_batches(path, file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=names))
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one from a name that is not UTF-8
         raise _damaged(path, error) from None
 
 
@@ -292,7 +292,7 @@ def _arrow(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
             batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
             parts = (batch.slice(start, _ROWS_AT_ONCE) for batch in batches for start in range(0, len(batch), _ROWS_AT_ONCE))
             yield from _of_batches(path, (part.select(names) for part in parts))
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one from a name that is not UTF-8
         raise _damaged(path, error) from None
 
 
