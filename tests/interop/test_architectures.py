@@ -46,6 +46,10 @@ DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_positio
 MODERN = {**BERT, "num_hidden_layers": 4, "local_attention": 16}
 LLAMA = {**BERT, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
 GEMMA = {**LLAMA, "num_hidden_layers": 4, "sliding_window": 16, "query_pre_attn_scalar": 24, "hidden_size": 36}
+YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+LLAMA3 = {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64}  # fmt: skip
+T5_GEMMA = {**GEMMA, "sliding_window": 9, "vocab_size": VOCAB_SIZE}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Row:
     shard: str = "1GB"
     exported: str = ""  # the name of what it is saved as, where that differs
     pad_id: int = 0
+    named: str = ""  # what is refused, where that is not `refused`'s own name
 
 
 ROWS = {
@@ -89,13 +94,40 @@ ROWS = {
         whole="ForCausalLM"),
     "qwen3, biases, padding 9, bfloat16 in shards": Row("Qwen3", {**LLAMA, "attention_bias": True, "pad_token_id": 9,
         "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
-        {"rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn", "factor": 2.0}}, dtype="bfloat16", shard="9kB", pad_id=9),
+        {"rope_parameters": {"rope_theta": 1e6, "rope_type": "longrope", "factor": 2.0}}, dtype="bfloat16", shard="9kB", pad_id=9),
     "gemma3 with a tied head": Row("Gemma3", {**GEMMA, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
         {"attn_logit_softcapping": 50.0}, "TextModel", "ForCausalLM"),
     "embedding gemma": Row("Gemma3", {**GEMMA, "use_bidirectional_attention": True, "sliding_window": 14, "rope_parameters": {
         "full_attention": {"rope_theta": 1e5, "rope_type": "linear", "factor": 4.0},
         "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"}}, "num_key_value_heads": 6},
         {"hidden_activation": "silu"}, "TextModel"),
+    "nomic with heads, padding 4": Row("NomicBert", {**BERT, "pad_token_id": 4}, {"hidden_act": "relu"}, whole="ForMaskedLM",
+        pad_id=4),
+    "gte, bfloat16": Row("Gte", {**BERT, "type_vocab_size": 0, "hidden_act": "silu"}, {"rope_parameters": {"rope_theta": 1e4,
+        "rope_type": "dynamic", "factor": 2.0}}, dtype="bfloat16", pad_id=1),
+    "gte with heads, yarn": Row("Gte", {**BERT, "rope_parameters": YARN}, {"rope_parameters": {**YARN, "truncate": False}},
+        whole="ForMaskedLM", pad_id=1),
+    "eurobert with an untied head, padding 60": Row("EuroBert", {**LLAMA, "hidden_size": 36, "pad_token_id": 60, "mlp_bias": True,
+        "mask_token_id": 3}, {"hidden_act": "gelu"}, whole="ForMaskedLM", pad_id=60),
+    "llama 3 with a tied head, float16": Row("Llama", {**LLAMA, "hidden_size": 36, "attention_bias": True,
+        "rope_parameters": LLAMA3, "tie_word_embeddings": True}, {"rope_parameters": {**LLAMA3, "partial_rotary_factor": 0.5}},
+        whole="ForCausalLM", dtype="float16"),
+    "llama in both directions, linear": Row("Llama", {**LLAMA, "hidden_size": 36, "is_causal": False, "pad_token_id": 2,
+        "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}}, {"is_causal": 1}, exported="EuroBert",
+        pad_id=2),
+    "mistral, a window": Row("Mistral", {**LLAMA, "sliding_window": 16}, {"rope_parameters": YARN}, whole="ForCausalLM"),
+    "mistral without a window": Row("Mistral", {**LLAMA, "sliding_window": None, "hidden_size": 36}, {"sliding_window": 0},
+        exported="Llama"),
+    "qwen2": Row("Qwen2", {**BERT, "num_key_value_heads": 2}, {"use_sliding_window": True}, whole="ForCausalLM"),
+    "qwen2 in both directions, yarn": Row("Qwen2", {**BERT, "num_key_value_heads": 4, "is_causal": False,
+        "rope_parameters": YARN, "pad_token_id": 8}, {"rope_parameters": {**YARN, "attention_factor": 1.0}}, shard="9kB",
+        pad_id=8, named="attention_factor"),
+    "t5gemma": Row("T5Gemma", {"encoder": T5_GEMMA, "decoder": T5_GEMMA, "is_encoder_decoder": False},
+        {"encoder": {**T5_GEMMA, "hidden_activation": "relu"}}, "EncoderModel", named="hidden_activation"),
+    "t5gemma with a decoder, bfloat16": Row("T5Gemma", {"encoder": {**T5_GEMMA, "attn_logit_softcapping": None,
+        "layer_types": ["full_attention"] * 4, "rope_parameters": {"rope_theta": 1e5, "rope_type": "default"}},
+        "decoder": T5_GEMMA}, {"encoder": {**T5_GEMMA, "num_experts": 4}}, "EncoderModel", "ForConditionalGeneration",
+        dtype="bfloat16", named="num_experts"),
 }  # fmt: skip
 
 
@@ -116,7 +148,7 @@ def torch_model(row, *, whole=False):
 
 
 def encoder_of(row, model):
-    if row.name.endswith("T5"):
+    if row.name in ("T5", "MT5", "UMT5", "T5Gemma"):
         return model.get_encoder()
     return getattr(model, model.base_model_prefix, model)
 
@@ -206,7 +238,7 @@ def changed(folder, to, **values):
 
 def test_a_neighbour_is_refused_in_one_sentence(imported, tmp_path):
     row, folder, _, _ = imported
-    for name, values in (("a_setting", {"a_setting": 1}), (next(iter(row.refused)).split("_param")[0], row.refused)):
+    for name, values in (("a_setting", {"a_setting": 1}), (row.named or next(iter(row.refused)).split("_param")[0], row.refused)):
         (tmp_path / name).mkdir()
         with pytest.raises(InputError, match=rf"config\.json: .*{name}") as error:
             huggingface.read(changed(folder, tmp_path / name, **values), only_sizes=True)
@@ -280,7 +312,7 @@ def test_a_causal_encoder_alone_is_pooled_by_its_last_token(embedding_model, tmp
 
 def test_an_encoder_that_transformers_does_not_have_is_refused_before_it_is_written():
     config = RotaryConfig(causal=True)  # ModernBERT sees later tokens
-    with pytest.raises(InputError, match=r"transformers has no model \(t5.*gemma3_text\) for a RotaryConfig with these settings"):
+    with pytest.raises(InputError, match=r"transformers has no model \(t5.*t5gemma\) for a RotaryConfig with these settings"):
         registry.kind_of(config, 0)
     assert registry.kind_of(RotaryConfig(dtype="bfloat16", scan_layers=True), 0).model_types == ("modernbert",)
 
@@ -292,7 +324,14 @@ def test_an_encoder_that_transformers_does_not_have_is_refused_before_it_is_writ
         ("mpnet with heads", "roberta"),
         ("distilbert with heads, padding 3", "bert"),
         ("modernbert", "bert"),
+        ("nomic with heads, padding 4", "bert"),
+        ("gte with heads, yarn", "bert"),
+        ("eurobert with an untied head, padding 60", "bert"),
+        ("llama 3 with a tied head, float16", "bert"),
+        ("mistral, a window", "bert"),
+        ("qwen2", "bert"),
         ("qwen3 with an untied head", "bert"),
+        ("t5gemma", "bert"),
         ("embedding gemma", "bert"),
     ],
 )
