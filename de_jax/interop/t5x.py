@@ -70,10 +70,13 @@ def write(folder: str | Path, model: DualEncoder, params: Params, step: int) -> 
         step: updates done.
 
     Raises:
-        InputError: a tower that is not T5, or a learned temperature, for which T5X has no place.
+        InputError: a tower that is not T5, a learned temperature, or a projection with an activation, for which T5X has no place.
     """
-    if model.initial_temperature is not None or not all(isinstance(t.encoder, T5Config) for t in (model.query, model.doc)):
+    towers = (model.query, model.doc)
+    if model.initial_temperature is not None or not all(isinstance(tower.encoder, T5Config) for tower in towers):
         raise InputError("a T5X checkpoint holds T5 towers without a learned temperature; choose another format.")
+    if any(tower.projection_activation != "identity" for tower in towers):
+        raise InputError("a T5X checkpoint tells nothing of projection_activation; choose another format.")
     with folders.atomic_dir(folder) as temporary:
         t5x_files.write(temporary, disassemble(params, _origins(params)), step)
 
