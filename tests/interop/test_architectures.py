@@ -20,7 +20,7 @@ from pretrained_folders import TEXTS, WORDS, our_embeddings, write, write_tokeni
 
 from de_jax import command, trainer
 from de_jax.data.text.sides import Side
-from de_jax.interop import any_model, huggingface
+from de_jax.interop import any_model, huggingface, tokenizer_settings
 from de_jax.interop.architectures import registry
 from de_jax.interop.export import export
 from de_jax.interop.pretrained import disassemble
@@ -131,12 +131,12 @@ ROWS = {
 }  # fmt: skip
 
 
-def torch_model(row, *, whole=False):
+def torch_model(row, *, whole=False, vocab_size=VOCAB_SIZE):
     torch.manual_seed(0)
     torch.set_num_threads(1)
     config_of = getattr(transformers, f"{row.name}TextConfig", None) or getattr(transformers, f"{row.name}Config")
     is_t5 = row.name.endswith("T5")
-    config = config_of(vocab_size=VOCAB_SIZE, **({"decoder_start_token_id": 0} if is_t5 else {}), **row.settings)
+    config = config_of(vocab_size=vocab_size, **({"decoder_start_token_id": 0} if is_t5 else {}), **row.settings)
     config._attn_implementation = "eager"
     model = getattr(transformers, row.name + (row.whole if whole else row.suffix))(config)
     with torch.no_grad():
@@ -262,35 +262,57 @@ def test_an_array_without_a_place_is_refused_by_name(imported, tmp_path):
         huggingface.read(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def embedding_model(tmp_path_factory):
-    """Qwen3-Embedding's habits: a text ends with the token that also pads, on the left, and the last token is the embedding."""
-    folder = tmp_path_factory.mktemp("embedding") / "model"
-    torch_model(ROWS["qwen3 with an untied head"]).save_pretrained(folder)
+def qwen_vocabulary():
     pieces = ("[UNK]", "<|endoftext|>", "<|fim_pad|>", *WORDS)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({piece: i for i, piece in enumerate(pieces)}, "[UNK]"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(list(pieces[1:3]))
-    end = [("<|endoftext|>", 1)]
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("$A <|endoftext|>", special_tokens=end)
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|endoftext|>", padding_side="left")
-    fast.save_pretrained(folder)
+    return tokenizer, "$A <|endoftext|>", {"pad_token": "<|endoftext|>"}
+
+
+def mistral_vocabulary():
+    """No token is for padding, and bytes stand for what is unknown."""
+    pieces = ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *sorted(set("".join(WORDS))))
+    bpe = tokenizers.models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    tokenizer = tokenizers.Tokenizer(bpe)
+    tokenizer.add_special_tokens(list(pieces[:3]))
+    flags = {"add_bos_token": True, "add_eos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
+    return tokenizer, "<s> $A </s>", {"pad_token": "</s>", **flags}
+
+
+PADDING_WITH_THE_END = {  # row, vocabulary, and the ids before, after and beside texts
+    "qwen3-embedding": ("qwen3 with an untied head", qwen_vocabulary, (), (1,), 2),
+    "e5-mistral": ("mistral, a window", mistral_vocabulary, (1,), (2,), 0),
+}
+
+
+@pytest.fixture(scope="module", params=PADDING_WITH_THE_END)
+def embedding_model(request, tmp_path_factory):
+    """A text ends with the token that also pads, on the left, and the last token is the embedding."""
+    folder = tmp_path_factory.mktemp("embedding") / "model"
+    row, vocabulary, *ids = PADDING_WITH_THE_END[request.param]
+    tokenizer, template, settings = vocabulary()
+    torch_model(ROWS[row], vocab_size=tokenizer.get_vocab_size()).save_pretrained(folder)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    around = [(piece, tokenizer.token_to_id(piece)) for piece in template.split() if piece != "$A"]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(template, special_tokens=around)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **settings).save_pretrained(folder)
     modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
     values = [{"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
               for i, (kind, path) in enumerate(modules)]  # fmt: skip
     write(folder / "modules.json", values)
-    write(folder / "sentence_bert_config.json", {"max_seq_length": 16})
+    write(folder / "sentence_bert_config.json", {"max_seq_length": 24})
     write(folder / "config_sentence_transformers.json", {"prompts": {"query": "query : "}})
     write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True})
-    return folder
+    return folder, *ids
 
 
 def test_the_last_token_of_texts_that_end_with_the_padding_is_embedded(embedding_model, tmp_path):
+    folder, before, after, pad_id = embedding_model
     library = pytest.importorskip("sentence_transformers")
-    model = library.SentenceTransformer(str(embedding_model), device="cpu", local_files_only=True)
-    found = any_model.read(embedding_model)
-    assert found.doc.tokenizer.suffix_ids == (1,)
-    assert found.doc.tokenizer.pad_id == 2
+    model = library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    found = any_model.read(folder)
+    tokenizer = found.doc.tokenizer
+    assert (tokenizer.prefix_ids, tokenizer.suffix_ids, tokenizer.pad_id) == (before, after, pad_id)
     expected = model.encode_query(TEXTS), model.encode_document(TEXTS)
     for tower, vectors in zip(("query", "doc"), expected, strict=True):
         np.testing.assert_allclose(our_embeddings(found, TEXTS, tower), vectors, atol=1e-5)
@@ -304,10 +326,21 @@ def test_the_last_token_of_texts_that_end_with_the_padding_is_embedded(embedding
 def test_a_causal_encoder_alone_is_pooled_by_its_last_token(embedding_model, tmp_path):
     (tmp_path / "model").mkdir()
     for name in ("config.json", "model.safetensors"):
-        (tmp_path / "model" / name).symlink_to(embedding_model / name)
+        (tmp_path / "model" / name).symlink_to(embedding_model[0] / name)
     found = any_model.read(tmp_path / "model", only_sizes=True)
     assert found.model.doc.pooling == "last"
     assert "assumed: lasttoken pooling" in found.notes[0]
+
+
+def test_an_end_that_only_older_versions_add_is_refused(embedding_model, tmp_path):
+    folder = embedding_model[0]
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())
+    write(tmp_path / "tokenizer.json", {**vocabulary, "post_processor": None})
+    write(tmp_path / "tokenizer_config.json", {"add_eos_token": True, "eos_token": {"content": "</s>"}})
+    with pytest.raises(InputError, match=r"add_eos_token is true, but tokenizer\.json puts no '</s>' around a text"):
+        tokenizer_settings.read(tmp_path)
+    write(tmp_path / "tokenizer_config.json", {"add_eos_token": False, "eos_token": {"content": "</s>"}})
+    assert tokenizer_settings.read(tmp_path).special_tokens
 
 
 def test_an_encoder_that_transformers_does_not_have_is_refused_before_it_is_written():
