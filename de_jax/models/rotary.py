@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -165,11 +165,48 @@ class RotaryConfig:
         """Whether a layer, counted from 0, sees the whole text."""
         return layer % self.global_every == self.first_global
 
+    def of_layers(self, layers: Sequence[int]) -> RotaryConfig:
+        """The encoder of some of these layers, each global or local as it was.
+
+        Args:
+            layers: counted from 0, in their order.
+
+        Raises:
+            InputError: no `global_every` says which of them are global, or the first one's norm is the embeddings' and left out.
+
+        Example:
+            >>> config = RotaryConfig(num_layers=6)
+            >>> [config.is_global(layer) for layer in (0, 2, 3, 5)]
+            [True, False, True, False]
+            >>> config.of_layers((0, 2, 3, 5)).global_every
+            2
+        """
+        pattern = global_pattern([self.is_global(layer) for layer in layers], (self.global_every, self.first_global))
+        if pattern is None:
+            told = ", ".join("global" if self.is_global(layer) else "local" for layer in layers)
+            raise InputError(
+                f"layers {tuple(layers)} of the encoder are {told}, but global layers are equally far apart; choose others."
+            )
+        if self.norm_embeddings and layers and layers[0] != 0:
+            raise InputError(
+                f"layers {tuple(layers)} leave out layer 0, whose first norm is that of the embeddings; begin with it."
+            )
+        return dataclasses.replace(self, num_layers=len(layers), global_every=pattern[0], first_global=pattern[1])
+
     def embedder(self) -> nn.Module:
         return RotaryEmbedder(self)
 
     def encoder(self) -> nn.Module:
         return RotaryEncoder(self)
+
+
+def global_pattern(are_global: Sequence[bool], preferred: tuple[int, int]) -> tuple[int, int] | None:
+    """(`global_every`, `first_global`) of layers that are global or not: `preferred` where it fits, None where nothing does."""
+    number = len(are_global)
+    for every, first in (preferred, *((every, first) for every in range(1, number + 2) for first in range(every))):
+        if list(are_global) == [layer % every == first for layer in range(number)]:
+            return every, first
+    return None
 
 
 class View(NamedTuple):

@@ -190,8 +190,9 @@ def our_hidden(row, found, *, is_packed):
     return np.asarray(hidden_of(config, found.params["shared"], ours, segments))[segments > 0]
 
 
-def close(actual, expected):
+def close(actual, expected, record_property):
     scale = np.abs(expected).max()
+    record_property("difference", f"{np.abs(actual - expected).max() / scale:.1e}")  # of docs/checkpoints.md
     np.testing.assert_allclose(actual / scale, expected / scale, atol=1e-5)
 
 
@@ -207,12 +208,12 @@ def imported(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
-def test_hidden_vectors_are_those_of_transformers(imported, is_packed):
+def test_hidden_vectors_are_those_of_transformers(imported, is_packed, record_property):
     row, _, expected, found = imported
-    close(our_hidden(row, found, is_packed=is_packed), expected)
+    close(our_hidden(row, found, is_packed=is_packed), expected, record_property)
 
 
-def test_what_is_written_is_loaded_by_transformers_and_by_us_as_it_was(imported, tmp_path):
+def test_what_is_written_is_loaded_by_transformers_and_by_us_as_it_was(imported, tmp_path, record_property):
     row, _, expected, found = imported
     config, params = found.model.query.encoder, found.params["shared"]
     kind = registry.kind_of(config, row.pad_id)
@@ -222,7 +223,7 @@ def test_what_is_written_is_loaded_by_transformers_and_by_us_as_it_was(imported,
     theirs, report = model.from_pretrained(tmp_path, attn_implementation="eager", output_loading_info=True)
     assert not report["unexpected_keys"]
     assert not [key for key in report["missing_keys"] if "pooler" not in key]
-    close(their_hidden(row, theirs.eval()), expected)
+    close(their_hidden(row, theirs.eval()), expected, record_property)
     again = huggingface.read(tmp_path)
     assert again.model == found.model
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), again.params["shared"], params)
@@ -379,6 +380,7 @@ def test_a_fine_tuning_that_is_stopped_goes_on_to_the_same_end(tmp_path, monkeyp
     settings |= {"beir_pairs.batch_size": 16, "beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 32}
     settings |= {"train.num_steps": 6, "train.log_every_steps": 1, "train.save_every_steps": 6, "linear.warmup_steps": 0}
     settings |= {"train.learning_rate": 0.001, "pretrained_tower.scan_layers": True, "pretrained_tower.remat": "'full'"}
+    settings |= {"pretrained_tower.projection_dim": 8, "train.init_new": "('shared/projection/.*',)"}
     argv = ["--gin_file=recipes/fine_tune.gin", *(f"--gin.{name}={value}" for name, value in settings.items())]
     trainer.main([*argv, f"--run_dir={tmp_path / 'whole'}"])
     stop = lambda step, scalars: os.kill(os.getpid(), signal.SIGTERM) if step == 3 and "loss" in scalars else None  # noqa: E731
@@ -391,4 +393,5 @@ def test_a_fine_tuning_that_is_stopped_goes_on_to_the_same_end(tmp_path, monkeyp
     whole, stopped = (load_run(tmp_path / run).params for run in ("whole", "stopped"))
     jax.tree.map(np.testing.assert_array_equal, stopped, whole)
     first = huggingface.read(tmp_path / "model").params
+    assert whole["shared"].pop("projection")["kernel"].shape[1] == 8
     assert max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), whole, first))) > 1e-3

@@ -12,7 +12,7 @@ from de_jax.interop.architectures import kind
 from de_jax.interop.architectures.kind import Settings, T
 from de_jax.interop.pretrained import Origin
 from de_jax.models import positions
-from de_jax.models.rotary import RotaryConfig
+from de_jax.models.rotary import RotaryConfig, global_pattern
 from de_jax.types import InputError
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -24,10 +24,9 @@ def global_layers(settings: Settings, num_layers: int, default: tuple[int, int])
     if listed is None:
         return default
     are_global = [name == GLOBAL for name in listed] if isinstance(listed, list) and set(listed) <= {GLOBAL, LOCAL} else []
-    candidates = [default, *((every, first) for every in range(1, num_layers + 2) for first in range(every))]
-    for every, first in candidates:
-        if are_global == [layer % every == first for layer in range(num_layers)]:
-            return every, first
+    pattern = global_pattern(are_global, default) if len(are_global) == num_layers else None
+    if pattern is not None:
+        return pattern
     raise InputError(
         f"{settings.file}: layer_types is not a list of {num_layers} times {GLOBAL!r} or {LOCAL!r} whose global layers are equally "
         "far apart; the towers here have no other."
