@@ -65,6 +65,7 @@ class Row:
     shard: str = "1GB"
     exported: str = ""  # the name of what it is saved as, where that differs
     pad_id: int = 0
+    is_soaked: bool = False  # a configuration whose parts other rows have
     named: str = ""  # what is refused, where that is not `refused`'s own name
 
 
@@ -114,11 +115,12 @@ ROWS = {
         whole="ForCausalLM", dtype="float16"),
     "llama in both directions, linear": Row("Llama", {**LLAMA, "hidden_size": 36, "is_causal": False, "pad_token_id": 2,
         "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}}, {"is_causal": 1}, exported="EuroBert",
-        pad_id=2),
+        pad_id=2, is_soaked=True),
     "mistral, a window": Row("Mistral", {**LLAMA, "sliding_window": 16}, {"rope_parameters": YARN}, whole="ForCausalLM"),
     "mistral without a window": Row("Mistral", {**LLAMA, "sliding_window": None, "hidden_size": 36}, {"sliding_window": 0},
-        exported="Llama"),
-    "qwen2": Row("Qwen2", {**BERT, "num_key_value_heads": 2}, {"use_sliding_window": True}, whole="ForCausalLM"),
+        exported="Llama", is_soaked=True),
+    "qwen2": Row("Qwen2", {**BERT, "num_key_value_heads": 2}, {"use_sliding_window": True}, whole="ForCausalLM",
+        is_soaked=True),
     "qwen2 in both directions, yarn": Row("Qwen2", {**BERT, "num_key_value_heads": 4, "is_causal": False,
         "rope_parameters": YARN, "pad_token_id": 8}, {"rope_parameters": {**YARN, "attention_factor": 1.0}}, shard="9kB",
         pad_id=8, named="attention_factor"),
@@ -196,7 +198,7 @@ def close(actual, expected, record_property):
     np.testing.assert_allclose(actual / scale, expected / scale, atol=1e-5)
 
 
-@pytest.fixture(scope="module", params=ROWS)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=[pytest.mark.soak] * row.is_soaked) for name, row in ROWS.items()])
 def imported(request, tmp_path_factory):
     """A row, its folder, what transformers makes of texts, and our import."""
     row = ROWS[request.param]

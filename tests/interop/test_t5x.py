@@ -136,8 +136,7 @@ def test_scanned_layers_are_taken_apart_and_a_decoder_is_left_out(tmp_path, layo
     assert_equal(found.params, params)
 
 
-@pytest.mark.parametrize("layout", ["inline", "ocdbt"])
-@pytest.mark.parametrize(("is_scanned", "is_tied"), [(True, False), (False, True)])
+@pytest.mark.parametrize(("layout", "is_scanned", "is_tied"), [("ocdbt", True, False), ("inline", False, True)])
 def test_a_generator_is_read_whether_its_layers_are_scanned_or_not(tmp_path, layout, is_scanned, is_tied):
     model = Generator(T5Config(**SIZES, activation="gated_gelu"), 2, is_tied)
     params = params_of(model)
