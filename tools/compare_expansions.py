@@ -25,7 +25,8 @@ from de_jax import command
 from de_jax.arguments import named
 from de_jax.data.text import input_policy
 from de_jax.evaluation import metrics, significance
-from de_jax.evaluation.task import Policy, Report, Task, beir_tasks, evaluate, kept_ranking
+from de_jax.evaluation.report import Report, kept_ranking
+from de_jax.evaluation.task import Policy, Task, beir_tasks, evaluate
 from de_jax.expansion.expanded_search import Expansion
 from de_jax.files import outputs
 from de_jax.reports import expansion_plots, tables

@@ -83,6 +83,7 @@ def test_padding_of_another_id_changes_places_with_id_zero(tmp_path):
 def test_prompt_stands_before_every_text_and_is_saved_with_the_vocabulary(tmp_path, tokenizer):
     prompted = tokenizing.PromptedTokenizer(tokenizer, "quick fox: ")
     assert prompted.encode(["dog"])[0].tolist() == tokenizer.encode(["quick fox: dog"])[0].tolist()
+    assert prompted.decode([*prompted.encode(["dog"]), *tokenizer.encode(["fox"])]) == ["dog", "fox"]
     assert (prompted.prefix_ids, prompted.suffix_ids, prompted.vocab_size) == ((), (1,), 36)
     assert len({prompted.fingerprint, tokenizer.fingerprint, tokenizing.PromptedTokenizer(tokenizer, "fox: ").fingerprint}) == 3
     prompted.save(tmp_path)

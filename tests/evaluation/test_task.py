@@ -5,7 +5,8 @@ import pytest
 
 from de_jax.data.text import beir
 from de_jax.evaluation import metrics
-from de_jax.evaluation.task import KIND, Policy, averaged, beir_tasks, bm25_results, evaluate, kept_ranking, kept_report
+from de_jax.evaluation.report import KIND, averaged, kept_ranking, kept_report
+from de_jax.evaluation.task import Policy, beir_tasks, bm25_results, evaluate
 from de_jax.files import folders
 from de_jax.reports import tables
 from de_jax.tools import compare_runs, evaluate_beir, evaluate_trec

@@ -161,7 +161,9 @@ class PromptedTokenizer:
         return self.tokenizer.encode([self.prompt + text for text in texts])
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
-        return self.tokenizer.decode(ids)
+        prompt = self.tokenizer.encode([self.prompt.rstrip()])[0]
+        bare = [row[len(prompt) :] if np.array_equal(row[: len(prompt)], prompt) else row for row in ids]
+        return [text.lstrip() for text in self.tokenizer.decode(bare)]
 
     def save(self, directory: Path) -> None:
         self.tokenizer.save(directory)

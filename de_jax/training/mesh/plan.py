@@ -15,9 +15,11 @@ from jax.sharding import Mesh
 
 from de_jax.models import layers
 from de_jax.training.mesh import hlo
-from de_jax.types import Batch, InputError, Packed
+from de_jax.types import Batch, Guide, InputError, Packed
 
 GIB = 2**30
+GUIDE_DIM = 768
+"""Of the embeddings of a guide, which a plan does not open."""
 
 
 class Chip(NamedTuple):
@@ -110,6 +112,7 @@ def batch_shapes(
     num_neg_queries: int = 0,
     max_passages: int = 1,
     has_scores: bool = False,
+    has_guide: bool = False,
 ) -> Batch:
     """The shapes of a batch.
 
@@ -120,6 +123,7 @@ def batch_shapes(
         num_neg_docs, num_neg_queries: mined for each pair, taken to be as long as its own.
         max_passages: C, of a document.
         has_scores: a teacher's come with the batch.
+        has_guide: a guide's embeddings do, taken to have `GUIDE_DIM` dimensions.
     """
     passages = (max_passages,) if max_passages > 1 else ()
 
@@ -135,7 +139,17 @@ def batch_shapes(
         mined["neg_queries"] = texts(query_length, query_rows, num_neg_queries, times=num_neg_queries)
         mined["neg_query_ids"] = _int32(batch_size, num_neg_queries)
     scores = jax.ShapeDtypeStruct((batch_size, 1 + num_neg_docs), np.float32) if has_scores else None
-    return Batch(texts(query_length, query_rows), texts(doc_length, doc_rows, *passages), ids, ids, **mined, scores=scores)
+    guide = _guide(batch_size, num_neg_docs, num_neg_queries) if has_guide else None
+    own = texts(query_length, query_rows), texts(doc_length, doc_rows, *passages)
+    return Batch(*own, ids, ids, **mined, scores=scores, guide=guide)
+
+
+def _guide(batch_size: int, num_neg_docs: int, num_neg_queries: int) -> Guide:
+    def of(*rows: int) -> Any:
+        return jax.ShapeDtypeStruct((*rows, GUIDE_DIM), np.float32) if all(rows) else None
+
+    pairs = of(batch_size)
+    return Guide(pairs, pairs, neg_docs=of(batch_size, num_neg_docs), neg_queries=of(batch_size, num_neg_queries))
 
 
 def _texts(shape: tuple[int, ...], length: int, num_rows: int | None) -> Any:
