@@ -34,6 +34,7 @@ ENCODER_PARAMETERS = {
     "t5_1_0_small": 18.9e6, "t5_1_0_base": 85.0e6, "t5_1_0_large": 302e6, "t5_1_0_3b": 1208e6, "t5_1_0_11b": 4832e6,
     "t5_1_1_small": 18.9e6, "t5_1_1_base": 85.0e6, "t5_1_1_large": 308e6, "t5_1_1_xl": 1158e6, "t5_1_1_xxl": 4631e6,
     "bert_base": 85.1e6, "roberta_base": 85.1e6, "ance_roberta": 85.1e6, "minilm_l6": 10.65e6, "modernbert_base": 110.3e6,
+    "embeddinggemma_300m": 101.5e6, "qwen3_embedding_0_6b": 440e6, "qwen3_embedding_4b": 3.63e9, "qwen3_embedding_8b": 6.95e9,
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.interop import any_model, huggingface
 from de_jax.interop.pretrained import Pretrained
 from de_jax.models.layer_stack import Remat
+from de_jax.models.rotary import RotaryConfig
 from de_jax.models.tower import PARTS, ProjectionInit, TowerConfig
 from de_jax.settings import NonNegativeInt, PositiveInt, ShareBelowOne, checked
 from de_jax.training.mesh import sharding
@@ -77,6 +78,8 @@ def pretrained_tower(
             warnings.warn(note, stacklevel=2)
     num_layers = None if layers is None else len(layers)
     base: Any = config.encoder
+    if layers is not None and isinstance(base, RotaryConfig):
+        base = base.of_layers(layers)
     if dropout_rate is not None and hasattr(base, "attention_dropout_rate"):
         base = dataclasses.replace(base, attention_dropout_rate=None)
     encoder = _changed(

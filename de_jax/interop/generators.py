@@ -1,4 +1,4 @@
-"""A generator from wherever it is: a run of this library, or a T5 of Hugging Face in a folder or on the hub."""
+"""A generator from wherever it is: a run of this library, a T5 of Hugging Face in a folder or on the hub, or a T5X checkpoint."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.doc2query.generator_run import GENERATOR_RUN, GeneratorRun, load_generator
-from de_jax.interop import huggingface, huggingface_generator
+from de_jax.interop import huggingface, huggingface_generator, t5x
 from de_jax.interop.any_model import folder_of
+from de_jax.interop.huggingface_generator import PretrainedGenerator
 from de_jax.types import InputError
 
 QUERY_LENGTH = 64
@@ -28,12 +29,16 @@ def read(source: str | Path, *, step: int | None = None, tokenizer: Tokenizer | 
     folder = folder_of(source)
     if GENERATOR_RUN.is_in(folder):
         return load_generator(folder, step)
-    if not (folder / huggingface.CONFIG_FILE).is_file():
+    if t5x.recognises(folder):
+        model, params = t5x.read_generator(folder)
+        found = PretrainedGenerator(model, params, None, t5x.MAX_LENGTH)
+    elif (folder / huggingface.CONFIG_FILE).is_file():
+        found = huggingface_generator.read(folder)
+    else:
         raise InputError(
             f"{folder} holds no generator: neither {GENERATOR_RUN.file} (de-jax doc2query train) nor {huggingface.CONFIG_FILE} "
-            "(Hugging Face's T5)."
+            "(Hugging Face's T5) nor a checkpoint of T5X."
         )
-    found = huggingface_generator.read(folder)
     tokenizer = tokenizer or found.tokenizer
     if tokenizer is None:
         raise InputError(f"{folder} holds no vocabulary; give --tokenizer, T5's spiece.model.")

@@ -47,8 +47,8 @@ KINDS = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize")
 PROMPT_NAMES = {"query": ("query",), "doc": ("document", "passage", "corpus")}
 """Which prompt a text gets, the first that there is; else the default one."""
 SCORED_BY_PRODUCT = "are scored here by their inner product; pretrained_tower.normalize=True makes it a cosine"
-IDENTITY, TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
-IDENTITIES = (IDENTITY, "torch.nn.Identity")
+ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn.modules.activation.Tanh"}
+"""What follows a Dense, by our names; the last is sentence-transformers' default."""
 
 
 def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:
@@ -103,6 +103,8 @@ def _read_tower(folder: Path, modules: dict[str, Path], ignored: Sequence[str], 
     dense = [path for kind, path in modules.items() if kind.startswith("Dense")]
     for path in dense:
         own = _dense_settings(path)
+        if (before := settings.get("projection_activation", "identity")) != "identity":
+            raise InputError(f"{path} follows a Dense with {before}; a tower has one linear map, and an activation after it alone.")
         settings |= {**own, "projection_bias": own["projection_bias"] or settings.get("projection_bias", False)}
     heads = {path.name: stored_arrays(path) for kind, path in modules.items() if kind == "LayerNorm"}
     if dense:
@@ -188,14 +190,16 @@ def _pooling(file: Path) -> str:
 def _dense_settings(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     values = _object(file, config_keys.DENSE)
-    activation, dim, bias = values.get("activation_function", TANH), values.get("out_features"), values.get("bias", True)
-    if activation not in IDENTITIES:
-        raise InputError(f"{file}: the activation {activation} has no place in a tower, whose projection is linear.")
+    dim, bias = values.get("out_features"), values.get("bias", True)
+    called = str(values.get("activation_function", ACTIVATIONS["tanh"]))
+    activation = called.rpartition(".")[2].lower() if called.startswith("torch.nn.") else called
+    if activation not in ACTIVATIONS:
+        raise InputError(f"{file}: the activation {called} has no place in a tower; a projection has {' or '.join(ACTIVATIONS)}.")
     if not isinstance(dim, int) or dim < 1 or not isinstance(bias, bool):
         raise InputError(
             f"{file}: out_features is {dim!r} and bias {bias!r}; they must be a positive whole number and true or false."
         )
-    return {"projection_dim": dim, "projection_bias": bias}
+    return {"projection_dim": dim, "projection_bias": bias, "projection_activation": activation}
 
 
 def _one_linear_map(folders: Sequence[Path]) -> dict[str, Callable[[], Array]]:

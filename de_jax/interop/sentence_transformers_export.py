@@ -18,7 +18,7 @@ from de_jax.interop.architectures import registry
 from de_jax.interop.huggingface import CONFIG_FILE
 from de_jax.interop.pretrained import Origin, disassemble
 from de_jax.interop.safetensors_files import FILE, save
-from de_jax.interop.sentence_transformers import IDENTITY, LENGTH_FILE, MODULES_FILE, PROMPTS_FILE
+from de_jax.interop.sentence_transformers import ACTIVATIONS, LENGTH_FILE, MODULES_FILE, PROMPTS_FILE
 from de_jax.models.tower import TowerConfig
 from de_jax.training.run.run_folder import Run
 from de_jax.types import Params
@@ -97,7 +97,12 @@ def _heads(config: TowerConfig, params: Params) -> list[tuple[str, dict[str, Any
         projection = dict(params["projection"])
         norm = projection.pop("norm", None)
         origins = {"kernel": Origin("linear.weight", transposed=True), "bias": Origin("linear.bias")}
-        settings = {"in_features": pooled_dim, "out_features": dim, "bias": config.projection_bias, "activation_function": IDENTITY}
+        settings = {
+            "in_features": pooled_dim,
+            "out_features": dim,
+            "bias": config.projection_bias,
+            "activation_function": ACTIVATIONS[config.projection_activation],
+        }
         heads.append(("Dense", settings, disassemble(projection, origins)))
         if norm:
             origins = {"scale": Origin("norm.weight"), "bias": Origin("norm.bias")}

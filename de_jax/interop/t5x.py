@@ -7,17 +7,22 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import jax
+
 from de_jax.files import folders
 from de_jax.files.reading import regular_file
 from de_jax.interop import t5x_files
 from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, assemble, disassemble
 from de_jax.interop.t5x_files import MSGPACK_FILE, ORBAX_DIR, Leaf
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import PARTS, TowerConfig
 from de_jax.training.optim import paths
 from de_jax.types import InputError, Params
 
+LOGITS = "decoder/logits_dense/kernel"
+"""Absent where logits are made of the embedding table."""
 MAX_LENGTH = 512  # tokens; a T5X checkpoint does not say what its texts were cut to
 MAX_LAYERS = 1024
 MAX_COMPRESSION = 1100
@@ -45,19 +50,30 @@ def read(folder: str | Path, *, ignored: Sequence[str] = ()) -> Pretrained:
         InputError: no checkpoint there, a damaged one, or one with arrays that are missing or that have no place.
     """
     folder = Path(folder)
-    if not recognises(folder):
-        raise InputError(f"{folder} holds neither {MSGPACK_FILE} nor {ORBAX_DIR}/; give a checkpoint_<step> folder of T5X.")
-    # A pipe in a file's place would make tensorstore wait.
-    num_bytes = sum(regular_file(file).stat().st_size for file in folder.rglob("*") if not file.is_dir())
-    leaves = {name: leaf for name, leaf in t5x_files.leaves_of(folder) if not name.startswith("decoder/")}
-    if sum(leaf.num_bytes for leaf in leaves.values()) > MAX_COMPRESSION * num_bytes:
-        raise InputError(f"{folder} announces arrays far beyond the {num_bytes:,} bytes that it holds; it is damaged.")
-    leaves = dict(_in_our_layout(folder, leaves))
+    leaves = {name: leaf for name, leaf in _leaves(folder).items() if not name.startswith("decoder/")}
     model = _model_of(folder, {name: leaf.shape for name, leaf in leaves.items()})
     like = model.shapes()
     reads = {name: leaf.read for name, leaf in leaves.items()}
     params = assemble(str(folder), reads, _origins(like), like, ignored=ignored)
     return Pretrained(model, params, PretrainedSide(None, MAX_LENGTH), PretrainedSide(None, MAX_LENGTH))
+
+
+def read_generator(folder: str | Path) -> tuple[Generator, Params]:
+    """The encoder-decoder of a T5X checkpoint, such as T5 1.1's, its layers scanned or not; see `read`.
+
+    Raises:
+        InputError: as of `read`, or no decoder.
+    """
+    folder = Path(folder)
+    leaves = _leaves(folder)
+    shapes = {name: leaf.shape for name, leaf in leaves.items()}
+    layers = {name.split("/")[1] for name in shapes if re.match(r"decoder/layers_\d+/", name)}
+    if not layers:
+        raise InputError(f"{folder} holds no decoder, so it is no generator.")
+    model = Generator(_encoder_of(folder, shapes, "token_embedder", "encoder"), len(layers), LOGITS not in shapes)
+    like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
+    origins = {path: Origin(re.sub(r"^embedder/", "token_embedder/", path)) for path in paths.all_paths(like)}
+    return model, assemble(str(folder), {name: leaf.read for name, leaf in leaves.items()}, origins, like)
 
 
 def write(folder: str | Path, model: DualEncoder, params: Params, step: int) -> None:
@@ -70,12 +86,27 @@ def write(folder: str | Path, model: DualEncoder, params: Params, step: int) -> 
         step: updates done.
 
     Raises:
-        InputError: a tower that is not T5, or a learned temperature, for which T5X has no place.
+        InputError: a tower that is not T5, a learned temperature, or a projection with an activation, for which T5X has no place.
     """
-    if model.initial_temperature is not None or not all(isinstance(t.encoder, T5Config) for t in (model.query, model.doc)):
+    towers = (model.query, model.doc)
+    if model.initial_temperature is not None or not all(isinstance(tower.encoder, T5Config) for tower in towers):
         raise InputError("a T5X checkpoint holds T5 towers without a learned temperature; choose another format.")
+    if any(tower.projection_activation != "identity" for tower in towers):
+        raise InputError("a T5X checkpoint tells nothing of projection_activation; choose another format.")
     with folders.atomic_dir(folder) as temporary:
         t5x_files.write(temporary, disassemble(params, _origins(params)), step)
+
+
+def _leaves(folder: Path) -> dict[str, Leaf]:
+    """The arrays of a checkpoint, layer by layer."""
+    if not recognises(folder):
+        raise InputError(f"{folder} holds neither {MSGPACK_FILE} nor {ORBAX_DIR}/; give a checkpoint_<step> folder of T5X.")
+    # A pipe in a file's place would make tensorstore wait.
+    num_bytes = sum(regular_file(file).stat().st_size for file in folder.rglob("*") if not file.is_dir())
+    leaves = dict(t5x_files.leaves_of(folder))
+    if sum(leaf.num_bytes for leaf in leaves.values()) > MAX_COMPRESSION * num_bytes:
+        raise InputError(f"{folder} announces arrays far beyond the {num_bytes:,} bytes that it holds; it is damaged.")
+    return dict(_in_our_layout(folder, leaves))
 
 
 def _place(part: str, side: str) -> str:
@@ -139,7 +170,7 @@ def _encoder_of(folder: Path, shapes: Mapping[str, tuple[int, ...]], embedder: s
 def _in_our_layout(folder: Path, leaves: Mapping[str, Leaf]) -> Iterator[tuple[str, Leaf]]:
     """Scanned layers one by one, and kernels with an axis of heads without it."""
     for name, leaf in leaves.items():
-        scanned = re.fullmatch(r"((?:left_|right_)?encoder)/encoder/(.*)", name)
+        scanned = re.fullmatch(r"((?:left_|right_)?encoder(?=/encoder/)|decoder(?=/decoder/))/[a-z]+/(.*)", name)
         if not scanned:
             yield name, _joined_heads(name, leaf)
             continue

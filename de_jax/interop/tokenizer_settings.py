@@ -49,6 +49,7 @@ def read(folder: Path) -> TokenizerSettings:
     if not isinstance(names, list) or "attention_mask" not in names:
         raise InputError(f"{file}: model_input_names is {names!r}; without 'attention_mask' padding would count as text.")
     _check_normalizer(file, values, vocabulary)
+    _check_ends(file, values, folder / TOKENIZER_JSON_FILE)
     if vocabulary or is_there(folder / SENTENCEPIECE_FILE):
         _check_added_tokens(folder, values, vocabulary)
     padding_side = values.get("padding_side", (vocabulary.get("padding") or {}).get("direction", "Right"))
@@ -86,6 +87,22 @@ def _check_normalizer(file: Path, values: dict[str, Any], vocabulary: dict[str, 
     for step in _steps(vocabulary.get("pre_tokenizer"), "pretokenizers"):
         if step.get("type") == "ByteLevel":
             _check_equal(file, values, step, {"add_prefix_space": "add_prefix_space"})
+
+
+def _check_ends(file: Path, values: dict[str, Any], vocabulary: Path) -> None:
+    """Tokens around a text are those of tokenizer.json, as in transformers 5; 4 added them for some classes by these settings."""
+    asked = {name: next(_contents(values.get(f"{name}_token")), None) for name in ("bos", "eos") if values.get(f"add_{name}_token")}
+    if not any(asked.values()) or not is_there(vocabulary):
+        return
+    import tokenizers
+
+    around = tokenizers.Tokenizer.from_file(str(vocabulary)).encode("").tokens
+    for name, token in asked.items():
+        if token is not None and token not in around:
+            raise InputError(
+                f"{file}: add_{name}_token is true, but {TOKENIZER_JSON_FILE} puts no {token!r} around a text, and neither does "
+                f"transformers 5; add it to the post_processor there, or set add_{name}_token to false."
+            )
 
 
 def _steps(step: Any, parts: str) -> Iterator[dict[str, Any]]:

@@ -15,11 +15,10 @@ from jaxtyping import Float, Int
 
 from de_jax.models.attention import AttentionDropout, RelativePositionBias, SelfAttention
 from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
-from de_jax.models.layers import Dropout, Linear, places_of, split_by_rows, stream_dtype
+from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, places_of, split_by_rows, stream_dtype
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Range, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
-TABLE_STD = 0.02
 MAX_DISTANCE = 128
 """Tokens, from which on a relative position bias tells no distances apart."""
 
@@ -104,22 +103,11 @@ class BertEmbedder(nn.Module):
     def __call__(self, tokens: Int[Array, "b L"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
         config = self.config
         words = self.param("embedding", nn.initializers.normal(TABLE_STD), (config.vocab_size, config.model_dim))
-        positions = _Table(config.max_positions, config.model_dim, name="position")()
+        positions = Table(config.max_positions, config.model_dim, name="position")()
         x = words[tokens] + positions[places_of(segments) + config.position_offset]
         if config.num_token_types:
-            x = x + _Table(config.num_token_types, config.model_dim, name="token_type")()[:1][None]
+            x = x + Table(config.num_token_types, config.model_dim, name="token_type")()[:1][None]
         return Dropout(config.dropout_rate)(_norm(config, "norm")(x), deterministic)
-
-
-class _Table(nn.Module):
-    """Rows of parameters under a name of their own, so that one pattern finds all tables."""
-
-    num_rows: int
-    dim: int
-
-    @nn.compact
-    def __call__(self) -> Float[Array, "rows E"]:
-        return self.param("embedding", nn.initializers.normal(TABLE_STD), (self.num_rows, self.dim))
 
 
 class BertFeedForward(nn.Module):

@@ -15,6 +15,8 @@ from jaxtyping import Float, Int
 
 from de_jax.types import ROW_AXES, Array
 
+TABLE_STD = 0.02
+"""Of a table's initial rows."""
 LINEAR_OUTPUT = "linear output"
 """What rematerialisation may keep: the products with parameters. Its policies do not see into `product`'s own derivative."""
 
@@ -127,6 +129,17 @@ class Linear(nn.Module):
             return y
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         return y + bias[None, None, :].astype(y.dtype)
+
+
+class Table(nn.Module):
+    """Rows of parameters under a name of their own, so that one pattern finds all tables."""
+
+    num_rows: int
+    dim: int
+
+    @nn.compact
+    def __call__(self) -> Float[Array, "rows E"]:
+        return self.param("embedding", nn.initializers.normal(TABLE_STD), (self.num_rows, self.dim))
 
 
 def first_of_text(segments: Int[Array, "b L"]) -> Int[Array, "b L"]:

@@ -1,10 +1,13 @@
-"""Encoders with rotary positions (Su et al. 2021): ModernBERT (Warner et al. 2024), Qwen3 and Gemma 3, one module with flags."""
+"""Encoders with rotary positions (Su et al. 2021), one module with flags.
+
+They are ModernBERT (Warner et al. 2024), Nomic's and GTE's BERT, EuroBERT, Llama, Mistral, Qwen 2 and 3, Gemma 3 and T5Gemma.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -13,13 +16,13 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Bool, Float, Int
 
+from de_jax.models import positions
 from de_jax.models.attention import AttentionDropout, attend
 from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
-from de_jax.models.layers import Dropout, Linear, places_of, split_by_rows, stream_dtype
+from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, places_of, split_by_rows, stream_dtype
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
-TABLE_STD = 0.02
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": functools.partial(nn.gelu, approximate=False),
     "gelu_tanh": nn.gelu,
@@ -31,7 +34,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 class RotaryConfig:
     """The shape of a rotary encoder; the defaults are ModernBERT base.
 
-    Layers are normalised before each half (pre-norm), and feed-forward layers are gated: act(x wi_0) * (x wi_1).
+    Layers are normalised before each half (pre-norm) or after it, and feed-forward layers are gated: act(x wi_0) * (x wi_1).
 
     Attributes:
         vocab_size: rows of the embedding table.
@@ -41,19 +44,24 @@ class RotaryConfig:
         num_kv_heads: of keys and values, each for an equal group of query heads (Ainslie et al. 2023); None for `num_heads`.
         mlp_dim: width inside a feed-forward layer.
         max_positions: tokens of the longest text.
+        num_token_types: rows of the type table, as of `BertConfig`; 0 for no table.
         activation: of the gate; "gelu_tanh" is gelu's approximation.
         norm: "layer" subtracts the mean and divides by the deviation, "rms" divides by the root mean square.
         norm_bias, norm_epsilon: of a norm.
         norm_embeddings: the first norm is of the embeddings themselves, which begin the residual stream so (ModernBERT).
         post_norms: each half's result is normalised too, before it is added (Gemma).
+        norm_sums: the norms are BERT's: of the embeddings, and of the residual stream after each half has been added to it. There
+            are no others, so that `norm_embeddings` and `post_norms` are False.
         qk_norm: queries and keys are normalised, head by head.
         attention_bias, mlp_bias: of the linear maps.
+        out_bias, mlp_out_bias: of the last map of each half, where it differs.
         scale_embeddings: embeddings are multiplied by sqrt(model_dim) (Gemma).
         causal: tokens see no later ones.
         global_every, first_global: layer i sees the whole text where i % global_every == first_global, and is local elsewhere.
         window: the farthest token that a token of a local layer sees, in tokens.
         rope_base, local_rope_base: the longest wavelength of positions is near 2 pi times this, in global and in local layers.
-        rope_factor: positions of global layers are divided by this.
+        rope_factor: positions of global layers are divided by this, in the dimensions that `rope_scaling` tells.
+        rope_scaling, rope_length, rope_few_turns, rope_many_turns: see `positions.speeds`.
         query_scale: factor of the attention scores; None for 1 / sqrt(head_dim).
         attention_cap: scores are squashed into (-cap, cap) by tanh (Gemma 2); None leaves them.
         dropout_rate: share dropped of the embeddings, the attention weights and each half's result.
@@ -77,15 +85,19 @@ class RotaryConfig:
     num_kv_heads: PositiveInt | None = None
     mlp_dim: PositiveInt = 1152
     max_positions: PositiveInt = 8192
+    num_token_types: NonNegativeInt = 0
     activation: Literal["gelu", "gelu_tanh", "silu"] = "gelu"
     norm: Literal["layer", "rms"] = "layer"
     norm_bias: bool = False
     norm_epsilon: PositiveFloat = 1e-5
     norm_embeddings: bool = True
     post_norms: bool = False
+    norm_sums: bool = False
     qk_norm: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
+    out_bias: bool | None = None
+    mlp_out_bias: bool | None = None
     scale_embeddings: bool = False
     causal: bool = False
     global_every: PositiveInt = 3
@@ -94,6 +106,10 @@ class RotaryConfig:
     rope_base: PositiveFloat = 160_000.0
     local_rope_base: PositiveFloat = 10_000.0
     rope_factor: PositiveFloat = 1.0
+    rope_scaling: positions.Scaling = "linear"
+    rope_length: PositiveInt = 8192
+    rope_few_turns: PositiveFloat = 1.0
+    rope_many_turns: PositiveFloat = 4.0
     query_scale: PositiveFloat | None = None
     attention_cap: PositiveFloat | None = None
     dropout_rate: ShareBelowOne = 0.0
@@ -113,10 +129,28 @@ class RotaryConfig:
                 f"RotaryConfig.first_global is {self.first_global}; it must be less than global_every = {self.global_every}."
             )
 
+        if self.norm_sums and (self.norm_embeddings or self.post_norms):
+            raise InputError("RotaryConfig.norm_sums is set; norm_embeddings and post_norms must be False beside it.")
+        if self.rope_few_turns >= self.rope_many_turns:
+            raise InputError(
+                f"RotaryConfig.rope_few_turns is {self.rope_few_turns}; it must be less than rope_many_turns = "
+                f"{self.rope_many_turns}."
+            )
+
     @property
     def kv_heads(self) -> int:
         """Of keys and values."""
         return self.num_kv_heads or self.num_heads
+
+    @property
+    def has_out_bias(self) -> bool:
+        """Of the attention's last map."""
+        return self.attention_bias if self.out_bias is None else self.out_bias
+
+    @property
+    def has_mlp_out_bias(self) -> bool:
+        """Of the feed-forward layers' last map."""
+        return self.mlp_bias if self.mlp_out_bias is None else self.mlp_out_bias
 
     @property
     def weights_dropout_rate(self) -> float:
@@ -131,11 +165,47 @@ class RotaryConfig:
         """Whether a layer, counted from 0, sees the whole text."""
         return layer % self.global_every == self.first_global
 
+    def of_layers(self, layers: Sequence[int]) -> RotaryConfig:
+        """The encoder of some of these layers, each global or local as it was.
+
+        Args:
+            layers: counted from 0, in their order.
+
+        Raises:
+            InputError: no `global_every` says which of them are global, or the first one's norm is the embeddings' and left out.
+
+        Example:
+            >>> config = RotaryConfig(num_layers=6)
+            >>> [config.is_global(layer) for layer in (0, 2, 3, 5)]
+            [True, False, True, False]
+            >>> config.of_layers((0, 2, 3, 5)).global_every
+            2
+        """
+        pattern = global_pattern([self.is_global(layer) for layer in layers], (self.global_every, self.first_global))
+        if pattern is None:
+            told = ", ".join("global" if self.is_global(layer) else "local" for layer in layers)
+            raise InputError(
+                f"layers {tuple(layers)} of the encoder are {told}, but global layers are equally far apart; choose others."
+            )
+        if self.norm_embeddings and layers and layers[0] != 0:
+            raise InputError(
+                f"layers {tuple(layers)} leave out layer 0, whose first norm is that of the embeddings; begin with it."
+            )
+        return dataclasses.replace(self, num_layers=len(layers), global_every=pattern[0], first_global=pattern[1])
+
     def embedder(self) -> nn.Module:
         return RotaryEmbedder(self)
 
     def encoder(self) -> nn.Module:
         return RotaryEncoder(self)
+
+
+def global_pattern(are_global: Sequence[bool], preferred: tuple[int, int]) -> tuple[int, int] | None:
+    """(`global_every`, `first_global`) of layers that are global or not: `preferred` where it fits, None where nothing does."""
+    number = len(are_global)
+    candidates = [preferred, *((every, first) for every in range(1, number + 2) for first in range(every))]
+    fits = lambda every, first: list(are_global) == [layer % every == first for layer in range(number)]  # noqa: E731
+    return next((candidate for candidate in candidates if fits(*candidate)), None)
 
 
 class View(NamedTuple):
@@ -164,6 +234,10 @@ class RotaryEmbedder(nn.Module):
         x = table[tokens]
         if config.scale_embeddings:
             x = x * config.model_dim**0.5
+        if config.num_token_types:
+            x = x + Table(config.num_token_types, config.model_dim, name="token_type")()[:1][None]
+        if config.norm_sums:
+            x = _norm(config, "norm")(x)
         return Dropout(config.dropout_rate)(x.astype(stream_dtype(jnp.dtype(config.dtype))), deterministic)
 
 
@@ -200,7 +274,7 @@ class RotaryAttention(nn.Module):
             drop=functools.partial(dropout, deterministic=False) if is_dropped else None,
         )
         joined = config.num_heads * config.head_dim
-        out = Linear(config.model_dim, joined**-0.5, dtype, config.attention_bias, name="out")
+        out = Linear(config.model_dim, joined**-0.5, dtype, config.has_out_bias, name="out")
         return out(context.reshape(*x.shape[:-1], joined))
 
 
@@ -215,7 +289,7 @@ class GatedFeedForward(nn.Module):
         std = x.shape[-1] ** -0.5
         gate, linear = (Linear(config.mlp_dim, std, dtype, config.mlp_bias, name=name)(x) for name in ("wi_0", "wi_1"))
         hidden = ACTIVATIONS[config.activation](gate) * linear
-        return Linear(config.model_dim, config.mlp_dim**-0.5, dtype, config.mlp_bias, name="wo")(hidden)
+        return Linear(config.model_dim, config.mlp_dim**-0.5, dtype, config.has_mlp_out_bias, name="wo")(hidden)
 
 
 class RotaryLayer(nn.Module):
@@ -225,19 +299,24 @@ class RotaryLayer(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        self.pre_attention_layer_norm = _norm(config)
         self.attention = RotaryAttention(config)
-        self.pre_mlp_layer_norm = _norm(config)
         self.mlp = GatedFeedForward(config)
+        self.dropout = Dropout(config.dropout_rate)
+        if config.norm_sums:
+            self.attention_layer_norm, self.mlp_layer_norm = _norm(config), _norm(config)
+            return
+        self.pre_attention_layer_norm, self.pre_mlp_layer_norm = _norm(config), _norm(config)
         if config.post_norms:
             self.post_attention_layer_norm, self.post_mlp_layer_norm = _norm(config), _norm(config)
-        self.dropout = Dropout(config.dropout_rate)
 
     def __call__(
         self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, view: View, place: Place
     ) -> Float[Array, "b L E"]:
         x = split_by_rows(x)
         seen, turns = _chosen(view.seen, place.is_global), _chosen(view.turns, place.is_global)
+        if self.config.norm_sums:
+            x = self.attention_layer_norm(x + self.dropout(self.attention(x, segments, deterministic, seen, turns), deterministic))
+            return self.mlp_layer_norm(x + self.dropout(self.mlp(x), deterministic))
         normed = self.pre_attention_layer_norm(x)
         if self.config.norm_embeddings:
             x = jnp.where(place.is_first, normed, x)
@@ -254,13 +333,14 @@ class RotaryEncoder(nn.Module):
 
     def setup(self) -> None:
         self.layers = make_layers(RotaryLayer, self.config)
-        self.encoder_norm = _norm(self.config)
+        if not self.config.norm_sums:
+            self.encoder_norm = _norm(self.config)
 
     def __call__(self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
         numbers = np.arange(self.config.num_layers)
         places = Place(numbers % self.config.global_every == self.config.first_global, numbers == 0)
         x = through_layers(self, x, segments, deterministic, _view(self.config, segments), of_layer=places)
-        return self.encoder_norm(x)
+        return x if self.config.norm_sums else self.encoder_norm(x)
 
 
 def turn(x: Float[Array, "b L H d"], cosine: Float[Array, "b L h"], sine: Float[Array, "b L h"]) -> Float[Array, "b L H d"]:
@@ -277,16 +357,24 @@ def _view(config: RotaryConfig, segments: Int[Array, "b L"]) -> View:
     everything = distance <= 0 if config.causal else jnp.ones_like(distance, bool)
     places = places_of(segments)[..., None].astype(jnp.float32)
 
-    def turns(base: float, factor: float) -> tuple[Array, Array]:
-        speeds = jnp.asarray(base ** -(np.arange(0, config.head_dim, 2) / config.head_dim) / factor, jnp.float32)
-        angles = places * speeds[None, None, :]
-        return jnp.cos(angles), jnp.sin(angles)
+    def turns(speeds: np.ndarray, size: float) -> tuple[Array, Array]:
+        angles = places * jnp.asarray(speeds, jnp.float32)[None, None, :]
+        return jnp.cos(angles) * size, jnp.sin(angles) * size
 
-    of_global = turns(config.rope_base, config.rope_factor)
+    scaling = (config.rope_scaling, config.rope_factor)
+    speeds = positions.speeds(
+        config.head_dim,
+        config.rope_base,
+        *scaling,
+        length=config.rope_length,
+        few_turns=config.rope_few_turns,
+        many_turns=config.rope_many_turns,
+    )
+    of_global = turns(speeds, positions.size(*scaling))
     if config.global_every == 1:
         return View((everything,), (of_global,))
     near = everything & (jnp.abs(distance) <= config.window)
-    return View((everything, near), (of_global, turns(config.local_rope_base, 1.0)))
+    return View((everything, near), (of_global, turns(positions.speeds(config.head_dim, config.local_rope_base), 1.0)))
 
 
 def _chosen(of_kinds: tuple[Any, ...], is_global: Any) -> Any:

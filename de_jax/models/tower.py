@@ -17,6 +17,7 @@ Part = Literal["embedder", "encoder", "projection"]
 PARTS: tuple[Part, ...] = ("embedder", "encoder", "projection")
 """What a tower is made of; the units of sharing between two towers."""
 ProjectionInit = Literal["lecun_normal", "orthogonal"]
+ProjectionActivation = Literal["identity", "tanh"]
 PROJECTION_INITS: dict[str, Any] = {
     "lecun_normal": nn.initializers.lecun_normal,
     "orthogonal": nn.initializers.orthogonal,
@@ -59,6 +60,7 @@ class TowerConfig:
         pooling: "mean" over real tokens, or the "first" or the "last" of them.
         projection_dim: D, the size of an embedding; None leaves the pooled vector as it is.
         projection_bias: whether the projection has a bias (DAFT's and ANCE's have, T5's has not).
+        projection_activation: what follows the linear map, before a norm: nothing, or tanh (LaBSE, Feng et al. 2022).
         projection_norm: whether a LayerNorm follows it (ANCE (Xiong et al. 2021): a linear head, then LayerNorm, not normalised).
         normalize: whether embeddings have length 1, so that an inner product is a cosine.
         projection_init: how the projection's kernel starts: "lecun_normal", or "orthogonal", which keeps the inner products of
@@ -72,11 +74,14 @@ class TowerConfig:
     projection_norm: bool = False
     normalize: bool = True
     projection_init: ProjectionInit = "lecun_normal"
+    projection_activation: ProjectionActivation = "identity"
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.projection_norm and not self.projection_dim:
             raise InputError("projection_norm is set without a projection; give projection_dim too.")
+        if self.projection_activation != "identity" and not self.projection_dim:
+            raise InputError("projection_activation is set without a projection; give projection_dim too.")
 
     @property
     def embedding_dim(self) -> int:
@@ -84,7 +89,9 @@ class TowerConfig:
 
     @property
     def embedding_rank(self) -> int:
-        """Dimensions of the space that embeddings lie in: a projection that is wider than the encoder adds none."""
+        """Dimensions of the space that embeddings lie in: a linear projection that is wider than the encoder adds none."""
+        if self.projection_activation != "identity":
+            return self.embedding_dim
         return min(self.embedding_dim, self.encoder.model_dim)
 
 
@@ -97,8 +104,13 @@ class Tower(nn.Module):
         self.embedder = self.config.encoder.embedder()
         self.encoder = self.config.encoder.encoder()
         if self.config.projection_dim:
-            head = (self.config.projection_dim, self.config.projection_bias, self.config.projection_norm)
-            self.projection = Projection(*head, self.config.projection_init)
+            self.projection = Projection(
+                self.config.projection_dim,
+                self.config.projection_bias,
+                self.config.projection_norm,
+                self.config.projection_init,
+                self.config.projection_activation,
+            )
 
     def __call__(
         self, tokens: Int[Array, "b L"], deterministic: bool = True, lengths: Int[Array, "b S"] | None = None
@@ -120,12 +132,13 @@ class Tower(nn.Module):
 
 
 class Projection(nn.Module):
-    """From the pooled vector to the embedding, in float32: a linear map and, where asked for, a LayerNorm."""
+    """From the pooled vector to the embedding, in float32: a linear map and, where asked for, tanh and a LayerNorm."""
 
     dim: int
     use_bias: bool
     use_norm: bool
     init_name: str
+    activation: str
 
     @nn.compact
     def __call__(self, x: Float[Array, "b S E"]) -> Float[Array, "b S D"]:
@@ -133,6 +146,7 @@ class Projection(nn.Module):
         y = jnp.einsum("bse,ed->bsd", x, kernel)
         if self.use_bias:
             y = y + self.param("bias", nn.initializers.zeros, (self.dim,))[None, None, :]
+        y = jnp.tanh(y) if self.activation == "tanh" else y
         return nn.LayerNorm(epsilon=1e-5, use_fast_variance=False, name="norm")(y) if self.use_norm else y
 
 

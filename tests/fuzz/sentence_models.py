@@ -114,7 +114,9 @@ def _naive_tower(modules: dict[str, Path]) -> tuple[TowerConfig, dict[str, np.nd
     settings: dict[str, Any] = {"projection_dim": None, "projection_norm": "LayerNorm" in modules}
     if "Dense" in modules:
         dense = {"bias": True, **strict_json(naive_text(modules["Dense"] / "config.json"))}
+        is_linear = dense.get("activation_function", "Tanh").endswith("Identity")
         settings |= {"projection_dim": dense["out_features"], "projection_bias": dense["bias"]}
+        settings["projection_activation"] = "identity" if is_linear else "tanh"
         arrays["projection/kernel"] = naive_arrays(modules["Dense"])["linear.weight"].T.astype(np.float32, order="C")
         if dense["bias"]:
             arrays["projection/bias"] = naive_arrays(modules["Dense"])["linear.bias"].astype(np.float32)

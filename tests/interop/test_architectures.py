@@ -20,7 +20,7 @@ from pretrained_folders import TEXTS, WORDS, our_embeddings, write, write_tokeni
 
 from de_jax import command, trainer
 from de_jax.data.text.sides import Side
-from de_jax.interop import any_model, huggingface
+from de_jax.interop import any_model, huggingface, tokenizer_settings
 from de_jax.interop.architectures import registry
 from de_jax.interop.export import export
 from de_jax.interop.pretrained import disassemble
@@ -46,6 +46,10 @@ DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_positio
 MODERN = {**BERT, "num_hidden_layers": 4, "local_attention": 16}
 LLAMA = {**BERT, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
 GEMMA = {**LLAMA, "num_hidden_layers": 4, "sliding_window": 16, "query_pre_attn_scalar": 24, "hidden_size": 36}
+YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+LLAMA3 = {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64}  # fmt: skip
+T5_GEMMA = {**GEMMA, "sliding_window": 9, "vocab_size": VOCAB_SIZE}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +65,8 @@ class Row:
     shard: str = "1GB"
     exported: str = ""  # the name of what it is saved as, where that differs
     pad_id: int = 0
+    is_soaked: bool = False  # a configuration whose parts other rows have
+    named: str = ""  # what is refused, where that is not `refused`'s own name
 
 
 ROWS = {
@@ -89,22 +95,50 @@ ROWS = {
         whole="ForCausalLM"),
     "qwen3, biases, padding 9, bfloat16 in shards": Row("Qwen3", {**LLAMA, "attention_bias": True, "pad_token_id": 9,
         "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
-        {"rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn", "factor": 2.0}}, dtype="bfloat16", shard="9kB", pad_id=9),
+        {"rope_parameters": {"rope_theta": 1e6, "rope_type": "longrope", "factor": 2.0}}, dtype="bfloat16", shard="9kB", pad_id=9),
     "gemma3 with a tied head": Row("Gemma3", {**GEMMA, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
         {"attn_logit_softcapping": 50.0}, "TextModel", "ForCausalLM"),
     "embedding gemma": Row("Gemma3", {**GEMMA, "use_bidirectional_attention": True, "sliding_window": 14, "rope_parameters": {
         "full_attention": {"rope_theta": 1e5, "rope_type": "linear", "factor": 4.0},
         "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"}}, "num_key_value_heads": 6},
         {"hidden_activation": "silu"}, "TextModel"),
+    "nomic with heads, padding 4": Row("NomicBert", {**BERT, "pad_token_id": 4}, {"hidden_act": "relu"}, whole="ForMaskedLM",
+        pad_id=4),
+    "gte, bfloat16": Row("Gte", {**BERT, "type_vocab_size": 0, "hidden_act": "silu"}, {"rope_parameters": {"rope_theta": 1e4,
+        "rope_type": "dynamic", "factor": 2.0}}, dtype="bfloat16", pad_id=1),
+    "gte with heads, yarn": Row("Gte", {**BERT, "rope_parameters": YARN}, {"rope_parameters": {**YARN, "truncate": False}},
+        whole="ForMaskedLM", pad_id=1),
+    "eurobert with an untied head, padding 60": Row("EuroBert", {**LLAMA, "hidden_size": 36, "pad_token_id": 60, "mlp_bias": True,
+        "mask_token_id": 3}, {"hidden_act": "gelu"}, whole="ForMaskedLM", pad_id=60),
+    "llama 3 with a tied head, float16": Row("Llama", {**LLAMA, "hidden_size": 36, "attention_bias": True,
+        "rope_parameters": LLAMA3, "tie_word_embeddings": True}, {"rope_parameters": {**LLAMA3, "partial_rotary_factor": 0.5}},
+        whole="ForCausalLM", dtype="float16"),
+    "llama in both directions, linear": Row("Llama", {**LLAMA, "hidden_size": 36, "is_causal": False, "pad_token_id": 2,
+        "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}}, {"is_causal": 1}, exported="EuroBert",
+        pad_id=2, is_soaked=True),
+    "mistral, a window": Row("Mistral", {**LLAMA, "sliding_window": 16}, {"rope_parameters": YARN}, whole="ForCausalLM"),
+    "mistral without a window": Row("Mistral", {**LLAMA, "sliding_window": None, "hidden_size": 36}, {"sliding_window": 0},
+        exported="Llama", is_soaked=True),
+    "qwen2": Row("Qwen2", {**BERT, "num_key_value_heads": 2}, {"use_sliding_window": True}, whole="ForCausalLM",
+        is_soaked=True),
+    "qwen2 in both directions, yarn": Row("Qwen2", {**BERT, "num_key_value_heads": 4, "is_causal": False,
+        "rope_parameters": YARN, "pad_token_id": 8}, {"rope_parameters": {**YARN, "attention_factor": 1.0}}, shard="9kB",
+        pad_id=8, named="attention_factor"),
+    "t5gemma": Row("T5Gemma", {"encoder": T5_GEMMA, "decoder": T5_GEMMA, "is_encoder_decoder": False},
+        {"encoder": {**T5_GEMMA, "hidden_activation": "relu"}}, "EncoderModel", named="hidden_activation"),
+    "t5gemma with a decoder, bfloat16": Row("T5Gemma", {"encoder": {**T5_GEMMA, "attn_logit_softcapping": None,
+        "layer_types": ["full_attention"] * 4, "rope_parameters": {"rope_theta": 1e5, "rope_type": "default"}},
+        "decoder": T5_GEMMA}, {"encoder": {**T5_GEMMA, "num_experts": 4}}, "EncoderModel", "ForConditionalGeneration",
+        dtype="bfloat16", named="num_experts"),
 }  # fmt: skip
 
 
-def torch_model(row, *, whole=False):
+def torch_model(row, *, whole=False, vocab_size=VOCAB_SIZE):
     torch.manual_seed(0)
     torch.set_num_threads(1)
     config_of = getattr(transformers, f"{row.name}TextConfig", None) or getattr(transformers, f"{row.name}Config")
     is_t5 = row.name.endswith("T5")
-    config = config_of(vocab_size=VOCAB_SIZE, **({"decoder_start_token_id": 0} if is_t5 else {}), **row.settings)
+    config = config_of(vocab_size=vocab_size, **({"decoder_start_token_id": 0} if is_t5 else {}), **row.settings)
     config._attn_implementation = "eager"
     model = getattr(transformers, row.name + (row.whole if whole else row.suffix))(config)
     with torch.no_grad():
@@ -116,7 +150,7 @@ def torch_model(row, *, whole=False):
 
 
 def encoder_of(row, model):
-    if row.name.endswith("T5"):
+    if row.name in ("T5", "MT5", "UMT5", "T5Gemma"):
         return model.get_encoder()
     return getattr(model, model.base_model_prefix, model)
 
@@ -158,12 +192,13 @@ def our_hidden(row, found, *, is_packed):
     return np.asarray(hidden_of(config, found.params["shared"], ours, segments))[segments > 0]
 
 
-def close(actual, expected):
+def close(actual, expected, record_property):
     scale = np.abs(expected).max()
+    record_property("difference", f"{np.abs(actual - expected).max() / scale:.1e}")  # of docs/checkpoints.md
     np.testing.assert_allclose(actual / scale, expected / scale, atol=1e-5)
 
 
-@pytest.fixture(scope="module", params=ROWS)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=[pytest.mark.soak] * row.is_soaked) for name, row in ROWS.items()])
 def imported(request, tmp_path_factory):
     """A row, its folder, what transformers makes of texts, and our import."""
     row = ROWS[request.param]
@@ -175,12 +210,12 @@ def imported(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
-def test_hidden_vectors_are_those_of_transformers(imported, is_packed):
+def test_hidden_vectors_are_those_of_transformers(imported, is_packed, record_property):
     row, _, expected, found = imported
-    close(our_hidden(row, found, is_packed=is_packed), expected)
+    close(our_hidden(row, found, is_packed=is_packed), expected, record_property)
 
 
-def test_what_is_written_is_loaded_by_transformers_and_by_us_as_it_was(imported, tmp_path):
+def test_what_is_written_is_loaded_by_transformers_and_by_us_as_it_was(imported, tmp_path, record_property):
     row, _, expected, found = imported
     config, params = found.model.query.encoder, found.params["shared"]
     kind = registry.kind_of(config, row.pad_id)
@@ -190,7 +225,7 @@ def test_what_is_written_is_loaded_by_transformers_and_by_us_as_it_was(imported,
     theirs, report = model.from_pretrained(tmp_path, attn_implementation="eager", output_loading_info=True)
     assert not report["unexpected_keys"]
     assert not [key for key in report["missing_keys"] if "pooler" not in key]
-    close(their_hidden(row, theirs.eval()), expected)
+    close(their_hidden(row, theirs.eval()), expected, record_property)
     again = huggingface.read(tmp_path)
     assert again.model == found.model
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), again.params["shared"], params)
@@ -206,7 +241,7 @@ def changed(folder, to, **values):
 
 def test_a_neighbour_is_refused_in_one_sentence(imported, tmp_path):
     row, folder, _, _ = imported
-    for name, values in (("a_setting", {"a_setting": 1}), (next(iter(row.refused)).split("_param")[0], row.refused)):
+    for name, values in (("a_setting", {"a_setting": 1}), (row.named or next(iter(row.refused)).split("_param")[0], row.refused)):
         (tmp_path / name).mkdir()
         with pytest.raises(InputError, match=rf"config\.json: .*{name}") as error:
             huggingface.read(changed(folder, tmp_path / name, **values), only_sizes=True)
@@ -230,35 +265,57 @@ def test_an_array_without_a_place_is_refused_by_name(imported, tmp_path):
         huggingface.read(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def embedding_model(tmp_path_factory):
-    """Qwen3-Embedding's habits: a text ends with the token that also pads, on the left, and the last token is the embedding."""
-    folder = tmp_path_factory.mktemp("embedding") / "model"
-    torch_model(ROWS["qwen3 with an untied head"]).save_pretrained(folder)
+def qwen_vocabulary():
     pieces = ("[UNK]", "<|endoftext|>", "<|fim_pad|>", *WORDS)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({piece: i for i, piece in enumerate(pieces)}, "[UNK]"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(list(pieces[1:3]))
-    end = [("<|endoftext|>", 1)]
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("$A <|endoftext|>", special_tokens=end)
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|endoftext|>", padding_side="left")
-    fast.save_pretrained(folder)
+    return tokenizer, "$A <|endoftext|>", {"pad_token": "<|endoftext|>"}
+
+
+def mistral_vocabulary():
+    """No token is for padding, and bytes stand for what is unknown."""
+    pieces = ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *sorted(set("".join(WORDS))))
+    bpe = tokenizers.models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    tokenizer = tokenizers.Tokenizer(bpe)
+    tokenizer.add_special_tokens(list(pieces[:3]))
+    flags = {"add_bos_token": True, "add_eos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
+    return tokenizer, "<s> $A </s>", {"pad_token": "</s>", **flags}
+
+
+PADDING_WITH_THE_END = {  # row, vocabulary, and the ids before, after and beside texts
+    "qwen3-embedding": ("qwen3 with an untied head", qwen_vocabulary, (), (1,), 2),
+    "e5-mistral": ("mistral, a window", mistral_vocabulary, (1,), (2,), 0),
+}
+
+
+@pytest.fixture(scope="module", params=PADDING_WITH_THE_END)
+def embedding_model(request, tmp_path_factory):
+    """A text ends with the token that also pads, on the left, and the last token is the embedding."""
+    folder = tmp_path_factory.mktemp("embedding") / "model"
+    row, vocabulary, *ids = PADDING_WITH_THE_END[request.param]
+    tokenizer, template, settings = vocabulary()
+    torch_model(ROWS[row], vocab_size=tokenizer.get_vocab_size()).save_pretrained(folder)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    around = [(piece, tokenizer.token_to_id(piece)) for piece in template.split() if piece != "$A"]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(template, special_tokens=around)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **settings).save_pretrained(folder)
     modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
     values = [{"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
               for i, (kind, path) in enumerate(modules)]  # fmt: skip
     write(folder / "modules.json", values)
-    write(folder / "sentence_bert_config.json", {"max_seq_length": 16})
+    write(folder / "sentence_bert_config.json", {"max_seq_length": 24})
     write(folder / "config_sentence_transformers.json", {"prompts": {"query": "query : "}})
     write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True})
-    return folder
+    return folder, *ids
 
 
 def test_the_last_token_of_texts_that_end_with_the_padding_is_embedded(embedding_model, tmp_path):
+    folder, before, after, pad_id = embedding_model
     library = pytest.importorskip("sentence_transformers")
-    model = library.SentenceTransformer(str(embedding_model), device="cpu", local_files_only=True)
-    found = any_model.read(embedding_model)
-    assert found.doc.tokenizer.suffix_ids == (1,)
-    assert found.doc.tokenizer.pad_id == 2
+    model = library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    found = any_model.read(folder)
+    tokenizer = found.doc.tokenizer
+    assert (tokenizer.prefix_ids, tokenizer.suffix_ids, tokenizer.pad_id) == (before, after, pad_id)
     expected = model.encode_query(TEXTS), model.encode_document(TEXTS)
     for tower, vectors in zip(("query", "doc"), expected, strict=True):
         np.testing.assert_allclose(our_embeddings(found, TEXTS, tower), vectors, atol=1e-5)
@@ -272,15 +329,26 @@ def test_the_last_token_of_texts_that_end_with_the_padding_is_embedded(embedding
 def test_a_causal_encoder_alone_is_pooled_by_its_last_token(embedding_model, tmp_path):
     (tmp_path / "model").mkdir()
     for name in ("config.json", "model.safetensors"):
-        (tmp_path / "model" / name).symlink_to(embedding_model / name)
+        (tmp_path / "model" / name).symlink_to(embedding_model[0] / name)
     found = any_model.read(tmp_path / "model", only_sizes=True)
     assert found.model.doc.pooling == "last"
     assert "assumed: lasttoken pooling" in found.notes[0]
 
 
+def test_an_end_that_only_older_versions_add_is_refused(embedding_model, tmp_path):
+    folder = embedding_model[0]
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())
+    write(tmp_path / "tokenizer.json", {**vocabulary, "post_processor": None})
+    write(tmp_path / "tokenizer_config.json", {"add_eos_token": True, "eos_token": {"content": "</s>"}})
+    with pytest.raises(InputError, match=r"add_eos_token is true, but tokenizer\.json puts no '</s>' around a text"):
+        tokenizer_settings.read(tmp_path)
+    write(tmp_path / "tokenizer_config.json", {"add_eos_token": False, "eos_token": {"content": "</s>"}})
+    assert tokenizer_settings.read(tmp_path).special_tokens
+
+
 def test_an_encoder_that_transformers_does_not_have_is_refused_before_it_is_written():
     config = RotaryConfig(causal=True)  # ModernBERT sees later tokens
-    with pytest.raises(InputError, match=r"transformers has no model \(t5.*gemma3_text\) for a RotaryConfig with these settings"):
+    with pytest.raises(InputError, match=r"transformers has no model \(t5.*t5gemma\) for a RotaryConfig with these settings"):
         registry.kind_of(config, 0)
     assert registry.kind_of(RotaryConfig(dtype="bfloat16", scan_layers=True), 0).model_types == ("modernbert",)
 
@@ -292,7 +360,14 @@ def test_an_encoder_that_transformers_does_not_have_is_refused_before_it_is_writ
         ("mpnet with heads", "roberta"),
         ("distilbert with heads, padding 3", "bert"),
         ("modernbert", "bert"),
+        ("nomic with heads, padding 4", "bert"),
+        ("gte with heads, yarn", "bert"),
+        ("eurobert with an untied head, padding 60", "bert"),
+        ("llama 3 with a tied head, float16", "bert"),
+        ("mistral, a window", "bert"),
+        ("qwen2", "bert"),
         ("qwen3 with an untied head", "bert"),
+        ("t5gemma", "bert"),
         ("embedding gemma", "bert"),
     ],
 )
@@ -307,6 +382,7 @@ def test_a_fine_tuning_that_is_stopped_goes_on_to_the_same_end(tmp_path, monkeyp
     settings |= {"beir_pairs.batch_size": 16, "beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 32}
     settings |= {"train.num_steps": 6, "train.log_every_steps": 1, "train.save_every_steps": 6, "linear.warmup_steps": 0}
     settings |= {"train.learning_rate": 0.001, "pretrained_tower.scan_layers": True, "pretrained_tower.remat": "'full'"}
+    settings |= {"pretrained_tower.projection_dim": 8, "train.init_new": "('shared/projection/.*',)"}
     argv = ["--gin_file=recipes/fine_tune.gin", *(f"--gin.{name}={value}" for name, value in settings.items())]
     trainer.main([*argv, f"--run_dir={tmp_path / 'whole'}"])
     stop = lambda step, scalars: os.kill(os.getpid(), signal.SIGTERM) if step == 3 and "loss" in scalars else None  # noqa: E731
@@ -319,4 +395,5 @@ def test_a_fine_tuning_that_is_stopped_goes_on_to_the_same_end(tmp_path, monkeyp
     whole, stopped = (load_run(tmp_path / run).params for run in ("whole", "stopped"))
     jax.tree.map(np.testing.assert_array_equal, stopped, whole)
     first = huggingface.read(tmp_path / "model").params
+    assert whole["shared"].pop("projection")["kernel"].shape[1] == 8
     assert max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), whole, first))) > 1e-3

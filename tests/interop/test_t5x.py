@@ -15,8 +15,9 @@ import pytest
 import tensorstore
 from random_params import random_params
 
-from de_jax.interop import t5x
+from de_jax.interop import generators, t5x
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.types import InputError
@@ -47,14 +48,18 @@ def target_of(params):
 
 def scanned(target):
     """The layers of an encoder as one, stacked on the second axis, kernels with an axis of heads."""
-    encoder = dict(target["encoder"])
-    layers = [encoder.pop(f"layers_{i}") for i in range(2)]
-    encoder["encoder"] = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *layers)
-    attention = encoder["encoder"]["attention"]
-    for name in ("query", "key", "value"):
-        attention[name]["kernel"] = attention[name]["kernel"].reshape(8, 2, 2, 4)
-    attention["out"]["kernel"] = attention["out"]["kernel"].swapaxes(0, 1).reshape(2, 2, 4, 8).transpose(1, 0, 2, 3)
-    return {**target, "encoder": encoder}
+    return {**target, "encoder": stacked(target["encoder"], "encoder", ("attention",))}
+
+
+def stacked(side, name, attentions):
+    side = dict(side)
+    layers = [side.pop(f"layers_{i}") for i in range(2)]
+    side[name] = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *layers)
+    for attention in (side[name][attention] for attention in attentions):
+        for kernel in ("query", "key", "value"):
+            attention[kernel]["kernel"] = attention[kernel]["kernel"].reshape(8, 2, 2, 4)
+        attention["out"]["kernel"] = attention["out"]["kernel"].swapaxes(0, 1).reshape(2, 2, 4, 8).transpose(1, 0, 2, 3)
+    return side
 
 
 def with_decoder(target):
@@ -129,6 +134,26 @@ def test_scanned_layers_are_taken_apart_and_a_decoder_is_left_out(tmp_path, layo
     found = t5x.read(LAYOUTS[layout](tmp_path / "checkpoint_7", with_decoder(scanned(target_of(params)))))
     assert found.model == model
     assert_equal(found.params, params)
+
+
+@pytest.mark.parametrize(("layout", "is_scanned", "is_tied"), [("ocdbt", True, False), ("inline", False, True)])
+def test_a_generator_is_read_whether_its_layers_are_scanned_or_not(tmp_path, layout, is_scanned, is_tied):
+    model = Generator(T5Config(**SIZES, activation="gated_gelu"), 2, is_tied)
+    params = params_of(model)
+    target = {"token_embedder": params["embedder"], "encoder": params["encoder"], "decoder": params["decoder"]}
+    if is_scanned:
+        decoder = stacked(target["decoder"], "decoder", ("self_attention", "encoder_decoder_attention"))
+        target = {**scanned(target), "decoder": decoder}
+    found, read = t5x.read_generator(LAYOUTS[layout](tmp_path / "checkpoint_7", target))
+    assert found.to_json() == model.to_json()
+    assert_equal(read, params)
+
+
+def test_a_dual_encoder_is_no_generator(tmp_path):
+    model = symmetric()
+    t5x.write(tmp_path / "checkpoint_7", model, params_of(model), 7)
+    with pytest.raises(InputError, match="checkpoint_7 holds no decoder, so it is no generator"):
+        generators.read(tmp_path / "checkpoint_7")
 
 
 @pytest.mark.parametrize("shared", [(), ("projection",), ("embedder",), ("encoder", "embedder"), ("encoder", "projection")])

@@ -146,6 +146,17 @@ def test_default_rules_split_every_kernel_and_table_and_nothing_else():
         assert bool([axis for axis in of.spec if axis]) == (name in ("kernel", "embedding")), path
 
 
+def test_a_part_of_the_layers_stays_global_and_local_as_it_was():
+    config = dataclasses.replace(CONFIG, num_layers=6, norm_embeddings=False)
+    for layers in ((0, 2, 4), (1, 3), (1, 2, 3, 4), (4, 5), (1, 3, 4), ()):
+        part = config.of_layers(layers)
+        assert [part.is_global(number) for number in range(part.num_layers)] == [config.is_global(layer) for layer in layers]
+    with pytest.raises(InputError, match=r"layers \(0, 1, 3, 4, 5, 2\) of the encoder are global, local, local, global"):
+        config.of_layers((0, 1, 3, 4, 5, 2))
+    with pytest.raises(InputError, match=r"layers \(2, 4\) leave out layer 0"):
+        dataclasses.replace(config, norm_embeddings=True).of_layers((2, 4))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -153,6 +164,8 @@ def test_default_rules_split_every_kernel_and_table_and_nothing_else():
         ({"head_dim": 5}, "head_dim is 5; positions turn pairs of dimensions"),
         ({"first_global": 2}, "first_global is 2; it must be less than global_every = 2"),
         ({"window": 0}, "window is 0; it must be at least 1"),
+        ({"norm_sums": True}, "norm_sums is set; norm_embeddings and post_norms must be False"),
+        ({"rope_few_turns": 4.0}, "rope_few_turns is 4.0; it must be less than rope_many_turns = 4.0"),
     ],
 )
 def test_sizes_that_contradict_are_refused(changes, message):

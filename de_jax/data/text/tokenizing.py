@@ -24,8 +24,9 @@ PAD_ID = 0
 SENTENCEPIECE_FILE = "spiece.model"
 TOKENIZER_JSON_FILE = "tokenizer.json"
 PROMPT_FILE = "prompt.json"
-PAD_TOKENS = ("[PAD]", "<pad>", "<|fim_pad|>")
-"""The names of padding, where a `tokenizer.json` does not say; the last is Qwen's, whose texts never hold it."""
+PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|fim_pad|>", "<|finetune_right_pad_id|>")
+"""The names of padding, where a `tokenizer.json` does not say; the last two are Qwen's and Llama 3's, whose texts never hold it."""
+FIRST_BYTE = "<0x00>"
 _UNKNOWN = "\U0010fffe"
 _PROMPT = schema.record({"prompt": schema.text})
 
@@ -300,7 +301,10 @@ def _json_pad_id(path: Path, tokenizer: Any, padding: Any, around: set[int]) -> 
         padding: what the file says of it, or None.
         around: ids that surround every text.
     """
-    known = [int(padding["pad_id"]) if padding else None, *(tokenizer.token_to_id(name) for name in PAD_TOKENS)]
+    names, model = [*PAD_TOKENS], tokenizer.model
+    if getattr(model, "byte_fallback", False) and tokenizer.token_to_id(FIRST_BYTE) is not None and model.unk_token:
+        names.append(model.unk_token)  # no text has it, as bytes take its place: Llama's and Mistral's
+    known = [int(padding["pad_id"]) if padding else None, *(tokenizer.token_to_id(name) for name in names)]
     pad_id = next((pad_id for pad_id in known if pad_id is not None and pad_id not in around), None)
     if pad_id is None:
         raise InputError(f"{path} has no id for padding; take a vocabulary with the token {' or '.join(PAD_TOKENS)}.")

@@ -29,50 +29,34 @@ use_bidirectional_attention rope_(theta|local_base_freq|scaling|parameters)""",
 )
 
 
-def config_of(settings: Settings) -> RotaryConfig:
-    values, num_layers = settings.values, settings.size("num_hidden_layers")
-    older = "_sliding_window_pattern" if "_sliding_window_pattern" in values else "sliding_window_pattern"
-    pattern = settings.size(older, GLOBAL_EVERY)
-    every, first = rotary.global_layers(settings, num_layers, (pattern, pattern - 1))
-    causal, window = not settings.flag("use_bidirectional_attention", False), settings.size("sliding_window", 4096)
+def fields(settings: Settings) -> dict[str, Any]:
+    """What the files of Gemma's kin say alike, as fields of `RotaryConfig`."""
     head_dim, scalar = settings.size("head_dim", 256), settings.positive("query_pre_attn_scalar", 256.0)
-    rotary.factor(settings._replace(values={**values, "rope_scaling": None}), rotary.LOCAL)
     of_weights = settings.share("attention_dropout", 0.0)
-    return RotaryConfig(
-        vocab_size=settings.size("vocab_size"),
-        model_dim=settings.size("hidden_size"),
-        num_layers=num_layers,
-        num_heads=settings.size("num_attention_heads", 8),
-        num_kv_heads=settings.size("num_key_value_heads", 4),
-        head_dim=head_dim,
-        mlp_dim=settings.size("intermediate_size"),
-        max_positions=settings.size("max_position_embeddings", 131_072),
-        activation="gelu_tanh",
-        norm="rms",
-        norm_epsilon=settings.epsilon("rms_norm_eps", 1e-6),
-        norm_embeddings=False,
-        post_norms=True,
-        qk_norm=True,
-        attention_bias=settings.flag("attention_bias", False),
-        scale_embeddings=True,
-        causal=causal,
-        global_every=every,
-        first_global=first,
-        window=max(window - 1, 1) if causal else window // 2,
-        rope_base=rotary.base(settings, rotary.GLOBAL, "rope_theta", GLOBAL_BASE),
-        local_rope_base=rotary.base(settings, rotary.LOCAL, "rope_local_base_freq", LOCAL_BASE),
-        rope_factor=rotary.factor(settings, rotary.GLOBAL, "linear"),
-        query_scale=None if scalar == head_dim else scalar**-0.5,
-        attention_dropout_rate=of_weights or None,
-        dtype="float32",
-    )
-
-
-def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
-    scaling = {"rope_type": "linear", "factor": config.rope_factor} if config.rope_factor != 1 else {"rope_type": "default"}
     return {
-        "model_type": "gemma3_text",
-        "architectures": ["Gemma3TextModel"],
+        "vocab_size": settings.size("vocab_size"),
+        "model_dim": settings.size("hidden_size"),
+        "num_layers": settings.size("num_hidden_layers"),
+        "num_heads": settings.size("num_attention_heads", 8),
+        "num_kv_heads": settings.size("num_key_value_heads", 4),
+        "head_dim": head_dim,
+        "mlp_dim": settings.size("intermediate_size"),
+        "activation": "gelu_tanh",
+        "norm": "rms",
+        "norm_epsilon": settings.epsilon("rms_norm_eps", 1e-6),
+        "norm_embeddings": False,
+        "post_norms": True,
+        "attention_bias": settings.flag("attention_bias", False),
+        "scale_embeddings": True,
+        "query_scale": None if scalar == head_dim else scalar**-0.5,
+        "attention_dropout_rate": of_weights or None,
+        "dtype": "float32",
+    }
+
+
+def values(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
+    """The inverse of `fields`, and the types of layers."""
+    return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.model_dim,
         "num_hidden_layers": config.num_layers,
@@ -86,16 +70,42 @@ def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
         "attention_bias": config.attention_bias,
         "attention_dropout": config.weights_dropout_rate,
         "query_pre_attn_scalar": round(config.query_scale**-2) if config.query_scale else config.head_dim,
-        "sliding_window": config.window + 1 if config.causal else 2 * config.window,
         "layer_types": rotary.layer_types(config),
-        "use_bidirectional_attention": not config.causal,
-        "rope_parameters": {
-            rotary.GLOBAL: {"rope_theta": config.rope_base, **scaling},
-            rotary.LOCAL: {"rope_theta": config.local_rope_base, "rope_type": "default"},
-        },
         "use_cache": False,
         "pad_token_id": pad_id,
         "dtype": "float32",
+    }
+
+
+def config_of(settings: Settings) -> RotaryConfig:
+    older = "_sliding_window_pattern" if "_sliding_window_pattern" in settings.values else "sliding_window_pattern"
+    pattern = settings.size(older, GLOBAL_EVERY)
+    every, first = rotary.global_layers(settings, settings.size("num_hidden_layers"), (pattern, pattern - 1))
+    causal, window = not settings.flag("use_bidirectional_attention", False), settings.size("sliding_window", 4096)
+    return RotaryConfig(
+        **fields(settings),
+        max_positions=settings.size("max_position_embeddings", 131_072),
+        qk_norm=True,
+        causal=causal,
+        global_every=every,
+        first_global=first,
+        window=max(window - 1, 1) if causal else window // 2,
+        **rotary.rope(settings, rotary.GLOBAL, "rope_theta", GLOBAL_BASE, "linear"),
+        local_rope_base=rotary.rope(settings, rotary.LOCAL, "rope_local_base_freq", LOCAL_BASE)["rope_base"],
+    )
+
+
+def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
+    return {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3TextModel"],
+        **values(config, pad_id),
+        "sliding_window": config.window + 1 if config.causal else 2 * config.window,
+        "use_bidirectional_attention": not config.causal,
+        "rope_parameters": {
+            rotary.GLOBAL: {"rope_theta": config.rope_base, **rotary.scaling_json(config)},
+            rotary.LOCAL: {"rope_theta": config.local_rope_base, "rope_type": "default"},
+        },
     }
 
 

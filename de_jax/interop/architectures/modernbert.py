@@ -36,8 +36,6 @@ def config_of(settings: Settings) -> RotaryConfig:
         raise InputError(f"{settings.file}: num_attention_heads is {num_heads}, which does not divide hidden_size = {model_dim}.")
     dropped, of_weights = settings.share("mlp_dropout", 0.0), settings.share("attention_dropout", 0.0)
     settings.require("embedding_dropout", settings.share("embedding_dropout", 0.0), dropped)
-    for layer_type in (rotary.GLOBAL, rotary.LOCAL):
-        rotary.factor(settings, layer_type)
     num_layers = settings.size("num_hidden_layers")
     every, first = rotary.global_layers(settings, num_layers, (settings.size("global_attn_every_n_layers", GLOBAL_EVERY), 0))
     return RotaryConfig(
@@ -56,8 +54,8 @@ def config_of(settings: Settings) -> RotaryConfig:
         global_every=every,
         first_global=first,
         window=settings.size("local_attention", 128) // 2,
-        rope_base=rotary.base(settings, rotary.GLOBAL, "global_rope_theta", GLOBAL_BASE),
-        local_rope_base=rotary.base(settings, rotary.LOCAL, "local_rope_theta", LOCAL_BASE),
+        **rotary.rope(settings, rotary.GLOBAL, "global_rope_theta", GLOBAL_BASE),
+        local_rope_base=rotary.rope(settings, rotary.LOCAL, "local_rope_theta", LOCAL_BASE)["rope_base"],
         dropout_rate=dropped,
         attention_dropout_rate=None if of_weights == dropped else of_weights,
         dtype="float32",

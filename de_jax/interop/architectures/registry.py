@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from de_jax.interop.architectures import bert, distilbert, gemma3, modernbert, mpnet, qwen3, roberta, t5
+from de_jax.interop.architectures import (
+    bert,
+    distilbert,
+    eurobert,
+    gemma3,
+    gte,
+    llama,
+    mistral,
+    modernbert,
+    mpnet,
+    nomic,
+    qwen2,
+    qwen3,
+    roberta,
+    t5,
+    t5gemma,
+)
 from de_jax.interop.architectures.kind import Kind
 from de_jax.models.tower import EncoderConfig
 from de_jax.types import InputError
 
-KINDS: tuple[Kind, ...] = (
-    t5.KIND,
-    bert.KIND,
-    roberta.KIND,
-    mpnet.KIND,
-    distilbert.KIND,
-    modernbert.KIND,
-    qwen3.KIND,
-    gemma3.KIND,
-)
+_FILES = (t5, bert, roberta, mpnet, distilbert, modernbert, nomic, gte, eurobert, llama, mistral, qwen2, qwen3, gemma3, t5gemma)
+KINDS: tuple[Kind, ...] = tuple(file.KIND for file in _FILES)
 MODEL_TYPES = tuple(name for kind in KINDS for name in kind.model_types)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from de_jax.interop.architectures import kind
 from de_jax.interop.architectures.kind import Settings, T
 from de_jax.interop.pretrained import Origin
-from de_jax.models.rotary import RotaryConfig
+from de_jax.models import positions
+from de_jax.models.rotary import RotaryConfig, global_pattern
 from de_jax.types import InputError
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -23,10 +24,9 @@ def global_layers(settings: Settings, num_layers: int, default: tuple[int, int])
     if listed is None:
         return default
     are_global = [name == GLOBAL for name in listed] if isinstance(listed, list) and set(listed) <= {GLOBAL, LOCAL} else []
-    candidates = [default, *((every, first) for every in range(1, num_layers + 2) for first in range(every))]
-    for every, first in candidates:
-        if are_global == [layer % every == first for layer in range(num_layers)]:
-            return every, first
+    pattern = global_pattern(are_global, default) if len(are_global) == num_layers else None
+    if pattern is not None:
+        return pattern
     raise InputError(
         f"{settings.file}: layer_types is not a list of {num_layers} times {GLOBAL!r} or {LOCAL!r} whose global layers are equally "
         "far apart; the towers here have no other."
@@ -36,6 +36,11 @@ def global_layers(settings: Settings, num_layers: int, default: tuple[int, int])
 def layer_types(config: RotaryConfig) -> list[str]:
     """The inverse of `global_layers`."""
     return [GLOBAL if config.is_global(layer) else LOCAL for layer in range(config.num_layers)]
+
+
+def require_global(settings: Settings) -> None:
+    """Refuses local layers."""
+    settings.require("layer_types", global_layers(settings, settings.size("num_hidden_layers"), (1, 0)), (1, 0))
 
 
 def parameters(settings: Settings, layer_type: str | None) -> Mapping[str, Any]:
@@ -50,27 +55,57 @@ def parameters(settings: Settings, layer_type: str | None) -> Mapping[str, Any]:
     return found
 
 
-def base(settings: Settings, layer_type: str | None, older_name: str, default: float) -> float:
-    """The base of positions, in a type of layers or in all."""
-    found = parameters(settings, layer_type)
-    if unknown := sorted(set(found) - {"rope_type", "rope_theta", "factor"}):
-        raise InputError(f"{settings.file}: the setting {unknown[0]} of rope_parameters is unknown here.")
-    name = "rope_theta" if "rope_theta" in found else older_name
-    return settings._replace(values={**settings.values, **found}).positive(name, default)
+SCALINGS = {
+    "default": (),
+    "linear": (),
+    "llama3": ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("beta_slow", "beta_fast", "original_max_position_embeddings", "attention_factor"),
+}
+"""The settings of each way to scale positions, beside a factor; few turns before many."""
+TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}
 
 
-def factor(settings: Settings, layer_type: str | None, *allowed: str) -> float:
-    """What positions are divided by, in a type of layers or in all.
+def rope(settings: Settings, layer_type: str | None, older_name: str, default: float, *scalings: str) -> dict[str, Any]:
+    """The base and scaling of positions in a type of layers, or in all, as fields of `RotaryConfig` for global layers.
 
     Args:
         settings: the config.json.
         layer_type: None for all.
-        allowed: ways of scaling beside none, of which only "linear" is known.
+        older_name: of the base in transformers 4.
+        default: base.
+        scalings: those allowed, out of `SCALINGS`.
     """
-    found = {**(settings.values.get("rope_scaling") or {}), **parameters(settings, layer_type)}
+    scaled = {} if layer_type == LOCAL else settings.values.get("rope_scaling") or {}
+    found = {**scaled, **parameters(settings, layer_type)}
     scaling = found.get("rope_type", found.get("type", "default"))
-    settings.require("rope_type", scaling, "default", *allowed)
-    return settings._replace(values=found).positive("factor", 1.0) if scaling == "linear" else 1.0
+    settings.require("rope_type", scaling, "default", *scalings)
+    if unknown := sorted(set(found) - {"rope_type", "type", "rope_theta", "factor", *SCALINGS[scaling]}):
+        raise InputError(f"{settings.file}: the setting {unknown[0]} of rope_parameters is unknown here.")
+    read = settings._replace(values={**settings.values, **found})
+    fields: dict[str, Any] = {"rope_base": read.positive("rope_theta" if "rope_theta" in found else older_name, default)}
+    if scaling == "default":
+        return fields
+    fields |= {"rope_scaling": scaling, "rope_factor": read.positive("factor", 1.0)}
+    if scaling == "linear":
+        return fields
+    few, many, length = SCALINGS[scaling][:3]
+    size = positions.size(scaling, fields["rope_factor"])
+    if abs(read.positive("attention_factor", size) - size) > 1e-6:
+        read.require("attention_factor", found["attention_factor"], size)
+    return fields | {
+        "rope_length": read.size(length, settings.values.get("max_position_embeddings")),
+        "rope_few_turns": read.positive(few, TURNS[scaling][0]),
+        "rope_many_turns": read.positive(many, TURNS[scaling][1]),
+    }
+
+
+def scaling_json(config: RotaryConfig) -> dict[str, Any]:
+    """The inverse of `rope`, but for the base."""
+    if config.rope_factor == 1:
+        return {"rope_type": "default"}
+    values = (config.rope_few_turns, config.rope_many_turns, config.rope_length)
+    told = dict(zip(SCALINGS[config.rope_scaling], values, strict=False))
+    return {"rope_type": config.rope_scaling, "factor": config.rope_factor, **told}
 
 
 def held_by(
@@ -92,7 +127,7 @@ def held_by(
 
 def _comparable(config: RotaryConfig, told: RotaryConfig) -> RotaryConfig:
     """`config`, without what changes nothing."""
-    same = {name: getattr(told, name) for name in ("dtype", "remat", "scan_layers")}
+    same: dict[str, Any] = {name: getattr(told, name) for name in ("dtype", "remat", "scan_layers")}
     if config.kv_heads == told.kv_heads:
         same["num_kv_heads"] = told.num_kv_heads
     if config.weights_dropout_rate == told.weights_dropout_rate:
@@ -102,12 +137,22 @@ def _comparable(config: RotaryConfig, told: RotaryConfig) -> RotaryConfig:
         unused = [*(("rope_base", "rope_factor") if GLOBAL not in layer_types(config) else ())]
         unused += [*(("window", "local_rope_base") if LOCAL not in layer_types(config) else ())]
         same |= {name: getattr(told, name) for name in unused}
+    if config.rope_factor == told.rope_factor == 1:
+        same |= {name: getattr(told, name) for name in ("rope_scaling", "rope_length", "rope_few_turns", "rope_many_turns")}
+    elif config.rope_scaling == told.rope_scaling == "linear":
+        same |= {name: getattr(told, name) for name in ("rope_length", "rope_few_turns", "rope_many_turns")}
+    if config.has_out_bias == told.has_out_bias:
+        same["out_bias"] = told.out_bias
+    if config.has_mlp_out_bias == told.has_mlp_out_bias:
+        same["mlp_out_bias"] = told.mlp_out_bias
     if (config.query_scale or config.head_dim**-0.5) == (told.query_scale or told.head_dim**-0.5):
         same["query_scale"] = told.query_scale
     return dataclasses.replace(config, **same)
 
 
-def llama_origins(config: RotaryConfig, pad_id: int, *, norms: Mapping[str, str], added: float = 0.0) -> dict[str, Origin]:
+def llama_origins(
+    config: RotaryConfig, pad_id: int, *, norms: Mapping[str, str], added: float = 0.0, prefix: str = ""
+) -> dict[str, Origin]:
     """The origins of an encoder with Llama's names.
 
     Args:
@@ -115,21 +160,25 @@ def llama_origins(config: RotaryConfig, pad_id: int, *, norms: Mapping[str, str]
         pad_id: the vocabulary's own padding.
         norms: their names of a layer's norms, by ours.
         added: what their norms keep less than ours.
+        prefix: of all their names.
     """
     scale = lambda name: Origin(f"{name}.weight", added=added)  # noqa: E731
     origins = {
-        "embedder/embedding": Origin("embed_tokens.weight", swapped_row=pad_id),
-        "encoder/encoder_norm/scale": scale("norm"),
+        "embedder/embedding": Origin(f"{prefix}embed_tokens.weight", swapped_row=pad_id),
+        "encoder/encoder_norm/scale": scale(f"{prefix}norm"),
     }
     for index in range(config.num_layers):
-        ours, theirs = f"encoder/layers_{index}", f"layers.{index}"
+        ours, theirs = f"encoder/layers_{index}", f"{prefix}layers.{index}"
         origins |= {f"{ours}/{name}/scale": scale(f"{theirs}.{their_name}") for name, their_name in norms.items()}
-        for name, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o")):
-            origins |= kind.linear(f"{ours}/attention/{name}", f"{theirs}.self_attn.{letter}_proj", bias=config.attention_bias)
+        attention, bias = f"{theirs}.self_attn", config.attention_bias
+        for name in ("query", "key", "value"):
+            origins |= kind.linear(f"{ours}/attention/{name}", f"{attention}.{name[0]}_proj", bias=bias)
+        origins |= kind.linear(f"{ours}/attention/out", f"{attention}.o_proj", bias=config.has_out_bias)
         if config.qk_norm:
-            origins |= {f"{ours}/attention/{of}_norm/scale": scale(f"{theirs}.self_attn.{of[0]}_norm") for of in ("query", "key")}
-        for name, their_name in (("wi_0", "gate"), ("wi_1", "up"), ("wo", "down")):
-            origins |= kind.linear(f"{ours}/mlp/{name}", f"{theirs}.mlp.{their_name}_proj", bias=False)
+            origins |= {f"{ours}/attention/{of}_norm/scale": scale(f"{attention}.{of[0]}_norm") for of in ("query", "key")}
+        for name, their_name in (("wi_0", "gate"), ("wi_1", "up")):
+            origins |= kind.linear(f"{ours}/mlp/{name}", f"{theirs}.mlp.{their_name}_proj", bias=config.mlp_bias)
+        origins |= kind.linear(f"{ours}/mlp/wo", f"{theirs}.mlp.down_proj", bias=config.has_mlp_out_bias)
     return origins
 
 

@@ -1,0 +1,38 @@
+"""EuroBERT: Llama in both directions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from de_jax.interop.architectures import llama, rotary
+from de_jax.interop.architectures.kind import Kind, Settings
+from de_jax.models.rotary import RotaryConfig
+
+KEYS = llama.keys(
+    "attention_bias mlp_bias",
+    "auto_map (bos|eos|pad|mask)_token cl(f|assifier)_pooling hidden_dropout",
+    refused={},
+)  # the published files name the code that transformers has taken in since
+
+
+def config_of(settings: Settings) -> RotaryConfig:
+    return RotaryConfig(**llama.fields(settings, epsilon=1e-5) | {"causal": False}, **llama.biases(settings))
+
+
+def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
+    own = {"attention_bias": config.attention_bias, "mlp_bias": config.mlp_bias}
+    values = llama.values(config, pad_id, "eurobert", "EuroBertModel")
+    return {name: value for name, value in values.items() if name != "is_causal"} | own
+
+
+KIND = Kind(
+    model_types=("eurobert",),
+    keys=KEYS,
+    config_of=config_of,
+    origins_of=llama.origins_of,
+    json_of=json_of,
+    holds=rotary.held_by(config_of, json_of),
+    own_names=rotary.own_names,
+    heads=llama.HEADS,
+    is_shift_free=True,
+)

@@ -1,0 +1,53 @@
+"""Mistral and E5-Mistral: Llama whose layers may all be local."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from de_jax.interop.architectures import llama, rotary
+from de_jax.interop.architectures.kind import Kind, Settings
+from de_jax.models.rotary import RotaryConfig
+
+KV_HEADS, WINDOW = 8, 4096
+
+KEYS = llama.keys("is_causal sliding_window")
+
+
+def config_of(settings: Settings) -> RotaryConfig:
+    fields = llama.fields(settings, kv_heads=KV_HEADS)
+    if settings.values.get("sliding_window", WINDOW) is None:
+        return RotaryConfig(**fields)
+    window = settings.size("sliding_window", WINDOW)
+    if "rope_scaling" in fields:
+        settings.require("rope_type", fields["rope_scaling"], "default")  # local layers have no other
+    return RotaryConfig(
+        **fields
+        | {
+            "global_every": fields["num_layers"] + 1,
+            "first_global": fields["num_layers"],
+            "window": max(window - 1, 1) if fields["causal"] else window,
+            "local_rope_base": fields["rope_base"],
+        }
+    )
+
+
+def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
+    is_local = rotary.LOCAL in rotary.layer_types(config)
+    values = llama.values(config, pad_id, "mistral", "MistralModel")
+    if not is_local:
+        return {**values, "sliding_window": None}
+    window = config.window + 1 if config.causal else config.window
+    return {**values, "rope_theta": config.local_rope_base, "sliding_window": window}
+
+
+KIND = Kind(
+    model_types=("mistral",),
+    keys=KEYS,
+    config_of=config_of,
+    origins_of=llama.origins_of,
+    json_of=json_of,
+    holds=rotary.held_by(config_of, json_of),
+    own_names=rotary.own_names,
+    heads=llama.HEADS,
+    is_shift_free=True,
+)

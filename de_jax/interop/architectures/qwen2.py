@@ -1,0 +1,36 @@
+"""Qwen2 and GTE-Qwen2: Llama with biases of queries, keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from de_jax.interop.architectures import llama, rotary
+from de_jax.interop.architectures.kind import Kind, Settings
+from de_jax.models.rotary import RotaryConfig
+
+KV_HEADS = 32
+
+KEYS = llama.keys("is_causal layer_types", "sliding_window max_window_layers", {"use_sliding_window": (False,)})
+
+
+def config_of(settings: Settings) -> RotaryConfig:
+    rotary.require_global(settings)
+    return RotaryConfig(**llama.fields(settings, kv_heads=KV_HEADS), attention_bias=True, out_bias=False)
+
+
+def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
+    sliding = {"layer_types": rotary.layer_types(config), "use_sliding_window": False}
+    return {**llama.values(config, pad_id, "qwen2", "Qwen2Model"), **sliding}
+
+
+KIND = Kind(
+    model_types=("qwen2",),
+    keys=KEYS,
+    config_of=config_of,
+    origins_of=llama.origins_of,
+    json_of=json_of,
+    holds=rotary.held_by(config_of, json_of),
+    own_names=rotary.own_names,
+    heads=llama.HEADS,
+    is_shift_free=True,
+)

@@ -1,0 +1,111 @@
+"""The encoder of T5Gemma (Zhang et al. 2025): Gemma 2's layers in both directions, under an object of its own in config.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from de_jax.interop import config_keys
+from de_jax.interop.architectures import gemma3, kind, rotary
+from de_jax.interop.architectures.kind import Kind, Settings, T
+from de_jax.interop.config_keys import Keys
+from de_jax.interop.pretrained import Origin
+from de_jax.models.rotary import RotaryConfig
+from de_jax.types import InputError
+
+NORMS = {
+    "pre_attention_layer_norm": "pre_self_attn_layernorm",
+    "post_attention_layer_norm": "post_self_attn_layernorm",
+    "pre_mlp_layer_norm": "pre_feedforward_layernorm",
+    "post_mlp_layer_norm": "post_feedforward_layernorm",
+}
+GLOBAL_EVERY = 2
+CAP = 50.0
+BASE = 10_000.0
+KEYS = Keys(
+    read="model_type pad_token_id encoder dropout_rate attention_dropout",
+    harmless=kind.HARMLESS + " decoder classifier_dropout_rate vocab_size initializer_range",
+    fixed=kind.FIXED,
+    refused=kind.REFUSED,
+)
+ENCODER_KEYS = Keys(
+    read=kind.READ
+    + """hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size max_position_embeddings
+rms_norm_eps attention_bias attention_dropout dropout_rate query_pre_attn_scalar attn_logit_softcapping sliding_window layer_types
+rope_(theta|scaling|parameters)""",
+    harmless=kind.HARMLESS + " final_logit_softcapping",
+    fixed={**kind.FIXED, "hidden_activation": ("gelu_pytorch_tanh",)},
+)
+
+
+def config_of(settings: Settings) -> RotaryConfig:
+    encoder = settings.values.get("encoder")
+    if not isinstance(encoder, dict):
+        raise InputError(f"{settings.file}: encoder is {encoder!r}; it must be an object, the encoder's own settings.")
+    config_keys.account(settings.file, encoder, ENCODER_KEYS)
+    dropout = {name: settings.share(name, 0.0) for name in ("dropout_rate", "attention_dropout")}  # of both halves
+    told = settings._replace(values={**encoder, **dropout})
+    every, first = rotary.global_layers(told, told.size("num_hidden_layers"), (GLOBAL_EVERY, GLOBAL_EVERY - 1))
+    cap = told.values.get("attn_logit_softcapping", CAP)
+    positions = rotary.rope(told, None, "rope_theta", BASE)
+    fields = gemma3.fields(told) | {
+        "dropout_rate": dropout["dropout_rate"],
+        "attention_dropout_rate": dropout["attention_dropout"] if dropout["attention_dropout"] != dropout["dropout_rate"] else None,
+    }
+    return RotaryConfig(
+        **fields,
+        max_positions=told.size("max_position_embeddings", 8192),
+        attention_cap=None if cap is None else told.positive("attn_logit_softcapping", CAP),
+        global_every=every,
+        first_global=first,
+        window=told.size("sliding_window", 4096),
+        **positions,
+        local_rope_base=positions["rope_base"],
+    )
+
+
+def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
+    base = config.rope_base if rotary.GLOBAL in rotary.layer_types(config) else config.local_rope_base
+    encoder = {
+        "model_type": "t5_gemma_module",
+        **gemma3.values(config, pad_id),
+        "dropout_rate": config.dropout_rate,
+        "attn_logit_softcapping": config.attention_cap,
+        "sliding_window": config.window,
+        "rope_theta": base,
+    }
+    return {
+        "model_type": "t5gemma",
+        "architectures": ["T5GemmaEncoderModel"],
+        "is_encoder_decoder": False,
+        "dropout_rate": config.dropout_rate,
+        "attention_dropout": config.weights_dropout_rate,
+        "encoder": encoder,
+        "decoder": encoder,  # transformers asks for one, and makes none of it
+        "vocab_size": config.vocab_size,
+        "pad_token_id": pad_id,
+        "dtype": "float32",
+    }
+
+
+def origins_of(config: RotaryConfig, pad_id: int) -> dict[str, Origin]:
+    return rotary.llama_origins(config, pad_id, norms=NORMS, added=1.0, prefix="encoder.")
+
+
+def own_names(stored: Mapping[str, T]) -> dict[str, T]:
+    """Heads put "model." before encoder and decoder."""
+    return {re.sub(r"^model\.", "", name): read for name, read in stored.items()}
+
+
+KIND = Kind(
+    model_types=("t5gemma",),
+    keys=KEYS,
+    config_of=config_of,
+    origins_of=origins_of,
+    json_of=json_of,
+    holds=rotary.held_by(config_of, json_of),
+    own_names=own_names,
+    heads=(r"(decoder|lm_head|score|classifier)\..*",),
+    is_shift_free=True,
+)
