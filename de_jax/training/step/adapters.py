@@ -165,9 +165,9 @@ class AdaptedModel:
     def embed(self, params: Params, batch: Batch, rng: Array | None = None) -> Embeddings:
         """The model's embeddings, its kernels adapted."""
         with lora.applied(scale=self.adapters.scale, dropout_rate=self.adapters.dropout):
-            return self.model.embed(_alike(params), batch, rng, without_dropout=self._still_towers(params))
+            return self.model.embed(_alike(params), batch, rng, without_dropout=self.still_towers(params))
 
-    def _still_towers(self, params: Params) -> tuple[str, ...]:
+    def still_towers(self, params: Params) -> tuple[str, ...]:
         """The towers that give the same embeddings in every update, but for a projection."""
         moving = [path for path in paths.all_paths(params) if self.adapters.is_trained(path)]
         of_tower = lambda tower: re.compile(rf"{tower}/.*|shared/(embedder|encoder)/.*")  # noqa: E731
@@ -192,6 +192,6 @@ def _alike(params: Params) -> Params:
     layers = {prefix: {match[2] for match in matches if match[1] == prefix} for prefix in {match[1] for match in matches}}
     for path in [path for path in whole if re.fullmatch(ADAPTER, path)]:
         prefix, _, rest = _LAYER.fullmatch(path).groups()  # type: ignore[union-attr]  # kernels are in layers
-        for number in layers[prefix]:
-            whole.setdefault(f"{prefix}{number}{rest}", jnp.zeros_like(whole[path]))
+        absent = [other for number in layers[prefix] if (other := f"{prefix}{number}{rest}") not in whole]
+        whole |= {other: jnp.zeros_like(whole[path]) for other in absent}
     return paths.tree_of(whole)
