@@ -151,7 +151,7 @@ def _product(file: Path, module: str, settings: dict[str, Any], read: Mapping[st
     return (b @ a) * np.float32(alpha / (rank**0.5 if settings["use_rslora"] else rank))
 
 
-def _of_module(module: str, pattern: Mapping[str, float], default: float) -> float:
+def _of_module(module: str, pattern: Mapping[str, int | float], default: int | float) -> int | float:
     """The value of the first pattern that matches, as peft has it."""
     return next((value for key, value in pattern.items() if re.fullmatch(rf"(.*\.)?({key})", module)), default)
 

@@ -76,14 +76,15 @@ def assert_close(actual, expected, atol):
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=atol), actual, expected)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("kind", "options", "is_packed"),
     [
         ("t5", {"scan_layers": True, "shared": ("embedder", "encoder", "projection")}, False),
-        pytest.param("rotary", {"scan_layers": True}, True, marks=pytest.mark.soak),
-        pytest.param("rotary", {"remat": "full"}, False, marks=pytest.mark.soak),
-        pytest.param("bert", {"remat": "dots", "shared": ("embedder", "encoder")}, True, marks=pytest.mark.soak),
-        pytest.param("t5", {"scan_layers": True, "remat": "dots"}, True, marks=pytest.mark.soak),
+        ("rotary", {"scan_layers": True}, True),
+        ("rotary", {"remat": "full"}, False),
+        ("bert", {"remat": "dots", "shared": ("embedder", "encoder")}, True),
+        ("t5", {"scan_layers": True, "remat": "dots"}, True),
     ],
 )
 def test_embeddings_and_gradients_are_those_of_a_model_whose_kernels_are_summed_by_hand(kind, options, is_packed):
@@ -113,13 +114,15 @@ def test_embeddings_and_gradients_are_those_of_a_model_whose_kernels_are_summed_
 
 
 def test_an_adapter_starts_as_in_peft():
-    params = jax.eval_shape(model_of("t5").init, jax.random.key(0))
-    found = paths.by_path(jax.jit(lambda: LORA.added_to(jax.tree.map(lambda x: jnp.zeros(x.shape), params), jax.random.key(0)))())
-    values = np.concatenate([leaf.ravel() for path, leaf in found.items() if "mlp/wi_0/lora_a" in path])  # of two towers
-    assert np.abs(values).max() <= 8**-0.5
-    assert np.abs(values).max() > 0.8 * 8**-0.5
-    assert len(set(values.tolist())) == len(values)
-    assert not any(np.any(leaf) for path, leaf in found.items() if "lora_b" in path)
+    layer = {"attention": {name: {"kernel": np.zeros((64, 8))} for name in ("query", "value")}}
+    params = {"query": {"encoder": {"layers_0": layer}}}
+    found = paths.by_path(Lora(rank=4).added_to(params, jax.random.key(0)))
+    values = np.stack([leaf for path, leaf in found.items() if "/lora_a/" in path])
+    assert values.shape == (2, 64, 4)
+    assert 0.95 / 8 < np.abs(values).max() <= 1 / 8
+    np.testing.assert_allclose(values.std(), 1 / 8 / 3**0.5, rtol=0.1)
+    assert len(np.unique(values)) == values.size
+    assert not any(np.any(leaf) for path, leaf in found.items() if "/lora_b/" in path)
 
 
 def recipe_of(model, lora, optimization=None, mesh=sharding.make_mesh):
@@ -186,6 +189,24 @@ def test_a_step_moves_adapters_alone_and_a_run_is_saved_and_goes_on_by_them(tmp_
         describe_run(tmp_path, model=recipe.model, query=run.query, doc=run.doc)
 
 
+def test_a_linear_map_and_its_gradient_are_those_of_a_sum_by_hand():
+    linear, keys = Linear(5, 1.0, jnp.dtype(jnp.float32)), jax.random.split(jax.random.key(0), 4)
+    shapes = {"kernel": (4, 5), "lora_a/kernel": (4, 2), "lora_b/kernel": (2, 5)}
+    params = {name: jax.random.normal(key, shape) for key, (name, shape) in zip(keys, shapes.items(), strict=False)}
+    x = jax.random.normal(keys[3], (2, 3, 4))
+
+    def ours(params):
+        with lora_.applied(scale=1.5, dropout_rate=0.0):
+            return jnp.sum(jnp.cos(linear.apply({"params": paths.tree_of(params)}, x)))
+
+    def by_hand(params):
+        w, a, b = params.values()
+        return jnp.sum(jnp.cos(x @ (w + 1.5 * a @ b)))
+
+    found, expected = (jax.jit(jax.value_and_grad(function))(dict(params)) for function in (ours, by_hand))
+    assert_close(found, expected, 1e-5)
+
+
 def test_dropout_is_of_the_adapters_input_alone():
     linear = Linear(4, 1.0, jnp.dtype(jnp.float32))
     x = 1.0 + jnp.arange(240.0).reshape(2, 30, 4) / 240
@@ -201,20 +222,19 @@ def test_dropout_is_of_the_adapters_input_alone():
 
 
 @pytest.mark.parametrize(
-    ("shared", "pattern", "expected"),
+    ("encoders", "pattern", "expected"),
     [
-        ((), "query/encoder/.*/kernel", ("doc",)),
-        ((), "(query|doc)/encoder/.*/kernel", ()),
-        (("encoder",), "shared/encoder/.*/kernel", ()),
-        (("projection",), "doc/encoder/.*/kernel", ("query",)),
+        (("query", "doc"), "query/encoder/.*/kernel", ("doc",)),
+        (("query", "doc"), ".*/encoder/.*/kernel", ()),
+        (("shared",), ".*/encoder/.*/kernel", ()),
+        (("query", "doc"), "doc/encoder/.*/kernel", ("query",)),
     ],
 )
-def test_a_tower_of_which_nothing_is_trained_runs_without_dropout(shared, pattern, expected):
-    params = jax.eval_shape(model_of("bert", shared=shared).init, jax.random.key(0))
-    trained = ("shared/projection/.*",) if "projection" in shared else ()
-    adapters = Lora(pattern=pattern, rank=2, trained=trained)
-    whole = jax.eval_shape(adapters.added_to, params, jax.random.key(0))
-    assert AdaptedModel(None, adapters).still_towers(whole) == expected
+def test_a_tower_of_which_nothing_but_a_projection_is_trained_runs_without_dropout(encoders, pattern, expected):
+    params = {tower: {"encoder": {"layers_0": {"wi": {"kernel": np.zeros((4, 4))}}}} for tower in encoders}
+    params["shared"] = {**params.get("shared", {}), "projection": {"kernel": np.zeros((4, 4))}}
+    lora = Lora(pattern=pattern, rank=2, trained=("shared/projection/.*",))
+    assert AdaptedModel(None, lora).still_towers(lora.added_to(params, jax.random.key(0))) == expected
 
 
 @pytest.mark.parametrize(

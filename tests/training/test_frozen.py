@@ -17,7 +17,7 @@ from de_jax.training.optim.optimizer import adamw, make_optimizer
 from de_jax.training.step.chunked import ChunkedModel
 from de_jax.training.step.frozen import FrozenModel
 from de_jax.training.step.train_step import init_state, make_train_step
-from de_jax.types import Batch
+from de_jax.types import Batch, Embeddings
 
 TOWER = TowerConfig(
     T5Config(vocab_size=32, model_dim=8, num_layers=1, num_heads=2, head_dim=4, mlp_dim=8, dtype="float32", dropout_rate=0.5),
@@ -58,7 +58,7 @@ def test_a_tower_frozen_in_part_keeps_its_dropout(params, batch):
 
 def test_other_towers_without_dropout_are_added_to_those_that_are_frozen():
     found = []
-    inner = SimpleNamespace(embed=lambda *args, without_dropout: found.append(without_dropout))
+    inner = SimpleNamespace(embed=lambda *args, without_dropout: found.append(without_dropout) or Embeddings(*[None] * 4))
     params = {"query": {"encoder": np.zeros(1)}, "doc": {"encoder": np.zeros(1)}}
     FrozenModel(inner, ("doc/.*",)).embed(params, Batch(None, None, None, None), None, without_dropout=("query",))
     assert found == [{"query", "doc"}]
