@@ -179,7 +179,8 @@ def write_encoder(
             origin = origins[path.replace(f"/{lora.A}/", "/")]
             a, b = (np.asarray(leaves[path.replace(f"/{lora.A}/", f"/{name}/")]) for name in (lora.A, lora.B))
             by_module[origin.name.removesuffix(".weight")].append((origin, a, b))
-    arrays, ranks = {}, {}
+    arrays: dict[str, np.ndarray] = {}
+    ranks: dict[str, int] = {}
     for module, maps in by_module.items():
         arrays[f"{_PREFIX}{module}.lora_A.weight"] = np.concatenate([a.T for _, a, _ in maps])
         arrays[f"{_PREFIX}{module}.lora_B.weight"] = np.concatenate([_among_parts(origin, b) for origin, _, b in maps], axis=1)

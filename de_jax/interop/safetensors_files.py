@@ -83,4 +83,5 @@ def save(file: Path, arrays: dict[str, np.ndarray]) -> None:
     import safetensors.numpy
 
     file.parent.mkdir(exist_ok=True)
-    safetensors.numpy.save_file(arrays, file, metadata={"format": "pt"})
+    in_rows = {name: np.asarray(array, order="C") for name, array in arrays.items()}  # else the package writes other numbers
+    safetensors.numpy.save_file(in_rows, file, metadata={"format": "pt"})

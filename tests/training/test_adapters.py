@@ -193,7 +193,7 @@ def test_a_linear_map_and_its_gradient_are_those_of_a_sum_by_hand():
     linear, keys = Linear(5, 1.0, jnp.dtype(jnp.float32)), jax.random.split(jax.random.key(0), 4)
     shapes = {"kernel": (4, 5), "lora_a/kernel": (4, 2), "lora_b/kernel": (2, 5)}
     params = {name: jax.random.normal(key, shape) for key, (name, shape) in zip(keys, shapes.items(), strict=False)}
-    x = jax.random.normal(keys[3], (2, 3, 4))
+    x = jax.random.normal(keys[3], (2, 3, 4)) / 8
 
     def ours(params):
         with lora_.applied(scale=1.5, dropout_rate=0.0):
