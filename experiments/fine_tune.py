@@ -8,8 +8,8 @@ every such split, `de-jax compare_runs` between the model as it came and all tha
 to stderr, so that any line can be repeated by hand; what is finished is not done again. Nothing is chosen on a test split:
 settings are equal for all and fixed in advance.
 
-A student of three layers, by its own model's scores and without (three hours on two cores, estimated); and nDCG@10 by dimension,
-trained for it and merely cut (two hours):
+A student of three layers, by its own model's scores and without (experiments/distillation.yaml), and nDCG@10 by dimension,
+trained for it and merely cut (experiments/matryoshka.yaml). The learning rate of each arm comes from a run on a dev split first:
 
 python -m experiments.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --train scifact medquad --zero_shot \\
     --methods student student_kl student_margin_mse --beside=student --settings beir_pairs.num_neg_docs=3 \\

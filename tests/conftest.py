@@ -26,12 +26,12 @@ QUICK_TO_COMPILE = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusio
 
 
 def pytest_configure(config):
-    """Tests compile much and compute little, so they and the processes they start compile without XLA's optimizations."""
+    """Tests trace and compile much and compute little: nothing is optimized, programs hold no tracebacks, here and in processes."""
     config.pluginmanager.register(timing)
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)  # what threads free is whole again, so that it can be returned
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_TO_COMPILE}"
-    share_settings({"jax_disable_most_optimizations": True})
+    share_settings({"jax_disable_most_optimizations": True, "jax_traceback_in_locations_limit": 0})
 
 
 def share_settings(settings):

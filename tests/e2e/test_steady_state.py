@@ -120,6 +120,7 @@ def compiled_by(tmp_path):
     return run
 
 
+@pytest.mark.soak
 def test_commands_keep_compiled_programs_unless_told_not_to_and_replace_damaged_ones(compiled_by, tmp_path):
     first, second = compiled_by(SMALL_COMMAND), compiled_by(SMALL_COMMAND)
     assert first["misses"] >= 3

@@ -226,7 +226,7 @@ print(json.dumps({tower: encoder.Encoder(sys.argv[1], tower, batch_size=4)(texts
 """
 
 
-@pytest.mark.parametrize("name", ["bert_and_t5", "roberta"])
+@pytest.mark.parametrize("name", ["bert_and_t5", pytest.param("roberta", marks=pytest.mark.soak)])
 def test_served_functions_need_nothing_of_this_library(tmp_path, vocabularies, name):
     pytest.importorskip("flatbuffers")
     run = make_run(tmp_path, vocabularies, name, prompts=("query: ", ""), lengths=(5, 40), temperature=0.05)

@@ -103,6 +103,7 @@ def test_each_chunk_draws_its_own_dropout():
     assert len(np.unique(drawn)) == drawn.size
 
 
+@pytest.mark.soak
 def test_no_row_changes_its_device(params):
     mesh = sharding.make_mesh(8)
     placed = jax.device_put(params, sharding.replicated(mesh))

@@ -302,7 +302,7 @@ def run(mesh_sizes, first, last, state=None, **options):
     return state, metrics
 
 
-@pytest.mark.parametrize("mesh_sizes", [(8,), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("mesh_sizes", [pytest.param((8,), marks=pytest.mark.soak), (2, 2, 2)], ids=str)
 def test_eight_devices_draw_and_keep_what_one_does(mesh_sizes):
     one, metrics_of_one = run((1,), 0, 8)
     eight, metrics_of_eight = run(mesh_sizes, 0, 8)

@@ -36,7 +36,9 @@ def planned(topology_name, *settings, effort=0.0):
     return plan.compile_for(mesh, step, state, plan.batch_shapes(**SHAPE), effort=effort)
 
 
-@pytest.mark.parametrize("settings", [(), ("make_mesh.fsdp=4",), ("make_mesh.fsdp=2", "make_mesh.tensor=2")])
+@pytest.mark.parametrize(
+    "settings", [(), pytest.param(("make_mesh.fsdp=4",), marks=pytest.mark.soak), ("make_mesh.fsdp=2", "make_mesh.tensor=2")]
+)
 def test_arguments_are_the_state_and_the_batch_as_they_lie_on_the_mesh(settings):
     memory, state = planned("cpu:8", *settings).memory, step_on("cpu:8", *settings)[1]
     num_shares = 4 if "make_mesh.tensor=2" in settings else 8

@@ -214,7 +214,7 @@ def test_checkpoint_of_one_mesh_continues_on_another(tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), mixed.params, on_one_device().params)
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("scan_layers", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_fsdp_moves_kernels_and_not_activations(scan_layers):
     """XLA may as well sum the activations of all rows on every device, which is right and many times as much to move."""
     encoder = T5Config(

@@ -73,6 +73,7 @@ def test_loss_falls_and_metrics_stay_on_the_device():
     assert float(losses[-1]) < 0.7 * float(losses[0])
 
 
+@pytest.mark.soak
 def test_run_stopped_at_any_step_and_resumed_ends_bit_equal(tmp_path, whole_run):
     """The checkpoint of every step of a run that is stopped before its last one continues to the same state."""
     mesh = sharding.make_mesh(2)
