@@ -33,6 +33,7 @@ GROUPS = {
         "mine": ("de_jax.mine", "mine hard negatives beside a run, from every new checkpoint"),
         "mine_negatives": ("de_jax.tools.mine_negatives", "mine hard negatives for training pairs, by a run or by BM25"),
         "score_pairs": ("de_jax.tools.score_pairs", "score training pairs and negatives by a teacher, to learn from it"),
+        "encode_guide": ("de_jax.tools.encode_guide", "embed training texts by another model, to mask false negatives by it"),
         "doc2query": ("de_jax.tools.doc2query", "train a generator of queries, and write queries for a corpus"),
         "plan_run": ("de_jax.tools.plan_run", "compile a recipe for devices that are not there: memory, FLOPs, collectives"),
     },

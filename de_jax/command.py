@@ -62,8 +62,8 @@ def _local(text: str) -> str:
 def run(main: Callable[[], None]) -> None:
     """Runs a command's `main`; what a user can mend becomes `error: <sentence>` and a non-zero exit, our own faults raise."""
     keep_freed_memory()
-    keep_compiled()
     try:
+        keep_compiled()
         main()
     except InputError as error:
         # gin adds lines to an error to say where it passed through.

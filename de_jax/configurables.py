@@ -22,7 +22,7 @@ from de_jax.data.sources.training_set import beir_pairs
 from de_jax.expansion.curriculum import Curriculum
 from de_jax.gin_settings import Bound, Macro, Reference, Setting, Settings, is_literal, replaced, values_in
 from de_jax.interop.fine_tuning import pretrained_tokenizer, pretrained_tower
-from de_jax.losses.combination import combined, matryoshka
+from de_jax.losses.combination import combined, guided, matryoshka
 from de_jax.losses.distillation import kl_distillation, margin_mse, relevance_weighted
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
 from de_jax.losses.mined import ance, dance, sampled_softmax
@@ -46,7 +46,7 @@ from de_jax.types import InputError
 MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, pretrained_tower, pretrained_tokenizer, Lora)
 LOSSES = (
     *(in_batch_softmax, samtone, pair, nce, ance, dance, sampled_softmax),
-    *(margin_mse, kl_distillation, relevance_weighted, combined, matryoshka),
+    *(margin_mse, kl_distillation, relevance_weighted, combined, matryoshka, guided),
 )
 OPTIMIZERS = (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)
 DATA = (beir_pairs, seqio_pairs, stored_pairs, table_pairs, mixed_pairs, Curriculum)

@@ -200,7 +200,7 @@ def _find(name: str) -> Path:
         if path.is_file():
             return path
     there = ", ".join(sorted(str(path.relative_to(RECIPES_DIR)) for path in RECIPES_DIR.glob("recipes/*.gin")))
-    raise InputError(f"the gin file {name} does not exist; the recipes are {there}.")
+    raise InputError(f"the gin file {name} does not exist; the recipes are {there}, and those of the papers in recipes/paper/.")
 
 
 def _find_included(name: str, place: str) -> Path:

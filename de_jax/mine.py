@@ -32,7 +32,9 @@ from de_jax.types import InputError
 
 
 def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_seconds: float = 5.0) -> Iterator[Generation]:
-    """Mines by the run's newest checkpoint, again and again as there are newer ones; ends when the run's last is reached.
+    """Yields a generation mined by the run's newest checkpoint, then by newer ones as they come; ends with the run's last.
+
+    Each is mined when it is asked for: `for generation in mine(recipe, run_dir): ...`.
 
     A checkpoint that the trainer removes in the meantime is passed over, and so is one for which the disk was too full; of those
     that came while another was mined, the newest is taken.

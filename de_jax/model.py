@@ -24,12 +24,13 @@ from de_jax.data.text import input_policy
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import with_prompt
 from de_jax.evaluation import metrics
-from de_jax.evaluation.task import Policy, averaged, beir_tasks
+from de_jax.evaluation.report import averaged
+from de_jax.evaluation.task import Policy, beir_tasks
 from de_jax.evaluation.task import evaluate as evaluate_task
 from de_jax.files import outputs
 from de_jax.files.progress import progress_bar
 from de_jax.interop import any_model
-from de_jax.interop.export import FORMATS, export
+from de_jax.interop.export import FORMATS
 from de_jax.interop.pretrained import side_of
 from de_jax.reports import model_card
 from de_jax.retrieval import encode, quantization
@@ -38,7 +39,7 @@ from de_jax.retrieval.index import check_finite
 from de_jax.retrieval.maxp import passages_of
 from de_jax.retrieval.vector_index import VectorIndex
 from de_jax.training.mesh import sharding
-from de_jax.training.run.run_folder import RUN, Run, load_run, origins, write_run
+from de_jax.training.run.run_folder import Run, load_run, origins, write_run
 from de_jax.types import Array, InputError
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ def load(
     Raises:
         InputError: no such model, no such checkpoint, or an option that does not fit it.
     """
+    if not isinstance(source, str | Path) or source == "":
+        raise InputError(f"source is {source!r:.60}; give a run, a folder with a model, or a name of the Hugging Face hub.")
+    for name, prompt in {"query_prompt": query_prompt, "doc_prompt": doc_prompt}.items():
+        if not isinstance(prompt, str | None):
+            raise InputError(f'{name} is {prompt!r:.60}; give a str, or "" for none.')
     mesh = sharding.make_mesh(devices=_chosen(devices))
     folder = any_model.folder_of(source)
     if any_model.is_run(folder):
@@ -97,7 +103,8 @@ def load(
         # What is computed with the model is kept in the cache: its folder may be another program's.
         run = Run(outputs.cache_dir() / "models" / Path(source).resolve().name, 0, found.model, found.params, query, doc)
     params = jax.device_put(run.params, sharding.replicated(mesh))
-    return Model(run._replace(model=run.model.with_dtype(dtype), params=params), truncate_dim=truncate_dim)
+    run = run._replace(model=run.model.with_dtype(dtype), params=params)
+    return Model(run, source=None if any_model.is_run(folder) else str(source), truncate_dim=truncate_dim)
 
 
 class Model:
@@ -107,17 +114,18 @@ class Model:
 
     Attributes:
         run: the model as the rest of the library takes it.
+        source: the folder or the name on the hub of another library's model; None for a run.
         truncate_dim: dimensions that are kept; None for all.
         embedding_dim: D, of an embedding as it is given out.
         max_passages: C; above 1, a document is embedded as its passages and scores as the best one (MaxP).
     """
 
-    def __init__(self, run: Run, *, truncate_dim: int | None = None) -> None:
+    def __init__(self, run: Run, *, source: str | None = None, truncate_dim: int | None = None) -> None:
         """Raises `InputError` where the model has not so many dimensions."""
         dim = run.model.doc.embedding_dim
         if truncate_dim is not None and (not isinstance(truncate_dim, int) or not 1 <= truncate_dim <= dim):
             raise InputError(f"truncate_dim is {truncate_dim!r}, but the model has {dim} dimensions; give 1 to {dim}.")
-        self.run, self.truncate_dim = run, truncate_dim
+        self.run, self.source, self.truncate_dim = run, source, truncate_dim
         self.embedding_dim, self.max_passages = truncate_dim or dim, run.doc.max_passages
         self._encoder = functools.cache(functools.partial(encode.encode_fn, run))
 
@@ -233,7 +241,7 @@ class Model:
         return index
 
     def save(self, folder: str | Path, *, format: str = RUN_FORMAT) -> None:
-        """Writes the model for this library or another one, a run with its card; what a reader should know is told as a warning.
+        """Writes the model, for another library with its card; what a reader should know is told as a warning.
 
         Args:
             folder: must not exist; it appears once it is complete.
@@ -251,10 +259,10 @@ class Model:
             )
         if format == RUN_FORMAT:
             sides = {"query": self.run.query, "doc": self.run.doc}
-            write_run(folder, self.run.params, model=self.run.model, origin=origins(self.run.run_dir), **sides)
+            origin = [self.source] if self.source else origins(self.run.run_dir)
+            write_run(folder, self.run.params, model=self.run.model, origin=origin, **sides)
             return
-        write = model_card.export if RUN.is_in(self.run.run_dir) else export  # of another library's model, the card is elsewhere
-        for note in write(self.run, folder, format):
+        for note in model_card.export(self.run, folder, format, source=self.source):
             warnings.warn(note, stacklevel=2)
 
     @property
@@ -267,6 +275,14 @@ class Model:
         self, tower: str, texts: Texts, batch_tokens: int | None, progress: bool, precision: str, ranges: Array | None
     ) -> np.ndarray:
         quantization.check_precision(precision)
+        if batch_tokens is not None and (not isinstance(batch_tokens, int) or batch_tokens < 1):
+            raise InputError(f"batch_tokens is {batch_tokens!r}; give a whole number of at least 1.")
+        ranges = None if ranges is None else np.asarray(ranges)
+        if ranges is not None and ranges.shape != (2, self.embedding_dim):
+            raise InputError(
+                f"ranges have the shape {ranges.shape}; give [2, {self.embedding_dim}], the least and the greatest value of each "
+                "dimension."
+            )
         found = self._embeddings(tower, tokenized(_checked_texts(texts), self.run.side(tower).tokenizer), batch_tokens, progress)
         if precision != "float32":
             flat = found.reshape(-1, self.embedding_dim)
@@ -335,6 +351,12 @@ def evaluate(
     Raises:
         InputError: no such data, or an unknown measure.
     """
+    if not isinstance(model, Model):
+        raise InputError(f"model is {type(model).__name__}; give what de_jax.load gives.")
+    if not Path(dataset_dir).is_dir():
+        raise InputError(f"{dataset_dir} is no folder; give one in the BEIR layout, or one of such folders.")
+    if isinstance(measures, str) or not measures:
+        raise InputError(f"measures is {measures!r}; give a list, such as ['nDCG@10'].")
     policy = Policy(
         measures=measures,
         depth=max(Policy().depth, metrics.deepest(measures)),

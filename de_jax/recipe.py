@@ -48,6 +48,10 @@ class Initialization:
             `interop.any_model.read` knows them; or {"query": one, "doc": another}. None for fresh ones.
         init_new: patterns of parameters that start fresh although there is an `init_from`.
         init_layers: for a tower of fewer layers than its source has, which of them it starts from, such as {"query": (0, 6)}.
+
+    Example:
+        >>> Initialization(init_from="runs/minilm", init_new=(".*/projection/.*",)).seed
+        0
     """
 
     seed: Seed = 0
@@ -70,6 +74,12 @@ class HardNegatives:
         follow_every_steps: updates between two looks for newer hard negatives; by default as often as they are mined here, every
             `FOLLOW_EVERY_STEPS` where `de-jax mine` does, and without a miner never.
         negative_cache: hard negatives for every query from the documents of earlier batches; None for none.
+
+    Example:
+        >>> HardNegatives(miner=Miner(), mine_every_steps=500).steps_between_looks()
+        500
+        >>> HardNegatives(miner=Miner()).steps_between_looks()  # `de-jax mine` mines beside the run
+        10
     """
 
     miner: Miner | None = None
@@ -101,6 +111,10 @@ class Devices:
         sharding_rules: mesh axes by pattern over parameter paths, beside `sharding_rules.DEFAULT_RULES`, such as
             {".*/mlp/wo/kernel": ("tensor", None)}.
         num_chunks: how many pieces the towers take a batch in, to save memory; the loss sees all of it.
+
+    Example:
+        >>> Devices(mesh=functools.partial(sharding.make_mesh, fsdp=8), num_chunks=4).sharding_rules is None
+        True
     """
 
     mesh: Callable[..., jax.sharding.Mesh] = sharding.make_mesh
@@ -397,7 +411,8 @@ def _texts_of_a_pair(options: PairsOptions | None) -> dict[str, int]:
         return {}
     mined = ("num_neg_docs", "num_neg_queries") if options.negatives_dir else ()
     found = {name: getattr(options, name) for name in ("max_passages", *mined)}
-    return found | ({"has_scores": True} if options.teacher_scores else {})
+    given = {"has_scores": options.teacher_scores, "has_guide": options.guide_dir}
+    return found | {name: True for name, is_given in given.items() if is_given}
 
 
 def _texts_before_data(source: Callable[..., TrainingSet], cache: NegativeCache | None) -> dict[str, int]:

@@ -8,7 +8,8 @@ Axis letters used in every shape of this code base:
     L   tokens of a padded text (Lq of a query, Ld of a document); token id 0 is padding, everywhere
     N   hard negative documents of a row          M   hard negative queries of a row
     C   passages of a document, at most
-    D   dimensions of an embedding                V   entries of a vocabulary
+    D   dimensions of an embedding                G   dimensions of a guide's embedding
+    V   entries of a vocabulary
     R   rows of packed texts                      S   texts that such a row has room for
     H   attention heads                           q   queries of a search
     n   documents of a corpus                     k   depth of a ranking
@@ -44,6 +45,16 @@ class Packed(NamedTuple):
     slots: Array  # [*] where each text of the batch is: row * S + its place in the row; -1 where there is none
 
 
+class Guide(NamedTuple):
+    """How close a batch's texts are by a guide, a model that is not trained; float32 vectors of length 1, zeros for a filler."""
+
+    query: Array  # [B, G]
+    doc: Array  # [B, G]
+    neg_docs: Array | None = None  # [B, N, G]
+    neg_queries: Array | None = None  # [B, M, G]
+    limit: Array | None = None  # [B], set by `losses.guided`: what is this close to the row's query or document is no negative
+
+
 class Batch(NamedTuple):
     """Token ids, int32, 0 is padding; each of the four kinds of text may be `Packed`. Ids are rows of the token stores, int32;
     `PADDING_ID` marks a filler row. Documents of several passages (MaxP) have one more axis: [B, C, Ld] and [B, N, C, Ld], zeros
@@ -60,6 +71,7 @@ class Batch(NamedTuple):
     neg_query_ids: Array | None = None  # [B, M]
     positive_ids: Array | None = None  # [B, P]: all documents known to be relevant to the row's query
     scores: Array | None = None  # [B, 1 + N] float32: a teacher's, of `doc` and of each of `neg_docs`; NaN where it has none
+    guide: Guide | None = None
 
 
 class Sample(NamedTuple):
@@ -84,6 +96,7 @@ class Embeddings(NamedTuple):
     scale: Array | None = None  # []
     sample: Sample | None = None  # of what `neg_docs` are one
     scores: Array | None = None  # [B, 1 + N]
+    guide: Guide | None = None
 
 
 class CachedDocs(NamedTuple):

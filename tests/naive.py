@@ -52,51 +52,68 @@ def is_relevant(e, i, doc_id):
     return e.positive_ids is not None and doc_id != PADDING and doc_id in e.positive_ids[i]
 
 
-def mined(e, vectors, ids, own_ids, mask_duplicates):
-    """All rows' mined negatives that may be negatives of a row whose own ids of that kind are `own_ids`."""
-    if vectors is None:
-        return []
+def is_too_close(e, i, anchor, candidate, *place):
+    """Whether a guide finds a candidate as close to row i's `anchor`, "query" or "doc", as the limit says."""
+    if e.guide is None or e.guide.limit is None:
+        return False
+    vector = getattr(e.guide, candidate)
+    for number in place:
+        vector = vector[number]
+    return score(getattr(e.guide, anchor)[i], vector) >= e.guide.limit[i]
+
+
+def others(e, i, anchor, candidate, mask_duplicates):
+    """The other rows' queries or documents that may be negatives of row i's query or document."""
+    rows = [j for j in other_rows(e, i, mask_duplicates) if not is_too_close(e, i, anchor, candidate, j)]
+    return [getattr(e, candidate)[j] for j in rows]
+
+
+def mined(e, rows, i, anchor, candidate, mask_duplicates):
+    """The negatives mined for some rows that may be negatives of row i's query or document."""
+    vectors = getattr(e, candidate)
+    ids, own_ids = (e.neg_doc_ids, own_docs(e, i)) if candidate == "neg_docs" else (e.neg_query_ids, [e.query_id[i]])
     found = []
-    for row in real_rows(e):
+    for row in rows if vectors is not None else []:
         for n in range(len(vectors[row])):
             if ids is not None and ids[row][n] == PADDING:
                 continue
             if ids is not None and mask_duplicates and ids[row][n] in own_ids:
                 continue
-            found.append(vectors[row][n])
+            if not is_too_close(e, i, anchor, candidate, row, n):
+                found.append(vectors[row][n])
     return found
 
 
-def mined_docs(e, i, mask_duplicates):
-    return mined(e, e.neg_docs, e.neg_doc_ids, own_docs(e, i), mask_duplicates)
+def mined_docs(e, i, anchor, mask_duplicates):
+    return mined(e, real_rows(e), i, anchor, "neg_docs", mask_duplicates)
 
 
 def own_docs(e, i):
     return [e.doc_id[i], *(e.positive_ids[i] if e.positive_ids is not None else [])]
 
 
-def mined_queries(e, i, mask_duplicates):
-    return mined(e, e.neg_queries, e.neg_query_ids, [e.query_id[i]], mask_duplicates)
+def mined_queries(e, i, anchor, mask_duplicates):
+    return mined(e, real_rows(e), i, anchor, "neg_queries", mask_duplicates)
 
 
-def query_to_doc(e, i, temperature, mask_duplicates, same_tower=False, margin=0.0, label_smoothing=0.0):
+def query_to_doc(e, i, temperature, mask_duplicates, same_tower=False, margin=0.0, label_smoothing=0.0, margin_on="score"):
     """Row i's loss of finding its document by its query."""
-    scores = [score(e.query[i], e.doc[j]) for j in other_rows(e, i, mask_duplicates)]
-    scores += [score(e.query[i], doc) for doc in mined_docs(e, i, mask_duplicates)]
+    negatives = others(e, i, "query", "doc", mask_duplicates) + mined_docs(e, i, "query", mask_duplicates)
     if same_tower:
-        scores += [score(e.query[i], e.query[j]) for j in other_rows(e, i, mask_duplicates)]
-    positive = score(e.query[i], e.doc[i]) - margin
-    return negative_log_likelihood(positive / temperature, [s / temperature for s in scores], label_smoothing)
+        negatives += others(e, i, "query", "query", mask_duplicates)
+    scores = [score(e.query[i], negative) for negative in negatives]
+    positive = score(e.query[i], e.doc[i]) / temperature - margin / (temperature if margin_on == "score" else 1.0)
+    return negative_log_likelihood(positive, [s / temperature for s in scores], label_smoothing)
 
 
-def doc_to_query(e, i, temperature, mask_duplicates, same_tower=False, margin=0.0, label_smoothing=0.0):
+def doc_to_query(e, i, temperature, mask_duplicates, same_tower=False, margin=0.0, label_smoothing=0.0, margin_on="score"):
     """Row i's loss of finding its query by its document."""
-    scores = [score(e.doc[i], e.query[j]) for j in other_rows(e, i, mask_duplicates)]
-    scores += [score(e.doc[i], query) for query in mined_queries(e, i, mask_duplicates)]
+    negatives = others(e, i, "doc", "query", mask_duplicates) + mined_queries(e, i, "doc", mask_duplicates)
     if same_tower:
-        scores += [score(e.doc[i], e.doc[j]) for j in other_rows(e, i, mask_duplicates)]
-    positive = score(e.doc[i], e.query[i]) - margin
-    return negative_log_likelihood(positive / temperature, [s / temperature for s in scores], label_smoothing)
+        negatives += others(e, i, "doc", "doc", mask_duplicates)
+    scores = [score(e.doc[i], negative) for negative in negatives]
+    positive = score(e.doc[i], e.query[i]) / temperature - margin / (temperature if margin_on == "score" else 1.0)
+    return negative_log_likelihood(positive, [s / temperature for s in scores], label_smoothing)
 
 
 def in_batch_softmax(
@@ -107,17 +124,22 @@ def in_batch_softmax(
     reduce_directions="sum",
     label_smoothing=0.0,
     margin=0.0,
+    margin_on="score",
     mask_duplicates=True,
     same_tower="",
 ):
     losses = []
     if directions in ("both", "query_to_doc"):
         with_queries = same_tower in ("query", "both")
-        rows = [query_to_doc(e, i, temperature, mask_duplicates, with_queries, margin, label_smoothing) for i in real_rows(e)]
+        rows = [
+            query_to_doc(e, i, temperature, mask_duplicates, with_queries, margin, label_smoothing, margin_on) for i in real_rows(e)
+        ]
         losses.append(mean(rows))
     if directions in ("both", "doc_to_query"):
         with_docs = same_tower in ("doc", "both")
-        rows = [doc_to_query(e, i, temperature, mask_duplicates, with_docs, margin, label_smoothing) for i in real_rows(e)]
+        rows = [
+            doc_to_query(e, i, temperature, mask_duplicates, with_docs, margin, label_smoothing, margin_on) for i in real_rows(e)
+        ]
         losses.append(mean(rows))
     return mean(losses) if reduce_directions == "mean" else sum(losses)
 
@@ -129,7 +151,7 @@ def samtone(e, *, same_tower="query", **hyper_parameters):
 def nce(e, *, temperature=0.01, mask_duplicates=True):
     losses = []
     for i in real_rows(e):
-        scores = [score(e.query[i], e.doc[j]) / temperature for j in other_rows(e, i, mask_duplicates)]
+        scores = [score(e.query[i], doc) / temperature for doc in others(e, i, "query", "doc", mask_duplicates)]
         hardest = [max(scores)] if scores else []
         losses.append(negative_log_likelihood(score(e.query[i], e.doc[i]) / temperature, hardest))
     return mean(losses)
@@ -150,38 +172,28 @@ def pair(e, *, form="samtone_eq3", alpha=0.1, temperature=0.01, reduce_direction
 
 
 def pair_eq3_row(e, i, temperature, mask_duplicates):
-    others = [score(e.doc[i], e.doc[j]) / temperature for j in other_rows(e, i, mask_duplicates)]
-    return log_sum_exp(others) - score(e.query[i], e.doc[i]) / temperature if others else 0.0
+    negatives = [score(e.doc[i], doc) / temperature for doc in others(e, i, "doc", "doc", mask_duplicates)]
+    return log_sum_exp(negatives) - score(e.query[i], e.doc[i]) / temperature if negatives else 0.0
 
 
 def pair_paper_row(e, i, temperature, mask_duplicates):
-    negatives = [score(e.doc[i], e.doc[j]) / temperature for j in other_rows(e, i, mask_duplicates)]
-    negatives += [score(e.doc[i], doc) / temperature for doc in mined_docs(e, i, mask_duplicates)]
+    found = others(e, i, "doc", "doc", mask_duplicates) + mined_docs(e, i, "doc", mask_duplicates)
+    negatives = [score(e.doc[i], negative) / temperature for negative in found]
     return negative_log_likelihood(score(e.query[i], e.doc[i]) / temperature, negatives)
 
 
 def pair_code_row(e, i, temperature, mask_duplicates):
-    negatives = [score(e.doc[i], e.query[j]) / temperature for j in other_rows(e, i, mask_duplicates)]
-    negatives += [score(e.doc[i], doc) / temperature for doc in mined_docs(e, i, mask_duplicates)]
+    found = others(e, i, "doc", "query", mask_duplicates) + mined_docs(e, i, "doc", mask_duplicates)
+    negatives = [score(e.doc[i], negative) / temperature for negative in found]
     return negative_log_likelihood(score(e.query[i], e.doc[i]) / temperature, negatives)
-
-
-def own_mined(vectors, ids, row, own_ids, mask_duplicates):
-    """The negatives mined for one row that are neither filler nor, by id, its own."""
-    found = []
-    for n in range(len(vectors[row])):
-        if ids is not None and (ids[row][n] == PADDING or (mask_duplicates and ids[row][n] in own_ids)):
-            continue
-        found.append(vectors[row][n])
-    return found
 
 
 def ance(e, *, temperature=1.0, in_batch=False, mask_duplicates=True):
     losses = []
     for i in real_rows(e):
-        negatives = own_mined(e.neg_docs, e.neg_doc_ids, i, own_docs(e, i), mask_duplicates)
+        negatives = mined(e, [i], i, "query", "neg_docs", mask_duplicates)
         if in_batch:
-            negatives = negatives + [e.doc[j] for j in other_rows(e, i, mask_duplicates)]
+            negatives += others(e, i, "query", "doc", mask_duplicates)
         logits = [score(e.query[i], negative) / temperature for negative in negatives]
         losses.append(negative_log_likelihood(score(e.query[i], e.doc[i]) / temperature, logits))
     return mean(losses)
@@ -190,7 +202,7 @@ def ance(e, *, temperature=1.0, in_batch=False, mask_duplicates=True):
 def dance(e, *, dual_weight=0.1, temperature=0.01, mask_duplicates=True):
     losses = []
     for i in real_rows(e):
-        negatives = own_mined(e.neg_queries, e.neg_query_ids, i, [e.query_id[i]], mask_duplicates)
+        negatives = mined(e, [i], i, "doc", "neg_queries", mask_duplicates)
         logits = [score(e.doc[i], negative) / temperature for negative in negatives]
         losses.append(negative_log_likelihood(score(e.query[i], e.doc[i]) / temperature, logits))
     return ance(e, temperature=temperature, mask_duplicates=mask_duplicates) + dual_weight * mean(losses)
@@ -242,6 +254,14 @@ def matryoshka(e, *, loss, dims, weights, normalize=True, **options):
         cut = {name: first(getattr(e, name), dim, normalize) for name in ("query", "doc", "neg_docs", "neg_queries")}
         total += weight * loss(e._replace(**cut), **options)
     return total
+
+
+def guided(e, *, loss, margin=0.0, relative=False, **options):
+    limits = []
+    for query, doc in zip(e.guide.query, e.guide.doc, strict=True):
+        own = score(query, doc)
+        limits.append(own - 1e-6 - (margin * abs(own) if relative else margin))
+    return loss(e._replace(guide=e.guide._replace(limit=limits)), **options)
 
 
 def first(vectors, dim, normalize):

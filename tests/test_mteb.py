@@ -1,11 +1,13 @@
-"""MTEB's adapter against what mteb's evaluator calls: batches, keywords of the task, either tower."""
+"""MTEB's adapter against what mteb's evaluator calls, and within it: batches, keywords of the task, either tower."""
 
 import enum
 
 import numpy as np
 import pytest
 
+from de_jax.evaluation import metrics
 from de_jax.mteb import Model
+from de_jax.types import Ranking
 
 
 class PromptType(enum.StrEnum):
@@ -53,3 +55,67 @@ def test_similarities_are_inner_products():
     expected = [[sum(float(a) * float(b) for a, b in zip(x, y, strict=True)) for y in second] for x in first]
     np.testing.assert_allclose(scores, expected, atol=1e-5)
     np.testing.assert_allclose(model.similarity_pairwise(first, second), np.diag(scores), atol=1e-5)
+
+
+class Words:
+    """A text is the sum of its words' vectors; a document's words have other ones too."""
+
+    def encode_query(self, texts):
+        vectors = np.random.default_rng(0).normal(size=(60, 16)).astype(np.float32)
+        return np.stack([vectors[[int(word) for word in text.split()]].sum(axis=0) for text in texts])
+
+    def encode_document(self, texts):
+        return self.encode_query(texts) + 0.5 * self.encode_query([text.split()[0] for text in texts])
+
+
+@pytest.mark.soak
+def test_mteb_evaluates_a_local_task_to_our_own_scores():
+    import datasets
+    import mteb
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+    from mteb.abstasks.task_metadata import TaskMetadata
+
+    rng = np.random.default_rng(1)
+    texts = lambda number, size: [" ".join(map(str, rng.integers(60, size=size))) for _ in range(number)]  # noqa: E731
+    docs = [{"id": f"d{row}", "title": str(row), "text": text} for row, text in enumerate(texts(40, 8))]
+    queries = [{"id": f"q{row}", "text": text} for row, text in enumerate(texts(12, 4))]
+    qrels = {
+        query["id"]: {f"d{doc}": grade for doc, grade in zip(rng.permutation(40)[:4].tolist(), (1, 2, 1, 3), strict=True)}
+        for query in queries
+    }
+
+    class Local(AbsTaskRetrieval):
+        metadata = TaskMetadata(
+            name="Local", description="made here", reference="https://example.org", dataset={"path": "local/task", "revision": "1"},
+            type="Retrieval", category="t2t", modalities=["text"], eval_splits=["test"], eval_langs=["eng-Latn"],
+            main_score="ndcg_at_10", date=("2026-01-01", "2026-01-02"), domains=["Written"], task_subtypes=[], license="mit",
+            annotations_creators="derived", dialect=[], sample_creation="created", bibtex_citation="", prompt=None,
+        )  # fmt: skip
+
+        def load_data(self, **options):
+            split = {"corpus": docs, "queries": queries}
+            split = {name: datasets.Dataset.from_list(rows) for name, rows in split.items()}
+            self.dataset = {"default": {"test": {**split, "relevant_docs": qrels, "top_ranked": None}}}
+            self.data_loaded = True
+
+    model = Model(Words(), name="my-org/words")
+    assert isinstance(model, mteb.EncoderProtocol)
+    result = mteb.evaluate(model, [Local()], cache=None, overwrite_strategy="always").task_results[0]
+    assert result.task_name == "Local"
+    found = result.scores["test"][0]
+
+    scores = model.similarity(
+        Words().encode_query([query["text"] for query in queries]),
+        Words().encode_document([f"{doc['title']} {doc['text']}" for doc in docs]),
+    )
+    order = np.argsort(-scores, axis=1)
+    ours = metrics.evaluate(
+        Ranking(order, np.take_along_axis(scores, order, axis=1)),
+        [query["id"] for query in queries],
+        [doc["id"] for doc in docs],
+        qrels,
+        measures=["nDCG@10", "RR@10", "R@10"],
+    )
+    theirs = {"ndcg@10": found["ndcg_at_10"], "mrr@10": found["mrr_at_10"], "recall@10": found["recall_at_10"]}
+    assert ours == pytest.approx(theirs, abs=1e-5)  # mteb rounds to five places
+    assert 0.05 < ours["ndcg@10"] < 0.95

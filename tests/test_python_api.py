@@ -26,7 +26,7 @@ from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.retrieval import encode
 from de_jax.tools import evaluate_beir
-from de_jax.training.run.run_folder import load_run, write_run
+from de_jax.training.run.run_folder import load_run, origins, write_run
 from de_jax.types import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -153,6 +153,11 @@ def test_the_first_code_of_the_readme_runs(minilm, tmp_path, monkeypatch):
     assert told["q"].dtype == np.float32
     assert told["q"].shape == (1, 384)
     assert (tmp_path / "exported" / "modules.json").exists()
+    card = (tmp_path / "exported" / "README.md").read_text(encoding="utf-8")
+    assert "| started from | `all-MiniLM-L6-v2` |" in card
+    assert 'de_jax.load("all-MiniLM-L6-v2").save("exported", format="sentence_transformers")' in card
+    told["model"].save(tmp_path / "run")
+    assert origins(tmp_path / "run") == ["all-MiniLM-L6-v2"]
 
 
 def code_of_the_readme():
@@ -361,7 +366,11 @@ def test_calls_that_do_not_fit_a_model_are_refused(sde, folders, tmp_path):
         "the embedding of document 2 has a value that is not finite": lambda: sde.similarity(docs, damaged),
         "precision is 'int4'": lambda: sde.encode_query("a", precision="int4"),
         "int8 needs the range of each dimension": lambda: sde.encode_query("a", precision="int8"),
-        "tokens_per_batch is 0": lambda: sde.encode_query("a", batch_tokens=0),
+        "batch_tokens is 0; give a whole number": lambda: sde.encode_query("a", batch_tokens=0),
+        r"ranges have the shape \(1,\); give \[2, 8\]": lambda: sde.encode_query(["a", "b"], precision="int8", ranges=np.ones(1)),
+        "source is ''; give a run": lambda: de_jax.load(""),
+        "absent is no folder; give one in the BEIR layout": lambda: de_jax.evaluate(sde, tmp_path / "absent"),
+        r"measures is \[\]; give a list": lambda: de_jax.evaluate(sde, tmp_path, measures=[]),
         "format is 'onnx'; it is one of run, sentence_transformers": lambda: sde.save(tmp_path / "new", format="onnx"),
         "exists already": lambda: sde.save(folders["sde"]),
         "truncate_dim=3 is no part of a model": lambda: de_jax.load(folders["sde"], truncate_dim=3).save(tmp_path / "new"),

@@ -121,11 +121,14 @@ def test_a_student_of_some_layers_may_share_its_towers(pretrained):
         ("distil", ["PairsOptions.negatives_dir="], "kl_distillation compares a document with negatives mined for its query"),
         ("distil", ["combined.weights=(1.0,)"], r"combined\.weights has 1 numbers for 2 losses"),
         ("distil", ["combined.losses=(@in_batch_softmax, @adamw)"], "train.loss is @adamw, which cannot be called with embeddings"),
+        ("guided", ["PairsOptions.guide_dir="], "guided needs a guide's embeddings of the texts, but batches come without"),
+        ("guided", ["guided.loss=@margin_mse"], r"guided\.loss is margin_mse, which takes every negative as it is"),
+        ("guided", ["train.negative_cache=@NegativeCache()"], r"guided does not know what train\.negative_cache draws"),
         ("matryoshka", ["matryoshka.dims=(64, 32)"], r"matryoshka\.dims has 64, but embeddings have 32 dimensions"),
         ("matryoshka", ["pretrained_tower.normalize=True", "matryoshka.normalize=False"], "the towers have normalize = True"),
     ],
 )
-def test_what_a_teacher_or_a_cut_lacks_is_said_before_anything_is_read(pretrained, recipe, settings, sentence):
+def test_what_a_teacher_a_guide_or_a_cut_lacks_is_said_before_anything_is_read(pretrained, recipe, settings, sentence):
     with pytest.raises(InputError, match=sentence):
         read_recipe([f"recipes/{recipe}.gin"], [f"MODEL={pretrained}", *settings]).check()
 

@@ -21,7 +21,7 @@ from de_jax.configurables import read_recipe
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.training_set import beir_pairs
-from de_jax.losses.combination import combined, matryoshka
+from de_jax.losses.combination import combined, guided, matryoshka
 from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.models.bert import BertConfig
 from de_jax.models.decoding import Decoding
@@ -31,7 +31,7 @@ from de_jax.models.t5 import T5Config
 from de_jax.models.tower import Tower, TowerConfig
 from de_jax.recipe import Recipe
 from de_jax.training.run.run_folder import read_settings
-from de_jax.types import Embeddings, InputError, Sample
+from de_jax.types import Embeddings, Guide, InputError, Sample
 
 ANYTHING = (0, -1, math.nan, 1e30, "x")
 SIZES = {"vocab_size": 32, "model_dim": 16, "num_layers": 1, "num_heads": 2, "mlp_dim": 16}
@@ -42,6 +42,7 @@ CONFIGS = {T5Config: SIZES, BertConfig: SIZES, TowerConfig: {"encoder": TOWER.en
 CONFIGS |= {Generator: {"t5": TOWER.encoder}, Decoding: {}}
 CONFIGS |= {config: {} for config in (*configurables.MINERS, *configurables.HOOKS, configurables.Curriculum)}
 WRAPPED = {combined: {"losses": (in_batch_softmax,)}, matryoshka: {"loss": in_batch_softmax, "dims": (8, 4)}}
+WRAPPED |= {guided: {"loss": in_batch_softmax}}
 CONFIGS |= {group: {} for group in configurables.GROUPS if group is not PairsOptions}
 
 
@@ -50,7 +51,9 @@ def batch():
     ids = jnp.arange(4, dtype=jnp.int32)
     mined = {"neg_docs": vectors(4, 2), "neg_doc_ids": jnp.full((4, 2), 9), "neg_queries": vectors(4, 1)}
     sample, scores = Sample(jnp.zeros(4), jnp.full((4, 2), 0.5)), jnp.ones((4, 3))
-    return Embeddings(vectors(4), vectors(4), ids, ids, **mined, neg_query_ids=jnp.full((4, 1), 9), sample=sample, scores=scores)
+    guide = Guide(vectors(4), vectors(4), vectors(4, 2), vectors(4, 1))
+    known = {"sample": sample, "scores": scores, "guide": guide}
+    return Embeddings(vectors(4), vectors(4), ids, ids, **mined, neg_query_ids=jnp.full((4, 1), 9), **known)
 
 
 def use(configurable, changed, dataset_dir):

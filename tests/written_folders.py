@@ -11,7 +11,7 @@ from de_jax.doc2query.generator_run import GENERATOR_RUN
 from de_jax.expansion import curriculum
 from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.interop import safetensors_model, t5x
-from de_jax.mining import generations, teacher
+from de_jax.mining import generations, guide, teacher
 from de_jax.mining.generations import Mined
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.generator import Generator
@@ -91,6 +91,12 @@ def describe_generator(folder, tokenizer):
 def write_teacher_scores(folder, tokenizer):
     candidates = teacher.Candidates({"q": "a"}, {"d": "b"}, [("q", "d")])
     teacher.write(folder, candidates, "a teacher", lambda: lambda pairs: np.ones(len(pairs)))
+
+
+def write_guide(folder, tokenizer):
+    for kind in ("queries", "docs"):
+        write_embeddings(folder / kind, tokenizer)
+    guide.complete(folder, {"guide": "a model", "dim": 3, "texts": {"queries": "these", "docs": "those"}})
 
 
 def write_model(folder, tokenizer):

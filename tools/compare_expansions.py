@@ -25,15 +25,17 @@ from de_jax import command
 from de_jax.arguments import named
 from de_jax.data.text import input_policy
 from de_jax.evaluation import metrics, significance
-from de_jax.evaluation.task import Policy, Report, Task, beir_tasks, evaluate, kept_ranking
+from de_jax.evaluation.report import Report, kept_ranking
+from de_jax.evaluation.task import Policy, Task, beir_tasks, evaluate
 from de_jax.expansion.expanded_search import Expansion
-from de_jax.files import outputs
+from de_jax.files import folders, outputs
 from de_jax.reports import expansion_plots, tables
 from de_jax.reports.expansion_plots import Line
 from de_jax.training.run.run_folder import load_run
 
 BM25 = "bm25"
 LEVEL = 0.05
+KIND = "comparison of expansions"
 
 Cell = tuple[str, int]
 """A form and how many queries; without queries there is no form, and it is empty."""
@@ -42,6 +44,7 @@ Cell = tuple[str, int]
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
+    folders.require_replaceable(args.out_dir, KIND)
     task = beir_tasks(args.dataset_dir, args.split)[0]
     (measure,) = metrics.names_of([args.measure])
     expansions = {
@@ -51,8 +54,8 @@ def main(argv: list[str] | None = None) -> None:
     }
     for expansion in expansions.values():
         expansion.check()
-    runs = {name: folders.split(",") for name, folders in named("--runs", args.runs).items()}
-    reports = {name: [_reports(folder, task, expansions, args) for folder in folders] for name, folders in runs.items()}
+    runs = {name: of_seeds.split(",") for name, of_seeds in named("--runs", args.runs).items()}
+    reports = {name: [_reports(folder, task, expansions, args) for folder in of_seeds] for name, of_seeds in runs.items()}
     first, last = next(iter(runs)), list(runs)[-1]
     p_values = _p_values(reports, first, task, args.measure)
     numbers = [0, *sorted(args.num_generated)]
@@ -60,18 +63,17 @@ def main(argv: list[str] | None = None) -> None:
     to_beat = lines[0].scores[0]
     lines += _of_bm25(task, expansions, args)
 
-    args.out_dir.mkdir(parents=True, exist_ok=True)
-    title = f"{task.name}: documents with generated queries"
-    drawn = {"measure": args.measure, "to_beat": (f"{first}, documents as they are", to_beat)}
-    of_last = {line.form if line.system == last else BM25: line for line in lines if line.system in (last, BM25)}
-    expansion_plots.by_number({last: of_last}, args.out_dir / "forms.png", title=title, **drawn)
-    by_form = {form: {line.system: line for line in lines if line.form == form or line.system == BM25} for form in args.forms}
-    expansion_plots.by_number(by_form, args.out_dir / "strategies.png", title=title, **drawn)
-
     found = [_with_evidence(line, numbers, reports.get(line.system, []), p_values) for line in lines]
     costs = {form: {number: _cost(reports, (form, number)) for number in numbers if number} for form in args.forms}
     report = {"dataset": task.name, "split": args.split, "measure": measure, "to_beat": first, "lines": found, "costs": costs}
-    outputs.write_json(args.out_dir / "comparison.json", report)
+    title = f"{task.name}: documents with generated queries"
+    drawn = {"title": title, "measure": args.measure, "to_beat": (f"{first}, documents as they are", to_beat)}
+    of_last = {line.form if line.system == last else BM25: line for line in lines if line.system in (last, BM25)}
+    by_form = {form: {line.system: line for line in lines if line.form == form or line.system == BM25} for form in args.forms}
+    with folders.atomic_dir(args.out_dir, KIND) as temporary:
+        expansion_plots.by_number({last: of_last}, temporary / "forms.png", **drawn)
+        expansion_plots.by_number(by_form, temporary / "strategies.png", **drawn)
+        outputs.write_json(temporary / "comparison.json", report)
     rows = [[line["system"], line["form"], *(_text(line, number) for number in numbers)] for line in found]
     for name in ("num_vectors", "bytes", "search_ms_per_query"):
         rows += [[name, form, "", *(f"{cost[name]:,.6g}" for cost in by_number.values())] for form, by_number in costs.items()]

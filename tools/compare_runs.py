@@ -24,7 +24,7 @@ from de_jax import command
 from de_jax.data.text import beir
 from de_jax.evaluation import fusion, metrics, significance
 from de_jax.evaluation.metrics import Results
-from de_jax.evaluation.task import kept_ranking
+from de_jax.evaluation.report import kept_ranking
 from de_jax.reports import plots, tables
 from de_jax.settings import Seed, numeric
 from de_jax.types import InputError

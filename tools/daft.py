@@ -32,7 +32,7 @@ from de_jax.data.text import beir, input_policy
 from de_jax.data.text.sides import Side
 from de_jax.evaluation import dev_scores, latency
 from de_jax.evaluation.task import Policy, beir_tasks, evaluate
-from de_jax.files import outputs
+from de_jax.files import folders, outputs
 from de_jax.interop import any_model
 from de_jax.interop.pretrained import Pretrained
 from de_jax.recipe import Recipe
@@ -64,6 +64,7 @@ def main(argv: list[str] | None = None) -> None:
     queries = list(beir.read(args.dataset_dir, args.test_split, skip_empty=args.skip_empty).queries.texts)
     model = args.out_dir / daft_report.MODEL
     if not model.exists():
+        folders.require_unused(args.out_dir)
         _import(args, model)
     chosen = {number: _layers(load_run(model, only_sizes=True), number, args.which) for number in args.query_layers}
     pairs = {}

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from de_jax import arguments, command
 from de_jax.evaluation import metrics
-from de_jax.evaluation.task import Report, averaged, beir_tasks, evaluate
+from de_jax.evaluation.report import Report, averaged
+from de_jax.evaluation.task import beir_tasks, evaluate
 from de_jax.reports import tables
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from de_jax import arguments, command
 from de_jax.data.text import nanobeir
-from de_jax.evaluation.task import Task, averaged, beir_tasks, evaluate
+from de_jax.evaluation.report import averaged
+from de_jax.evaluation.task import Task, beir_tasks, evaluate
 from de_jax.files import outputs
 from de_jax.interop import hub
 from de_jax.reports import tables

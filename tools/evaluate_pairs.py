@@ -3,7 +3,8 @@
 de-jax export_batches --task=nq --module=my_tasks --dev_split=dev --out_dir=data/nq_pairs
 de-jax evaluate_pairs --run_dir=runs/sde --pairs_dir=data/nq_pairs
 
-The corpus is every document of the folder, unless --max_docs makes it smaller. The folder must hold the run's vocabulary.
+The corpus is every document of the folder, unless --max_docs makes it smaller. The folder must hold the run's vocabulary. Beside
+nDCG@10, MRR@10 and Recall@100 there are P@1 and MRR without a cut-off, but for documents of several passages.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     dev = dev_set(store.dev_qrels, *stores, *sizes, keep_identical_ids=args.keep_identical_ids)
     report = {"tasks": [part.task for part in store.parts], "step": run.step}
     report |= {"num_queries": len(dev.query_rows), "num_docs": len(dev.doc_rows)}
-    print(json.dumps(report | score_dev(run, dev)))
+    print(json.dumps(report | score_dev(run, dev, uncut=True)))
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -16,26 +16,28 @@ from typing import Any
 import jax
 
 from de_jax import command
-from de_jax.files.outputs import atomic_file
+from de_jax.files.folders import atomic_dir, require_replaceable
 from de_jax.reports import plots
 from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
 from de_jax.training.run.run_folder import Run, load_run, read_recipe_file, read_settings
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
 
+KIND = "report of a run"
 USED_BY = {"query": "query tower", "doc": "doc tower", "shared": "both towers"}
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
+    out_dir = args.out_dir or args.run_dir / "report"
+    require_replaceable(out_dir, KIND)
     run = load_run(args.run_dir, args.step)
-    out_dir = args.out_dir or run.run_dir / "report"
     lines = read_metrics(run.run_dir / METRICS_FILE) if (run.run_dir / METRICS_FILE).is_file() else []
-    if lines:
-        plots.training_curves(run.run_dir / METRICS_FILE, out_dir / "curves.png", title=run.run_dir.name)
-    with atomic_file(out_dir / "parameters.txt") as temporary:
-        temporary.write_text(_parameter_table(run))
+    with atomic_dir(out_dir, KIND) as temporary:
+        if lines:
+            plots.training_curves(run.run_dir / METRICS_FILE, temporary / "curves.png", title=run.run_dir.name)
+        (temporary / "parameters.txt").write_text(_parameter_table(run))
     summary = {
         "run_dir": str(run.run_dir),
         "step": run.step,

@@ -16,6 +16,7 @@ from jaxtyping import Int
 
 from de_jax.doc2query.generator_run import GeneratorRun
 from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
+from de_jax.files import outputs
 from de_jax.models.decoding import END_ID, PAD_ID, Decoding, generate
 from de_jax.models.generator import Generator
 from de_jax.retrieval.micro_batches import Store
@@ -69,19 +70,22 @@ def generate_to_dir(
         "docs_per_batch": docs_per_batch,
         "docs_per_part": docs_per_part,
     }
-    writer = ExpansionWriter(out_dir, plan)
-    if writer.is_complete:
-        return
-    write = QueryWriter(run, decoding, seed=seed, docs_per_batch=docs_per_batch)
-    done = min(writer.num_parts * docs_per_part, store.num_texts)
-    if progress and done:
-        progress(done)
-    for start in range(done, store.num_texts, docs_per_part):
-        rows = np.arange(start, min(start + docs_per_part, store.num_texts))
-        queries = write(store, rows, progress)
-        writer.append(DocQueries(doc_id, own) for doc_id, own in zip(store.ids[start : start + len(rows)], queries, strict=True))
-    # Where the generator lies decides no query, so another path may continue.
-    writer.finish(num_queries=store.num_texts * decoding.num_queries, source=str(run.source), step=run.step)
+    with outputs.in_turn(Path(out_dir)):
+        writer = ExpansionWriter(out_dir, plan)
+        if writer.is_complete:
+            return
+        write = QueryWriter(run, decoding, seed=seed, docs_per_batch=docs_per_batch)
+        done = min(writer.num_parts * docs_per_part, store.num_texts)
+        if progress and done:
+            progress(done)
+        for start in range(done, store.num_texts, docs_per_part):
+            rows = np.arange(start, min(start + docs_per_part, store.num_texts))
+            queries = write(store, rows, progress)
+            writer.append(
+                DocQueries(doc_id, own) for doc_id, own in zip(store.ids[start : start + len(rows)], queries, strict=True)
+            )
+        # Where the generator lies decides no query, so another path may continue.
+        writer.finish(num_queries=store.num_texts * decoding.num_queries, source=str(run.source), step=run.step)
 
 
 class QueryWriter:

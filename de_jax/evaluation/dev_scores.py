@@ -20,15 +20,24 @@ DEPTH = 101
 """One more than Recall@100 needs, since a document with the query's id is left out."""
 
 
-def score_dev(run: Run, dev: DevSet) -> dict[str, float]:
-    """nDCG@10, MRR@10 and Recall@100 of a run's parameters among the documents of the dev set."""
+def score_dev(run: Run, dev: DevSet, *, uncut: bool = False) -> dict[str, float]:
+    """nDCG@10, MRR@10 and Recall@100 of a run's parameters among the documents of the dev set.
+
+    Args:
+        run: the model.
+        dev: queries, judgements and documents.
+        uncut: adds P@1, and MRR without a cut-off ("mrr"), as SamToNe scores MS MARCO and MultiReQA; not for documents of several
+            passages, which have no ranks here below the first ones.
+    """
     store, rows = maxp.passages_of(run, dev.doc_store) or dev.doc_store, dev.doc_rows
     if isinstance(store, PassageStore):
         passages = store.of_docs(rows)
         rows = passages[passages >= 0]
     row_ids = [store.ids[int(row)] for row in rows]
-    index, doc_ids = maxp.of_docs(ExactIndex(encode.docs(run, store, rows=rows), row_ids), row_ids)
-    return score_index(run, dev, index, doc_ids)
+    exact = ExactIndex(encode.docs(run, store, rows=rows), row_ids)
+    index, doc_ids = maxp.of_docs(exact, row_ids)
+    scores = score_index(run, dev, index, doc_ids)
+    return scores | _uncut(run, dev, exact, row_ids) if uncut and index is exact else scores
 
 
 def score_index(run: Run, dev: DevSet, index: Index, doc_ids: Sequence[str]) -> dict[str, float]:
@@ -36,6 +45,24 @@ def score_index(run: Run, dev: DevSet, index: Index, doc_ids: Sequence[str]) -> 
     ranking = index.search(encode.queries(run, dev.query_store, rows=dev.query_rows), min(DEPTH, len(doc_ids)))
     query_ids = [dev.query_store.ids[int(row)] for row in dev.query_rows]
     return metrics.evaluate(ranking, query_ids, doc_ids, dev.qrels, drop_identical_ids=dev.drop_identical_ids)
+
+
+def _uncut(run: Run, dev: DevSet, index: ExactIndex, doc_ids: Sequence[str]) -> dict[str, float]:
+    """P@1 and MRR over all documents, by the rank of each query's best relevant one."""
+    row_of = {doc_id: row for row, doc_id in enumerate(doc_ids)}
+    query_ids = [dev.query_store.ids[int(row)] for row in dev.query_rows]
+    own = [row_of.get(query_id, -1) if dev.drop_identical_ids else -1 for query_id in query_ids]
+    relevant = [
+        [row for doc_id, grade in dev.qrels[query_id].items() if grade > 0 and (row := row_of.get(doc_id, -1)) not in (-1, same)]
+        for query_id, same in zip(query_ids, own, strict=True)
+    ]
+    queries = encode.queries(run, dev.query_store, rows=dev.query_rows)
+    ranks = index.best_ranks(queries, relevant)
+    if any(same >= 0 for same in own):  # what is dropped leaves its place to the next one
+        of_own = index.best_ranks(queries, [[same] if same >= 0 else [] for same in own])
+        ranks = ranks - ((of_own > 0) & (of_own < ranks))
+    num_judged = sum(map(bool, dev.qrels.values()))
+    return {"p@1": float(np.sum(ranks == 1)) / num_judged, "mrr": float(np.sum(1.0 / ranks[ranks > 0])) / num_judged}
 
 
 def divergence(run: Run, queries: QueriesForBoth) -> float:

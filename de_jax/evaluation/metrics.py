@@ -23,6 +23,8 @@ _BLANK = re.compile(r"\s")
 Results = dict[str, dict[str, float]]
 """Document ids with their scores by query id, best first; the order is the ranking, also between equal scores."""
 
+_LARGEST = {"cutoff": 2**31 - 1, "rel": trec_columns.MAX_GRADE}
+"""Of the parameters of a measure."""
 _OUR_NAMES = {"rr": "mrr", "r": "recall", "ap": "map"}
 
 
@@ -207,9 +209,14 @@ def _parse(measure: str) -> tuple[str, Any]:
 
     try:
         parsed = ir_measures.parse_measure(measure)
+        parsed.validate_params()
     except (NameError, ValueError, KeyError, SyntaxError, TypeError, AssertionError) as error:
         raise InputError(
             f"measure {measure!r} is unknown to ir-measures ({error}); nDCG@10, RR@10 and R@100 are some it knows."
         ) from None
+    for parameter, largest in _LARGEST.items():  # trec_eval ends the process where it gets another
+        if not 1 <= parsed.params.get(parameter, 1) <= largest:
+            value = parsed.params[parameter]
+            raise InputError(f"measure {measure!r} has the {parameter} {value}; give a whole number from 1 to {largest}.")
     name, rest = re.match(r"([a-z]+)(.*)", measure.lower()).groups()  # type: ignore[union-attr]
     return _OUR_NAMES.get(name, name) + rest, parsed

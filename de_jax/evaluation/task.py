@@ -1,17 +1,10 @@
-"""A retrieval task, and how a run does on it beside BM25 and with BM25, kept so that it is done once.
-
-<run_dir>/evaluations/<task>-<key>/   result.json   the report, written last
-                                      dense.trec    the rankings as TREC run files
-                                      bm25.trec     and fusion.trec, where BM25 was asked for
-"""
+"""A retrieval task, and how a run does on it beside BM25 and with BM25, kept so that it is done once (`report`)."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,10 +17,11 @@ from de_jax.data.text.beir import Qrels
 from de_jax.evaluation import answers as answers_
 from de_jax.evaluation import fusion, metrics, significance
 from de_jax.evaluation.metrics import Results
+from de_jax.evaluation.report import KIND, Report, keep, kept_report
 from de_jax.expansion import expanded_search as expanded_
 from de_jax.expansion import generated_queries
 from de_jax.expansion.expanded_search import Expansion
-from de_jax.files import folders, outputs, schema
+from de_jax.files import folders, outputs
 from de_jax.files.progress import progress_bar
 from de_jax.retrieval import encode, faiss_index
 from de_jax.retrieval.bm25 import BM25Index
@@ -35,18 +29,8 @@ from de_jax.retrieval.embedding_files import Truncated, open_embeddings
 from de_jax.retrieval.index import Index
 from de_jax.retrieval.maxp import MaxPIndex, passages_of
 from de_jax.training.run.run_folder import Run
-from de_jax.types import InputError, Ranking
+from de_jax.types import Ranking
 
-Report = dict[str, Any]
-"""A JSON object: what was scored and how, the measures of "dense", "bm25" and "fusion" as far as they were asked for, and under
-"intervals" the 95 % confidence interval of each, where there are at least 2 queries."""
-
-SYSTEMS = ("dense", "bm25", "fusion")
-RESULT_FILE = "result.json"
-_COUNTS = ("num_docs", "num_queries")
-_SETTINGS = schema.record({"settings": schema.record({"measures": schema.texts})})
-KIND = "evaluation"
-_MEND = "remove its folder, and it is scored again"
 FORMAT = f"de_jax {KIND} 5"
 """Changes where the same inputs come to give another report."""
 
@@ -130,79 +114,10 @@ def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:
 
     def build(folder: Path) -> Report:
         report, results = _score(task, policy, run)
-        with folders.atomic_dir(folder, KIND) as temporary:
-            for system, found in results.items():
-                metrics.write_trec_run(temporary / f"{system}.trec", found, name=f"{run.run_dir.name}-{run.step}-{system}")
-            outputs.write_json(temporary / RESULT_FILE, report)
+        keep(folder, report, results, name=f"{run.run_dir.name}-{run.step}")
         return open_kept(folder)
 
     return {**folders.build_once(folder, open_kept, build), "evaluation_dir": str(folder)}
-
-
-def kept_report(evaluation_dir: str | Path, names: Sequence[str]) -> Report:
-    """The report in a folder that `evaluate` kept, with these measures of each system in this order.
-
-    Raises:
-        InputError: a damaged folder, or other measures.
-    """
-    folder = Path(evaluation_dir)
-    folders.check(folder, mend=_MEND)
-    scores = schema.Maybe(schema.record(dict.fromkeys(names, schema.number())))
-    ends = schema.list_of(schema.number(), least=2, most=2)
-    kept = schema.record(
-        {
-            "dataset": schema.text,
-            **dict.fromkeys(_COUNTS, schema.integer()),
-            **dict.fromkeys(SYSTEMS, scores),
-            "intervals": schema.Maybe(schema.map_of(schema.map_of(ends))),
-        }
-    )
-    report: Report = schema.read(folder / RESULT_FILE, kept, mend=_MEND)
-    return report | {system: {name: report[system][name] for name in names} for system in SYSTEMS if system in report}
-
-
-def kept_reports(run_dir: str | Path, step: int) -> list[Report]:
-    """The reports that `evaluate` kept of one checkpoint of a run, by data set; a damaged one costs a warning."""
-    reports = []
-    for path in sorted((Path(run_dir) / "evaluations").glob(f"*/{RESULT_FILE}")):
-        try:
-            settings = schema.read(path, _SETTINGS)["settings"]
-            if settings.get("step") == step:
-                reports.append(kept_report(path.parent, metrics.names_of(settings["measures"])))
-        except InputError as error:
-            warnings.warn(f"{error} Its scores are left out.", stacklevel=2)
-    return sorted(reports, key=lambda report: str(report["dataset"]))
-
-
-def kept_ranking(evaluation_dir: str | Path) -> Results:
-    """What a model ranked, of the folder that `evaluate` kept.
-
-    Raises:
-        InputError: a damaged folder.
-    """
-    folders.check(Path(evaluation_dir), mend=_MEND)
-    return metrics.read_trec_run(Path(evaluation_dir) / f"{SYSTEMS[0]}.trec")
-
-
-def averaged(name: str, reports: Sequence[Report]) -> Report:
-    """The mean of several reports as one, each counting once, with its intervals where all have them; nothing is rounded."""
-    systems = [system for system in SYSTEMS if all(system in report for report in reports)]
-    means = {
-        system: {measure: _mean([report[system][measure] for report in reports]) for measure in reports[0][system]}
-        for system in systems
-    }
-    counts = {count: sum(report[count] for report in reports) for count in _COUNTS}
-    average = {"dataset": name, **counts, **means}
-    if any("intervals" not in report for report in reports):
-        return average
-    intervals = {
-        system: {
-            measure: significance.interval_of_average([report["intervals"][system][measure] for report in reports])
-            for measure in means[system]
-        }
-        for system in systems
-    }
-    return {**average, "intervals": intervals}
 
 
 def encoded(run: Run, task: Task, policy: Policy) -> Encoded:
@@ -240,13 +155,13 @@ def ranked(texts: Encoded, policy: Policy) -> Results:
     index: Index = build(texts.docs, texts.row_ids, texts.folder)
     if texts.passage_docs is not None:
         index = MaxPIndex(index, texts.passage_docs)
-    return _cut(index.search(texts.queries, policy.depth + 1), texts.query_ids, texts.doc_ids, policy)
+    return _cut(index.search(texts.queries, min(policy.depth + 1, len(texts.doc_ids))), texts.query_ids, texts.doc_ids, policy)
 
 
 def bm25_results(task: Task, policy: Policy) -> Results:
     """The ranking of a task's documents by BM25, whole documents always."""
     index, queries, doc_ids = bm25_index(task, policy)
-    return _cut(index.search(list(queries.values()), policy.depth + 1), list(queries), doc_ids, policy)
+    return _cut(index.search(list(queries.values()), min(policy.depth + 1, len(doc_ids))), list(queries), doc_ids, policy)
 
 
 def bm25_index(task: Task, policy: Policy) -> tuple[BM25Index, dict[str, str], list[str]]:
@@ -345,7 +260,3 @@ def _key(task: Task, policy: Policy, run: Run) -> str:
     judgements = json.dumps(task.qrels if task.answers is None else task.answers, sort_keys=True)
     settings = json.dumps(_settings(policy, run), sort_keys=True)
     return folders.key_of(FORMAT, task.split, *models, *texts, judgements, settings)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

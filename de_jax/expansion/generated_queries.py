@@ -173,17 +173,20 @@ def write_released(
     doc_ids = [doc_id for doc_id, has_text in texts if has_text]
     known, num_docs = set(doc_ids), 0
     sources = {Path(path).name: outputs.sha256_of(path) for path in sorted(paths)}
-    writer = ExpansionWriter(folder, {**about, "predictions": sources, "docs_per_part": docs_per_part})
-    if writer.is_complete:
-        return int(EXPANSION.read_manifest(folder)["num_docs"])
-    docs, num_known = iter_released(paths, doc_ids), writer.num_parts
-    for number, part in enumerate(iter(lambda: list(itertools.islice(docs, docs_per_part)), [])):
-        if unknown := next((doc.doc_id for doc in part if doc.doc_id not in known), None):
-            raise InputError(f"the predictions are for {unknown}, which is no document of {corpus}; give the corpus they are of.")
-        num_docs += len(part)
-        if number >= num_known:
-            writer.append(part)
-    writer.finish(num_docs=num_docs)
+    with outputs.in_turn(Path(folder)):
+        writer = ExpansionWriter(folder, {**about, "predictions": sources, "docs_per_part": docs_per_part})
+        if writer.is_complete:
+            return int(EXPANSION.read_manifest(folder)["num_docs"])
+        docs, num_known = iter_released(paths, doc_ids), writer.num_parts
+        for number, part in enumerate(iter(lambda: list(itertools.islice(docs, docs_per_part)), [])):
+            if unknown := next((doc.doc_id for doc in part if doc.doc_id not in known), None):
+                raise InputError(
+                    f"the predictions are for {unknown}, which is no document of {corpus}; give the corpus they are of."
+                )
+            num_docs += len(part)
+            if number >= num_known:
+                writer.append(part)
+        writer.finish(num_docs=num_docs)
     return num_docs
 
 

@@ -40,7 +40,7 @@ def atomic_dir(path: str | Path, kind: str | None = None) -> Iterator[Path]:
     Raises:
         InputError: `path` holds anything else, at the beginning or at the end; it stays as it is.
     """
-    path = Path(path).resolve()  # through a symbolic link, which stays
+    path = outputs.require_local(path).resolve()  # through a symbolic link, which stays
     require_replaceable(path, kind)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = outputs.temporary(path)
@@ -66,7 +66,7 @@ def require_replaceable(path: str | Path, kind: str | None) -> None:
 
     A command asks before its work begins, and `atomic_dir` asks again.
     """
-    path = Path(path)
+    path = outputs.require_local(path)
     if not path.exists():
         return
     if not path.is_dir():

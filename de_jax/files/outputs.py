@@ -29,7 +29,7 @@ from de_jax.types import InputError
 @contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[Path]:
     """Yields a temporary path beside `path`; synced and renamed to `path` on success, removed on failure."""
-    path = Path(path)
+    path = require_local(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = temporary(path)
     try:
@@ -40,6 +40,17 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
             sync(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def require_local(path: str | Path) -> Path:
+    """The path, where it is one of this machine.
+
+    Raises:
+        InputError: an address such as gs://bucket/run, which would become a folder `gs:` here.
+    """
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", os.fspath(path)):  # a `Path` has lost the second slash
+        raise InputError(f"{path} is an address; give a path on this machine, because buckets and web addresses are not written.")
+    return Path(path)
 
 
 def temporary(path: Path) -> Path:
@@ -90,7 +101,7 @@ def save_array(path: str | Path, array: np.ndarray) -> None:
 
 def check_writable(folder: str | Path) -> None:
     """Makes the folder if it is absent and writes to it on trial; OSError where that cannot be, before any work is lost."""
-    folder = Path(folder)
+    folder = require_local(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with naming(folder):
         probe = temporary(folder / "probe")
@@ -113,7 +124,7 @@ def in_turn(folder: Path) -> Iterator[None]:
     def wait(holder: str) -> None:
         warnings.warn(f"another process is writing {folder}; this one waits for it.", stacklevel=6)
 
-    with _held(folder.with_name(f".{folder.name}.lock"), wait):
+    with _held(require_local(folder).with_name(f".{folder.name}.lock"), wait):
         yield
 
 
@@ -124,7 +135,7 @@ def only_one(path: str | Path, what: str) -> Iterator[None]:
     Raises:
         InputError: another process holds it; says which, and `what` it is doing.
     """
-    path = Path(path)
+    path = require_local(path)
     is_new = not path.parent.exists()
 
     def refuse(holder: str) -> None:
@@ -177,7 +188,7 @@ def _is_same(file: TextIO, path: Path) -> bool:
 
 def cache_dir() -> Path:
     """Where things that can be made again are kept: `$DE_JAX_CACHE`, or `~/.cache/de_jax`."""
-    return Path(os.environ.get("DE_JAX_CACHE") or Path.home() / ".cache" / "de_jax")
+    return require_local(os.environ.get("DE_JAX_CACHE") or Path.home() / ".cache" / "de_jax")
 
 
 def sha256_of(path: str | Path) -> str:

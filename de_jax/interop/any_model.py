@@ -96,10 +96,9 @@ def folder_of(source: str | Path) -> Path:
     """
     if Path(source).is_dir():
         return Path(source)
-    if Path(source).exists() or not re.fullmatch(r"([\w-][\w.-]*/)?[\w-][\w.-]*", str(source)):
+    name = hub_name(source)
+    if Path(source).exists() or name is None:
         raise InputError(f"{source} is no folder; give a run, a folder with a model, or a name of the Hugging Face hub.")
-    is_whole = "/" in str(source) or re.fullmatch(WITHOUT_ORGANIZATION, str(source))
-    name = str(source) if is_whole else f"{ORGANIZATION}/{source}"
     try:
         import huggingface_hub
 
@@ -110,3 +109,16 @@ def folder_of(source: str | Path) -> Path:
             "the model."
         ) from None
     return Path(fetched)
+
+
+def hub_name(source: str | Path) -> str | None:
+    """The whole name on the hub that a source which is no folder stands for; None for a path.
+
+    Example:
+        >>> hub_name("all-MiniLM-L6-v2"), hub_name("bert-base-uncased"), hub_name("models/minilm/best")
+        ('sentence-transformers/all-MiniLM-L6-v2', 'bert-base-uncased', None)
+    """
+    name = str(source)
+    if not re.fullmatch(r"([\w-][\w.-]*/)?[\w-][\w.-]*", name):
+        return None
+    return name if "/" in name or re.fullmatch(WITHOUT_ORGANIZATION, name) else f"{ORGANIZATION}/{name}"

@@ -272,7 +272,11 @@ def _placed_params(source: str, sizes: Params, fresh: Params, kept: Mapping[str,
 def _sizes(source: str) -> Pretrained:
     if not source:
         raise InputError("no pretrained model is named; add --gin.MODEL=<folder or hub name> with recipes/fine_tune.gin.")
-    return any_model.read(source, only_sizes=True)
+    try:
+        folder = any_model.folder_of(source)
+    except InputError as error:
+        raise InputError(f"{str(error).removesuffix('.')}, which recipes take as --gin.MODEL=<folder>.") from None
+    return any_model.read(folder, only_sizes=True)
 
 
 def _checked(tower: str) -> str:

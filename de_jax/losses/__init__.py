@@ -1,6 +1,6 @@
 """Losses: pure functions from the `Embeddings` of a batch to (a number in nats, the scalars that make it up)."""
 
-from de_jax.losses.combination import combined, matryoshka
+from de_jax.losses.combination import combined, guided, matryoshka
 from de_jax.losses.distillation import kl_distillation, margin_mse, relevance_weighted
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
 from de_jax.losses.mined import ance, dance, sampled_softmax
@@ -10,6 +10,7 @@ __all__ = [
     "ance",
     "combined",
     "dance",
+    "guided",
     "in_batch_softmax",
     "kl_distillation",
     "margin_mse",

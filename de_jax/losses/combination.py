@@ -1,4 +1,4 @@
-"""Losses made of other losses: a weighted sum of several, and one loss over the first dimensions of the embeddings."""
+"""Losses made of other losses: a weighted sum, one over the first dimensions of the embeddings, one with a guide's mask."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from jaxtyping import Array, Float
 from de_jax.losses import dense, scores
 from de_jax.settings import NonNegativeFloat, PositiveInt, bound, checked, name_of
 from de_jax.types import Embeddings, InputError, LossFn, Metrics
+
+_TIE = 1e-6
+"""Similarities that differ by less are equal: float32 rounds those of vectors of length 1 to some 1e-7."""
 
 Loss = Callable[..., Any]
 """A `LossFn`, as an annotation that gin can check."""
@@ -109,6 +112,56 @@ def matryoshka(
     return total, metrics
 
 
+@checked
+def guided(
+    e: Embeddings, *, loss: Loss, margin: NonNegativeFloat = 0.0, relative: bool = False
+) -> tuple[Float[Array, ""], Metrics]:
+    """A loss without the negatives that a guide, a model that is not trained, takes for relevant.
+
+    GISTEmbed (Solatorio 2024, arXiv 2402.16829): what the guide finds closer to the anchor than the row's query and document are to
+    each other is no negative. Such is the rule for every block of scores that the loss has: queries and documents, each tower by
+    itself, mined negatives. Margins are those of sentence-transformers' `GISTEmbedLoss`. Two things differ. That loss has one
+    softmax, of the query, in which document-document scores stand too; ours has the blocks of the loss that it wraps: `samtone` in
+    the direction "query_to_doc" is `GISTEmbedLoss(contrast_positives=False)`. And a candidate that ties with the row's own pair is
+    masked, as a copy of its document under another id does.
+
+    Args:
+        e: embeddings with `guide`, the guide's vectors of all of them, and what `loss` needs beside these.
+        loss: with its settings bound.
+        margin: >= 0, in cosines of the guide: how far below the own pair's similarity the mask begins.
+        relative: take the margin as a share of the own pair's similarity.
+
+    Returns:
+        The loss, and its scalars. `loss_of_chance`, the mean of log(1 + a row's negatives), tells how many are left.
+
+    Raises:
+        InputError: the batch has no guide's vectors of what the loss contrasts, or the loss masks nothing.
+
+    Example:
+        >>> from functools import partial
+        >>> from de_jax.losses.in_batch import in_batch_softmax
+        >>> from de_jax.types import Guide
+        >>> ids, vectors = jnp.arange(3), jnp.eye(3)
+        >>> says = jnp.eye(3)[jnp.array([0, 0, 1])]  # the guide cannot tell the first two rows apart
+        >>> e = Embeddings(vectors, vectors, ids, ids, guide=Guide(says, says))
+        >>> loss, _ = guided(e, loss=partial(in_batch_softmax, temperature=1.0, directions="query_to_doc"))
+        >>> round(float(loss), 3)  # two rows of one negative, one row of two
+        0.393
+    """
+    if not any(_has_masks(part) for part in parts(loss)):
+        raise InputError(f"guided.loss is {name_of(loss)}, which takes every negative as it is; wrap a loss that masks some.")
+    if e.guide is None:
+        raise InputError(
+            "guided needs a guide's embeddings of the texts, but batches come without; make some with de-jax encode_guide and set "
+            "PairsOptions.guide_dir to them."
+        )
+    if e.neg_docs is not None and e.guide.neg_docs is None:
+        raise InputError("guided does not know what train.negative_cache draws; train with mined negatives or with none.")
+    own = jnp.einsum("BG,BG->B", e.guide.query, e.guide.doc, **dense.EXACT)
+    limit = own - margin * (jnp.abs(own) if relative else 1.0) - _TIE
+    return loss(e._replace(guide=e.guide._replace(limit=limit)))  # type: ignore[no-any-return]
+
+
 def parts(loss: LossFn) -> Iterator[LossFn]:
     """A loss and all that it is made of, itself first."""
     yield loss
@@ -117,6 +170,11 @@ def parts(loss: LossFn) -> Iterator[LossFn]:
             inner = bound(loss, name)
             for one in inner if isinstance(inner, Sequence) else (inner,):
                 yield from parts(one)
+
+
+def _has_masks(loss: LossFn) -> bool:
+    """Whether a loss leaves negatives out by `masks`; of a loss that is not ours nothing is known."""
+    return name_of(loss) not in ("combined", "matryoshka", "margin_mse", "kl_distillation")
 
 
 def _first_dims(e: Embeddings, dim: int, normalize: bool) -> Embeddings:

@@ -25,6 +25,7 @@ SIDES: dict[str, scores.Side] = {"query_to_doc": ("query", ("doc", "neg_docs")),
 SAME_SIDE: dict[str, scores.Side] = {"query_to_doc": ("query", ("query",)), "doc_to_query": ("doc", ("doc",))}
 Directions = Literal["both", "query_to_doc", "doc_to_query"]
 Reduction = Literal["sum", "mean"]
+MarginOn = Literal["score", "logit"]
 SAME_TOWER = {"query": ("query_to_doc",), "doc": ("doc_to_query",), "both": ("query_to_doc", "doc_to_query")}
 """The softmaxes whose anchors are of that tower, and which therefore get its other members as negatives."""
 
@@ -38,6 +39,7 @@ def in_batch_softmax(
     reduce_directions: Reduction = "sum",
     label_smoothing: ShareBelowOne = 0.0,
     margin: NonNegativeFloat = 0.0,
+    margin_on: MarginOn = "score",
     mask_duplicates: bool = True,
     block_size: PositiveInt | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
@@ -53,7 +55,8 @@ def in_batch_softmax(
         directions: "both", "query_to_doc" or "doc_to_query".
         reduce_directions: "sum" or "mean" of the directions.
         label_smoothing: share in [0, 1) of the target spread evenly over all candidates, the positive among them.
-        margin: >= 0, taken from the positive's score before it is scaled (additive margin softmax, Yang et al. 2019).
+        margin: >= 0, taken from the positive's score (additive margin softmax, Yang et al. 2019).
+        margin_on: "score" takes the margin before the division by tau, as that paper does; "logit" after it, as t5x_retrieval does.
         mask_duplicates: see above; False matches the paper.
         block_size: how many candidates are scored at a time, for batches whose scores do not fit in memory; None: all at once.
 
@@ -78,6 +81,7 @@ def in_batch_softmax(
         reduce_directions=reduce_directions,
         label_smoothing=label_smoothing,
         margin=margin,
+        margin_on=margin_on,
         mask_duplicates=mask_duplicates,
         block_size=block_size,
     )
@@ -93,6 +97,7 @@ def samtone(
     directions: Directions = "both",
     reduce_directions: Reduction = "sum",
     margin: NonNegativeFloat = 0.0,
+    margin_on: MarginOn = "score",
     mask_duplicates: bool = True,
     block_size: PositiveInt | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
@@ -108,7 +113,7 @@ def samtone(
         same_tower: which anchors get the others of their own tower as negatives: "query", "doc" or "both".
         directions: "both", "query_to_doc" or "doc_to_query"; must include the softmaxes that `same_tower` names.
         reduce_directions: "sum" or "mean" of the directions.
-        margin: >= 0, taken from the positive's score before it is scaled.
+        margin, margin_on: see `in_batch_softmax`.
         mask_duplicates: rows that share a query or a document are no negatives of each other, across the towers and within;
             False matches the paper, where the same document twice in a batch hurts "both" (table 3).
         block_size: how many candidates are scored at a time, for batches whose scores do not fit in memory; None: all at once.
@@ -138,6 +143,7 @@ def samtone(
         directions=directions,
         reduce_directions=reduce_directions,
         margin=margin,
+        margin_on=margin_on,
         mask_duplicates=mask_duplicates,
         block_size=block_size,
         with_same_tower=with_same_tower,
@@ -199,6 +205,7 @@ def sum_of_softmaxes(
     margin: float,
     mask_duplicates: bool,
     block_size: int | None,
+    margin_on: str = "score",
     label_smoothing: float = 0.0,
     with_same_tower: tuple[str, ...] = (),
     row_weights: Float[Array, " B"] | None = None,
@@ -208,7 +215,7 @@ def sum_of_softmaxes(
     weights = is_real.astype(jnp.float32) if row_weights is None else jnp.where(is_real, row_weights, 0.0)
     sets = scores.items(e)
     positive = scores.positive_scores(sets)
-    logit = scale * (positive - margin)
+    logit = scale * positive - margin if margin_on == "logit" else scale * (positive - margin)
     names = DIRECTIONS[directions]
     sides = [SIDES[name] for name in names] + [SAME_SIDE[name] for name in with_same_tower]
     negatives_of = scores.contrasts(sets, sides, scale, mask_duplicates=mask_duplicates, block_size=block_size)

@@ -3,9 +3,10 @@
 One rule serves the four in-batch blocks (query-doc, doc-query, query-query, doc-doc) and the mined negatives. A candidate
 is left out where it is the anchor's own row, where either is padding, and, with `mask_duplicates`, where the two share a
 query or a document: the same text posing as its own negative costs at least log 2. Where a batch says which other documents are
-relevant to a query, these are left out too. The SamToNe paper leaves this open.
+relevant to a query, these are left out too. The SamToNe paper leaves this open. Where a loss is `guided`, a candidate is also left
+out if a guide finds it as close to the anchor as the anchor's own pair.
 
-The rule compares ids pair by pair, so it can be evaluated for any block of candidates without the whole mask in memory.
+The rule compares ids and vectors pair by pair, so it can be evaluated for any block of candidates without the whole mask in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from de_jax.types import PADDING_ID, Embeddings
+from de_jax.types import PADDING_ID, Embeddings, Guide
 
 NO_ROW = -1
 
@@ -29,6 +30,8 @@ class Ids(NamedTuple):
     doc_id: Array  # [K] int32
     is_real: Array  # [K] bool: False where it only fills the array up
     positive_ids: Array | None = None  # [K, P] int32: documents known to be relevant to its query; PADDING_ID where fewer
+    guide: Array | None = None  # [K, G] float32: a guide's vector of it
+    limit: Array | None = None  # [K] float32, of an anchor: candidates whose guide's vectors are this close to its own are left out
 
 
 def pair_ids(e: Embeddings) -> Ids:
@@ -49,6 +52,14 @@ def neg_query_ids(e: Embeddings, num_mined: int) -> Ids:
     return Ids(jnp.full_like(query_id, NO_ROW), query_id, jnp.full_like(query_id, PADDING_ID), is_real)
 
 
+def guided(ids: Ids, guide: Guide | None, name: str) -> Ids:
+    """The ids of the texts that are called `name` in a batch, with what a guide says of them where the loss is guided."""
+    if guide is None or guide.limit is None:
+        return ids
+    vectors = getattr(guide, name)
+    return ids._replace(guide=vectors.reshape(-1, vectors.shape[-1]), limit=guide.limit if name in ("query", "doc") else None)
+
+
 def is_real_row(query_id: Int[Array, " B"]) -> Bool[Array, " B"]:
     """True where a row holds a pair, False where it only fills the batch up."""
     return query_id != PADDING_ID
@@ -58,10 +69,10 @@ def is_negative(anchors: Ids, candidates: Ids, *, mask_duplicates: bool) -> Bool
     """True where a candidate counts as a negative of an anchor.
 
     Args:
-        anchors: B queries or documents of the batch.
+        anchors: B queries or documents of the batch. Where they have a `limit`, anchors and candidates have a guide's vectors.
         candidates: K queries or documents, of the batch or mined.
         mask_duplicates: leave out candidates that share the anchor's query or document, and those of which one's document is known
-            to be relevant to the other's query; False compares no ids, as the papers do.
+            to be relevant to the other's query; False compares no ids, as the papers do. A guide's mask holds either way.
     """
     allowed = anchors.is_real[:, None] & candidates.is_real[None, :]  # [B, K]
     allowed &= anchors.row[:, None] != candidates.row[None, :]
@@ -69,6 +80,9 @@ def is_negative(anchors: Ids, candidates: Ids, *, mask_duplicates: bool) -> Bool
         allowed &= anchors.query_id[:, None] != candidates.query_id[None, :]
         allowed &= anchors.doc_id[:, None] != candidates.doc_id[None, :]
         allowed &= ~_is_relevant(anchors, candidates) & ~_is_relevant(candidates, anchors).T
+    if anchors.limit is not None:
+        in_float32 = {"precision": jax.lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
+        allowed &= jnp.einsum("BG,KG->BK", anchors.guide, candidates.guide, **in_float32) < anchors.limit[:, None]
     return allowed
 
 

@@ -35,7 +35,7 @@ def items(e: Embeddings) -> dict[str, Items]:
     ):
         if vectors is not None and vectors.shape[1]:
             sets[name] = Items(vectors.reshape(-1, vectors.shape[-1]), ids_of(e, vectors.shape[1]))
-    return sets
+    return {name: Items(vectors, masks.guided(ids, e.guide, name)) for name, (vectors, ids) in sets.items()}
 
 
 def positive_scores(sets: dict[str, Items]) -> Float[Array, " B"]:

@@ -230,7 +230,8 @@ def mine_bm25(
         _add_identical(
             known, [dataset.queries.ids[row] for row in query_rows], lambda ids: [row_of_doc.get(one, -1) for one in ids]
         )
-    ranking = index.search([dataset.queries.texts[row] for row in query_rows], miner.last_rank + max(map(len, known)))
+    depth = min(len(dataset.docs.ids), miner.last_rank + max(map(len, known)))
+    ranking = index.search([dataset.queries.texts[row] for row in query_rows], depth)
     clock.lap("search")
     mined = choose(
         ranking,

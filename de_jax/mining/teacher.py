@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from de_jax.types import PADDING_ID, InputError
 
 PARTS_DIR = "embeddings"
 PROGRESS_FILE = "progress.json"
+_TEXTS_AT_ONCE = 8192
 
 Score = Callable[[Sequence[tuple[str, str]]], Float[np.ndarray, " s"]]
 """(query id, document id) of some texts to the teacher's scores."""
@@ -83,10 +84,18 @@ def of_pair_store(pairs_dir: str | Path) -> Candidates:
     rows = zip(store.pairs[:, 0].tolist(), docs.tolist(), strict=True)
     found = {(query, doc): None for query, scored in rows for doc in scored if doc != PADDING_ID}
     return Candidates(
-        _spelt(store.query_store, store.query_tokenizer, {query for query, _ in found}),
-        _spelt(store.doc_store, store.doc_tokenizer, {doc for _, doc in found}),
+        dict(spelt(store.query_store, store.query_tokenizer, sorted({query for query, _ in found}))),
+        dict(spelt(store.doc_store, store.doc_tokenizer, sorted({doc for _, doc in found}))),
         [(query_ids[query], doc_ids[doc]) for query, doc in found],
     )
+
+
+def spelt(store: TokenStore, tokenizer: Tokenizer, rows: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """The id of each text in some rows, and what its tokens spell."""
+    for start in range(0, len(rows), _TEXTS_AT_ONCE):
+        chunk = rows[start : start + _TEXTS_AT_ONCE]
+        texts = tokenizer.decode([store.tokens[store.offsets[row] : store.offsets[row + 1]] for row in chunk])
+        yield from zip((store.ids[row] for row in chunk), texts, strict=True)
 
 
 def write(
@@ -196,13 +205,6 @@ def _wanted(file: Path, ids: set[str], *, skip_empty: bool, with_title: bool = F
     found = {text_id: text for text_id, text in zip(texts.ids, texts.texts, strict=True) if text_id in ids}
     beir.require_known(ids - set(empty), found, f"{file}: ids without a text")
     return found
-
-
-def _spelt(store: TokenStore, tokenizer: Tokenizer, rows: set[int]) -> dict[str, str]:
-    in_order = sorted(rows)
-    spans = [(int(store.offsets[row]), int(store.offsets[row + 1])) for row in in_order]
-    texts = tokenizer.decode([store.tokens[start:end] for start, end in spans])
-    return {store.ids[row]: text for row, text in zip(in_order, texts, strict=True)}
 
 
 def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:

@@ -141,6 +141,7 @@ class DualEncoder:
             positive_ids=batch.positive_ids,
             scale=self._scale(params),
             scores=batch.scores,
+            guide=batch.guide,
         )
 
     def inference_params(self, params: Params, tower: str) -> Params:

@@ -1,7 +1,8 @@
 """A model card: the README.md of an exported model, with the front matter that the Hugging Face hub reads.
 
 All of it comes from the run's folder: `recipe.json`, `origin.json` and the kept evaluations of the exported checkpoint. What the
-folder does not say is left out. Paths of this machine are cut to their last part.
+folder does not say is left out; of a model that is no run, its card has the model and where it is from. Paths of this machine are
+cut to their last part.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import jax
 
 from de_jax import __version__
 from de_jax.data.text import beir
-from de_jax.evaluation.task import SYSTEMS, Report, kept_reports
+from de_jax.evaluation.report import SYSTEMS, Report, kept_reports
 from de_jax.files.reading import read_lines
+from de_jax.interop import any_model
 from de_jax.interop import export as export_
 from de_jax.training.run.run_folder import Run, origins, read_recipe_file
 from de_jax.types import InputError
@@ -38,15 +40,24 @@ _SHOWN = {
 """The settings that the card's table has; the whole recipe stands below it."""
 
 
-def export(run: Run, out_dir: str | Path, format: str, *, license: str | None = None, base_model: str | None = None) -> list[str]:
+def export(
+    run: Run,
+    out_dir: str | Path,
+    format: str,
+    *,
+    license: str | None = None,
+    base_model: str | None = None,
+    source: str | None = None,
+) -> list[str]:
     """Writes a run as `interop.export.export` does, with its card as README.md; gives the same notes.
 
     Args:
-        run: any run.
+        run: any run, or a model of another library as `de_jax.load` gives it.
         out_dir: must not exist; its name is the model's.
         format: a name out of `interop.export.FORMATS`.
         license: its identifier on the hub, such as "apache-2.0"; None leaves it out.
         base_model: the name on the hub of what was trained further; None for what the run's folder says.
+        source: the folder or name of a model that is no run; None for a run.
 
     Raises:
         InputError: something that is no such identifier or name, or as of `interop.export.export`.
@@ -58,17 +69,25 @@ def export(run: Run, out_dir: str | Path, format: str, *, license: str | None = 
     name = Path(out_dir).resolve().name
 
     def card(notes: Sequence[str]) -> str:
-        return model_card(run, format, name=name, notes=notes, license=license, base_model=base_model)
+        return model_card(run, format, name=name, notes=notes, license=license, base_model=base_model, source=source)
 
     return export_.export(run, out_dir, format, card=card)
 
 
 def model_card(
-    run: Run, format: str, *, name: str, notes: Sequence[str] = (), license: str | None = None, base_model: str | None = None
+    run: Run,
+    format: str,
+    *,
+    name: str,
+    notes: Sequence[str] = (),
+    license: str | None = None,
+    base_model: str | None = None,
+    source: str | None = None,
 ) -> str:
     """The card of a run in a format; see `export`."""
-    recipe, reports = read_recipe_file(run.run_dir) or {}, kept_reports(run.run_dir, run.step)
-    sources = [base_model] if base_model else origins(run.run_dir)
+    recipe, reports = ({}, []) if source else (read_recipe_file(run.run_dir) or {}, kept_reports(run.run_dir, run.step))
+    named = base_model or source
+    sources = [named] if named else origins(run.run_dir)
     sections = {
         "Use": "\n\n".join([*_usage(run, format, name), *(f"Note: {note}." for note in notes)]),
         "Model": _model(run, sources),
@@ -76,12 +95,13 @@ def model_card(
         "Loss": _loss(recipe.get("loss")),
         "Training": _training(run, recipe),
         "Scores": _scores(reports),
-        "How it was made": _commands(run, recipe, format, name),
+        "How it was made": _commands(run, recipe, format, name, source),
     }
     head = _front_matter(format, name, sources, recipe, reports, license, is_known=bool(base_model))
     body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items() if text)
     towers = "one model for queries and documents" if set(run.params) == {"shared"} else "a query tower and a document tower"
-    return f"---\n{head}\n---\n\n# {name}\n\nA dual encoder for dense retrieval, {towers}, trained with de_jax.\n\n{body}\n"
+    made = "written by" if source else "trained with"
+    return f"---\n{head}\n---\n\n# {name}\n\nA dual encoder for dense retrieval, {towers}, {made} de_jax.\n\n{body}\n"
 
 
 def _front_matter(
@@ -113,7 +133,7 @@ def _front_matter(
         for measure, value in report.get("dense", {}).items()
     ]
     loss = [f"loss:{_last(recipe['loss']['function'])}"] if _is_function(recipe.get("loss")) else []
-    on_hub = [source for source in sources if is_known or _is_on_hub(source)]
+    on_hub = [found for source in sources if (found := source if is_known else _name_on_hub(source))]
     data = ModelCardData(
         model_name=name,
         library_name=library,
@@ -129,12 +149,14 @@ def _front_matter(
     return str(data.to_yaml()).strip()
 
 
-def _is_on_hub(source: str) -> bool:
-    """Whether a name is known to be the hub's: it was fetched on this machine. A folder may be called the same."""
+def _name_on_hub(source: str) -> str | None:
+    """The whole name of a model that was fetched from the hub on this machine; None for others, as folders may be called so too."""
     from huggingface_hub import try_to_load_from_cache
 
-    is_name = not Path(source).exists() and _HUB_NAME.fullmatch(source)
-    return bool(is_name) and isinstance(try_to_load_from_cache(source, "config.json"), str)
+    name = None if Path(source).exists() else any_model.hub_name(source)
+    with contextlib.suppress(ValueError):  # a name that the hub does not allow
+        return name if name and isinstance(try_to_load_from_cache(name, "config.json"), str) else None
+    return None
 
 
 def _metric(measure: str) -> str:
@@ -203,7 +225,7 @@ def _model(run: Run, sources: Sequence[str]) -> str:
     model, params = run.model, jax.tree.leaves(run.params)
     similarity = "cosine" if model.query.normalize and model.doc.normalize else "dot product"
     rows = [
-        ("started from", ", ".join(f"`{_last_part(source)}`" for source in sources) or "random parameters"),
+        ("started from", ", ".join(f"`{_name_on_hub(source) or _last_part(source)}`" for source in sources) or "random parameters"),
         ("parameters", f"{sum(leaf.size for leaf in params):,}"),
         ("embedding dimensions", str(model.query.embedding_dim)),
         ("similarity", similarity),
@@ -302,15 +324,18 @@ def _score(report: Report, system: str, measure: str) -> str:
     return f"{value:.4f}" + (f" [{interval[0]:.4f}, {interval[1]:.4f}]" if interval else "")
 
 
-def _commands(run: Run, recipe: dict[str, Any], format: str, name: str) -> str:
+def _commands(run: Run, recipe: dict[str, Any], format: str, name: str, source: str | None) -> str:
     made = []
-    if (run.run_dir / "config.gin").is_file():
+    if source:
+        made.append(f'# in Python: de_jax.load("{_last_part(source)}").save("{name}", format="{format}")')
+    elif (run.run_dir / "config.gin").is_file():
         made.append(f"de-jax train --gin_file=config.gin --run_dir=runs/{run.run_dir.name}")
     elif recipe:
         made.append(f'# in Python: de_jax.train(recipe, "runs/{run.run_dir.name}"), with the recipe above')
     elif found := origins(run.run_dir):
         made.append(f"de-jax import_model --from={_last_part(found[0])} --run_dir=runs/{run.run_dir.name}")
-    made.append(f"de-jax export_model --run_dir=runs/{run.run_dir.name} --step={run.step} --format={format} --out_dir={name}")
+    if not source:
+        made.append(f"de-jax export_model --run_dir=runs/{run.run_dir.name} --step={run.step} --format={format} --out_dir={name}")
     versions = [f"{package} {metadata.version(package)}" for package in ("jax", "flax", "numpy")]
     written_by = ", ".join([f"de_jax {__version__}", f"Python {platform.python_version()}", *versions])
     return "\n\n".join([_code("bash", "\n".join(made)), f"Exported with {written_by}."])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from de_jax.evaluation.task import SYSTEMS, Report
+from de_jax.evaluation.report import SYSTEMS, Report
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

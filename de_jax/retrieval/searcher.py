@@ -16,7 +16,7 @@ from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
 
 SNIPPET_CHARACTERS = 300
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 LENGTH_MULTIPLE = 32
 
 
@@ -73,7 +73,7 @@ def padded_tokens(
 
 
 def printable(text: str) -> str:
-    """A text without control characters, by which a document could move a terminal's cursor or set its title."""
+    """A text without characters by which a document could move a terminal's cursor, set its title or turn text around."""
     return _CONTROL.sub("", text)
 
 

@@ -134,6 +134,7 @@ def test_judgements_may_be_compressed(dataset_dir, tmp_path):
     with pytest.raises(InputError, match=r"holds both dev\.tsv and dev\.tsv\.gz; remove one"):
         beir.find_qrels(tmp_path, "dev")
     plain.unlink()
+    assert beir.dev_split(tmp_path) == "dev"
     (tmp_path / "qrels" / "notes.txt").write_text("")
     assert beir.find_splits(tmp_path) == {"dev": packed, "train": tmp_path / "qrels" / "train.tsv"}
     assert beir.read_qrels(beir.find_qrels(tmp_path, "dev")) == QRELS["dev"]

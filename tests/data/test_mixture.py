@@ -11,6 +11,7 @@ import toy_run
 from de_jax.configurables import read_recipe
 from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions, Share
+from de_jax.data.sources.table_pairs import table_pairs
 from de_jax.data.sources.training_set import beir_pairs, text_hashes
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import train_sentencepiece
@@ -295,9 +296,21 @@ def test_sources_that_share_what_they_may_not_are_refused(source, tmp_path):
         mixed_pairs({"a": functools.partial(mixed_pairs, {"b": source("big")})})
 
 
-def test_curricula_are_for_batches_of_one_source(source, monkeypatch):
+@pytest.mark.parametrize(("option", "value"), [("curriculum", Curriculum()), ("guide_dir", "guide")])
+def test_curricula_and_guides_are_for_batches_of_one_source(source, option, value):
     opened = source("small")()
-    options = PairsOptions(curriculum=Curriculum(), batch_size=4)
-    with_curriculum = lambda share: opened._replace(drawn_from=opened.drawn_from._replace(options=options))  # noqa: E731
-    with pytest.raises(InputError, match="source 'small' of the mixture has curriculum, which is for batches of one source"):
-        mixed_pairs({"big": source("big"), "small": with_curriculum}, mode="mixed")
+    options = PairsOptions(**{option: value}, batch_size=4)
+    with_option = lambda share: opened._replace(drawn_from=opened.drawn_from._replace(options=options))  # noqa: E731
+    with pytest.raises(InputError, match=f"source 'small' of the mixture has {option}, which is for batches of one source"):
+        mixed_pairs({"big": source("big"), "small": with_option}, mode="mixed")
+
+
+@pytest.mark.parametrize("mode", ["one_source", "mixed"])
+def test_a_table_is_a_source_beside_a_data_set(source, mode):
+    rows = [{"query": f"comet {i}", "doc": f"pepper {i}"} for i in range(12)]
+    table = functools.partial(table_pairs, rows, dev_fraction=0.4, options=source("small").keywords["options"])
+    data = mixed_pairs({"table": table, "small": source("small")}, mode=mode)
+    names = [{data.query_ids[row].split("/")[0] for row in batch.query_id} for batch in take(data.batches(0), 12)]
+    assert set.union(*names) == {"table", "small"}
+    assert (max(map(len, names)) == 1) == (mode == "one_source")
+    assert list(data.dev_sets) == ["table"]

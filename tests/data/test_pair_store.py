@@ -155,6 +155,11 @@ def test_sources_that_do_not_fit_together_leave_no_folder(changes, message, toke
     assert not any(tmp_path.iterdir())
 
 
+def test_a_prompt_that_a_folder_was_not_written_with_is_refused(folder):
+    with pytest.raises(InputError, match=r"query_prompt is 'ask: ', but the texts .* were tokenized without a prompt; leave"):
+        flat(pair_store.stored_pairs)(pairs_dir=str(folder), batch_size=3, query_prompt="ask: ")
+
+
 def test_tokens_beyond_the_vocabulary_are_refused(tokenizer, tmp_path):
     source = pair_source(tokenizer)
     chunk = next(source.chunks())

@@ -69,6 +69,18 @@ def test_rows_in_memory_are_read_by_place_alone():
         examples({"query": ["q"], "doc": ["d"]})
 
 
+def test_a_table_of_columns_in_memory_says_how_it_becomes_rows():
+    class DataFrame:  # as that of pandas
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, column):
+            return {"query": ["q", "r"], "doc": ["d", "e"]}[column]
+
+    with pytest.raises(InputError, match=r"^a DataFrame gives no row by its number; give a list of dictionaries, as df\.to_dict"):
+        examples(DataFrame())
+
+
 def test_files_of_a_pattern_or_a_list_are_one_table_and_other_names_are_refused(tmp_path):
     for number in (2, 1):
         write_lines(tmp_path / f"part-{number}.jsonl", [{"query": f"q{number}", "doc": "d"}])
@@ -95,16 +107,23 @@ def test_a_datasets_folder_has_splits_and_needs_no_such_package(tmp_path):
 def test_packages_that_are_not_there_are_named(tmp_path):
     code = (
         "import sys; sys.modules['pyarrow'] = sys.modules['datasets'] = None\n"
+        "from de_jax.data.text.nanobeir import beir_folders\n"
         "from de_jax.data.text.table_files import Table, read\nfrom de_jax.types import InputError\n"
         f"for path in ({str(tmp_path / 'a.parquet')!r}, 'some/name'):\n"
         "    try: list(read(Table(path)))\n"
-        "    except InputError as error: print(error)"
+        "    except InputError as error: print(error)\n"
+        f"try: beir_folders({str(tmp_path)!r}, {str(tmp_path / 'cache')!r})\n"
+        "except InputError as error: print(error)"
     )
     (tmp_path / "a.parquet").touch()
+    for part in ("corpus", "queries", "qrels"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "train-0.parquet").touch()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
         f"{tmp_path / 'a.parquet'} needs the package pyarrow; run pip install 'de_jax[tables]'.",
         "some/name is no file here, and names of the Hugging Face hub need: pip install datasets.",
+        f"{tmp_path / 'corpus' / 'train-0.parquet'} needs the package pyarrow; run pip install 'de_jax[tables]'.",
     ], done.stderr
 
 
@@ -162,19 +181,19 @@ def test_rows_of_other_libraries_say_what_they_say_there(values, expected):
     [
         ({"query": "q", "url": "d"}, "no column is known to be doc among 'query', 'url'; name it in columns, doc=<column>"),
         ({"query": "q", "answer": "a", "context": "c"}, "each of the columns 'answer', 'context' can be doc; name one in columns"),
-        ({"query": 5, "doc": "d"}, "column 'query' holds a int, not a text"),
+        ({"query": 5, "doc": "d"}, "column 'query' holds 5, not a text"),
         ({"query": "q", "doc": None}, "column 'doc' holds nothing, not a text"),
         ({"query": "q", "doc": " \n"}, "the text in column 'doc' is empty"),
         ({"query": "q", "doc": []}, "column 'doc' holds no document"),
         ({"query": "q", "doc": "d\ud800"}, "column 'doc' is not UTF-8 text"),
         ({"query": ["q", "r"], "doc": "d"}, "column 'query' holds 2 queries"),
-        ({"query": "q", "doc": ["d", ["e"]]}, "column 'doc' holds a list, not a text"),
+        ({"query": "q", "doc": ["d", ["e"]]}, r"column 'doc' holds .'e'., not a text"),
         ({"query": "q", "doc": ["d", "e"], "title": "T"}, "2 texts in column 'doc' have 1 titles"),
         ({"query": "q", "doc": "d", "neg": ["n", ""]}, "the text in column 'neg' is empty"),
         ({"query": "q", "doc": "d", "neg": [{"docid": 1}]}, "column 'neg' holds nothing, not a text"),
         ({"query": "q", "doc": "d", "score": math.nan}, "the score nan in column 'score' is not a finite number of 32 bits"),
         ({"query": "q", "doc": "d", "score": "nan"}, "column 'score': the score 'nan' is not a finite number of 32 bits"),
-        ({"query": "q", "doc": "d", "score": True}, "column 'score' holds a bool, not a number"),
+        ({"query": "q", "doc": "d", "score": True}, "column 'score' holds True, not a number"),
         ({"query": "q", "doc": "d", "neg": "n", "score": 1.0}, "1 scores in column 'score' for 2 texts; give one each"),
         ({"query": "q", "doc": "d", "neg": ["n"], "neg_scores": [1, 2]}, "2 scores in column 'neg_scores' for 1 texts"),
         ({"query": "q", "doc": "d", "scores": "[1, "}, "column 'scores' holds '[1, ', not a list of scores"),
@@ -227,14 +246,15 @@ GOOD = [{"query": "why?", "doc": "because"}, {"query": "who?", "doc": "Wörter"}
         ("a.csv", b"query,doc,W\xf6rter\nwhy?,because,so\n", r"line 1: not UTF-8 text\.$", None),
         ("a.csv", b"", r"line 1: no line that names the columns\.$", None),
         ("a.csv", b"query,doc\n", r"has no row that can be used\.$", None),
-        ("a.csv", b"frage;antwort\nwhy?;because\n", "a.csv: no column is known to be query among 'frage;antwort'; name it", None),
+        ("a.csv", b"query,doc\rwhy?,because\r", r"a.csv, line 1: a line ends in CR alone; save the table with LF\.", None),
+        ("a.csv", b"frage;antwort\nwhy?;because\n", "a.csv, line 1: one column, 'frage;antwort'; separate cells by ',' in", None),
         ("a.tsv", b"query\tdoc\nwhy?\tbe\tcause\nhow?\tso\n", "line 2: 3 cells for 2 columns", 1),
         ("a.jsonl", b'{"query": "q", "doc": "d"}\n{"query": "q"}\n', "line 2: no column is known to be doc among 'query'", 1),
         ("a.jsonl", b'{"query": "q", "doc": "d"}\n{"query": "q", "doc": "d\n', "line 2: not valid JSON", 1),
         ("a.jsonl", b'{"query": "q", "doc": "d"}\n\n["q", "d"]\n', "line 3: not a JSON object", 1),
         ("a.jsonl", b'{"query": "q", "doc": "d"}\n{"query": "q", "doc": "W\xf6"}\n', "line 2: not UTF-8 text", 1),
         ("a.jsonl", b'{"query": "q", "doc": "d", "score": NaN}\n', r"line 1: not valid JSON \(NaN is not a number", None),
-        ("a.json", b'[{"query": "q", "doc": "d"},\n{"query": "q", "doc": 1}]', "line 2: column 'doc' holds a int, not a text", 1),
+        ("a.json", b'[{"query": "q", "doc": "d"},\n{"query": "q", "doc": 1}]', "line 2: column 'doc' holds 1, not a text", 1),
         ("a.json", b'[{"query": "q", "doc": "d"},\n', r"a\.json, line 2: not valid JSON \(", None),
         ("a.csv.gz", b"no gzip", "a.csv.gz is truncated or is not gzip", None),
         ("a.parquet", b"PAR1 no parquet", "a.parquet cannot be read as a table", None),

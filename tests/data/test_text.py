@@ -70,6 +70,13 @@ def test_a_tokenizer_file_may_be_named_itself(spiece, tokenizer):
     assert tokenizing.load_tokenizer(spiece / "spiece.model").fingerprint == tokenizer.fingerprint
 
 
+@pytest.mark.parametrize("prompt", [None, "query: "])
+def test_half_of_a_surrogate_pair_is_refused_in_one_sentence(tmp_path, tokenizer, prompt):
+    for one in (tokenizer, tokenizing.load_tokenizer(write_wordpiece(tmp_path))):
+        with pytest.raises(InputError, match=r"the text .*fox \\udc80' is not UTF-8"):
+            tokenizing.with_prompt(one, prompt).encode(["a", "fox \udc80"])
+
+
 def test_padding_of_another_id_changes_places_with_id_zero(tmp_path):
     plain = tokenizing.load_tokenizer(write_wordpiece(tmp_path / "plain"))
     tokenizer = tokenizing.load_tokenizer(write_wordpiece(tmp_path / "json", specials=("[CLS]", "[PAD]", "[SEP]", "[UNK]")))
@@ -83,6 +90,7 @@ def test_padding_of_another_id_changes_places_with_id_zero(tmp_path):
 def test_prompt_stands_before_every_text_and_is_saved_with_the_vocabulary(tmp_path, tokenizer):
     prompted = tokenizing.PromptedTokenizer(tokenizer, "quick fox: ")
     assert prompted.encode(["dog"])[0].tolist() == tokenizer.encode(["quick fox: dog"])[0].tolist()
+    assert prompted.decode([*prompted.encode(["dog"]), *tokenizer.encode(["fox"])]) == ["dog", "fox"]
     assert (prompted.prefix_ids, prompted.suffix_ids, prompted.vocab_size) == ((), (1,), 36)
     assert len({prompted.fingerprint, tokenizer.fingerprint, tokenizing.PromptedTokenizer(tokenizer, "fox: ").fingerprint}) == 3
     prompted.save(tmp_path)

@@ -1,9 +1,10 @@
-"""Runs that learn from a teacher's scores: of mined negatives, and of a folder of pairs that turns out to have none."""
+"""Runs that learn from a teacher's scores, and one that a guide masks; a folder of pairs that turns out to have no scores."""
 
 import functools
 
 import numpy as np
 import pytest
+import tiny_run
 import toy_run
 
 from de_jax import trainer
@@ -18,6 +19,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Recipe
+from de_jax.tools import encode_guide
 from de_jax.training.run import run_log
 from de_jax.types import InputError
 
@@ -47,6 +49,31 @@ def test_a_run_learns_from_the_scores_of_its_mined_negatives(dataset_dir, tmp_pa
     for line in lines:
         np.testing.assert_allclose(line["kl_distillation/teacher_known"], 0.75)  # the third negative was not scored
         np.testing.assert_allclose(line["loss"], line["in_batch_softmax/loss"] + line["kl_distillation/loss"], rtol=1e-5)
+
+
+@pytest.mark.soak
+def test_a_run_has_its_false_negatives_masked_by_a_guide(dataset_dir, tmp_path):
+    """By a guide that knows nothing, some negatives of a row are as close as its document, and most are left."""
+    run = tiny_run.write_run(tmp_path)
+    encode_guide.main(["--dataset_dir", str(dataset_dir), "--model", str(run), "--out_dir", str(tmp_path / "guide")])
+    settings = {
+        "train__loss": "@guided",
+        "guided__loss": "@in_batch_softmax",
+        "in_batch_softmax__temperature": 0.05,
+        "in_batch_softmax__block_size": 4,
+        "PairsOptions__guide_dir": tmp_path / "guide",
+        "beir_pairs__dev_split": None,
+        "T5Config__num_layers": 0,
+        "train__num_steps": 4,
+        "train__log_every_steps": 1,
+    }
+    arguments = toy_run.arguments(dataset_dir, tmp_path / "guided", "recipes/sde.gin", **settings)
+    trainer.main([argument for argument in arguments if "samtone" not in argument])
+    lines = [line for line in run_log.read_metrics(tmp_path / "guided" / run_log.METRICS_FILE) if "loss" in line]
+    assert len(lines) == 4
+    for line in lines:
+        assert np.isfinite(line["loss"])
+        assert 0 < line["loss_of_chance"] < np.log(16) - 1e-3  # of 15 others
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +109,7 @@ def test_scores_that_come_with_the_pairs_are_in_the_batches(pairs_dir):
     )
     options = PairsOptions(batch_size=4)
     data = training_set(pairs, None, options, pair_store.Share())
-    assert data.texts_of_a_pair == {"max_passages": 1, "num_neg_docs": 1, "has_scores": True}
+    assert data.texts_of_a_pair == {"max_passages": 1, "num_neg_docs": 1, "has_scores": True, "has_guide": False}
     batch = next(data.batches(0))
     np.testing.assert_array_equal(batch.scores, table[batch.query_id])
     without = training_set(pairs._replace(negatives=None), None, options, pair_store.Share())

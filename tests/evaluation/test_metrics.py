@@ -7,6 +7,7 @@ from de_jax.evaluation.metrics import (
     deepest,
     evaluate,
     evaluate_results,
+    names_of,
     read_trec_run,
     results_of,
     score_results,
@@ -14,6 +15,18 @@ from de_jax.evaluation.metrics import (
     write_trec_run,
 )
 from de_jax.types import InputError, Ranking
+
+
+@pytest.mark.parametrize("measure", ["nDCG@0", "R@2147483648", "RR(rel=0)@10", "AP(rel=2000000000)"])
+def test_a_parameter_that_would_end_the_process_is_refused(measure):
+    with pytest.raises(InputError, match=r"measure '.*' has the (cutoff|rel) -?\d+; give a whole number from 1 to \d+\."):
+        names_of([measure])
+
+
+@pytest.mark.parametrize("measure", ["P@-1", "nDCG(rel=2)@10", "RR(rel=1.5)@10", "nDCG(cutoff=x)", "R"])
+def test_parameters_that_a_measure_does_not_take_are_refused(measure):
+    with pytest.raises(InputError, match="is unknown to ir-measures"):
+        names_of([measure])
 
 
 def ranking_of(rows, scores=None):

@@ -5,7 +5,8 @@ import pytest
 
 from de_jax.data.text import beir
 from de_jax.evaluation import metrics
-from de_jax.evaluation.task import KIND, Policy, averaged, beir_tasks, bm25_results, evaluate, kept_ranking, kept_report
+from de_jax.evaluation.report import KIND, averaged, kept_ranking, kept_report
+from de_jax.evaluation.task import Policy, beir_tasks, bm25_results, evaluate
 from de_jax.files import folders
 from de_jax.reports import tables
 from de_jax.tools import compare_runs, evaluate_beir, evaluate_trec
@@ -75,6 +76,7 @@ def test_every_command_gives_scores_as_they_are(dataset_dir, tmp_path, capsys):
     expected = metrics.evaluate_results(results, QRELS, measures=policy.measures)
     assert all(round(value, 5) != value for value in expected.values())
     assert evaluate(task, policy)["bm25"] == expected
+    assert bm25_results(task, policy._replace(depth=2**31 - 1)) == results  # no more than there are documents
     evaluate_beir.main(["--dataset_dirs", str(dataset_dir), "--measures", *policy.measures])
     report = json.loads(capsys.readouterr().out)
     assert report["sets"][0]["bm25"] == report["average"]["bm25"] == expected

@@ -1,11 +1,15 @@
 """Files that are complete or absent, and who may write them."""
 
+import contextlib
 import multiprocessing
 import time
+from pathlib import Path
 
 import pytest
 
-from de_jax.files import outputs
+from de_jax.expansion import generated_queries
+from de_jax.files import folders, outputs
+from de_jax.types import InputError
 
 HOLDERS, TIMES = 4, 25
 
@@ -38,3 +42,43 @@ def test_the_lock_goes_when_its_holder_fails(tmp_path):
     with pytest.raises(RuntimeError), outputs.in_turn(tmp_path / "folder"):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: outputs.write_json(path, {}),
+        outputs.check_writable,
+        lambda path: outputs.only_one(path, "training").__enter__(),
+        lambda path: outputs.in_turn(Path(path)).__enter__(),
+        lambda path: folders.atomic_dir(path).__enter__(),
+        lambda path: folders.require_replaceable(Path(path), "token store"),
+    ],
+)
+def test_an_address_makes_no_folder(tmp_path, monkeypatch, write):
+    monkeypatch.chdir(tmp_path)
+    for address in ("gs://bucket/run", Path("s3://bucket/run")):
+        with pytest.raises(InputError, match=r"bucket/run is an address; give a path on this machine"):
+            write(address)
+    monkeypatch.setenv("DE_JAX_CACHE", "gs://bucket/cache")
+    with pytest.raises(InputError, match="gs://bucket/cache is an address"):
+        outputs.cache_dir()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_expansion_has_one_writer_at_a_time(tmp_path, monkeypatch):
+    """A second one would remove what the first has under temporary names."""
+    held = []
+
+    @contextlib.contextmanager
+    def in_turn(folder):
+        held.append(folder)
+        yield
+
+    monkeypatch.setattr(outputs, "in_turn", in_turn)
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "d0", "text": "a fox"}\n')
+    (tmp_path / "predictions.jsonl").write_text('{"_id": "d0", "queries": ["fox"]}\n')
+    written = generated_queries.write_released(
+        [tmp_path / "predictions.jsonl"], tmp_path / "corpus.jsonl", tmp_path / "out", about={}
+    )
+    assert (written, held) == (1, [tmp_path / "out"])

@@ -11,6 +11,7 @@ from written_folders import (
     write_embeddings,
     write_expansion,
     write_generation,
+    write_guide,
     write_index,
     write_model,
     write_pair_store,
@@ -20,6 +21,7 @@ from written_folders import (
     write_vector_index,
 )
 
+from de_jax.data.batches.guide import GUIDE
 from de_jax.data.batches.teacher_scores import TEACHER_SCORES, file_of
 from de_jax.data.sources.pair_store import PAIR_STORE, open_pair_store
 from de_jax.data.stores.corpus import open_token_store
@@ -46,6 +48,7 @@ KINDS = [
     (generations.NEGATIVES, write_generation, generations.open_newest),
     (EXPANSION, write_expansion, read_expansion),
     (TEACHER_SCORES, write_teacher_scores, file_of),
+    (GUIDE, write_guide, GUIDE.open),
     (curriculum.RANKED_QUERIES, write_ranked_queries, curriculum._open),
 ]
 DESCRIPTIONS = [

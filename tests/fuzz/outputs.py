@@ -27,7 +27,8 @@ from letters import Letters
 
 from de_jax.data.sources import pair_store
 from de_jax.data.stores import corpus, store_writer
-from de_jax.evaluation import metrics, task
+from de_jax.evaluation import metrics
+from de_jax.evaluation import report as report_
 from de_jax.expansion import curriculum
 from de_jax.files import folders
 from de_jax.mining import generations, negatives
@@ -217,17 +218,17 @@ def _evaluations(folder: Path) -> list[Reader]:
     ranking = {"q1": {"d1": 2.0, "d2": 1.0}, "q2": {"d3": 0.5}}
 
     def write(kept: Path) -> Path:
-        with folders.atomic_dir(kept, task.KIND) as temporary:
+        with folders.atomic_dir(kept, report_.KIND) as temporary:
             metrics.write_trec_run(temporary / "dense.trec", ranking)
             (temporary / "result.json").write_text(json.dumps(report))
         return kept
 
     def read(one: Path) -> Any:
-        return plain([task.kept_report(one, ["recall@10", "ndcg@10"]), task.kept_ranking(one)])
+        return plain([report_.kept_report(one, ["recall@10", "ndcg@10"]), report_.kept_ranking(one)])
 
     def naive(one: Path) -> Any:
         found = json.loads(naive_text(one / "result.json"))
-        found |= {name: {key: found[name][key] for key in ("recall@10", "ndcg@10")} for name in task.SYSTEMS if name in found}
+        found |= {name: {key: found[name][key] for key in ("recall@10", "ndcg@10")} for name in report_.SYSTEMS if name in found}
         return plain([found, ranking])
 
     kept, names = write(folder / GUARDED / "small-0a"), ("result.json", "dense.trec", folders.CHECKSUMS_FILE)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from de_jax.types import PADDING_ID, Embeddings
+from de_jax.types import PADDING_ID, Embeddings, Guide
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def strict_dtypes():
 @pytest.fixture
 def make_embeddings():
     """Draws embeddings as JAX arrays: few distinct ids, so duplicates abound; mined negatives with fillers and own positives; a
-    teacher's scores, of which a fifth are not there.
+    teacher's scores, of which a fifth are not there; a guide's vectors, by which half of the candidates are too close.
     """
 
     def make(
@@ -36,6 +36,8 @@ def make_embeddings():
         query_id, doc_id = np.arange(num_rows, dtype=np.int32), np.arange(num_rows, dtype=np.int32)
         if not unique:
             query_id, doc_id = (rng.integers(0, num_ids, size=num_rows).astype(np.int32) for _ in range(2))
+        guide = np.random.default_rng((seed, 3)).normal(size=(2 + num_neg_docs + num_neg_queries, num_rows, 4)).astype(np.float32)
+        guide /= np.linalg.norm(guide, axis=-1, keepdims=True)
         padding = rng.permutation(num_rows)[:num_padding]
         scores = np.random.default_rng((seed, 1)).normal(scale=2.0, size=(num_rows, 1 + num_neg_docs)).astype(np.float32)
         scores[np.random.default_rng((seed, 2)).random(scores.shape) < 0.2] = np.nan
@@ -51,6 +53,11 @@ def make_embeddings():
             neg_query_ids=jnp.asarray(ids(num_rows, num_neg_queries)) if num_neg_queries else None,
             positive_ids=jnp.asarray(ids(num_rows, num_positives)) if num_positives else None,
             scores=jnp.asarray(scores),
+            guide=Guide(
+                *map(jnp.asarray, guide[:2]),
+                neg_docs=jnp.asarray(guide[2 : 2 + num_neg_docs].swapaxes(0, 1)),
+                neg_queries=jnp.asarray(guide[2 + num_neg_docs :].swapaxes(0, 1)),
+            ),
         )
 
     return make

@@ -1,4 +1,4 @@
-"""Losses by a teacher and over cut embeddings, beside those of sentence-transformers on the same embeddings; what they refuse."""
+"""Losses by a teacher or a guide and over cut embeddings, beside those of sentence-transformers; what they refuse."""
 
 import functools
 import types
@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 import torch
+import transformers
 from sentence_transformers import losses as st_losses
 from sentence_transformers import util
 
 from de_jax.losses import combination as combined_
-from de_jax.losses.combination import combined, matryoshka, parts
+from de_jax.losses import scores as scores_
+from de_jax.losses.combination import combined, guided, matryoshka, parts
 from de_jax.losses.distillation import kl_distillation, margin_mse, relevance_weighted
 from de_jax.losses.in_batch import in_batch_softmax, samtone
 from de_jax.losses.mined import ance, sampled_softmax
@@ -65,8 +68,12 @@ def test_kl_distillation_is_that_of_sentence_transformers_without_its_factor(who
 class Encoder(torch.nn.Module):
     """A model whose "features" are embeddings already."""
 
+    def __init__(self, name="sentence_embedding"):
+        super().__init__()
+        self.name = name
+
     def forward(self, features):
-        return {"sentence_embedding": features["sentence_embedding"]}
+        return {"sentence_embedding": features[self.name]}
 
     def get_embedding_dimension(self):
         return 8
@@ -83,6 +90,40 @@ def test_matryoshka_is_that_of_sentence_transformers(whole):
     np.testing.assert_allclose(value, theirs(features, None).item(), rtol=1e-5)
     assert {"loss_dim_8", "loss_dim_4", "loss_dim_3", "accuracy"} <= metrics.keys()
     np.testing.assert_allclose(metrics["loss_dim_8"], inner(whole)[0], rtol=1e-6)
+
+
+def normalized(vectors):
+    return vectors / jnp.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def gist(e):
+    """One softmax of the query over documents, queries and mined documents, and over its document's scores with other documents."""
+    sets, scale = scores_.items(e), jnp.float32(10.0)
+    sides = [("query", ("doc", "query", "neg_docs")), ("doc", ("doc",))]
+    negatives = scores_.merge(scores_.contrasts(sets, sides, scale, mask_duplicates=False, block_size=None))
+    return scores_.softmax_loss(scale * scores_.positive_scores(sets), negatives.log_sum_exp).mean(), {}
+
+
+@pytest.mark.parametrize(("strategy", "margin", "contrast_positives"), [("absolute", 0.1, True), ("relative", 0.3, False)])
+def test_guided_is_gist_of_sentence_transformers(whole, strategy, margin, contrast_positives):
+    e = whole._replace(neg_docs=whole.neg_docs[:, :1])
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel()))
+    student, guide = Encoder(), Encoder("guide")
+    for encoder in (student, guide):
+        encoder.tokenizer, encoder.max_seq_length = tokenizer, 8
+    settings = {"margin_strategy": strategy, "margin": margin, "contrast_positives": contrast_positives}
+    loss = st_losses.GISTEmbedLoss(student, guide, temperature=0.1, **settings)
+    tensors = columns(e)
+    says = (torch.tensor(np.asarray(vectors)) for vectors in (e.guide.query, e.guide.doc, e.guide.neg_docs[:, 0]))
+    features = [{"sentence_embedding": tensor, "guide": own} for tensor, own in zip(tensors, says, strict=True)]
+    inner = gist if contrast_positives else functools.partial(samtone, temperature=0.1, directions="query_to_doc")
+
+    def ours(e):
+        unit = {name: normalized(getattr(e, name)) for name in ("query", "doc", "neg_docs")}  # as cosines are differentiated
+        return guided(e._replace(**unit), loss=inner, margin=margin, relative=strategy == "relative")
+
+    e = e._replace(guide=e.guide._replace(neg_docs=e.guide.neg_docs[:, :1]))
+    assert_equal(ours, e, loss(features, None), tensors)
 
 
 def test_matryoshka_over_whole_embeddings_alone_is_the_loss(make_embeddings):

@@ -32,11 +32,21 @@ def naive_cut_samtone(e, **options):
     return naive.matryoshka(e, loss=naive.samtone, dims=(2, 3), weights=(0.5, 1.0), **options)
 
 
+def guided(loss, **settings):
+    """A loss with the mask of a guide."""
+    return lambda e, **options: combination.guided(e, loss=functools.partial(loss, **options), **settings)
+
+
+def naive_guided(loss, **settings):
+    return functools.partial(naive.guided, loss=loss, **settings)
+
+
 def without_masks(loss):
     """A loss to which ids say nothing of a negative but whether it is there."""
     return lambda e, mask_duplicates=True, **options: loss(e, **options)
 
 
+RELATIVE = {"margin": 0.2, "relative": True}
 CASES = [
     Case("softmax", in_batch.in_batch_softmax, naive.in_batch_softmax, {}),
     Case("softmax_q2d", in_batch.in_batch_softmax, naive.in_batch_softmax, {"directions": "query_to_doc"}),
@@ -45,7 +55,7 @@ CASES = [
     Case("softmax_smooth", in_batch.in_batch_softmax, naive.in_batch_softmax, {"label_smoothing": 0.1, "margin": 0.3}),
     Case("samtone_query", in_batch.samtone, naive.samtone, {"same_tower": "query"}),
     Case("samtone_doc", in_batch.samtone, naive.samtone, {"same_tower": "doc", "reduce_directions": "mean"}),
-    Case("samtone_both", in_batch.samtone, naive.samtone, {"same_tower": "both", "margin": 0.2}),
+    Case("samtone_both", in_batch.samtone, naive.samtone, {"same_tower": "both", "margin": 0.2, "margin_on": "logit"}),
     Case("samtone_q2d", in_batch.samtone, naive.samtone, {"directions": "query_to_doc"}),
     Case("nce", in_batch.nce, naive.nce, {}),
     Case("pair_eq3", pair_loss.pair, naive.pair, {"form": "samtone_eq3"}),
@@ -59,6 +69,9 @@ CASES = [
     Case("kl", without_masks(distillation.kl_distillation), without_masks(naive.kl_distillation), {"teacher_temperature": 0.7}),
     Case("weighted", distillation.relevance_weighted, naive.relevance_weighted, {}),
     Case("weighted_sigmoid", distillation.relevance_weighted, naive.relevance_weighted, {"weight": "sigmoid"}),
+    Case("guided", guided(in_batch.samtone), naive_guided(naive.samtone), {"directions": "query_to_doc"}),
+    Case("guided_pair", guided(pair_loss.pair), naive_guided(naive.pair), {"form": "pair_paper"}),
+    Case("guided_ance", guided(mined.ance, **RELATIVE), naive_guided(naive.ance, **RELATIVE), {}),
     Case("matryoshka", cut_samtone, naive_cut_samtone, {"directions": "query_to_doc"}),
 ]
 BY_NAME = {case.name: case for case in CASES}
@@ -66,7 +79,7 @@ every_option = pytest.mark.parametrize("case", CASES, ids=list(BY_NAME))
 DISTINCT = ("softmax_smooth", "samtone_both", "nce", "pair_eq3", "pair_paper", "pair_code", "ance_in_batch", "dance")
 DISTINCT += ("margin_mse", "kl")
 every_loss = pytest.mark.parametrize("case", [BY_NAME[name] for name in DISTINCT], ids=DISTINCT)
-NEEDS_MINED = ("ance", "ance_in_batch", "dance", "margin_mse", "kl")
+NEEDS_MINED = ("ance", "ance_in_batch", "dance", "guided_ance", "margin_mse", "kl")
 WITHOUT_MINED = [case for case in CASES if case.name not in NEEDS_MINED]
 masked_or_not = pytest.mark.parametrize("mask_duplicates", [True, False])
 
@@ -92,7 +105,7 @@ def by_numpy(change, e):
 
 def reference(case, e, **more):
     """The loops' loss, over lists of Python floats, which hold what float32 and bfloat16 hold."""
-    lists = {name: None if value is None else np.asarray(value).tolist() for name, value in e._asdict().items()}
+    lists = {name: jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), value) for name, value in e._asdict().items()}
     return case.reference(e._replace(**lists), **case.hyper_parameters, **more)
 
 
@@ -162,7 +175,7 @@ def test_row_order_does_not_matter(case, make_embeddings):
         np.testing.assert_allclose(permuted_gradient[name], gradient[name][order], rtol=1e-5, atol=1e-5)
 
 
-@every_loss
+@pytest.mark.parametrize("case", [BY_NAME[name] for name in (*DISTINCT, "guided")], ids=(*DISTINCT, "guided"))
 def test_eight_devices_equal_one(case, make_embeddings):
     e = make_embeddings(3, num_ids=12)
     mesh = sharding.make_mesh(8)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from de_jax.losses import masks
-from de_jax.types import Embeddings
+from de_jax.types import Embeddings, Guide
 
 
 def embeddings(query_id, doc_id, **mined) -> Embeddings:
@@ -84,3 +84,26 @@ def test_query_and_document_ids_are_not_mixed_up():
     ids = masks.pair_ids(e)
     assert as_rows(masks.is_negative(ids, ids, mask_duplicates=True)) == [".x", "x."]
     assert as_rows(masks.is_negative(ids, masks.neg_doc_ids(e, 1), mask_duplicates=True)) == ["xx", "xx"]
+
+
+def test_what_a_guide_finds_as_close_as_the_own_pair_is_no_negative():
+    """By the guide row 0's query is at 0 degrees and its document at 30; row 1's are at 29 and 59, and row 2's at 180 and 210."""
+    e = embeddings([7, 8, 9], [1, 2, 3], neg_doc_ids=[[5], [6], [4]])
+
+    def at(*degrees):
+        return jnp.stack([jnp.cos(jnp.radians(jnp.array(degrees))), jnp.sin(jnp.radians(jnp.array(degrees)))], axis=1)
+
+    says = Guide(at(0.0, 29.0, 180.0), at(30.0, 59.0, 210.0), neg_docs=at(-30.0, 61.0, 0.0)[:, None])
+
+    def rows(anchor, candidate, limit):
+        guided = says._replace(limit=limit)
+        ids = masks.neg_doc_ids(e, 1) if candidate == "neg_docs" else masks.pair_ids(e)
+        anchors = masks.guided(masks.pair_ids(e), guided, anchor)
+        return as_rows(masks.is_negative(anchors, masks.guided(ids, guided, candidate), mask_duplicates=False))
+
+    limit = jnp.cos(jnp.radians(jnp.full(3, 30.0))) - 1e-6
+    assert rows("query", "doc", limit) == [".xx", "..x", "xx."]
+    assert rows("doc", "query", limit) == ["..x", "x.x", "xx."]
+    assert rows("query", "query", limit) == rows("doc", "doc", limit) == ["..x", "..x", "xx."]
+    assert rows("query", "neg_docs", limit) == [".x.", "xx.", "xxx"]  # row 0's own is as far as its document: a tie
+    assert rows("query", "doc", None) == [".xx", "x.x", "xx."]

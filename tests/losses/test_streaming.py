@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from de_jax.losses.combination import guided
 from de_jax.losses.in_batch import in_batch_softmax, nce, samtone
 from de_jax.losses.pair_loss import pair
 from de_jax.types import PADDING_ID, Embeddings
@@ -22,6 +23,7 @@ CASES = {
     "pair_eq3": functools.partial(pair, form="samtone_eq3"),
     "pair_paper": functools.partial(pair, form="pair_paper", alpha=0.4),
     "pair_code": functools.partial(pair, form="pair_code", alpha=0.4),
+    "guided": lambda e, **options: guided(e, loss=functools.partial(samtone, directions="query_to_doc", **options), margin=0.1),
 }
 every_case = pytest.mark.parametrize("case", CASES)
 some_cases = pytest.mark.parametrize("case", ["softmax_smooth", "samtone_both", "nce"])

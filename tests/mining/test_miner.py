@@ -151,7 +151,7 @@ def test_bm25_mines_a_document_with_the_querys_id_only_when_asked():
     with pytest.warns(UserWarning, match="relevant pairs left out, .*: 2"):
         (line,), _ = mine_bm25(dataset, Miner())
     assert line.neg_doc_ids == ["e"]
-    (line,), _ = mine_bm25(dataset, Miner(), drop_identical_ids=False)
+    (line,), _ = mine_bm25(dataset, Miner(last_rank=2**31 - 1), drop_identical_ids=False)  # as deep as the corpus
     assert sorted(line.neg_doc_ids) == ["e", "q"]
 
 

@@ -124,9 +124,13 @@ def test_a_model_that_the_hub_has_is_its_base_model(run_dir, tmp_path, monkeypat
     import huggingface_hub
 
     run = load_run(run_dir, 7)
-    write_run(tmp_path / "run", run.params, model=run.model, query=run.query, doc=run.doc, origin=["intfloat/e5-base"])
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: f"/cache/{name}/{file}")
-    assert "\nbase_model: intfloat/e5-base\n" in model_card.model_card(load_run(tmp_path / "run"), "safetensors", name="x")
+    for given, name in (("intfloat/e5-base", "intfloat/e5-base"), ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")):
+        folder = tmp_path / given.replace("/", "_")
+        write_run(folder, run.params, model=run.model, query=run.query, doc=run.doc, origin=[given])
+        text = model_card.model_card(load_run(folder), "safetensors", name="x")
+        assert f"\nbase_model: {name}\n" in text
+        assert f"| started from | `{name}` |" in text
 
 
 def test_a_licence_or_a_base_model_that_is_none_is_refused_before_anything_is_written(run_dir, tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 import tiny_run
 
-from de_jax.tools import compare_expansions, evaluate_beir
+from de_jax.tools import compare_expansions, daft, evaluate_beir, inspect_run
 from de_jax.types import InputError
 
 
@@ -57,3 +57,16 @@ def test_what_is_no_form_is_refused_before_anything_is_encoded(folder):
         compare_expansions.main(
             ["--runs", "a=/nowhere", f"--dataset_dir={folder / 'data'}", "--expansion=x", "--forms", "mean", "--num_generated", "1"]
         )
+
+
+@pytest.mark.parametrize("verb", [compare_expansions, daft, inspect_run])
+def test_reports_leave_a_folder_of_somebody_else_alone(folder, tmp_path, verb):
+    (tmp_path / "report.json").write_text("precious")
+    flags = {
+        compare_expansions: ["--runs", "a=/nowhere", "--expansion=x", f"--dataset_dir={folder / 'data'}"],
+        daft: ["--model=/nowhere", "--query_layers=0", f"--dataset_dir={folder / 'data'}", "--test_split=test"],
+        inspect_run: [f"--run_dir={folder / 'run'}"],
+    }
+    with pytest.raises(InputError, match=r"holds (report\.json|something else).*; choose a folder that is absent or empty"):
+        verb.main([*flags[verb], f"--out_dir={tmp_path}"])
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["precious"]

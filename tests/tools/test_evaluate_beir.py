@@ -11,6 +11,7 @@ from tiny_run import DOCS, QRELS, QUERIES
 from de_jax.data.sources.training_set import open_stores
 from de_jax.data.text import beir
 from de_jax.evaluation import fusion, metrics, significance
+from de_jax.evaluation import report as report_
 from de_jax.evaluation import task as task_
 from de_jax.files.outputs import read_json, write_json
 from de_jax.retrieval import encode
@@ -44,7 +45,7 @@ def test_a_report_has_the_run_bm25_and_their_fusion_and_keeps_their_rankings(tra
         "max_doc_length": 24,
         "index": "exact",
     }
-    rankings = {system: ranking(report, system) for system in task_.SYSTEMS}
+    rankings = {system: ranking(report, system) for system in report_.SYSTEMS}
     for system, found in rankings.items():
         assert report[system] == pytest.approx(metrics.evaluate_results(found, QRELS["test"]), abs=1e-5)
         values = list(metrics.scores_by_query(found, QRELS["test"], "nDCG@10").values())
@@ -106,12 +107,12 @@ def test_several_sets_end_in_a_table_where_a_folder_of_sets_counts_once(trained,
     assert [one["dataset"] for one in report["sets"]] == ["first", "second", "cqa"]
     cqa = report["sets"][2]
     assert [part["dataset"] for part in cqa["parts"]] == ["cqa-a", "cqa-b", "cqa-c"]
-    for system in task_.SYSTEMS:
+    for system in report_.SYSTEMS:
         parts = [part[system]["ndcg@10"] for part in cqa["parts"]]
         assert cqa[system]["ndcg@10"] == pytest.approx(np.mean(parts), abs=1e-5)
         sets = [one[system]["ndcg@10"] for one in report["sets"]]
         assert report["average"][system]["ndcg@10"] == pytest.approx(np.mean(sets), abs=1e-5)
-        assert table[4].split()[1 + task_.SYSTEMS.index(system)] == f"{np.mean(sets):.4f}"
+        assert table[4].split()[1 + report_.SYSTEMS.index(system)] == f"{np.mean(sets):.4f}"
 
 
 def test_what_was_scored_is_not_scored_again(trained, tmp_path, printed, monkeypatch):
@@ -188,7 +189,7 @@ def test_duplicate_documents_stand_by_id_downwards_as_trec_eval_has_them(trained
     docs = [(doc_id, "", "the red fox") for doc_id in ("a", "c", "b")] + [("z", "", "the whale")]
     beir.write(tmp_path / "twins", docs, [("q", "red fox")], {"test": {"q": {"a": 1}}})
     report = printed(evaluate_beir, run_dir=trained, dataset_dir=tmp_path / "twins", depth=2, measures="RR@2")
-    for system in task_.SYSTEMS:
+    for system in report_.SYSTEMS:
         assert [doc_id for doc_id in ranking(report, system)["q"] if doc_id != "z"][:2] in (["c", "b"], ["c"])
     assert list(ranking(report, "bm25")["q"]) == ["c", "b"]
 

@@ -87,6 +87,7 @@ def test_the_prompt_ends_with_its_input(trained, dataset_dir, capsys, monkeypatc
 def test_a_document_cannot_steer_the_terminal():
     assert searcher.snippet("a\x1b[2Jb\x07 \x9b31mc\x00\x7f") == "a[2Jb 31mc"
     assert searcher.printable("d\x1b]0;title") == "d]0;title"
+    assert searcher.printable("d\u202eexe\u2066") == "dexe"
 
 
 def test_a_long_text_is_shown_by_its_beginning():
@@ -147,10 +148,13 @@ def test_an_exported_task_scores_as_its_beir_folder_does(trained, dataset_dir, t
     for step, keep in itertools.product((3, 7), (False, True)):
         flags = {"keep_identical_ids": True} if keep else {}
         report = printed(evaluate_pairs, run_dir=trained, pairs_dir=folder, step=step, **flags)
-        expected = printed(evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, step=step, no_bm25=True, **flags)["dense"]
+        measures = ["nDCG@10", "RR@10", "P@1", "RR"]
+        expected = printed(
+            evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, step=step, no_bm25=True, measures=measures, **flags
+        )["dense"]
         assert (report["num_queries"], report["num_docs"], report["step"]) == (2, 10, step)
-        scores[step, keep] = {name: report[name] for name in ("ndcg@10", "mrr@10")}
-        assert scores[step, keep] == {name: expected[name] for name in ("ndcg@10", "mrr@10")}
+        scores[step, keep] = {name: report[name] for name in ("ndcg@10", "mrr@10", "p@1", "mrr")}
+        assert scores[step, keep] == pytest.approx({name: expected[name] for name in scores[step, keep]}, rel=1e-6)
     assert any(scores[step, True] != scores[step, False] for step in (3, 7))
 
 

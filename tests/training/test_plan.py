@@ -108,7 +108,7 @@ def test_products_and_collectives_are_estimated_apart():
 @pytest.mark.parametrize(
     ("topology", "message"),
     [
-        ("v5e", "'v5e' is unknown; give v5e, v5p, v6e and a grid or cpu and a number, such as v5e:2x2"),
+        ("v5e", "'v5e' is unknown; give v4, v5e, v5p, v6e and a grid or cpu and a number, such as v4:4x4x4"),
         ("v9:2x2", "'v9:2x2' is unknown"),
         ("cpu:0", "'cpu:0' is unknown"),
         ("v5e:2xtwo", "'v5e:2xtwo' is unknown"),
@@ -135,7 +135,7 @@ class TestTPU:
         pytest.importorskip("libtpu")
 
     def test_grid_names_its_chips(self):
-        for name, num_chips in (("v5e:2x2", 4), ("v5e:16x16", 256), ("v6e:8x8", 64), ("v5p:4x4x4", 64)):
+        for name, num_chips in (("v5e:2x2", 4), ("v5e:16x16", 256), ("v6e:8x8", 64), ("v5p:4x4x4", 64), ("v4:4x4x4", 64)):
             topology = plan.open_topology(name)
             assert len(topology.devices) == num_chips
             assert {device.platform for device in topology.devices} == {"tpu"}

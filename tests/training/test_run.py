@@ -25,6 +25,12 @@ def test_a_run_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path):
         described = {"model": model(32), "query": Side(tokenizer, 16), "doc": Side(tokenizer, 24), **changes}
         describe_run(tmp_path / "run", **described)
 
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("of another program")
+    with pytest.raises(InputError, match=r"run holds metrics\.jsonl but no run\.json, so it is no run to continue"):
+        describe()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+    (tmp_path / "run" / "metrics.jsonl").rename(tmp_path / "run" / "notes.txt")  # such files do no harm
     describe()
     before = (tmp_path / "run" / RUN.file).read_bytes()
     describe()

@@ -134,8 +134,9 @@ def joined_scores(sources: Sequence[ScoresOf | None], firsts: Sequence[int], num
 
 def with_ids_from(batch: Batch, first: Mapping[str, int]) -> Batch:
     """A source's batch with the ids of joined stores: `first` is the joined row of its first text, of "queries" and of "docs"."""
-    ids = {name: getattr(batch, name) for name in _TEXTS}
-    return batch._replace(**{name: moved(rows, first[_TEXTS[name]]) for name, rows in ids.items() if rows is not None})
+    ids: dict[str, Any] = {name: getattr(batch, name) for name in _TEXTS}
+    ids = {name: moved(rows, first[_TEXTS[name]]) for name, rows in ids.items() if rows is not None}
+    return batch._replace(**ids)
 
 
 def moved(rows: np.ndarray, first: int) -> np.ndarray:

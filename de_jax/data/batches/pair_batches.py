@@ -18,6 +18,7 @@ from jaxtyping import Int32
 
 from de_jax.data.batches import layout
 from de_jax.data.batches.epoch_plan import EpochPlan
+from de_jax.data.batches.guide import GuideOf
 from de_jax.data.batches.layout import Store
 from de_jax.data.batches.teacher_scores import ScoresOf
 from de_jax.data.stores.corpus import TokenStore
@@ -148,6 +149,7 @@ def pair_batches(
     doc_texts: DocTexts | None = None,
     positives: Positives | None = None,
     scores: ScoresOf | None = None,
+    guide: GuideOf | None = None,
     epoch_order: Callable[[int], np.ndarray] | None = None,
     host_index: int = 0,
     num_hosts: int = 1,
@@ -171,6 +173,7 @@ def pair_batches(
         doc_texts: of the documents of `doc_store`, instead of their beginnings.
         positives: what batches say in `positive_ids`.
         scores: a teacher's, of the documents and the negatives of each pair.
+        guide: a guide's embeddings of all texts.
         epoch_order: the rows of `pairs` that make up an epoch, by its number, in shuffled order (`mixing.mixed_epochs`); by
             default every pair once.
         host_index, num_hosts: this host gets rows [host_index * B / num_hosts, ...) of every batch.
@@ -225,12 +228,14 @@ def pair_batches(
         for number, step in enumerate(itertools.count(start) if steps is None else steps, start):
             rows, encoded = rows_and_texts(number, step, negatives(step) if negatives else {})
             texts = {name: lay_out[name](all_texts, host_index) for name, all_texts in encoded.items()}
-            ids = {_IDS[name]: all_rows[host_rows] for name, all_rows in rows.items()}
+            own = {name: all_rows[host_rows] for name, all_rows in rows.items()}
+            ids = {_IDS[name]: own_rows for name, own_rows in own.items()}
             yield Batch(
                 **texts,
                 **ids,
                 positive_ids=positives.of(ids["query_id"]) if positives else None,
                 scores=scores(chosen_at(number)[host_rows], _candidates(ids)) if scores else None,
+                guide=guide(own) if guide else None,
             )
 
     return batches

@@ -224,8 +224,9 @@ def _check_together(opened: Mapping[str, TrainingSet]) -> None:
 def _check_mixable(parts: Mapping[str, DrawnFrom]) -> None:
     """Refuses sources that cannot stand in one batch."""
     for name, part in parts.items():
-        if part.options.max_passages > 1 or part.options.curriculum:
-            option = "curriculum" if part.options.curriculum else "max_passages"
+        own = part.options
+        unfit = {"max_passages": own.max_passages > 1, "curriculum": own.curriculum, "guide_dir": own.guide_dir}
+        if option := next((option for option, is_set in unfit.items() if is_set), None):
             raise InputError(f"source {name!r} of the mixture has {option}, which is for batches of one source; {_APART}.")
     for (first, known), (name, part) in itertools.combinations(parts.items(), 2):
         for option in _SAME_IN_A_BATCH:

@@ -43,6 +43,8 @@ class PairsOptions:
         num_neg_docs, num_neg_queries: hard negatives in each row of a batch, drawn anew in every epoch.
         teacher_scores: a teacher's scores of training pairs and their negatives, as `de-jax score_pairs` writes them; "" for those
             that the source brings.
+        guide_dir: embeddings of all texts by another model, for the loss `guided`, as `de-jax encode_guide` writes them; "" for
+            none.
         expansion: generated queries of the corpus, as `de-jax doc2query` writes them.
         curriculum: documents get one of them after their text, chosen so; None leaves documents as they are.
         relevance: by which a pair's generated queries are ranked, a name out of `relevance.MEASURES`.
@@ -52,6 +54,11 @@ class PairsOptions:
 
     Raises:
         InputError: a value that its setting cannot have.
+
+    Example:
+        >>> options = PairsOptions(tokenizer="data/spiece.model", batch_size=64, query_prompt="query: ", doc_prompt="passage: ")
+        >>> dataclasses.replace(options, max_doc_length=512).batch_size
+        64
     """
 
     tokenizer: TokenizerSource = ""
@@ -75,6 +82,7 @@ class PairsOptions:
     num_neg_docs: NonNegativeInt = 1
     num_neg_queries: NonNegativeInt = 0
     teacher_scores: str = ""
+    guide_dir: str = ""
     expansion: str = ""
     curriculum: Curriculum | None = None
     relevance: MeasureName = "rouge_l"

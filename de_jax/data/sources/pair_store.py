@@ -135,9 +135,10 @@ def _check_tokenizers(store: PairStore, pairs_dir: str, options: PairsOptions) -
     }
     for name, (prompt, there) in prompts.items():
         if prompt not in (None, prompt_of(there)):
+            made_with = f"with the prompt {prompt_of(there)!r}" if prompt_of(there) else "without a prompt"
             raise InputError(
-                f"{name} is {prompt!r}, but the texts in {pairs_dir} are tokenized with the prompt {prompt_of(there)!r}; leave "
-                f"{name} out, or write them again."
+                f"{name} is {prompt!r}, but the texts in {pairs_dir} were tokenized {made_with}; leave {name} out, or write the "
+                "folder again by a model with that prompt."
             )
 
 

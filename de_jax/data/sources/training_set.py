@@ -13,6 +13,7 @@ import numpy as np
 
 from de_jax.data.batches import pair_batches as batches_
 from de_jax.data.batches import teacher_scores
+from de_jax.data.batches.guide import open_guide
 from de_jax.data.batches.pair_batches import BatchesOfPairs, DocTexts, Negatives, NegativesAt
 from de_jax.data.batches.teacher_scores import ScoresOf
 from de_jax.data.sources.options import PairsOptions, Share, TokenizerSource
@@ -170,7 +171,7 @@ def beir_pairs(
         texts = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=skip_empty))
         return [texts[stores[0].ids[int(row)]] for row in rows[:, 0]], ranked
 
-    hashes = text_hashes(dataset_dir) if options.negatives_dir else {}
+    hashes = text_hashes(dataset_dir) if options.negatives_dir or options.guide_dir else {}
     name = Path(dataset_dir).resolve().name
     pairs = Pairs(name, *stores, rows, query_tokenizer, doc_tokenizer, ranked_queries, hashes=hashes)
     of_both = dev_split or beir.dev_split(dataset_dir) or split
@@ -204,6 +205,7 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         mined = follow(options.negatives_dir, share.run_dir, texts, source=share.source, num_drawn=drawn, is_first=is_first)
     brought = pairs.negatives or {}
     scores = _teacher_scores(pairs, brought, options)
+    guide = open_guide(options.guide_dir, *pairs.stores, pairs.hashes) if options.guide_dir else None
     negatives = mined.at if mined else lambda step: brought
     make = functools.partial(
         batches_.pair_batches,
@@ -221,6 +223,7 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         doc_texts=_doc_texts(pairs, passages, options, has_neg_docs=mined is not None or "neg_docs" in brought),
         positives=batches_.positives_of(pairs.rows, pairs.query_store.num_texts) if options.mask_positives else None,
         scores=scores,
+        guide=guide,
         epoch_order=pairs.epoch_order,
         host_index=share.host_index,
         num_hosts=share.num_hosts,
@@ -246,6 +249,7 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
             "max_passages": options.max_passages,
             **{f"num_{name}": number for name, number in num_drawn.items()},
             "has_scores": scores is not None,
+            "has_guide": guide is not None,
         },
         drawn_from=DrawnFrom(pairs, options, negatives, batches, scores),
     )

@@ -123,7 +123,7 @@ def find_qrels(dataset_dir: str | Path, split: str) -> Path:
 
 def dev_split(dataset_dir: str | Path) -> str | None:
     """The name of the split that checkpoints are chosen by, "dev"; None where the folder has none."""
-    return "dev" if (Path(dataset_dir) / "qrels" / "dev.tsv").is_file() else None
+    return "dev" if "dev" in find_splits(dataset_dir) else None
 
 
 def read_qrels(path: str | Path) -> Qrels:

@@ -16,6 +16,7 @@ from typing import Any
 
 from de_jax.data.text import beir
 from de_jax.data.text.beir import Qrels
+from de_jax.data.text.table_files import import_pyarrow
 from de_jax.files import folders, outputs
 from de_jax.files.reading import regular_file
 from de_jax.types import InputError
@@ -98,11 +99,9 @@ def _build(parts: Parts, folder: Path) -> Path:
 
 def _rows(files: Sequence[Path], columns: tuple[str, str]) -> Iterator[tuple[Any, ...]]:
     """These columns of every row; each a string, the last may be a list of them."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise InputError(f"{files[0]} needs the package pyarrow; run pip install pyarrow.") from None
+    pyarrow = import_pyarrow(files[0])
+    from pyarrow import parquet
+
     for file in files:
         try:
             table = parquet.read_table(file)

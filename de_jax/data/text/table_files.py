@@ -51,7 +51,7 @@ class Table(NamedTuple):
         source: the path of a file, with `*` and `?` of several; a folder of `datasets.save_to_disk`; a name of the Hugging Face
             hub; several of these; or the rows themselves.
         header: names of the columns, for csv and tsv files without a first line that names them.
-        split: of a `datasets` folder with several, or of the hub.
+        split: of a `datasets` folder with several, or of the hub; other tables have "train" alone.
         subset: of a name of the hub that has several.
     """
 
@@ -80,6 +80,8 @@ def files_of(table: Table) -> list[Path] | None:
     paths = _paths(table.source)
     if paths is None:
         return None
+    if (table.split != "train" or table.subset) and not any(map(has_splits, paths)):
+        raise InputError(f"{table.name} has neither splits nor subsets; leave split and subset out.")
     files = [file for path in paths for file in _files_at(path, table)]
     for file in files:
         if _suffix(reading.regular_file(file)) not in _READERS:
@@ -177,7 +179,13 @@ def _rows_of(rows: Rows) -> Iterator[Row]:
     if isinstance(rows, Mapping) or not hasattr(rows, "__getitem__"):
         raise InputError(f"a table is a path or a sequence of rows, not a {type(rows).__name__}.")
     for number in range(len(rows)):  # a grain.MapDataset begins again at its end
-        values = rows[number]
+        try:
+            values = rows[number]
+        except KeyError:  # of columns, as in a DataFrame
+            kind = type(rows).__name__
+            raise InputError(
+                f"a {kind} gives no row by its number; give a list of dictionaries, as df.to_dict('records')."
+            ) from None
         is_row = isinstance(values, Mapping)
         yield Row(f"row {number + 1}", values if is_row else {}, "" if is_row else f"a {type(values).__name__}, not a dictionary")
 
@@ -217,6 +225,7 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
     if not names:
         line, names, fault = next(records, (1, [], "no line that names the columns"))
         fault = fault or ("two columns of one name" if len(set(names)) < len(names) else "")
+        fault = fault or _other_separator(names)
         fault = fault or ("not UTF-8 text" if _SURROGATE.search("".join(names)) else "")
         if fault:
             raise InputError(f"{path}, line {line}: {fault}.")
@@ -225,6 +234,12 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
         if not fault and len(cells) != len(names):
             fault = f"{len(cells)} cells for {len(names)} columns"
         yield Row(f"{path}, line {line}", {} if fault else dict(zip(names, cells, strict=True)), fault)
+
+
+def _other_separator(names: Sequence[str]) -> str:
+    """The fault of a first line whose cells are not separated as its file's name says; "" for none."""
+    other = next((one for one in ";\t," if len(names) == 1 and one in names[0]), "")
+    return f"one column, {names[0]!r:.60}; separate cells by ',' in a .csv and by tabs in a .tsv, not by {other!r}" if other else ""
 
 
 def _quoted(path: Path, delimiter: str) -> Iterator[Cells]:
@@ -241,7 +256,8 @@ def _quoted(path: Path, delimiter: str) -> Iterator[Cells]:
         except csv.Error as error:
             if records.line_num > line:  # a quote that nothing closes takes the rest of the file
                 raise InputError(f"{path}, line {line}: a quoted cell does not end ({error}).") from None
-            yield line, [], f"not valid csv ({error})"
+            has_other_ends = "new-line" in str(error)
+            yield line, [], "a line ends in CR alone; save the table with LF" if has_other_ends else f"not valid csv ({error})"
             continue
         if cells:
             yield line, cells, ""
@@ -254,7 +270,7 @@ def _unquoted(path: Path) -> Iterator[Cells]:
 
 
 def _parquet(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
-    pyarrow = _import_pyarrow(path)
+    pyarrow = import_pyarrow(path)
     from pyarrow import parquet
 
     try:
@@ -266,7 +282,7 @@ def _parquet(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]
 
 
 def _arrow(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
-    pyarrow = _import_pyarrow(path)
+    pyarrow = import_pyarrow(path)
     try:
         with pyarrow.memory_map(str(path)) as file:
             is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
@@ -303,7 +319,8 @@ def _records(batch: Any) -> list[dict[str, Any] | None]:
     return [None] if len(batch) == 1 else [one for place in range(len(batch)) for one in _records(batch.slice(place, 1))]
 
 
-def _import_pyarrow(path: Path) -> Any:
+def import_pyarrow(path: Path) -> Any:
+    """The package; raises InputError, with the extra that installs it, where it is absent."""
     try:
         import pyarrow
     except ImportError:

@@ -310,7 +310,7 @@ def _label(value: Any, column: str) -> float:
 
 
 def _kind(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
+    return "nothing" if value is None else f"{value!r:.40}"
 
 
 def _shown(names: Iterable[str]) -> str:

@@ -80,7 +80,8 @@ class SentencePieceTokenizer:
         self.fingerprint = hashlib.sha256(self._model).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [np.array(ids, dtype=np.int32) for ids in self._processor.encode(list(texts), out_type=int)]
+        with _surrogates_refused(texts):
+            return [np.array(ids, dtype=np.int32) for ids in self._processor.encode(list(texts), out_type=int)]
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
         return list(self._processor.decode([row.tolist() for row in ids]))
@@ -129,7 +130,7 @@ class JsonTokenizer:
         self.fingerprint = hashlib.sha256(self._json).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        with _rust_errors_named(self._path):
+        with _rust_errors_named(self._path), _surrogates_refused(texts):
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._ours(np.array(encoding.ids, dtype=np.int32)) for encoding in encodings]
 
@@ -160,7 +161,9 @@ class PromptedTokenizer:
         return self.tokenizer.encode([self.prompt + text for text in texts])
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
-        return self.tokenizer.decode(ids)
+        prompt = self.tokenizer.encode([self.prompt.rstrip()])[0]
+        bare = [row[len(prompt) :] if np.array_equal(row[: len(prompt)], prompt) else row for row in ids]
+        return [text.lstrip() for text in self.tokenizer.decode(bare)]
 
     def save(self, directory: Path) -> None:
         self.tokenizer.save(directory)
@@ -272,6 +275,20 @@ def _rust_errors_named(path: Path) -> Iterator[None]:
         raise InputError(
             f"{path} is not a tokenizer.json ({' '.join(str(error).split())[:200] or type(error).__name__})."
         ) from None
+
+
+@contextlib.contextmanager
+def _surrogates_refused(texts: Sequence[str]) -> Iterator[None]:
+    """Names a text with half of a surrogate pair, as Python makes one of an argument that is not UTF-8; no library encodes it."""
+    try:
+        yield
+    except (TypeError, UnicodeError):
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise InputError(f"the text {text[:40]!r} is not UTF-8: it holds half of a surrogate pair; mend it.") from None
+        raise
 
 
 def _json_pad_id(path: Path, tokenizer: Any, padding: Any, around: set[int]) -> int:

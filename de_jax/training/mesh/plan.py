@@ -15,9 +15,11 @@ from jax.sharding import Mesh
 
 from de_jax.models import layers
 from de_jax.training.mesh import hlo
-from de_jax.types import Batch, InputError, Packed
+from de_jax.types import Batch, Guide, InputError, Packed
 
 GIB = 2**30
+GUIDE_DIM = 768
+"""Of the embeddings of a guide, which a plan does not open."""
 
 
 class Chip(NamedTuple):
@@ -26,9 +28,11 @@ class Chip(NamedTuple):
     peak_flops: float  # per second, bfloat16
     link_bytes: float  # per second that all its links together can receive: half of the bidirectional figure
     memory_bytes: int  # what the compiler lets a program have
+    config: str | None = None  # the compiler's, where by default a chip is more than one device
 
 
 CHIPS = {
+    "v4": Chip(275e12, 300e9, int(30.75 * GIB), "megacore"),  # six links of 50 GB/s (Jouppi et al. 2023)
     "v5e": Chip(197e12, 200e9, int(15.75 * GIB)),
     "v5p": Chip(459e12, 600e9, int(95.74 * GIB)),
     "v6e": Chip(918e12, 400e9, int(31.25 * GIB)),
@@ -42,7 +46,7 @@ LIBTPU_ENVIRONMENT = {
 }
 EFFORT_LEVELS = (9, 19, 29, 39)
 """O0 to O3 as XLA numbers them (`jax.CompilerEffortLevel`)."""
-EXAMPLES = "v5e:2x2, v5e:8x8, v6e:16x16, v5p:4x4x4, cpu:8"
+EXAMPLES = "v4:4x4x4, v5e:2x2, v5e:8x8, v6e:16x16, v5p:4x4x4, cpu:8"
 
 
 class Topology(NamedTuple):
@@ -96,7 +100,7 @@ def open_topology(name: str) -> Topology:
         raise InputError(
             f"the topology {name!r} is unknown; give {', '.join(CHIPS)} and a grid or {SIMULATED} and a number, such as {EXAMPLES}."
         )
-    return Topology(name, _of_tpu(name), CHIPS[kind])
+    return Topology(name, _of_tpu(name, CHIPS[kind].config), CHIPS[kind])
 
 
 def batch_shapes(
@@ -110,6 +114,7 @@ def batch_shapes(
     num_neg_queries: int = 0,
     max_passages: int = 1,
     has_scores: bool = False,
+    has_guide: bool = False,
 ) -> Batch:
     """The shapes of a batch.
 
@@ -120,6 +125,7 @@ def batch_shapes(
         num_neg_docs, num_neg_queries: mined for each pair, taken to be as long as its own.
         max_passages: C, of a document.
         has_scores: a teacher's come with the batch.
+        has_guide: a guide's embeddings do, taken to have `GUIDE_DIM` dimensions.
     """
     passages = (max_passages,) if max_passages > 1 else ()
 
@@ -135,7 +141,17 @@ def batch_shapes(
         mined["neg_queries"] = texts(query_length, query_rows, num_neg_queries, times=num_neg_queries)
         mined["neg_query_ids"] = _int32(batch_size, num_neg_queries)
     scores = jax.ShapeDtypeStruct((batch_size, 1 + num_neg_docs), np.float32) if has_scores else None
-    return Batch(texts(query_length, query_rows), texts(doc_length, doc_rows, *passages), ids, ids, **mined, scores=scores)
+    guide = _guide(batch_size, num_neg_docs, num_neg_queries) if has_guide else None
+    own = texts(query_length, query_rows), texts(doc_length, doc_rows, *passages)
+    return Batch(*own, ids, ids, **mined, scores=scores, guide=guide)
+
+
+def _guide(batch_size: int, num_neg_docs: int, num_neg_queries: int) -> Guide:
+    def of(*rows: int) -> Any:
+        return jax.ShapeDtypeStruct((*rows, GUIDE_DIM), np.float32) if all(rows) else None
+
+    pairs = of(batch_size)
+    return Guide(pairs, pairs, neg_docs=of(batch_size, num_neg_docs), neg_queries=of(batch_size, num_neg_queries))
 
 
 def _texts(shape: tuple[int, ...], length: int, num_rows: int | None) -> Any:
@@ -221,7 +237,7 @@ def _simulated(num_devices: int) -> list[Any]:
     return devices[:num_devices]
 
 
-def _of_tpu(name: str) -> list[Any]:
+def _of_tpu(name: str, config: str | None) -> list[Any]:
     try:
         import libtpu  # noqa: F401
     except ImportError:
@@ -231,7 +247,8 @@ def _of_tpu(name: str) -> list[Any]:
     for variable, value in LIBTPU_ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     try:
-        return list(topologies.get_topology_desc(topology_name=name, platform="tpu").devices)
+        options = {"chip_config_name": config} if config else {}
+        return list(topologies.get_topology_desc(topology_name=name, platform="tpu", **options).devices)
     except jax.errors.JaxRuntimeError as error:
         raise InputError(f"the topology {name} cannot be: {_first_sentence(str(error))}") from error
 

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int32
 
 from de_jax.settings import LARGEST, Range, checked
-from de_jax.types import ROW_AXES, Array, Batch, InputError, Packed
+from de_jax.types import ROW_AXES, Batch, InputError, Packed
 
 AXES = ("data", "fsdp", "tensor")
 # Copied to the devices before they are needed.
@@ -125,7 +125,7 @@ def place(batch: Batch, mesh: Mesh) -> Batch:
     """This host's numpy rows as one global array per field, split by rows; copies to the devices without waiting."""
     sharding = by_rows(mesh)
 
-    def place_texts(texts: Array | Packed) -> Array | Packed:
+    def place_texts(texts: Any) -> Any:
         if isinstance(texts, Packed):
             texts = texts._replace(slots=_global_slots(texts, mesh))
         return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, np.asarray(rows)), texts)

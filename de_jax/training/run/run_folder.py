@@ -33,6 +33,7 @@ from de_jax.training.mesh import distributed, sharding
 from de_jax.training.optim import paths
 from de_jax.training.run import base, model_schema
 from de_jax.training.run.checkpoint import Checkpoints
+from de_jax.training.run.run_log import METRICS_FILE
 from de_jax.training.step.adapters import Lora
 from de_jax.types import InputError, Params, TrainState
 
@@ -41,6 +42,8 @@ RECIPE_FILE = "recipe.json"
 ORIGIN_FILE = "origin.json"
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
+_WRITTEN_LATER = (CHECKPOINTS_DIR, BEST_DIR, base.BASE_DIR, METRICS_FILE, RECIPE_FILE, "config.gin", "tensorboard")
+"""By a trainer, after the description of its run."""
 _LENGTH = schema.integer(1, schema.MAX_SIZE)
 RUN = Kind(
     "run",
@@ -109,12 +112,17 @@ def describe(
     """Writes the description of a run and the tokenizers that it names, or checks that an existing description says the same.
 
     Raises:
-        InputError: what `model_schema.described` raises, or the folder holds another run; names the first difference.
+        InputError: what `model_schema.described` raises, the folder holds another run (names the first difference), or files that a
+            run would replace but no description.
     """
     if kind.is_in(run_dir):
         there, model = model_schema.described(kind, run_dir, make)
         kind.require_same(run_dir, {**there, "model": model.to_json()}, description)
     elif distributed.is_first():
+        if foreign := next((name for name in _WRITTEN_LATER if (run_dir / name).exists()), None):
+            raise InputError(
+                f"{run_dir} holds {foreign} but no {kind.file}, so it is no {kind.name} to continue; take another run_dir."
+            )
         for tokenizer in tokenizers:
             keep_tokenizer(run_dir, tokenizer)
         kind.write_manifest(run_dir, description)

@@ -28,6 +28,12 @@ class Optimization:
         frozen: patterns of parameters that keep their values; a tower that is frozen as a whole runs without dropout.
         alternate: patterns of which one in turn is trained, an update each, such as ("query/.*", "doc/.*"); see
             `optimizer.alternating`.
+
+    Example:
+        >>> from functools import partial
+        >>> warm = partial(linear, warmup_steps=100)
+        >>> Optimization(schedule=warm, learning_rate=2e-5, num_steps=1000, frozen=("doc/.*",)).clip_norm
+        1.0
     """
 
     optimizer: OptimizerFn = adafactor
@@ -78,6 +84,10 @@ class Logging:
         collapse_alarm: warns when embeddings collapse, see `losses.spread`; None watches nothing.
         wandb: the project of Weights & Biases, "project" or "entity/project", that the log goes to too; None for none. Needs the
             package `wandb`, and a login unless WANDB_MODE=offline.
+
+    Example:
+        >>> Logging(save_every_steps=500, keep_checkpoints=3, grad_norm_groups="thirds").evaluate_every_steps
+        1000
     """
 
     log_every_steps: PositiveInt = 50

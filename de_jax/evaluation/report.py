@@ -1,0 +1,114 @@
+"""What an evaluation says, as one JSON object, and the folder that it is kept in.
+
+<run_dir>/evaluations/<task>-<key>/   result.json   the report, written last
+                                      dense.trec    the rankings as TREC run files
+                                      bm25.trec     and fusion.trec, where BM25 was asked for
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from de_jax.evaluation import metrics, significance
+from de_jax.evaluation.metrics import Results
+from de_jax.files import folders, outputs, schema
+from de_jax.types import InputError
+
+Report = dict[str, Any]
+"""A JSON object: what was scored and how, the measures of "dense", "bm25" and "fusion" as far as they were asked for, and under
+"intervals" the 95 % confidence interval of each, where there are at least 2 queries."""
+
+SYSTEMS = ("dense", "bm25", "fusion")
+RESULT_FILE = "result.json"
+_COUNTS = ("num_docs", "num_queries")
+_SETTINGS = schema.record({"settings": schema.record({"measures": schema.texts})})
+KIND = "evaluation"
+_MEND = "remove its folder, and it is scored again"
+
+
+def keep(evaluation_dir: Path, report: Report, results: Mapping[str, Results], *, name: str) -> None:
+    """Writes a report and the rankings of its systems into a new folder, which appears once it is complete.
+
+    Args:
+        evaluation_dir: must not exist.
+        report, results: of each system what it scored and ranked.
+        name: what TREC run files call the model.
+    """
+    with folders.atomic_dir(evaluation_dir, KIND) as temporary:
+        for system, found in results.items():
+            metrics.write_trec_run(temporary / f"{system}.trec", found, name=f"{name}-{system}")
+        outputs.write_json(temporary / RESULT_FILE, report)
+
+
+def kept_report(evaluation_dir: str | Path, names: Sequence[str]) -> Report:
+    """The report in a folder that `evaluate` kept, with these measures of each system in this order.
+
+    Raises:
+        InputError: a damaged folder, or other measures.
+    """
+    folder = Path(evaluation_dir)
+    folders.check(folder, mend=_MEND)
+    scores = schema.Maybe(schema.record(dict.fromkeys(names, schema.number())))
+    ends = schema.list_of(schema.number(), least=2, most=2)
+    kept = schema.record(
+        {
+            "dataset": schema.text,
+            **dict.fromkeys(_COUNTS, schema.integer()),
+            **dict.fromkeys(SYSTEMS, scores),
+            "intervals": schema.Maybe(schema.map_of(schema.map_of(ends))),
+        }
+    )
+    report: Report = schema.read(folder / RESULT_FILE, kept, mend=_MEND)
+    return report | {system: {name: report[system][name] for name in names} for system in SYSTEMS if system in report}
+
+
+def kept_reports(run_dir: str | Path, step: int) -> list[Report]:
+    """The reports that `evaluate` kept of one checkpoint of a run, by data set; a damaged one costs a warning."""
+    reports = []
+    for path in sorted((Path(run_dir) / "evaluations").glob(f"*/{RESULT_FILE}")):
+        try:
+            settings = schema.read(path, _SETTINGS)["settings"]
+            if settings.get("step") == step:
+                reports.append(kept_report(path.parent, metrics.names_of(settings["measures"])))
+        except InputError as error:
+            warnings.warn(f"{error} Its scores are left out.", stacklevel=2)
+    return sorted(reports, key=lambda report: str(report["dataset"]))
+
+
+def kept_ranking(evaluation_dir: str | Path) -> Results:
+    """What a model ranked, of the folder that `evaluate` kept.
+
+    Raises:
+        InputError: a damaged folder.
+    """
+    folders.check(Path(evaluation_dir), mend=_MEND)
+    return metrics.read_trec_run(Path(evaluation_dir) / f"{SYSTEMS[0]}.trec")
+
+
+def averaged(name: str, reports: Sequence[Report]) -> Report:
+    """The mean of several reports as one, each counting once, with its intervals where all have them; nothing is rounded."""
+    systems = [system for system in SYSTEMS if all(system in report for report in reports)]
+    means = {
+        system: {measure: _mean([report[system][measure] for report in reports]) for measure in reports[0][system]}
+        for system in systems
+    }
+    counts = {count: sum(report[count] for report in reports) for count in _COUNTS}
+    average = {"dataset": name, **counts, **means}
+    if any("intervals" not in report for report in reports):
+        return average
+    intervals = {
+        system: {
+            measure: significance.interval_of_average([report["intervals"][system][measure] for report in reports])
+            for measure in means[system]
+        }
+        for system in systems
+    }
+    return {**average, "intervals": intervals}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,102 @@
+"""A guide's embeddings of all texts of a data set, made once; `data.batches.guide` is the folder, and reads it for training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from de_jax.data.batches.guide import GUIDE
+from de_jax.data.sources.pair_store import open_pair_store
+from de_jax.data.sources.training_set import open_stores, store_dir, text_hashes
+from de_jax.data.stores.corpus import KINDS, TokenStore, build_token_store, open_token_store
+from de_jax.data.text.tokenizing import Tokenizer
+from de_jax.files import folders, outputs
+from de_jax.mining.teacher import spelt
+from de_jax.retrieval import encode
+from de_jax.retrieval.encode import Progress
+from de_jax.training.run.run_folder import Run
+from de_jax.types import InputError
+
+_TOWERS = {"queries": "query", "docs": "doc"}
+
+
+class Texts(NamedTuple):
+    """What a guide encodes, by "queries" and "docs"."""
+
+    stores: dict[str, TokenStore]  # by the guide's tokenizers
+    hashes: dict[str, str]  # of the files that the texts come from, or of the training pairs' own token stores
+
+    @property
+    def number(self) -> int:
+        """Of both kinds together."""
+        return sum(store.num_texts for store in self.stores.values())
+
+
+def of_dataset(run: Run, dataset_dir: str | Path, *, skip_empty: bool = False) -> Texts:
+    """All texts of a BEIR folder.
+
+    Raises:
+        InputError: whatever is wrong with the folder.
+    """
+    queries, docs = open_stores(dataset_dir, run.query.tokenizer, run.doc.tokenizer, skip_empty=skip_empty)
+    return Texts({"queries": queries, "docs": docs}, text_hashes(dataset_dir))
+
+
+def of_pair_store(run: Run, pairs_dir: str | Path) -> Texts:
+    """All texts of a folder of pairs: what their tokens spell.
+
+    Raises:
+        InputError: whatever is wrong with the folder.
+    """
+    pairs = open_pair_store(pairs_dir)
+    stores = {
+        "queries": _tokenized_anew(pairs.query_store, pairs.query_tokenizer, run.query.tokenizer),
+        "docs": _tokenized_anew(pairs.doc_store, pairs.doc_tokenizer, run.doc.tokenizer),
+    }
+    return Texts(stores, {"queries": pairs.query_store.content_hash, "docs": pairs.doc_store.content_hash})
+
+
+def write(out_dir: str | Path, run: Run, guide: str, texts: Texts, *, progress: Progress | None = None) -> None:
+    """Writes the embeddings; the same call after a kill continues, and a complete folder stays as it is.
+
+    Args:
+        out_dir: absent, empty, or begun by the same call.
+        run: the guide, which embeds a document as one text.
+        guide: tells this guide from every other.
+        texts: what is encoded.
+        progress: called with the number of texts just encoded.
+
+    Raises:
+        InputError: `out_dir` belongs to another guide or other texts, or the guide has several passages a document.
+    """
+    if run.doc.max_passages > 1:
+        raise InputError("encode_guide takes documents of one passage, and this run has several; take another guide.")
+    folder = Path(out_dir)
+    said = {"guide": guide, "dim": run.model.doc.embedding_dim, "texts": texts.hashes}
+    with outputs.in_turn(folder):
+        if GUIDE.is_in(folder):
+            GUIDE.require_same(folder, GUIDE.open(folder), said)
+            return
+        if not any((folder / kind).is_dir() for kind in KINDS):
+            folders.require_unused(folder)
+        for kind, store in texts.stores.items():
+            tower = _TOWERS[kind]
+            options: dict[str, Any] = {"max_length": run.side(tower).max_length, "model_hash": encode.tower_hash(run, tower)}
+            encode.encode_to_dir(encode.encode_fn(run, tower), store, folder / kind, progress=progress, **options)
+        complete(folder, said)
+
+
+def complete(folder: Path, said: dict[str, Any]) -> None:
+    """Writes the checksums of both embeddings, and then the manifest."""
+    of_files = folders.facts(folder, folders.names(folder))
+    with outputs.atomic_file(folder / GUIDE.file) as manifest:
+        outputs.write_json(manifest, {"format": GUIDE.format, **said})
+        folders.write_checksums(folder, GUIDE.name, {**of_files, GUIDE.file: folders.fact(manifest)})
+
+
+def _tokenized_anew(store: TokenStore, tokenizer: Tokenizer, new: Tokenizer) -> TokenStore:
+    """The texts of a store by another tokenizer; kept in the cache."""
+    key = folders.key_of("spelt", store.content_hash, new.fingerprint)
+    folder = store_dir("") / f"spelt-{key}"
+    texts = spelt(store, tokenizer, range(store.num_texts))
+    return folders.build_once(folder, open_token_store, lambda path: build_token_store(texts, new, path, skip_empty=True))

@@ -1,0 +1,220 @@
+"""Every row of the papers' tables is a whole recipe: with what it starts from in place, a dry run takes it as it is."""
+
+import itertools
+import json
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import transformers
+from pretrained_folders import write_tokenizer
+
+from de_jax import configurables, trainer
+from de_jax.configurables import read_recipe
+from de_jax.data.text.sides import Side
+from de_jax.data.text.tokenizing import load_tokenizer
+from de_jax.models.bert import BertConfig
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.tower import PARTS, TowerConfig
+from de_jax.settings import bound, name_of
+from de_jax.training.run.run_folder import describe_run
+from de_jax.types import InputError
+from experiments import paper_recipes
+
+ROOT = Path(__file__).parent.parent / "gin_configs"
+PAPERS = "recipes/paper/"
+ROWS = sorted(path.relative_to(ROOT / PAPERS).with_suffix("").as_posix() for path in ROOT.glob(f"{PAPERS}*/*.gin"))
+BERT_SIZES = {"num_attention_heads": 12, "hidden_size": 768, "intermediate_size": 3072}
+
+
+def t5(**sizes):
+    return transformers.T5Config(vocab_size=32128, d_kv=64, feed_forward_proj="gated-gelu", **sizes)
+
+
+def bert(num_layers=12):
+    return transformers.BertConfig(num_hidden_layers=num_layers, **BERT_SIZES)
+
+
+PUBLISHED = {
+    "google/t5-v1_1-base": t5(d_model=768, num_layers=12, num_heads=12, d_ff=2048),
+    "google/t5-v1_1-large": t5(d_model=1024, num_layers=24, num_heads=16, d_ff=2816),
+    "google/t5-v1_1-xxl": t5(d_model=4096, num_layers=24, num_heads=64, d_ff=10240),
+    "FacebookAI/roberta-base": transformers.RobertaConfig(
+        vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5, **BERT_SIZES
+    ),
+    "microsoft/mpnet-base": transformers.MPNetConfig(vocab_size=30527, max_position_embeddings=514, layer_norm_eps=1e-5),
+    **dict.fromkeys(("google-bert/bert-base-uncased", "nghuyong/ernie-2.0-base-en"), bert()),
+    **dict.fromkeys(("Luyu/condenser", "Luyu/co-condenser-marco"), bert()),
+    **{f"google/bert_uncased_L-{layers}_H-768_A-12": bert(layers) for layers in (2, 4, 6, 8, 10)},
+}  # fmt: skip
+"""As the config.json of the models on the Hugging Face hub has them."""
+
+
+CHOSEN = [
+    *("samtone/large_ade_spl_query", "samtone/xxl_ade_pair", "ance/rand_neg", "ance/firstp_documents", "dance/norm"),
+    *("daft/bert_l4_align", "daft/bert_l4_tune", "curriculum/curriculum", "curriculum/ernie_gold"),
+]
+"""One row of each kind; to build all of them takes a minute."""
+
+
+class Rows(dict):
+    """Recipes by the names of their rows, each read when it is asked for, in a folder that has what it starts from.
+
+    A model of the hub lies there under its own name, as its config.json and a file of weights without any; a run that an earlier
+    row makes, as its description.
+    """
+
+    def __init__(self, folder):
+        self.folder = folder
+        for name, config in PUBLISHED.items():
+            (folder / name).mkdir(parents=True)
+            (folder / name / "config.json").write_text(json.dumps(config.to_dict()))
+            arrays = {f"encoder.layer.{number}": np.zeros(1, np.float32) for number in range(24)}
+            safetensors.numpy.save_file(arrays, folder / name / "model.safetensors")
+        (folder / "vocabulary").mkdir()
+        write_tokenizer(folder / "vocabulary", "bert")
+
+    def __missing__(self, name):
+        for run in re.findall(r'^MODEL = "runs/(.*)"', (ROOT / PAPERS / f"{name}.gin").read_text(), re.MULTILINE):
+            self.write_run(run)
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+            patch.chdir(self.folder)
+            warnings.filterwarnings("ignore", ".*holds an encoder alone")
+            self[name] = read_recipe([f"{PAPERS}{name}.gin"])
+        return self[name]
+
+    def write_run(self, name):
+        run = self.folder / "runs" / name
+        if not run.exists():
+            tower = TowerConfig(BertConfig(vocab_size=30522), pooling="first", projection_dim=None, normalize=False)
+            model = DualEncoder(tower, tower, ()) if name.startswith("dpr/") else self[name].model
+            side = Side(load_tokenizer(self.folder / "vocabulary"), 512)
+            describe_run(run, model=model, query=side, doc=side)
+            (run / "checkpoints" / "0").mkdir(parents=True)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return Rows(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(params=["chosen", pytest.param("all", marks=pytest.mark.soak)])
+def recipes(request, rows):
+    """Name and recipe of rows, those of a paper alone where it is asked for."""
+    names = {"chosen": CHOSEN, "all": ROWS}[request.param]
+    return lambda paper: [(name, rows[name]) for name in names if name.startswith(paper)]
+
+
+def test_the_page_of_rows_is_what_the_recipes_say():
+    page = (ROOT.parent / "docs" / "paper_recipes.md").read_text(encoding="utf-8")
+    assert page.endswith("\n".join(paper_recipes.table()) + "\n")
+    assert page.count("| `samtone/") == 36
+
+
+def test_every_row_can_be_read_and_every_setting_in_one_exists():
+    configurables.read([f"{PAPERS}{name}.gin" for name in ROWS])
+
+
+def test_rows_start_from_what_has_the_published_sizes(recipes, rows, monkeypatch):
+    chosen = recipes("")
+    monkeypatch.chdir(rows.folder)
+    for name, recipe in chosen:
+        assert recipe.initialization.init_from
+        recipe.check_before_data(recipe.devices.mesh(), recipe.model.shapes(), is_fresh=True)
+        assert recipe.options.batch_size == {"samtone": 512, "daft": 48}.get(name.split("/")[0], 64)
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore:.*holds an encoder alone")
+@pytest.mark.parametrize("name", ROWS)
+def test_dry_run_takes_a_row(name, rows, monkeypatch, capsys):
+    assert rows[name]
+    monkeypatch.chdir(rows.folder)
+    trainer.main([f"--gin_file={PAPERS}{name}.gin", "--dry_run"])
+    assert json.loads(capsys.readouterr().out)["num_parameters"] > 1e8
+
+
+def test_rows_begin_with_their_place_and_end_their_comment_with_the_command():
+    for name in ROWS:
+        comment = [line for line in (ROOT / PAPERS / f"{name}.gin").read_text().splitlines() if line.startswith("# ")]
+        assert any(word in comment[0] for word in ("Table", "Figure", "beside its tables"))
+        assert f"de-jax train --gin_file={PAPERS}{name}.gin " in comment[-2]
+        assert comment[-1].endswith(f"--run_dir=runs/{name}")
+
+
+def test_samtone_has_every_size_architecture_and_loss(recipes):
+    sizes = {"base": 768, "large": 1024, "xxl": 4096}
+    shared = {"sde": PARTS, "ade": (), "ade_spl": ("projection",)}
+    losses = {"": "in_batch_softmax", "_query": "samtone", "_both": "samtone", "_pair": "pair"}
+    grid = {f"samtone/{'_'.join(place[:2])}{place[2]}": place for place in itertools.product(sizes, shared, losses)}
+    assert sorted(grid) == [name for name in ROWS if name.startswith("samtone/")]
+    for name, recipe in recipes("samtone/"):
+        size, architecture, ending = grid[name]
+        encoder, training, options = recipe.model.doc.encoder, recipe.optimization, recipe.options
+        assert (encoder.model_dim, set(recipe.model.shared)) == (sizes[size], set(shared[architecture]))
+        assert (name_of(recipe.loss), bound(recipe.loss, "temperature")) == (losses[ending], 0.01)
+        assert bound(recipe.loss, "mask_duplicates") is False
+        if "samtone" in losses[ending]:
+            assert bound(recipe.loss, "same_tower") == ending[1:]
+        assert (training.clip_norm, training.num_steps, name_of(training.optimizer)) == (None, 20000, "adafactor")
+        assert training.schedule(peak=1e-3, num_steps=20000)(0) == pytest.approx(1e-3)  # no warm-up
+        assert (options.max_query_length, options.max_doc_length, options.unique_in_batch) == (64, 256, False)
+        assert (encoder.dropout_rate, encoder.dropout_broadcast) == (0.1, True)
+
+
+def test_ances_rows_share_optimizer_and_head_and_differ_in_negatives(recipes):
+    expected = {  # the loss, the rate, mined negatives, the documents' passages
+        "rand_neg": ("in_batch_softmax", 1e-6, "", 1), "bm25_to_rand": ("in_batch_softmax", 1e-6, "", 1),
+        "nce_neg": ("nce", 1e-6, "", 1), "bm25_to_nce": ("nce", 1e-6, "", 1),
+        "bm25_neg": ("ance", 1e-6, "negatives/bm25", 1),
+        "bm25_rand_neg": ("in_batch_softmax", 1e-6, "negatives/bm25", 1),
+        "bm25_to_bm25_rand": ("in_batch_softmax", 1e-6, "negatives/bm25", 1),
+        "firstp_passages": ("ance", 1e-6, "{run_dir}/negatives", 1),
+        "firstp_documents": ("ance", 5e-6, "{run_dir}/negatives", 1),
+        "maxp_documents": ("ance", 5e-6, "{run_dir}/negatives", 4),
+    }  # fmt: skip
+    rows = {name.removeprefix("ance/"): recipe for name, recipe in recipes("ance/") if "openqa" not in name}
+    for name, recipe in rows.items():
+        loss, rate, negatives, passages = expected[name]
+        tower, training, options = recipe.model.doc, recipe.optimization, recipe.options
+        assert (name_of(recipe.loss), bound(recipe.loss, "temperature")) == (loss, 1.0)
+        assert (tower.pooling, tower.projection_dim, tower.projection_norm, tower.normalize) == ("first", 768, True, False)
+        assert (name_of(training.optimizer), training.learning_rate, training.num_steps) == ("ance_lamb", rate, 50000)
+        assert (options.negatives_dir, options.max_passages, options.max_doc_length) == (negatives, passages, 512)
+        is_warm = recipe.initialization.init_from == "runs/ance/bm25_neg"
+        assert is_warm == (not recipe.initialization.init_new) == (name.startswith("bm25_to") or "p_" in name)
+    assert {name for name in ROWS if name.startswith("ance/") and "openqa" not in name} == {f"ance/{name}" for name in expected}
+
+
+def test_dafts_rows_draw_from_a_cache_and_align_before_they_tune(recipes):
+    for name, recipe in recipes("daft/"):
+        cache, training = recipe.negatives.negative_cache, recipe.optimization
+        assert (name_of(recipe.loss), bound(recipe.loss, "temperature")) == ("ance", 0.05)
+        assert (cache.capacity, cache.num_negatives) == (512000, 64)
+        assert (name_of(training.optimizer), training.learning_rate) == ("adamw", 1e-5)
+        assert recipe.model.query.pooling == recipe.model.doc.pooling == "first"
+        assert (recipe.alignment is not None) == (training.frozen == ("doc/.*",)) == name.endswith("_align")
+        if name.startswith("daft/bert_l"):
+            assert recipe.model.query.encoder.num_layers == int(name.partition("_l")[2].partition("_")[0])
+
+
+def test_curriculums_rows_have_both_kinds_of_negatives(recipes):
+    for name, recipe in recipes("curriculum/"):
+        own, options = name.partition("/")[2].removeprefix("ernie_"), recipe.options
+        assert (bool(options.negatives_dir), options.num_neg_docs) == (own != "gold", 31)
+        assert (options.max_query_length, options.max_doc_length) == (32, 144)
+        assert (recipe.model.shared, recipe.model.doc.pooling, recipe.model.doc.normalize) == ((), "first", False)
+        assert (name_of(recipe.loss), bound(recipe.loss, "temperature")) == ("in_batch_softmax", 1.0)
+        assert (options.curriculum and options.curriculum.strategy) == {"vanilla": None}.get(own, own)
+        assert own == "vanilla" or options.curriculum.num_steps == recipe.optimization.num_steps == 23575
+
+
+def test_absent_weights_are_named_with_the_setting_that_takes_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    for row, name in (("samtone/base_sde", "google/t5-v1_1-base"), ("dance/norm", "runs/ance/firstp_documents")):
+        with pytest.raises(InputError, match=rf"{name} is no folder.*--gin\.MODEL=<folder>\.$"):
+            trainer.main([f"--gin_file={PAPERS}{row}.gin", "--dry_run"])

@@ -1,0 +1,55 @@
+"""Embeds all texts of training pairs by a model that is not trained, a guide; prints one JSON object.
+
+de-jax encode_guide --dataset_dir=data/beir/scifact --model=all-MiniLM-L6-v2 --out_dir=guides/scifact
+de-jax encode_guide --pairs_dir=data/questions_pairs --model=runs/large --out_dir=guides/questions
+
+The folder gets queries/ and docs/, embeddings as encode_corpus writes them; after a stop the same command continues. The loss
+`guided` masks by them what the guide takes for false negatives:
+
+de-jax train --gin_file=recipes/guided.gin --gin.PairsOptions.guide_dir=guides/scifact ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from de_jax import command
+from de_jax.data.text import input_policy
+from de_jax.files.progress import progress_bar
+from de_jax.mining import guide
+from de_jax.model import load
+from de_jax.retrieval import encode
+from de_jax.types import InputError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    if args.pairs_dir and args.skip_empty:
+        raise InputError("--skip_empty goes with --dataset_dir; a folder of pairs has left empty texts out.")
+    run = load(args.model).run
+    name = " ".join([args.model, *(encode.tower_hash(run, tower)[:16] for tower in ("query", "doc"))])
+    if args.pairs_dir:
+        texts = guide.of_pair_store(run, args.pairs_dir)
+    else:
+        texts = guide.of_dataset(run, args.dataset_dir, skip_empty=args.skip_empty)
+    with progress_bar(total=texts.number, desc="encode", unit=" texts", delay=0.5) as bar:
+        guide.write(args.out_dir, run, name, texts, progress=bar.update)
+    sizes = {f"num_{kind}": store.num_texts for kind, store in texts.stores.items()}
+    print(json.dumps({"out_dir": args.out_dir, "guide": name, **sizes, "dim": run.model.doc.embedding_dim}))
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = command.Parser(description=__doc__)
+    texts = parser.add_mutually_exclusive_group(required=True)
+    texts.add_argument("--dataset_dir", help="a BEIR folder")
+    texts.add_argument("--pairs_dir", help="a folder of pairs, whose texts are what their tokens spell")
+    input_policy.add_flags(parser)
+    parser.add_argument("--model", required=True, help="the guide: a run, or any model that import_model reads")
+    parser.add_argument("--out_dir", required=True, help="folder of the embeddings; absent, empty or begun by this command")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
