@@ -162,6 +162,7 @@ def test_a_step_moves_adapters_alone_and_a_run_is_saved_and_goes_on_by_them(tmp_
     before = jax.tree.map(np.asarray, first)
     low = {path for path, leaf in paths.by_path(before.base).items() if leaf.dtype == jnp.bfloat16}
     assert low == {path for path in paths.all_paths(before.base) if path.endswith(("/kernel", "/embedding"))}
+    describe_run(tmp_path, model=recipe.model, query=Side(tokenizer, 6), doc=Side(tokenizer, 6), adapters=lora)
     base.write(tmp_path, before.base)  # of a run that was killed
     base.write(tmp_path, first.base)
     state, _ = step(first, sharding.place(batch(), mesh))
@@ -179,7 +180,6 @@ def test_a_step_moves_adapters_alone_and_a_run_is_saved_and_goes_on_by_them(tmp_
     assert moments
     assert all("/query/encoder/" in path and "/lora_" in path for path in moments)
 
-    describe_run(tmp_path, model=recipe.model, query=Side(tokenizer, 6), doc=Side(tokenizer, 6), adapters=lora)
     run = load_run(tmp_path)
     everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), recipe.model.shapes())
     placed = load_params(tmp_path, sharding_rules.with_shardings(recipe.model.shapes(), everywhere))
