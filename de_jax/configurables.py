@@ -39,10 +39,11 @@ from de_jax.training.hooks.collapse import CollapseAlarm
 from de_jax.training.mesh.sharding import make_mesh
 from de_jax.training.optim.lamb import ance_lamb, lamb
 from de_jax.training.optim.optimizer import adafactor, adamw, cosine, linear, rsqrt
+from de_jax.training.step.adapters import Lora
 from de_jax.training.step.negative_cache import NegativeCache
 from de_jax.types import InputError
 
-MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, pretrained_tower, pretrained_tokenizer)
+MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, pretrained_tower, pretrained_tokenizer, Lora)
 LOSSES = (
     *(in_batch_softmax, samtone, pair, nce, ance, dance, sampled_softmax),
     *(margin_mse, kl_distillation, relevance_weighted, combined, matryoshka, guided),

@@ -65,7 +65,7 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
         rank, begun = recipe.model.doc.embedding_rank, run.beside.get("alignment")
         aligned = StopWhenAligned(recipe.alignment, value_of, dim=rank, begun=begun, sinks=sinks, **timed)
         if not start_step:
-            aligned.measure(0, run.state.params)
+            aligned.measure(0, run.state.all_params)
         hooks.append(aligned)
     for name, mined in data.all_mined.items():
         if negatives.miner and negatives.mine_every_steps:
@@ -121,5 +121,5 @@ def _measure_of_alignment(
 
 
 def run_of(recipe: Recipe, run_dir: Path, data: TrainingSet, step: int, params: Params) -> Run:
-    """What is trained, as the tools know it."""
-    return Run(run_dir, step, recipe.model, params, data.query, data.doc)
+    """What is trained, as the tools know it; `params` are all of a state's."""
+    return Run(run_dir, step, recipe.model, recipe.merged(params), data.query, data.doc)

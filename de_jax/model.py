@@ -245,7 +245,8 @@ class Model:
 
         Args:
             folder: must not exist; it appears once it is complete.
-            format: "run" for this library, to train on or to load; or "sentence_transformers", "safetensors", "t5x", "serving".
+            format: "run" for this library, to train on or to load; or "sentence_transformers", "safetensors", "t5x", "serving";
+                or "peft", for the adapters of a run that trained such.
 
         Raises:
             InputError: the folder exists, another format, or one that has no place for this model.

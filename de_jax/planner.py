@@ -11,7 +11,7 @@ from de_jax.recipe import Recipe
 from de_jax.settings import PositiveInt, Range, checked
 from de_jax.training.mesh import plan as compiling
 from de_jax.training.mesh import sharding, sharding_rules
-from de_jax.types import InputError
+from de_jax.types import InputError, Params
 
 GIB = 2**30
 Effort = Annotated[float, Range(-1, 1)]
@@ -46,8 +46,10 @@ def plan(
         effort: the compiler's, from -1, done soonest, to 1. Training compiles at 0.
 
     Returns:
-        JSON values: the topology, the mesh and the batch's shape; num_parameters; what each device needs (state_gib,
-        negative_cache_gib, memory_gib by kind) beside available_gib, and whether it fits, with the compiler's sentence in why_not;
+        JSON values: the topology, the mesh and the batch's shape; num_parameters, and how many of them are not the base of
+        adapters; what each device needs (state_gib, of which base_gib, negative_cache_gib, memory_gib by kind) beside
+        available_gib, and whether it fits, with the compiler's sentence in why_not; checkpoint_gib, what each checkpoint takes on
+        the disk before it is compressed;
         executed_flops of a step on all devices together and useful_flops, those of the towers by formula; collectives, each with
         the bytes that a device receives; estimate, the seconds that products and links take at least. A simulated device has no
         memory of its own and no speed: available_gib, fits and estimate are None.
@@ -100,8 +102,11 @@ def plan(
         "mesh": dict(mesh.shape),
         **shape,
         "num_chunks": recipe.devices.num_chunks,
-        "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        "num_parameters": _size(state.all_params),
+        "num_trained_parameters": _size(state.params),
         "state_gib": _gib(compiling.bytes_per_device(placed)),
+        "base_gib": _gib(compiling.bytes_per_device(placed.base)),
+        "checkpoint_gib": _gib(_num_bytes(state._replace(base=None))),
         "negative_cache_gib": _gib(compiling.bytes_per_device(placed.cache)),
         "available_gib": _gib(chip.memory_bytes) if chip else None,
         "fits": compiled.why_not is None if chip else None,
@@ -129,15 +134,27 @@ def _needs(compiled: compiling.Plan, num_devices: int, chip: compiling.Chip | No
 
 
 def _useful_flops(recipe: Recipe, shape: dict[str, Any]) -> float:
-    """Of the towers' products forward and backward, without anything that is computed twice; packed texts are of one length."""
+    """Of the towers' products forward and backward, without anything that is computed twice; packed texts are of one length.
+
+    Adapters' own products are not counted.
+    """
     total, num_pairs = 0.0, shape["batch_size"]
+    passes = 2 if recipe.adapters else 3  # forward, backward to activations, backward to kernels
     for side in ("query", "doc"):
         number = num_pairs * (1 + shape.get(NEGATIVES[side], 0))
         if side == "doc" and not shape["doc_rows"]:
             number *= shape.get("max_passages", 1)
         length = shape[f"{side}_length"] * (shape[f"{side}_rows"] or num_pairs) / num_pairs
-        total += 3 * compiling.forward_flops(getattr(recipe.model, side).encoder, np.full(number, length))
+        total += passes * compiling.forward_flops(getattr(recipe.model, side).encoder, np.full(number, length))
     return total
+
+
+def _size(params: Params) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def _num_bytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _gib(size: int) -> float:

@@ -24,8 +24,10 @@ from de_jax.settings import PositiveInt, Seed, bound, check_call, check_fields, 
 from de_jax.training.hooks.alignment import KL, Alignment
 from de_jax.training.mesh import plan, sharding
 from de_jax.training.mesh.sharding_rules import Rules
+from de_jax.training.optim import paths
 from de_jax.training.run.settings import Logging, Optimization, settings_group
 from de_jax.training.step import grad_norms
+from de_jax.training.step.adapters import AdaptedModel, Lora
 from de_jax.training.step.chunked import ChunkedModel
 from de_jax.training.step.frozen import FrozenModel
 from de_jax.training.step.negative_cache import NegativeCache
@@ -133,6 +135,8 @@ class Recipe:
         data: opens the training set, given a `Share`: `functools.partial(beir_pairs, "data/scifact", options=PairsOptions(...))`.
         loss: one of `de_jax.losses` with its settings bound, or a function of the same type.
         optimization, initialization, negatives, devices, logging: see there.
+        adapters: trains low-rank adapters of the kernels that its pattern matches, and keeps the rest as `init_from` gives it; None
+            trains all that is not frozen.
         alignment: ends the run when the query tower is aligned with the document tower, as DAFT's first stage is; None for a run
             of `num_steps`.
 
@@ -164,10 +168,15 @@ class Recipe:
     negatives: HardNegatives = HardNegatives()
     devices: Devices = Devices()
     logging: Logging = Logging()
+    adapters: Lora | None = None
     alignment: Alignment | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.adapters and not self.initialization.init_from:
+            warnings.warn(
+                "train.adapters are trained beside random parameters, which no update changes; set train.init_from.", stacklevel=3
+            )
         for loss in parts(self.loss):
             check_call("train.loss", loss, "embeddings", like="samtone")
             if name_of(loss) == "matryoshka" and {self.model.query.normalize, self.model.doc.normalize} != {
@@ -208,14 +217,18 @@ class Recipe:
 
     def shapes(self) -> TrainState:
         """Of what `init` gives; towers that are equal are traced once."""
-        return jax.eval_shape(lambda params: self._first_state(types.SimpleNamespace(init=lambda rng: params)), self.model.shapes())
+        return jax.eval_shape(lambda params: self._first_state(_giving(params)), self.model.shapes())
 
     def init(self) -> TrainState:
         """The state before the first step."""
         return self._first_state(self.model)
 
+    def merged(self, params: Params) -> Params:
+        """What `model` takes, of all parameters of a state: adapters are added to their kernels."""
+        return self.adapters.merged(params) if self.adapters else params
+
     def train_step(self, params: Params) -> TrainStep:
-        """One update of these parameters, arrays or their shapes; see `training.step.train_step`."""
+        """One update of a state with these parameters, arrays or their shapes; see `training.step.train_step`."""
         return self._step_of(self.trained, params)
 
     def memory_settings(self, batch_size: int) -> dict[str, Any]:
@@ -325,16 +338,24 @@ class Recipe:
                     options.dev_split is not None or name_of(source) in ("stored_pairs", "table_pairs") for source, options in known
                 ),
             )
-        start = self.initialization
+        start, adapters = self.initialization, self.adapters
         if start.init_from and is_fresh:
             check_init_from(start.init_from, params, new=start.init_new, layers=start.init_layers)
+            base = [path for path in paths.all_paths(params) if adapters and not adapters.is_trained(path)]
+            if fresh := [path for path in base if paths.matches(start.init_new, path)]:
+                raise InputError(
+                    f"{fresh[0]} starts fresh, as train.init_new says, but with train.adapters it would never be trained; name it "
+                    "in Lora.trained too."
+                )
 
     def texts_of_a_pair(self) -> dict[str, int]:
         """What `plan.batch_shapes` wants to know of a pair's texts beside their lengths."""
         return _texts_of_a_pair(self.options)
 
     def _first_state(self, model: Initialisable) -> TrainState:
-        state = init_state(model, self.optimization.tx, jax.random.key(self.initialization.seed))
+        adapters = self.adapters
+        parts = (AdaptedModel(model, adapters), adapters.split) if adapters else (model, lambda params: (params, None))
+        state = init_state(parts[0], self._tx, jax.random.key(self.initialization.seed), parts[1])
         cache = self.negatives.negative_cache
         if cache is None:
             return state
@@ -345,15 +366,22 @@ class Recipe:
     def _trained(self, model: DualEncoder) -> Model:
         num_chunks, frozen = self.devices.num_chunks, self.optimization.frozen
         trained: Model = ChunkedModel(model, num_chunks) if num_chunks > 1 else model
-        return FrozenModel(trained, tuple(frozen)) if frozen else trained
+        trained = FrozenModel(trained, tuple(frozen)) if frozen else trained
+        return AdaptedModel(trained, self.adapters) if self.adapters else trained
 
     def _step_of(self, model: Model, params: Params) -> TrainStep:
         group_norms = grad_norms.group_norms(params, self.logging.grad_norm_groups)
         loss = with_spread(self.loss) if self.logging.collapse_alarm else self.loss
         cache = self.negatives.negative_cache
-        return make_train_step(
-            model, loss, self.optimization.tx(params), group_norms, cache, self._temperature() if cache else None
-        )
+        return make_train_step(model, loss, self._tx(params), group_norms, cache, self._temperature() if cache else None)
+
+    def _tx(self, params: Params) -> Any:
+        """The optimizer of what is trained; factors and frozen patterns may name the base too."""
+        adapters = self.adapters
+        if adapters is None:
+            return self.optimization.tx(params)
+        whole = jax.eval_shape(lambda base: adapters.added_to(base, jax.random.key(0)), self.model.shapes())
+        return self.optimization.tx(params, whole)
 
     def _temperature(self) -> float | None:
         """The loss's, or of several that of the first that has one."""
@@ -363,6 +391,11 @@ class Recipe:
         raise InputError(
             f"train.negative_cache draws by the temperature of the loss, but {name_of(self.loss)} has none; take another loss."
         )
+
+
+def _giving(params: Params) -> Initialisable:
+    """A model whose fresh parameters are these."""
+    return types.SimpleNamespace(init=lambda rng: params)
 
 
 def _options_of(source: Callable[..., TrainingSet]) -> PairsOptions | None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from de_jax import command, recipe_file
 from de_jax.data.sources.options import Share
@@ -38,6 +37,7 @@ from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.run.fit import Stop
 from de_jax.training.run.loop import Session, Training, fresh_state, session
 from de_jax.training.run.run_folder import BEST_DIR, CHECKPOINTS_DIR, complete_steps, describe_run, only_trainer
+from de_jax.training.step.adapters import ADAPTER
 from de_jax.types import InputError, Params, TrainState
 
 
@@ -100,7 +100,7 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
         "run_dir": str(run_dir),
         "step": int(state.step),
         "seconds": round(time.monotonic() - start, 1),
-        "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        **_counts(recipe, state),
         "stopped": stop.reason if stop else None,
     }
 
@@ -121,7 +121,8 @@ def first_params(recipe: Recipe) -> Params:
     """The parameters that a run of this recipe has before its first update."""
     abstract, mesh = recipe.check(), recipe.devices.mesh()
     shardings = sharding_rules.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
-    return fresh_state(recipe.init, _start_from(recipe), sharding_rules.with_shardings(abstract, shardings)).params
+    state = fresh_state(recipe.init, _start_from(recipe), sharding_rules.with_shardings(abstract, shardings))
+    return recipe.merged(state.all_params)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -137,8 +138,7 @@ def main(argv: list[str] | None = None) -> None:
     built = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports)
     recipe = built.recipe
     if args.dry_run:
-        params = check(recipe, Path(args.run_dir) if args.run_dir else None)[0].params
-        print(json.dumps({"num_parameters": sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))}))
+        print(json.dumps(_counts(recipe, check(recipe, Path(args.run_dir) if args.run_dir else None)[0])))
     else:
         if not args.run_dir:
             raise InputError("--run_dir is missing; name the folder that checkpoints and logs go to.")
@@ -149,8 +149,14 @@ def main(argv: list[str] | None = None) -> None:
             sys.exit(command.EXIT_STOPPED)
 
 
+def _counts(recipe: Recipe, state: TrainState) -> dict[str, int]:
+    """How many parameters there are, and of a run with adapters how many are trained."""
+    counted = {"num_parameters": state.all_params} | ({"num_trained_parameters": state.params} if recipe.adapters else {})
+    return {name: sum(leaf.size for leaf in jax.tree.leaves(params)) for name, params in counted.items()}
+
+
 def _describe(recipe: Recipe, run_dir: Path, data: TrainingSet, gin: str) -> None:
-    describe_run(run_dir, model=recipe.model, query=data.query, doc=data.doc)
+    describe_run(run_dir, model=recipe.model, query=data.query, doc=data.doc, adapters=recipe.adapters)
     if changed := recipe_file.changes(recipe, run_dir, gin):
         warnings.warn(f"{run_dir} continues with other settings than it had: {'; '.join(changed)}.", stacklevel=2)
     if distributed.is_first():
@@ -190,7 +196,8 @@ def _start_from(recipe: Recipe) -> Callable[[Params], Params]:
     start = recipe.initialization
     if not start.init_from:
         return lambda fresh: fresh
-    return functools.partial(initial_params, start.init_from, new=start.init_new, layers=start.init_layers)
+    new = (*start.init_new, ADAPTER) if recipe.adapters else start.init_new
+    return functools.partial(initial_params, start.init_from, new=new, layers=start.init_layers)
 
 
 def _ended(recipe: Recipe, run: Session) -> Stop | None:
@@ -215,7 +222,7 @@ def _begin_negatives(recipe: Recipe, data: TrainingSet, run: Session) -> None:
         if recipe.negatives.miner and distributed.agreed(mined.needs_first()):
             is_held = recipe.negatives.mine_every_steps or not distributed.is_first()
             with contextlib.nullcontext() if is_held else only_miner(mined.negatives_dir):
-                now = run_of(recipe, run.run_dir, data.parts[name], run.start_step, run.state.params)
+                now = run_of(recipe, run.run_dir, data.parts[name], run.start_step, run.state.all_params)
                 mine_generation(now, mined, recipe.negatives.miner, keep=False)
             distributed.agreed(True)  # the first process searches and writes; the others wait for it
         mined.begin(run.start_step, [Switch(*switch) for switch in run.beside.get(of_source("switches", name), [])])

@@ -118,6 +118,18 @@ class TrainState(NamedTuple):
     opt_state: Any
     rng: Array  # the run's key; a step uses fold_in(rng, step)
     cache: Any = None  # `CachedDocs`, where the run draws negatives from them
+    base: Params | None = None  # what no step changes, where `params` are only what is trained beside it
+
+    @property
+    def all_params(self) -> Params:
+        """What the model is called with."""
+        return self.params if self.base is None else _joined(self.base, self.params)
+
+
+def _joined(base: Params, params: Params) -> Params:
+    """Two trees of dicts as one."""
+    both = {name: _joined(base[name], params[name]) for name in base.keys() & params.keys()}
+    return {**base, **params, **both}
 
 
 class Ranking(NamedTuple):

@@ -5,6 +5,7 @@ de-jax export_model --run_dir=runs/sde --format=sentence_transformers --out_dir=
 sentence_transformers  SentenceTransformer(out_dir); towers that differ as query/ and document/, and a Router over both
 safetensors            every parameter by its path in one file, with model.json
 t5x                    out_dir/checkpoint_<step>, without an optimizer's state
+peft                   the adapters of a run that trained such (`train.adapters`), as peft's PeftModel.from_pretrained loads them
 serving                both towers by jax.export, and encoder.py that runs them where this library is not installed
 
 README.md in it is a model card: base model, data, loss, recipe, and the scores that `de-jax evaluate_*` kept of this checkpoint.

@@ -3,6 +3,7 @@
 run.json            a run of this library
 modules.json        sentence-transformers
 config.json         Hugging Face's transformers
+adapter_config.json peft's LoRA, merged into the model that it names
 model.json          `export_model --format=safetensors`
 checkpoint, state/  T5X
 """
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from de_jax.files.reading import is_there
-from de_jax.interop import hub, huggingface, safetensors_model, sentence_transformers, t5x
+from de_jax.interop import hub, huggingface, peft_adapters, safetensors_model, sentence_transformers, t5x
 from de_jax.interop.pretrained import Pretrained, PretrainedSide
 from de_jax.training.run.run_folder import RUN, load_run
 from de_jax.types import InputError
@@ -43,6 +44,12 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         InputError: nothing that is known, or as of the format's own `read`.
     """
     folder = folder_of(source)
+    if peft_adapters.is_in(folder):
+        base_folder = folder_of(peft_adapters.base_of(folder))
+        if not is_there(base_folder / huggingface.CONFIG_FILE):
+            raise InputError(f"{folder} is for {base_folder}, which holds no {huggingface.CONFIG_FILE} of transformers.")
+        base = read(base_folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling)
+        return peft_adapters.merged(folder, base, huggingface.open_encoder(base_folder), only_sizes=only_sizes)
     if _is_bare_encoder(folder):
         if pooling is None and is_there(folder / sentence_transformers.PROMPTS_FILE):
             raise InputError(
@@ -64,7 +71,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         return t5x.read(folder, ignored=ignored)
     raise InputError(
         f"{folder} holds no model that is known: neither {RUN.file} (a run), {sentence_transformers.MODULES_FILE} "
-        f"(sentence-transformers), {huggingface.CONFIG_FILE} (Hugging Face), "
+        f"(sentence-transformers), {huggingface.CONFIG_FILE} (Hugging Face), {peft_adapters.CONFIG_FILE} (peft), "
         f"{safetensors_model.MODEL_FOLDER.file} nor a checkpoint of T5X."
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from de_jax.files.folders import atomic_dir
-from de_jax.interop import safetensors_model, sentence_transformers_export, serving, t5x
+from de_jax.interop import peft_adapters, safetensors_model, sentence_transformers_export, serving, t5x
 from de_jax.interop.hub import CARD_FILE
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
@@ -17,6 +17,7 @@ FORMATS: dict[str, Callable[[Path, Run], None]] = {
     "safetensors": safetensors_model.write,
     "t5x": lambda folder, run: t5x.write(folder / f"checkpoint_{run.step}", run.model, run.params, run.step),
     "serving": serving.write,
+    "peft": peft_adapters.write,
 }
 DROPPED = "the learned temperature is left out: it scales scores while training, and no embedding depends on it"
 

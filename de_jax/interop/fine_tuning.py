@@ -241,8 +241,8 @@ def _check_complete(
                 raise InputError(
                     f"{source} holds {path}, which this model has no place for; give its {tower} tower the same parts."
                 )
-    shapes = {Place(source, path): leaf.shape for source, p in sizes.items() for path, leaf in _by_path(p.params).items()}
-    for path, leaf in _by_path(fresh).items():
+    shapes = {Place(source, path): leaf.shape for source, p in sizes.items() for path, leaf in paths.by_path(p.params).items()}
+    for path, leaf in paths.by_path(fresh).items():
         if path in kept and shapes[kept[path]] != leaf.shape:
             raise InputError(
                 f"{kept[path].source} has the shape {shapes[kept[path]]} for {path}, but this model {leaf.shape}; use the same "
@@ -252,23 +252,24 @@ def _check_complete(
 
 def _placed_params(source: str, sizes: Params, fresh: Params, kept: Mapping[str, Place]) -> dict[str, Any]:
     """The arrays of a source by path, where the parameters that take their values lie."""
-    here = _by_path(fresh)
+    here = paths.by_path(fresh)
     owners = {place.path: here[path] for path, place in kept.items() if place.source == source}
     everywhere = sharding.replicated(next(iter(here.values())).sharding.mesh)
     like = paths.map_with_path(
         lambda path, leaf: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=owners[path].sharding if path in owners else everywhere
+            leaf.shape,
+            owners[path].dtype if path in owners else leaf.dtype,
+            sharding=owners[path].sharding if path in owners else everywhere,
         ),
         sizes,
     )
     if any_model.is_run(folder := any_model.folder_of(source)):
-        return _by_path(load_params(folder, like))  # each host reads its share alone
-    place = lambda array, leaf: jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: array[index])  # noqa: E731
-    return _by_path(jax.tree.map(place, any_model.read(folder).params, like))
+        return paths.by_path(load_params(folder, like))  # each host reads its share alone
 
+    def place(array: Any, leaf: Any) -> Any:
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: array[index].astype(leaf.dtype))
 
-def _by_path(params: Params) -> dict[str, Any]:
-    return dict(zip(paths.all_paths(params), jax.tree.leaves(params), strict=True))
+    return paths.by_path(jax.tree.map(place, any_model.read(folder).params, like))
 
 
 def _sizes(source: str) -> Pretrained:

@@ -129,7 +129,7 @@ def assemble(
         array = np.asarray(stored[origin.name]())
         if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
             raise InputError(f"{source}: {origin.name} holds {array.dtype} values, but parameters are floating-point numbers.")
-        array = np.asarray(_turned(_part(array, origin), origin), np.float32, order="C")
+        array = np.asarray(turned(part_of(array, origin), origin), np.float32, order="C")
         array = array + np.float32(origin.added) if origin.added else array
         if array.shape != leaf.shape:
             raise InputError(
@@ -148,7 +148,7 @@ def disassemble(params: Params, origins: Mapping[str, Origin]) -> dict[str, np.n
 
     def write(path: str, leaf: Array) -> None:
         origin = origins[path]
-        array = _turned(np.asarray(leaf), origin)
+        array = turned(np.asarray(leaf), origin)
         array = array[origin.first_row :] if origin.first_row else array
         parts.setdefault(origin.name, {})[origin.part[0]] = array - np.float32(origin.added) if origin.added else array
 
@@ -157,13 +157,13 @@ def disassemble(params: Params, origins: Mapping[str, Origin]) -> dict[str, np.n
     return {name: np.asarray(np.concatenate(of) if len(of) > 1 else of[0], order="C") for name, of in joined.items()}
 
 
-def _part(array: np.ndarray, origin: Origin) -> np.ndarray:
+def part_of(array: np.ndarray, origin: Origin) -> np.ndarray:
     """The part of a stored array that is a parameter; all of it where it has no such parts, which its shape then tells."""
     which, num_parts = origin.part
     return np.split(array, num_parts)[which] if array.ndim and len(array) % num_parts == 0 else array
 
 
-def _turned(array: np.ndarray, origin: Origin) -> np.ndarray:
+def turned(array: np.ndarray, origin: Origin) -> np.ndarray:
     """From one library's layout to the other's; its own inverse."""
     if origin.transposed:
         return array.T

@@ -25,7 +25,7 @@ def stored_arrays(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
         InputError: no safetensors there, a damaged file, or files that do not hold what the index says.
     """
     if is_there(folder / FILE):
-        return {name: _reader(folder / FILE, name) for name in _names(folder / FILE)}
+        return arrays_in(folder / FILE)
     if is_there(folder / INDEX_FILE):
         return _sharded(folder)
     pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
@@ -35,6 +35,11 @@ def stored_arrays(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
             "transformers' AutoModel.from_pretrained(folder).save_pretrained(folder, safe_serialization=True)."
         )
     raise InputError(f"{folder} holds neither {FILE} nor {INDEX_FILE}; copy the model's weights there.")
+
+
+def arrays_in(file: Path) -> dict[str, Callable[[], np.ndarray]]:
+    """As `stored_arrays`, of one file."""
+    return {name: _reader(file, name) for name in _names(file)}
 
 
 def _sharded(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
@@ -78,4 +83,5 @@ def save(file: Path, arrays: dict[str, np.ndarray]) -> None:
     import safetensors.numpy
 
     file.parent.mkdir(exist_ok=True)
-    safetensors.numpy.save_file(arrays, file, metadata={"format": "pt"})
+    in_rows = {name: np.asarray(array, order="C") for name, array in arrays.items()}  # else the package writes other numbers
+    safetensors.numpy.save_file(in_rows, file, metadata={"format": "pt"})

@@ -14,7 +14,7 @@ from de_jax.files import outputs
 from de_jax.interop import served_encoder
 from de_jax.training.optim import paths
 from de_jax.training.run.run_folder import Run
-from de_jax.types import Array, Params
+from de_jax.types import Array
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -43,23 +43,12 @@ def write(folder: Path, run: Run) -> None:
 
 def _exported(run: Run, tower: str, arrays: dict[str, np.ndarray]) -> bytes:
     def encode(arrays: dict[str, Array], tokens: Array) -> Array:
-        return run.model.encode_rows(tower, _tree(arrays), tokens)[:, 0]
+        return run.model.encode_rows(tower, paths.tree_of(arrays), tokens)[:, 0]
 
     texts, length = export.symbolic_shape("texts, length")
     shapes = {path: jax.ShapeDtypeStruct(array.shape, array.dtype) for path, array in arrays.items()}
     tokens = jax.ShapeDtypeStruct((texts, length), np.int32)
     return bytes(export.export(jax.jit(encode), platforms=PLATFORMS)(shapes, tokens).serialize())
-
-
-def _tree(arrays: dict[str, Array]) -> Params:
-    tree: Params = {}
-    for path, array in arrays.items():
-        *parents, name = path.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = array
-    return tree
 
 
 def _tokenizer_settings(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:

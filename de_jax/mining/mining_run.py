@@ -94,7 +94,7 @@ class MineNegatives:
         self._before()
         if distributed.agreed(not _is_mined(self._mined, step)):
             start = time.monotonic()
-            mine_generation(self._run_of(step, state.params), self._mined, self._miner, keep=False)
+            mine_generation(self._run_of(step, state.all_params), self._mined, self._miner, keep=False)
             self._on_seconds(time.monotonic() - start)
         return None
 

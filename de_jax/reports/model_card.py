@@ -27,7 +27,8 @@ from de_jax.interop import export as export_
 from de_jax.training.run.run_folder import Run, origins, read_recipe_file
 from de_jax.types import InputError
 
-LIBRARY, TASK = {"sentence_transformers": "sentence-transformers"}, {"sentence_transformers": "sentence-similarity"}
+LIBRARY = {"sentence_transformers": "sentence-transformers", "peft": "peft"}
+TASK = {"sentence_transformers": "sentence-similarity"}
 """Of the hub, by format; the others are "de_jax" and "feature-extraction"."""
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
@@ -190,6 +191,17 @@ from encoder import Encoder  # {name}/encoder.py
 queries = Encoder("{name}", "query")(["how high is mont blanc"])
 documents = Encoder("{name}", "doc")(["Mont Blanc is 4,806 metres high."])
 scores = queries @ documents.T""",
+        )
+        return
+    if format == "peft":
+        yield _code(
+            "python",
+            f"""
+import de_jax
+from peft import AutoPeftModelForFeatureExtraction
+
+encoder = AutoPeftModelForFeatureExtraction.from_pretrained("{name}")  # token vectors, for torch
+model = de_jax.load("{name}")  # merged into the model that adapter_config.json names""",
         )
         return
     folder = f"{name}/checkpoint_{run.step}" if format == "t5x" else name

@@ -62,7 +62,11 @@ def names(run_dir):
     return {name for name in found if not name.startswith("tensorboard/")}
 
 
-def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path, num_kills, rng):
+ADAPTERS = {"train__adapters": "@Lora()", "Lora__rank": 2, "Lora__dropout": 0.1}
+
+
+@pytest.mark.parametrize("more", [{}, ADAPTERS], ids=["all", "adapters"])
+def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path, num_kills, rng, more):
     run_dirs = [tmp_path / str(number) for number in range(RUNS_PER_KILL * num_kills + 2)]
     changes = {
         **ALL_DEVICES,
@@ -71,6 +75,7 @@ def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path, n
         "train__save_every_steps": 4,
         "train__log_every_steps": 3,
         "train__evaluate_every_steps": 10,
+        **more,
     }
     argv = [arguments(dataset_dir, run_dir, **changes) for run_dir in run_dirs]
     finished = killed(
@@ -80,7 +85,7 @@ def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path, n
     assert others
     assert [line["step"] for line in curve(whole) if "loss" in line] == [*range(3, 160, 3), 160]
     for run_dir in others:
-        for folder in ("checkpoints", "best"):
+        for folder in ("checkpoints", "best", *(["base"] if more else [])):
             (step, found), (expected_step, expected) = state(run_dir / folder), state(whole / folder)
             assert step == expected_step
             jax.tree.map(np.testing.assert_array_equal, found, expected)

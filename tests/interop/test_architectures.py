@@ -20,15 +20,17 @@ from pretrained_folders import TEXTS, WORDS, our_embeddings, write, write_tokeni
 
 from de_jax import command, trainer
 from de_jax.data.text.sides import Side
-from de_jax.interop import any_model, huggingface, tokenizer_settings
+from de_jax.interop import any_model, huggingface, peft_adapters, tokenizer_settings
 from de_jax.interop.architectures import registry
 from de_jax.interop.export import export
 from de_jax.interop.pretrained import disassemble
 from de_jax.interop.safetensors_files import save
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.tower import segments_of
+from de_jax.training.optim import paths
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import Run, load_run
+from de_jax.training.step.adapters import Lora
 from de_jax.types import InputError
 
 LENGTHS = (140, 60, 7, 1)  # tokens: beyond T5's and MPNet's farthest bucket and all windows below
@@ -229,6 +231,36 @@ def test_what_is_written_is_loaded_by_transformers_and_by_us_as_it_was(imported,
     again = huggingface.read(tmp_path)
     assert again.model == found.model
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), again.params["shared"], params)
+
+
+OFTEN = "modernbert"
+"""The kind that keeps three of our kernels as one."""
+
+
+@pytest.mark.parametrize(
+    "imported", [name if name == OFTEN else pytest.param(name, marks=pytest.mark.soak) for name in ROWS], indirect=True
+)
+def test_adapters_are_loaded_by_peft_and_by_us_and_give_the_same(imported, tmp_path):
+    import peft
+
+    row, folder, expected, found = imported
+    config, params = found.model.query.encoder, found.params
+    adapters = Lora(pattern=r".*/(layers_0/attention/value|attention/query|mlp/w(i|i_0|o))/kernel", rank=3, alpha=4.5)
+    trained, _ = adapters.split(adapters.added_to(params, jax.random.key(0)))
+    rng = np.random.default_rng(0)
+    leaves = {path: np.asarray(leaf) for path, leaf in paths.by_path(trained).items()}
+    leaves |= {path: rng.normal(size=leaf.shape).astype(np.float32) / 5 for path, leaf in leaves.items() if "lora_b" in path}
+    (tmp_path / "out").mkdir()
+    own = {path.removeprefix("shared/"): leaf for path, leaf in leaves.items()}
+    peft_adapters.write_encoder(tmp_path / "out", config, row.pad_id, adapters, own, str(folder))
+    merged = found._replace(params=adapters.merged(paths.tree_of({**paths.by_path(params), **leaves})))
+    ours = our_hidden(row, merged, is_packed=False)
+    model = torch_model(row)
+    peft.PeftModel.from_pretrained(model, tmp_path / "out").eval()  # it changes the model itself
+    close(ours, their_hidden(row, model))
+    assert np.abs(ours - expected).max() > 0.1 * np.abs(expected).max()
+    again = any_model.read(tmp_path / "out")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), again.params, dict(merged.params))
 
 
 def changed(folder, to, **values):

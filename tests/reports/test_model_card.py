@@ -92,13 +92,19 @@ def test_scores_of_another_checkpoint_are_not_its_scores(run_dir, tmp_path):
     assert "e5-base" in card.text  # the folder that it started from, by its name
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", sorted(FORMATS.keys() - {"peft"}))
 def test_every_format_has_a_card_whose_code_is_for_it(run_dir, tmp_path, format):
     model_card.export(load_run(run_dir, 7), tmp_path / "sde", format)
     text = loaded(tmp_path / "sde").text
     assert ("SentenceTransformer" in text) == (format == "sentence_transformers")
     assert ("from encoder import Encoder" in text) == (format == "serving")
     assert ("de_jax.load" in text) == (format != "serving")
+
+
+def test_a_run_without_adapters_has_none_for_peft(run_dir, tmp_path):
+    with pytest.raises(InputError, match="run has no adapters; export it in another format"):
+        model_card.export(load_run(run_dir, 7), tmp_path / "sde", "peft")
+    assert "AutoPeftModelForFeatureExtraction" in model_card.model_card(load_run(run_dir, 7), "peft", name="sde")
 
 
 def test_a_run_of_an_imported_model_names_it(run_dir, tmp_path):

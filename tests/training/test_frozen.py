@@ -1,6 +1,7 @@
 """A frozen tower is a constant: no dropout, no gradient, not one bit of its parameters."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from de_jax.training.optim.optimizer import adamw, make_optimizer
 from de_jax.training.step.chunked import ChunkedModel
 from de_jax.training.step.frozen import FrozenModel
 from de_jax.training.step.train_step import init_state, make_train_step
-from de_jax.types import Batch
+from de_jax.types import Batch, Embeddings
 
 TOWER = TowerConfig(
     T5Config(vocab_size=32, model_dim=8, num_layers=1, num_heads=2, head_dim=4, mlp_dim=8, dtype="float32", dropout_rate=0.5),
@@ -53,6 +54,14 @@ def test_a_tower_frozen_in_part_keeps_its_dropout(params, batch):
     first, second = (embed(params, batch, jax.random.key(seed)) for seed in (1, 2))
     assert np.abs(np.asarray(first.doc - second.doc)).max() > 0.01
     assert FrozenModel(MODEL, ("doc/.*", "query/.*")).whole_towers(params) == ("query", "doc")
+
+
+def test_other_towers_without_dropout_are_added_to_those_that_are_frozen():
+    found = []
+    inner = SimpleNamespace(embed=lambda *args, without_dropout: found.append(without_dropout) or Embeddings(*[None] * 4))
+    params = {"query": {"encoder": np.zeros(1)}, "doc": {"encoder": np.zeros(1)}}
+    FrozenModel(inner, ("doc/.*",)).embed(params, Batch(None, None, None, None), None, without_dropout=("query",))
+    assert found == [{"query", "doc"}]
 
 
 def test_gradients_are_zero_where_frozen_and_those_of_the_model_elsewhere(params, batch):

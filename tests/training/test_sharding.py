@@ -18,6 +18,7 @@ from de_jax.training.mesh import sharding, sharding_rules
 from de_jax.training.optim import paths
 from de_jax.training.optim.optimizer import adafactor, adamw, linear, make_optimizer
 from de_jax.training.run.checkpoint import Checkpoints
+from de_jax.training.step.adapters import AdaptedModel, Lora
 from de_jax.training.step.chunked import ChunkedModel
 from de_jax.training.step.train_step import init_state, make_train_step
 from de_jax.types import Batch, InputError
@@ -43,13 +44,15 @@ def batch(seed):
 class Training:
     """A few steps of one recipe on one mesh."""
 
-    def __init__(self, sizes, *, optimizer=FACTORED, num_chunks=1, loss=LOSS, rules=None, **options):
+    def __init__(self, sizes, *, optimizer=FACTORED, num_chunks=1, loss=LOSS, rules=None, adapters=None, **options):
         self.mesh = sharding.make_mesh(*sizes)
         tx = functools.partial(make_optimizer, optimizer, SCHEDULES[optimizer], **options)
-        self.init = lambda: init_state(MODEL, tx, jax.random.key(0))
+        adapted = (AdaptedModel(MODEL, adapters), tx, jax.random.key(0), adapters.split) if adapters else ()
+        self.init = lambda: init_state(*(adapted or (MODEL, tx, jax.random.key(0))))
         self.abstract = jax.eval_shape(self.init)
         self.shardings = sharding_rules.state_shardings(self.abstract, self.mesh, rules)
         model = ChunkedModel(MODEL, num_chunks) if num_chunks > 1 else MODEL
+        model = AdaptedModel(model, adapters) if adapters else model
         self.step = sharding_rules.compiled_step(make_train_step(model, loss, tx(self.abstract.params)), self.shardings, self.mesh)
 
     def first(self):
@@ -88,6 +91,7 @@ VARIANTS = {
     "chunked": {"num_chunks": 2},
     "streaming": {"loss": STREAMING},
     "chunked and streaming": {"num_chunks": 2, "loss": STREAMING},
+    "adapters": {"optimizer": adamw, "adapters": Lora(pattern=".*/encoder/.*/kernel", rank=4, dropout=0.1), "num_chunks": 2},
 }
 CASES = {str(sizes): (sizes, {}) for sizes in MESHES}
 CASES |= {f"{sizes} {name}": (sizes, options) for sizes in ((8, 1, 1), (1, 8, 1), (2, 2, 2)) for name, options in VARIANTS.items()}

@@ -89,7 +89,7 @@ class StopWhenAligned:
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
         if step % self._alignment.every_steps == 0:
             self._before()
-            self.measure(step, state.params)
+            self.measure(step, state.all_params)
         return self._stop
 
     def measure(self, step: int, params: Params) -> None:

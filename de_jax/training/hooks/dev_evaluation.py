@@ -51,7 +51,7 @@ class EvaluateOnDev:
             return None
         self._before()
         start = time.monotonic()
-        scores = self._evaluate(state.params)
+        scores = self._evaluate(state.all_params)
         for sink in self._sinks:
             sink(step, {f"dev/{name}": value for name, value in scores.items()})
         if distributed.agreed(scores[self._metric] > self._value_to_beat()):

@@ -29,6 +29,10 @@ DEFAULT_RULES: Rules = {
     ".*/kernel": ("fsdp", "tensor"),  # [E, F]: into heads or the feed-forward width
     ".*/(out|wo)/kernel": ("tensor", "fsdp"),  # [F, E]: back to the residual stream
     ".*/projection/kernel": ("fsdp", None),  # [E, D]: every device has whole embeddings for the loss
+    ".*/lora_a/kernel": ("fsdp", None),  # [E, r] and [r, F] of an adapter lie as the kernel [E, F] does
+    ".*/lora_b/kernel": (None, "tensor"),
+    ".*/(out|wo)/lora_a/kernel": ("tensor", None),
+    ".*/(out|wo)/lora_b/kernel": (None, "fsdp"),
 }
 """Tables, kernels in and kernels out, whatever the encoder; norms, biases and position scores are small and lie everywhere."""
 
@@ -47,15 +51,17 @@ def state_shardings(state: TrainState, mesh: Mesh, user_rules: Rules | None = No
         InputError: a user's rule matches nothing, or cannot be followed; names the parameter.
     """
     user_rules = dict(user_rules or {})
-    paths.check_patterns("sharding", list(user_rules), state.params)
-    specs = paths.map_with_path(lambda path, leaf: _spec(path, tuple(leaf.shape), mesh, user_rules), state.params)
+    paths.check_patterns("sharding", list(user_rules), state.all_params)
+    all_specs = paths.map_with_path(lambda path, leaf: _spec(path, tuple(leaf.shape), mesh, user_rules), state.all_params)
+    specs = paths.part_like(all_specs, state.params)
     everywhere = sharding.replicated(mesh)
     return TrainState(
         step=everywhere,
-        params=jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs),
+        params=_on(mesh, specs),
         opt_state=paths.map_with_path(_follower(state.params, specs, mesh), state.opt_state),
         rng=everywhere,
         cache=jax.tree.map(lambda _: sharding.by_rows(mesh), state.cache),
+        base=None if state.base is None else _on(mesh, paths.part_like(all_specs, state.base)),
     )
 
 
@@ -72,6 +78,10 @@ def compiled_step(train_step: Any, shardings: TrainState, mesh: Mesh) -> Any:
         out_shardings=(shardings, sharding.replicated(mesh)),
         donate_argnums=0,
     )
+
+
+def _on(mesh: Mesh, specs: Any) -> Any:
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
 def _spec(path: str, shape: tuple[int, ...], mesh: Mesh, user_rules: Rules) -> PartitionSpec:

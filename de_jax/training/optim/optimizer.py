@@ -142,6 +142,7 @@ def make_optimizer(
     learning_rate_factors: Mapping[str, float] | None = None,
     frozen: Sequence[str] = (),
     alternate: Sequence[str] = (),
+    known: Params | None = None,
 ) -> optax.GradientTransformation:
     """Clipping, then `optimizer`, then learning-rate factors, on all parameters that are not frozen.
 
@@ -153,12 +154,15 @@ def make_optimizer(
         learning_rate_factors: factor by pattern; where several match a path the last one counts.
         frozen: patterns of parameters that keep their values, bit for bit.
         alternate: patterns of which one in turn is trained, see `alternating`.
+        known: the parameters that factors and `frozen` may name, where `params` are only some of them; by default `params`.
 
     Raises:
         InputError: a pattern matches nothing, or everything is frozen.
     """
     factors = dict(learning_rate_factors or {})
-    paths.check_patterns("learning rate", list(factors), params)
+    known = params if known is None else known
+    paths.check_patterns("learning rate", list(factors), known)
+    paths.check_patterns("freeze", frozen, known)
     clip = optax.clip_by_global_norm(clip_norm) if clip_norm is not None else optax.identity()
 
     def make(schedule: Schedule) -> optax.GradientTransformation:
@@ -208,9 +212,8 @@ def freeze(tx: optax.GradientTransformation, params: Params, patterns: Sequence[
     optax.masked would pass the raw gradients of what it skips through as updates, so a "frozen" tower would move.
 
     Raises:
-        InputError: a pattern matches nothing, or everything is frozen.
+        InputError: everything is frozen.
     """
-    paths.check_patterns("freeze", patterns, params)
     labels = paths.map_with_path(lambda path, _: "frozen" if paths.matches(patterns, path) else "trained", params)
     if all(paths.matches(patterns, path) for path in paths.all_paths(params)):
         raise InputError(f"the freeze patterns {list(patterns)} match every parameter, so nothing would be trained.")

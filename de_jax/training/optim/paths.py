@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,28 @@ def map_with_path(function: Callable[[str, Any], Any], tree: Any) -> Any:
 def all_paths(params: Params) -> list[str]:
     """The path of every leaf."""
     return [path_of(key_path) for key_path, _ in jax.tree_util.tree_leaves_with_path(params)]
+
+
+def by_path(params: Params) -> dict[str, Any]:
+    """The leaves by their paths."""
+    return {path_of(key_path): leaf for key_path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def tree_of(leaves: Mapping[str, Any]) -> Params:
+    """The inverse of `by_path`, for a tree of dicts."""
+    tree: Params = {}
+    for path, leaf in leaves.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return tree
+
+
+def part_like(tree: Params, like: Params) -> Params:
+    """The part of a tree that is in another tree of dicts too."""
+    return {name: part_like(tree[name], below) if isinstance(below, dict) else tree[name] for name, below in like.items()}
 
 
 def matches(patterns: Sequence[str], path: str) -> bool:

@@ -74,7 +74,7 @@ class Checkpoints:
 
         Args:
             step: updates done.
-            state: all of it is written.
+            state: all of it is written but its `base`, see `run.base`.
             beside: what `beside(step)` gives again; JSON.
 
         Raises:
@@ -120,7 +120,7 @@ class Checkpoints:
             raise InputError(f"the checkpoint {self.folder / str(step)} {damage}; delete that folder.") from error
 
     def restore(self, step: int, like: TrainState) -> TrainState:
-        """The state of a step, each array placed as its counterpart in `like`.
+        """The state of a step without its `base`, each array placed as its counterpart in `like`.
 
         Args:
             step: one of `steps()`.
@@ -139,6 +139,11 @@ class Checkpoints:
     def remove_old(self) -> None:
         """Removes what a writer that was killed in between had not yet; once the newest is known to be intact."""
         for step in self.steps()[: -self._keep] if self._keep else ():
+            self._manager.delete(step)
+
+    def remove_all(self) -> None:
+        """Removes every checkpoint."""
+        for step in self.steps():
             self._manager.delete(step)
 
     def wait(self) -> None:
@@ -264,7 +269,7 @@ class _DamagedError(Exception):
 
 def _training_part(state: TrainState) -> dict[str, Any]:
     """What only training needs of a state, without fields that are not there."""
-    return {name: value for name, value in state._asdict().items() if name != "params" and value is not None}
+    return {name: value for name, value in state._asdict().items() if name not in ("params", "base") and value is not None}
 
 
 @jax.jit

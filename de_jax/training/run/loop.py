@@ -18,7 +18,8 @@ from de_jax.training.hooks import faults
 from de_jax.training.hooks.preemption import StopOnTerminate
 from de_jax.training.hooks.profile import ProfileSteps
 from de_jax.training.mesh import distributed, sharding, sharding_rules
-from de_jax.training.run import run_log
+from de_jax.training.optim import paths
+from de_jax.training.run import base, run_log
 from de_jax.training.run.checkpoint import Checkpoints, SaveCheckpoints
 from de_jax.training.run.fit import Hook, Stop, fit
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR
@@ -162,6 +163,8 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
         step_fn = sharding_rules.compiled_step(training.step, _shardings(training.like), training.mesh)
         with _faults_explained(training, checkpoints, step_fn):
             state = _first_state(training, checkpoints)
+            if state.base is not None and checkpoints.latest_step() is None:
+                base.write(run_dir, state.base)
             checkpoints.remove_old()
             start_step = int(state.step)
             beside = checkpoints.beside(start_step) if start_step else {}
@@ -171,7 +174,9 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
 def fresh_state(init: Callable[[], TrainState], start_from: Callable[[Params], Params], like: TrainState) -> TrainState:
     """The state before the first update; each array lies on the mesh from the start as its counterpart in `like` says."""
     state = jax.jit(init, out_shardings=_shardings(like))()
-    return state._replace(params=start_from(state.params))
+    params = start_from(state.all_params)
+    of_base = None if state.base is None else paths.part_like(params, state.base)
+    return state._replace(params=paths.part_like(params, state.params), base=of_base)
 
 
 def _first_state(training: Training, checkpoints: Checkpoints) -> TrainState:
@@ -182,7 +187,9 @@ def _first_state(training: Training, checkpoints: Checkpoints) -> TrainState:
     if latest > num_steps:
         name = training.explanation.num_steps
         raise InputError(f"the run is at step {latest} already, past {name} = {num_steps}; raise it.")
-    return checkpoints.restore(latest, training.like)
+    state = checkpoints.restore(latest, training.like)
+    of_base = training.like.base
+    return state if of_base is None else state._replace(base=base.read(checkpoints.folder.parent, of_base))
 
 
 @contextlib.contextmanager
@@ -194,7 +201,7 @@ def _faults_explained(training: Training, checkpoints: Checkpoints, step_fn: Any
     except faults.NonFiniteError as error:
         checkpoints.wait()
         batch = next(training.batches(error.step - 1))
-        params_before = lambda: _first_state(training, checkpoints).params  # noqa: E731
+        params_before = lambda: _first_state(training, checkpoints).all_params  # noqa: E731
         raise faults.non_finite(error, batch, explanation, mesh, params_before, checkpoints.latest_step()) from None
     except jax.errors.JaxRuntimeError as error:
         if not faults.is_out_of_memory(error):

@@ -14,6 +14,7 @@ from de_jax.models.dual_encoder import ARCHITECTURES
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import PARTS, TowerConfig
+from de_jax.training.step.adapters import Lora
 from de_jax.types import InputError
 
 T = TypeVar("T")
@@ -83,6 +84,9 @@ DUAL_ENCODER = schema.record(
         "shared": schema.list_of(schema.constant(*PARTS)),
         "initial_temperature": schema.nullable(_ABOVE_ZERO),
     }
+)
+ADAPTERS = schema.of_class(
+    Lora, rank=schema.integer(1, MAX_SIZE), alpha=_ABOVE_ZERO, dropout=schema.number(0, 1), trained=schema.texts
 )
 GENERATOR = schema.of_class(Generator, t5=_ENCODERS[T5Config.__name__], num_decoder_layers=schema.nullable(_LAYERS))
 

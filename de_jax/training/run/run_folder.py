@@ -5,12 +5,14 @@
           recipe.json         every setting that was in effect; config.gin the same, where a gin file was given
           tokenizers/         what text was tokenized with
           checkpoints/<step>  the newest ones      best/<step>  the best one by the dev score
+          base/0              what no update changes, of a run with adapters, whose checkpoints have the rest
           metrics.jsonl       the curves           tensorboard/ the same for TensorBoard
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -27,10 +29,12 @@ from de_jax.files.kind import Kind
 from de_jax.files.outputs import only_one, write_json
 from de_jax.files.reading import read_lines
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.training.mesh import distributed
-from de_jax.training.run import model_schema
+from de_jax.training.mesh import distributed, sharding
+from de_jax.training.optim import paths
+from de_jax.training.run import base, model_schema
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.run.run_log import METRICS_FILE
+from de_jax.training.step.adapters import Lora
 from de_jax.types import InputError, Params, TrainState
 
 _REMOVAL_SECONDS = 1.0
@@ -38,7 +42,7 @@ RECIPE_FILE = "recipe.json"
 ORIGIN_FILE = "origin.json"
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
-_WRITTEN_LATER = (CHECKPOINTS_DIR, BEST_DIR, METRICS_FILE, RECIPE_FILE, "config.gin", "tensorboard")
+_WRITTEN_LATER = (CHECKPOINTS_DIR, BEST_DIR, base.BASE_DIR, METRICS_FILE, RECIPE_FILE, "config.gin", "tensorboard")
 """By a trainer, after the description of its run."""
 _LENGTH = schema.integer(1, schema.MAX_SIZE)
 RUN = Kind(
@@ -48,6 +52,7 @@ RUN = Kind(
         "max_query_length": _LENGTH,
         "max_doc_length": _LENGTH,
         "max_passages": schema.Maybe(_LENGTH, 1),
+        "adapters": schema.Maybe(schema.nullable(model_schema.ADAPTERS), None),
         "tokenizers": schema.record({"query": schema.file_name, "doc": schema.file_name}),
     },
     make="give the folder of a training run",
@@ -83,7 +88,7 @@ def only_trainer(run_dir: str | Path) -> contextlib.AbstractContextManager[None]
     return only_one(Path(run_dir) / ".train.lock", f"training in {run_dir}")
 
 
-def describe_run(run_dir: str | Path, *, model: DualEncoder, query: Side, doc: Side) -> None:
+def describe_run(run_dir: str | Path, *, model: DualEncoder, query: Side, doc: Side, adapters: Lora | None = None) -> None:
     """As `describe`, for the run of a dual encoder.
 
     Raises:
@@ -96,6 +101,7 @@ def describe_run(run_dir: str | Path, *, model: DualEncoder, query: Side, doc: S
         "max_doc_length": doc.max_length,
         "max_passages": doc.max_passages,
         "tokenizers": {"query": query.tokenizer.fingerprint, "doc": doc.tokenizer.fingerprint},
+        "adapters": dataclasses.asdict(adapters) if adapters else None,
     }
     describe(RUN, run_dir, description, DualEncoder.from_json, [side.tokenizer for side in (query, doc)])
 
@@ -145,7 +151,7 @@ def write_run(
 
 
 def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: bool = False) -> Run:
-    """A run's model with the parameters of one checkpoint, on the first device.
+    """A run's model with the parameters of one checkpoint, on the first device; adapters are merged into their kernels.
 
     Args:
         run_dir: a folder that `de-jax train` or `de-jax import_model` made.
@@ -157,15 +163,11 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
     """
     run_dir = Path(run_dir)
     description, model = model_schema.described(RUN, run_dir, DualEncoder.from_json)
-    on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    params = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device),
-        model.shapes(),
-    )
+    params = _placed(model.shapes(), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
     if only_sizes:
         found = find_checkpoint(run_dir, step)[1]
     else:
-        found, params = restore_params(run_dir, step, params)
+        found, params = _restored(run_dir, step, params, description)
     tokenizers = {
         name: load_tokenizer(tokenizer_dir(run_dir, fingerprint)) for name, fingerprint in description["tokenizers"].items()
     }
@@ -180,8 +182,51 @@ def load_params(run_dir: str | Path, like: Params) -> Params:
     Raises:
         InputError: no run there, or one of another model; names the first parameter that differs.
     """
-    model_schema.described(RUN, Path(run_dir), DualEncoder.from_json)
-    return restore_params(Path(run_dir), None, like)[1]
+    description, _ = model_schema.described(RUN, Path(run_dir), DualEncoder.from_json)
+    return _restored(Path(run_dir), None, like, description)[1]
+
+
+def load_adapters(run_dir: str | Path, step: int | str | None = None) -> tuple[Lora, Params] | None:
+    """The adapters of a run and what they were made with, as `load_run` would merge them; None for a run without.
+
+    Beside them are the parameters that `Lora.trained` names.
+    """
+    description, model = model_schema.described(RUN, Path(run_dir), DualEncoder.from_json)
+    if description["adapters"] is None:
+        return None
+    adapters = Lora(**description["adapters"])
+    trained, _ = _parts(adapters, _placed(model.shapes(), jax.sharding.SingleDeviceSharding(jax.devices()[0])))
+    return adapters, restore_params(Path(run_dir), step, trained)[1]
+
+
+def _restored(run_dir: Path, step: int | str | None, like: Params, description: dict[str, Any]) -> tuple[int, Params]:
+    """As `restore_params`, of a run with this description; adapters are merged into their kernels."""
+    if description["adapters"] is None:
+        return restore_params(run_dir, step, like)
+    adapters = Lora(**description["adapters"])
+    trained, of_base = _parts(adapters, like)
+    found, params = restore_params(run_dir, step, trained)
+    whole = adapters.merged(paths.tree_of({**paths.by_path(base.read(run_dir, of_base)), **paths.by_path(params)}))
+    return found, jax.tree.map(lambda array, leaf: array.astype(leaf.dtype), whole, like)
+
+
+def _parts(adapters: Lora, like: Params) -> tuple[Params, Params]:
+    """The shapes of what a checkpoint of a run with adapters holds and of its base, for the model's; adapters lie everywhere."""
+    shardings = {path: leaf.sharding for path, leaf in paths.by_path(like).items()}
+    first = next(iter(shardings.values()))
+    everywhere = sharding.replicated(mesh) if (mesh := sharding.mesh_of(like)) else first
+    parts = jax.eval_shape(lambda params: adapters.split(adapters.added_to(params, jax.random.key(0))), like)
+
+    def placed(path: str, leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings.get(path, everywhere))
+
+    trained, of_base = (paths.map_with_path(placed, part) for part in parts)
+    return trained, of_base
+
+
+def _placed(shapes: Params, on: jax.sharding.Sharding) -> Params:
+    placed: Params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on), shapes)
+    return placed
 
 
 def read_settings(run_dir: str | Path) -> dict[str, str]:

@@ -55,8 +55,8 @@ class Optimization:
         """The learning rate by step."""
         return self.schedule(peak=self.learning_rate, num_steps=self.num_steps)
 
-    def tx(self, params: Params) -> Any:
-        """The optimizer of these parameters, arrays or their shapes."""
+    def tx(self, params: Params, known: Params | None = None) -> Any:
+        """The optimizer of these parameters, arrays or their shapes; `known` as of `make_optimizer`."""
         return make_optimizer(
             self.optimizer,
             self.rates(),
@@ -65,6 +65,7 @@ class Optimization:
             learning_rate_factors=self.learning_rate_factors,
             frozen=self.frozen,
             alternate=self.alternate,
+            known=known,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -30,10 +31,11 @@ class FrozenModel:
         """The model's fresh parameters."""
         return self.model.init(rng)
 
-    def embed(self, params: Params, batch: Batch, rng: Array | None = None) -> Embeddings:
-        """The model's embeddings."""
+    def embed(self, params: Params, batch: Batch, rng: Array | None = None, *, without_dropout: Collection[str] = ()) -> Embeddings:
+        """The model's embeddings; `without_dropout` names more towers that run so."""
         constant = lambda path, leaf: jax.lax.stop_gradient(leaf) if paths.matches(self.patterns, path) else leaf  # noqa: E731
-        return self.model.embed(paths.map_with_path(constant, params), batch, rng, without_dropout=self.whole_towers(params))
+        still = {*without_dropout, *self.whole_towers(params)}
+        return self.model.embed(paths.map_with_path(constant, params), batch, rng, without_dropout=still)
 
     def whole_towers(self, params: Params) -> tuple[str, ...]:
         """The towers of which every own parameter is frozen."""

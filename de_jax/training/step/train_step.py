@@ -36,18 +36,25 @@ TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 _DRAWS, _DRAWN_DROPOUT = 4, 5
 
 
-def init_state(model: Initialisable, make_tx: Callable[[Params], optax.GradientTransformation], rng: Array) -> TrainState:
+def init_state(
+    model: Initialisable,
+    make_tx: Callable[[Params], optax.GradientTransformation],
+    rng: Array,
+    split: Callable[[Params], tuple[Params, Params | None]] = lambda params: (params, None),
+) -> TrainState:
     """The state before the first step.
 
     Args:
         model: gives the parameters.
         make_tx: the optimizer for these parameters.
         rng: the run's key; one half makes the parameters, the other is kept for dropout.
+        split: what of the parameters is trained, and the state's `base`; by default all are trained.
     """
     init_rng, step_rng = jax.random.split(rng)
-    params = model.init(init_rng)
+    params, base = split(model.init(init_rng))
     key = jax.random.key_data(step_rng)
-    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=make_tx(params).init(params), rng=key)
+    opt_state = make_tx(params).init(params)
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=opt_state, rng=key, base=base)
 
 
 def make_train_step(
@@ -112,7 +119,11 @@ def _update(
 ) -> tuple[TrainState, Metrics, Any]:
     """The next state, the metrics, and what the loss, a function of parameters and key, gives beside its parts."""
     rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
-    (value, (parts, found)), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params, rng)
+
+    def loss_of_trained(params: Params) -> tuple[Array, tuple[Metrics, Any]]:
+        return loss_of(state._replace(params=params).all_params, rng)
+
+    (value, (parts, found)), gradients = jax.value_and_grad(loss_of_trained, has_aux=True)(state.params)
     updates, opt_state = tx.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     norms = {f"grad_norm/{name}": norm for name, norm in group_norms(gradients).items()}
@@ -140,7 +151,7 @@ def _cached_step(
 
         after, metrics, (e, drawn) = _update(state, loss_of, tx, group_norms)
         kept = cache.update(state.cache, batch, e, drawn, state.step)
-        kept = cache.refresh(kept, lambda tokens: _embed_docs(model, after.params, tokens), len(batch.query_id), after.step)
+        kept = cache.refresh(kept, lambda tokens: _embed_docs(model, after.all_params, tokens), len(batch.query_id), after.step)
         return after._replace(cache=kept), metrics | negative_cache.metrics(kept, after.step)
 
     return train_step

@@ -1,0 +1,221 @@
+"""Adapters as peft keeps them, for a model of transformers, in and out; neither peft nor torch is needed.
+
+adapter_config.json         the base, the rank, alpha, and the modules with an adapter
+adapter_model.safetensors   base_model.model.<module>.lora_A.weight [r, in] and .lora_B.weight [out, r]
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from de_jax.files import schema
+from de_jax.files.outputs import write_json
+from de_jax.files.reading import is_there
+from de_jax.interop import config_keys, huggingface
+from de_jax.interop.architectures import registry
+from de_jax.interop.huggingface import EncoderFolder
+from de_jax.interop.pretrained import Origin, Pretrained, part_of, turned
+from de_jax.interop.safetensors_files import arrays_in, save
+from de_jax.models import lora
+from de_jax.models.tower import EncoderConfig
+from de_jax.training.optim import paths
+from de_jax.training.run.run_folder import Run, load_adapters, read_recipe_file
+from de_jax.training.step.adapters import ADAPTER, Lora
+from de_jax.types import Array, InputError
+
+CONFIG_FILE, FILE = "adapter_config.json", "adapter_model.safetensors"
+NAMES = {"query": "query", "doc": "document"}
+_PREFIX, _SUFFIXES = "base_model.model.", (".lora_A.weight", ".lora_B.weight")
+_CONFIG = schema.record(
+    {
+        "peft_type": schema.constant("LORA"),
+        "base_model_name_or_path": schema.some_text,
+        "r": schema.integer(1),
+        "lora_alpha": schema.number(0),
+        "rank_pattern": schema.Maybe(schema.map_of(schema.integer(1)), {}),
+        "alpha_pattern": schema.Maybe(schema.map_of(schema.number(0)), {}),
+        "use_rslora": schema.Maybe(schema.flag, False),
+    }
+)
+_KEYS = config_keys.Keys(
+    read="peft_type base_model_name_or_path r lora_alpha (rank|alpha)_pattern use_rslora",
+    harmless="""
+task_type auto_mapping peft_version revision inference_mode lora_dropout target_modules exclude_modules layers_to_transform
+layers_pattern megatron_(config|core) qalora_group_size loftq_config eva_config ensure_weight_tying runtime_config
+""",
+    fixed={
+        "init_lora_weights": (True, False, "gaussian", "orthogonal", "loftq", "eva"),  # others change the base
+        "bias": ("none",),
+        "modules_to_save": (None, []),
+        "trainable_token_indices": (None,),
+        "target_parameters": (None, []),
+        "layer_replication": (None,),
+        **dict.fromkeys(("fan_in_fan_out", "use_dora", "use_qalora", "lora_bias"), (False,)),
+        **dict.fromkeys(("corda_config", "lora_ga_config", "velora_config", "monteclora_config", "kasa_config"), (None,)),
+        **dict.fromkeys(("alora_invocation_tokens", "arrow_config", "use_bdlora"), (None,)),
+    },
+)
+
+
+def write(folder: Path, run: Run) -> None:
+    """Writes the adapters of a run into an existing folder, those of towers that share no encoder into query/ and document/.
+
+    Raises:
+        InputError: a run without adapters, or one that trained more than adapters of an encoder.
+    """
+    found = load_adapters(run.run_dir, run.step)
+    if found is None:
+        raise InputError(f"{run.run_dir} has no adapters; export it in another format.")
+    adapters, trained = found
+    leaves = {path: leaf for path, leaf in paths.by_path(trained).items() if path != "shared/temperature/log_scale"}
+    if whole := [path for path in leaves if not re.fullmatch(ADAPTER, path)]:
+        raise InputError(f"{whole[0]} was trained whole, for which peft's adapters have no place; export it in another format.")
+    is_one = all(path.startswith("shared/") for path in leaves)
+    for tower, name in NAMES.items():
+        own = {rest: leaf for path, leaf in leaves.items() for side, _, rest in [path.partition("/")] if side in (tower, "shared")}
+        if own and not (is_one and tower == "query"):
+            inner = folder if is_one else folder / name
+            inner.mkdir(exist_ok=True)
+            encoder, pad_id = getattr(run.model, tower).encoder, run.side(tower).tokenizer.pad_id
+            write_encoder(inner, encoder, pad_id, adapters, own, _source_of(run.run_dir, tower))
+
+
+def is_in(folder: Path) -> bool:
+    """Whether a folder holds adapters, and no model beside them."""
+    return is_there(folder / CONFIG_FILE) and not is_there(folder / huggingface.CONFIG_FILE)
+
+
+def base_of(folder: Path) -> str:
+    """The folder or the name of the hub of the model that the adapters in a folder are for.
+
+    Raises:
+        InputError: another kind of adapter than LoRA, or a setting without a place here.
+    """
+    return str(_settings(folder)["base_model_name_or_path"])
+
+
+def merged(folder: Path, base: Pretrained, encoder: EncoderFolder, *, only_sizes: bool) -> Pretrained:
+    """A model with the adapters of a folder merged into its kernels.
+
+    Args:
+        folder: as peft's `save_pretrained` writes it.
+        base: the model they are for, of one encoder.
+        encoder: of that model.
+        only_sizes: the parameters of `base` are shapes, and stay so.
+
+    Raises:
+        InputError: a setting or an array without a place here, or arrays that do not fit each other or the base.
+    """
+    settings, file = _settings(folder), folder / FILE
+    if not is_there(file):
+        raise InputError(f"{folder} holds no {FILE}; write it with peft's save_pretrained(folder, safe_serialization=True).")
+    read = encoder.kind.own_names({name.removeprefix(_PREFIX): array for name, array in arrays_in(file).items()})
+    modules = {name.removesuffix(_SUFFIXES[0]) for name in read if name.endswith(_SUFFIXES[0])}
+    places = {path: origin for path, origin in encoder.origins.items() if origin.name.removesuffix(".weight") in modules}
+    known = {f"{origin.name.removesuffix('.weight')}{suffix}" for origin in places.values() for suffix in _SUFFIXES}
+    if wrong := sorted(read.keys() ^ known):
+        told = "has no place in" if wrong[0] in read else "is missing for"
+        raise InputError(f"{file}: {wrong[0]} {told} the encoder of {settings['base_model_name_or_path']}.")
+    if only_sizes:
+        return base
+    leaves = paths.by_path(base.params)
+    for path, origin in places.items():
+        added = part_of(_product(file, origin.name.removesuffix(".weight"), settings, read), origin)
+        if not origin.transposed or turned(added, origin).shape != leaves[f"shared/{path}"].shape:
+            raise InputError(f"{file}: the adapter of {origin.name} gives {added.shape}, which does not fit the base.")
+        leaves[f"shared/{path}"] = leaves[f"shared/{path}"] + turned(added, origin)
+    return base._replace(params=paths.tree_of(leaves))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    file = folder / CONFIG_FILE
+    settings: dict[str, Any] = schema.read(file, _CONFIG)
+    config_keys.account(file, settings, _KEYS)
+    return settings
+
+
+def _product(file: Path, module: str, settings: dict[str, Any], read: Mapping[str, Any]) -> np.ndarray:
+    """What is added to the weight of a module, [out, in] float32."""
+    a, b = (np.asarray(read[module + suffix](), np.float32) for suffix in _SUFFIXES)
+
+    rank = _of_module(module, settings["rank_pattern"], settings["r"])
+    alpha = _of_module(module, settings["alpha_pattern"], settings["lora_alpha"])
+    if a.ndim != 2 or b.ndim != 2 or not a.shape[0] == b.shape[1] == rank or not np.isfinite(a).all() & np.isfinite(b).all():
+        raise InputError(f"{file}: {module} has adapters of {a.shape} and {b.shape} that are not finite numbers of rank {rank}.")
+    return (b @ a) * np.float32(alpha / (rank**0.5 if settings["use_rslora"] else rank))
+
+
+def _of_module(module: str, pattern: Mapping[str, int | float], default: int | float) -> int | float:
+    """The value of the first pattern that matches, as peft has it."""
+    return next((value for key, value in pattern.items() if re.fullmatch(rf"(.*\.)?({key})", module)), default)
+
+
+def write_encoder(
+    folder: Path, encoder: EncoderConfig, pad_id: int, adapters: Lora, leaves: Mapping[str, Array], source: str | None
+) -> None:
+    """Writes the adapters of one encoder into an existing folder.
+
+    Args:
+        folder: where to.
+        encoder: whose they are.
+        pad_id: of its vocabulary.
+        adapters: what they were made with.
+        leaves: by path within a tower, "encoder/layers_0/attention/query/lora_a/kernel".
+        source: the name or folder of the model that they are for.
+
+    Raises:
+        InputError: transformers has no such encoder.
+    """
+    origins = registry.kind_of(encoder, pad_id).origins_of(encoder, pad_id)
+    by_module: dict[str, list[tuple[Origin, np.ndarray, np.ndarray]]] = collections.defaultdict(list)
+    for path in leaves:
+        if f"/{lora.A}/" in path:
+            origin = origins[path.replace(f"/{lora.A}/", "/")]
+            a, b = (np.asarray(leaves[path.replace(f"/{lora.A}/", f"/{name}/")]) for name in (lora.A, lora.B))
+            by_module[origin.name.removesuffix(".weight")].append((origin, a, b))
+    arrays: dict[str, np.ndarray] = {}
+    ranks: dict[str, int] = {}
+    for module, maps in by_module.items():
+        arrays[f"{_PREFIX}{module}.lora_A.weight"] = np.concatenate([a.T for _, a, _ in maps])
+        arrays[f"{_PREFIX}{module}.lora_B.weight"] = np.concatenate([_among_parts(origin, b) for origin, _, b in maps], axis=1)
+        ranks[module] = adapters.rank * len(maps)
+    save(folder / FILE, arrays)
+    larger = {module: rank for module, rank in ranks.items() if rank != adapters.rank}
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "FEATURE_EXTRACTION",
+        "base_model_name_or_path": source,
+        "r": adapters.rank,
+        "lora_alpha": adapters.alpha,
+        "lora_dropout": adapters.dropout,
+        "target_modules": sorted(ranks),
+        "rank_pattern": larger,
+        "alpha_pattern": {module: adapters.scale * rank for module, rank in larger.items()},
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }
+    write_json(folder / CONFIG_FILE, settings)
+
+
+def _among_parts(origin: Origin, b: np.ndarray) -> np.ndarray:
+    """B [r, F] of one of the maps that transformers keeps as one, as [all outputs, r]: zeros for the others' outputs."""
+    which, num_parts = origin.part
+    num_out = b.shape[1]
+    among = np.zeros((num_parts * num_out, b.shape[0]), np.float32)
+    among[which * num_out : (which + 1) * num_out] = b.T
+    return among
+
+
+def _source_of(run_dir: Path, tower: str) -> str | None:
+    """What a tower of a run started from, as its recipe names it."""
+    start = (read_recipe_file(run_dir) or {}).get("initialization", {}).get("init_from")
+    return start.get(tower) if isinstance(start, dict) else start

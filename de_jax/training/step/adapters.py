@@ -1,0 +1,197 @@
+"""Low-rank adapters: a pretrained model stays as it is, and what is trained is added to its kernels (LoRA: Hu et al. 2022).
+
+A kernel ".../query/kernel" [E, F] has its adapter beside it: ".../query/lora_a/kernel" [E, r] and ".../query/lora_b/kernel" [r, F].
+Patterns over parameter paths name adapters as they name all other parameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from de_jax.models import lora
+from de_jax.settings import PositiveFloat, PositiveInt, ShareBelowOne, check_fields
+from de_jax.training.optim import paths
+from de_jax.types import Array, Batch, Embeddings, InputError, Params
+
+ADAPTER = rf".*/({lora.A}|{lora.B})/kernel"
+"""The paths of all adapters."""
+_ABLE = re.compile(r"(query|doc|shared)/encoder/.*/kernel")
+_MATRIX = ".*/(kernel|embedding)"
+_LAYER = re.compile(r"(.*/layers_)(\d+)(/.*)")
+_ADAPTERS = 1
+"""Folded into the key that makes the base, for the key that makes its adapters."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """LoRA (Hu et al. 2022, arXiv 2106.09685): next to a kernel W, x W + alpha / r * dropout(x) A B, of which A and B are trained.
+
+    A starts uniform in +-1 / sqrt(E), as in peft, and B at zero, so that the first step has the pretrained model. All other
+    parameters are the base: they have neither a gradient nor a place in the optimizer's state, and a run saves them once.
+
+    Attributes:
+        pattern: of the paths of the kernels that get an adapter, all in encoders; by default those of Hu et al., section 4.2.
+        rank: r, at most the smaller dimension of each of these kernels.
+        alpha: what is added is scaled by alpha / rank.
+        dropout: share of an adapter's input that is dropped while training.
+        trained: patterns of parameters of the base that are trained whole beside the adapters, such as a fresh projection:
+            ("shared/projection/.*",). peft calls it `modules_to_save`.
+        base_dtype: what kernels and embedding tables of the base are kept in. "bfloat16" halves their memory; an encoder that
+            multiplies in bfloat16 rounds its kernels so in any case.
+
+    Example:
+        >>> params = {"shared": {"encoder": {"layers_0": {"wi": {"kernel": jnp.ones((4, 6))}}}}}
+        >>> lora = Lora(pattern=".*/wi/kernel", rank=2, alpha=4.0)
+        >>> trained, base = lora.split(lora.added_to(params, jax.random.key(0)))
+        >>> paths.all_paths(trained)
+        ['shared/encoder/layers_0/wi/lora_a/kernel', 'shared/encoder/layers_0/wi/lora_b/kernel']
+        >>> paths.all_paths(base)
+        ['shared/encoder/layers_0/wi/kernel']
+    """
+
+    pattern: str = ".*/attention/(query|value)/kernel"
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    dropout: ShareBelowOne = 0.0
+    trained: Sequence[str] = ()
+    base_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        object.__setattr__(self, "trained", tuple(self.trained))
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        return self.alpha / self.rank
+
+    def kernels(self, params: Params) -> dict[str, Any]:
+        """The kernels that get an adapter, by path, in order.
+
+        Args:
+            params: of a model without adapters; arrays or their shapes.
+
+        Raises:
+            InputError: a pattern that matches nothing or something else, or a rank that is larger than a kernel.
+        """
+        leaves = paths.by_path(params)
+        try:
+            found = {path: leaf for path, leaf in leaves.items() if re.fullmatch(self.pattern, path)}
+        except re.error as error:
+            raise InputError(f"Lora.pattern {self.pattern!r} is not a regular expression: {error}.") from None
+        able = list(dict.fromkeys(_LAYER.sub(r"\g<1>0\g<3>", path) for path in leaves if _ABLE.fullmatch(path)))
+        near = " or ".join(map(repr, difflib.get_close_matches(self.pattern, able, 2, 0.0)))
+        if not found:
+            raise InputError(f"Lora.pattern {self.pattern!r} matches no parameter; a kernel near it is {near or 'not there'}.")
+        for path, leaf in found.items():
+            if not _ABLE.fullmatch(path):
+                raise InputError(
+                    f"Lora.pattern {self.pattern!r} matches {path}, but only kernels of encoders get adapters, such as {near}; "
+                    "Lora.trained names what is trained whole."
+                )
+            if self.rank > min(leaf.shape):
+                raise InputError(
+                    f"Lora.rank is {self.rank}, but {path} has the shape {tuple(leaf.shape)}; give at most {min(leaf.shape)}."
+                )
+        paths.check_patterns("Lora.trained", self.trained, params)
+        if twice := [path for path in found if paths.matches(self.trained, path)]:
+            raise InputError(f"Lora.trained matches {twice[0]}, which has an adapter; leave it out of one of the two.")
+        return found
+
+    def added_to(self, params: Params, rng: Array) -> Params:
+        """`params` with fresh adapters, float32; raises as `kernels`."""
+        whole = paths.by_path(params)
+        for number, (path, kernel) in enumerate(self.kernels(params).items()):
+            (num_in, num_out), bound = kernel.shape, kernel.shape[0] ** -0.5
+            a, b = _places(path)
+            whole[a] = jax.random.uniform(jax.random.fold_in(rng, number), (num_in, self.rank), minval=-bound, maxval=bound)
+            whole[b] = jnp.zeros((self.rank, num_out))
+        return paths.tree_of(whole)
+
+    def is_trained(self, path: str) -> bool:
+        """Whether a parameter is an adapter, or trained whole beside them."""
+        return paths.matches((ADAPTER, *self.trained), path)
+
+    def split(self, params: Params) -> tuple[Params, Params]:
+        """What is trained, and the base in the precision that it is kept in."""
+        trained, base = {}, {}
+        for path, leaf in paths.by_path(params).items():
+            if self.is_trained(path):
+                trained[path] = leaf
+            else:
+                base[path] = leaf.astype(self.base_dtype) if paths.matches((_MATRIX,), path) else leaf
+        return paths.tree_of(trained), paths.tree_of(base)
+
+    def merged(self, params: Params) -> Params:
+        """The parameters of a model without adapters that gives the same embeddings: W + alpha / rank * A B, float32.
+
+        Each lies where its kernel did.
+        """
+        whole = paths.by_path(params)
+        for path in [path for path in whole if path.endswith(f"/{lora.A}/kernel")]:
+            kernel_path = path.replace(f"/{lora.A}/", "/")
+            a, b = (whole.pop(place) for place in _places(kernel_path))
+            kernel = whole[kernel_path]
+            added = _sum(kernel, a, b, self.scale)
+            whole[kernel_path] = jax.device_put(added, kernel.sharding) if isinstance(kernel, jax.Array) else added
+        return paths.tree_of(whole)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptedModel:
+    """A model with adapters, as a step sees it. A tower of which nothing is trained runs without dropout.
+
+    Attributes:
+        model: with `init(rng)`, and `embed(params, batch, rng, without_dropout=towers)`.
+        adapters: which, and how they are made.
+    """
+
+    model: Any
+    adapters: Lora
+
+    def init(self, rng: Array) -> Params:
+        """The model's fresh parameters, and adapters."""
+        return self.adapters.added_to(self.model.init(rng), jax.random.fold_in(rng, _ADAPTERS))
+
+    def embed(self, params: Params, batch: Batch, rng: Array | None = None) -> Embeddings:
+        """The model's embeddings, its kernels adapted."""
+        with lora.applied(scale=self.adapters.scale, dropout_rate=self.adapters.dropout):
+            return self.model.embed(_alike(params), batch, rng, without_dropout=self.still_towers(params))
+
+    def still_towers(self, params: Params) -> tuple[str, ...]:
+        """The towers that give the same embeddings in every update, but for a projection."""
+        moving = [path for path in paths.all_paths(params) if self.adapters.is_trained(path)]
+        of_tower = lambda tower: re.compile(rf"{tower}/.*|shared/(embedder|encoder)/.*")  # noqa: E731
+        return tuple(tower for tower in ("query", "doc") if not any(map(of_tower(tower).fullmatch, moving)))
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _sum(kernel: Float[Array, "E F"], a: Float[Array, "E r"], b: Float[Array, "r F"], scale: float) -> Float[Array, "E F"]:
+    return kernel.astype(jnp.float32) + scale * jnp.einsum("er,rf->ef", a, b, precision="highest")
+
+
+def _places(kernel_path: str) -> tuple[str, str]:
+    """The paths of the adapter of a kernel."""
+    stem = kernel_path.removesuffix("kernel")
+    return f"{stem}{lora.A}/kernel", f"{stem}{lora.B}/kernel"
+
+
+def _alike(params: Params) -> Params:
+    """With an adapter of zeros wherever another layer has one: layers that are a loop have the same parameters."""
+    whole = paths.by_path(params)
+    matches = [match for match in map(_LAYER.fullmatch, whole) if match]
+    layers = {prefix: {match[2] for match in matches if match[1] == prefix} for prefix in {match[1] for match in matches}}
+    for path in [path for path in whole if re.fullmatch(ADAPTER, path)]:
+        prefix, _, rest = _LAYER.fullmatch(path).groups()  # type: ignore[union-attr]  # kernels are in layers
+        absent = [other for number in layers[prefix] if (other := f"{prefix}{number}{rest}") not in whole]
+        whole |= {other: jnp.zeros_like(whole[path]) for other in absent}
+    return paths.tree_of(whole)
