@@ -240,7 +240,7 @@ OFTEN = "modernbert"
 @pytest.mark.parametrize(
     "imported", [name if name == OFTEN else pytest.param(name, marks=pytest.mark.soak) for name in ROWS], indirect=True
 )
-def test_adapters_are_loaded_by_peft_and_by_us_and_give_the_same(imported, tmp_path):
+def test_adapters_are_loaded_by_peft_and_by_us_and_give_the_same(imported, tmp_path, record_property):
     import peft
 
     row, folder, expected, found = imported
@@ -257,7 +257,7 @@ def test_adapters_are_loaded_by_peft_and_by_us_and_give_the_same(imported, tmp_p
     ours = our_hidden(row, merged, is_packed=False)
     model = torch_model(row)
     peft.PeftModel.from_pretrained(model, tmp_path / "out").eval()  # it changes the model itself
-    close(ours, their_hidden(row, model))
+    close(ours, their_hidden(row, model), record_property)
     assert np.abs(ours - expected).max() > 0.1 * np.abs(expected).max()
     again = any_model.read(tmp_path / "out")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), again.params, dict(merged.params))
