@@ -174,6 +174,15 @@ def test_stages_mine_what_their_losses_need(pretrained):
     maxp.check()
 
 
+def test_a_recipe_that_mines_is_static_without_its_miner(pretrained):
+    with pytest.warns(UserWarning, match="has no effect without train.miner"):
+        static = read_recipe(["recipes/ance_firstp.gin"], [f"MODEL={pretrained}", "train.miner=None", "train.mine_every_steps=9"])
+    static.check()
+    assert static.negatives == HardNegatives()
+    assert static.negatives.steps_between_looks() is None
+    assert static.options == read_recipe(["recipes/ance_firstp.gin"], [f"MODEL={pretrained}"]).options
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_model_file_gives_the_published_size(model):
     shapes = read_recipe(["recipes/sde.gin", model]).model.shapes()
