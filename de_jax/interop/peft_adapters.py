@@ -170,9 +170,15 @@ def write_encoder(
         source: the name or folder of the model that they are for.
 
     Raises:
-        InputError: transformers has no such encoder.
+        InputError: transformers has no such encoder, or calls its kernels otherwise than its file does.
     """
-    origins = registry.kind_of(encoder, pad_id).origins_of(encoder, pad_id)
+    kind = registry.kind_of(encoder, pad_id)
+    if kind.is_renamed:
+        raise InputError(
+            f"peft finds no kernel of {kind.model_types[0]} by the name it has in a file; export the model with its adapters "
+            "merged, in another format."
+        )
+    origins = kind.origins_of(encoder, pad_id)
     by_module: dict[str, list[tuple[Origin, np.ndarray, np.ndarray]]] = collections.defaultdict(list)
     for path in leaves:
         if f"/{lora.A}/" in path:

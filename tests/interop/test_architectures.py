@@ -252,10 +252,15 @@ def test_adapters_are_loaded_by_peft_and_by_us_and_give_the_same(imported, tmp_p
     leaves |= {path: rng.normal(size=leaf.shape).astype(np.float32) / 5 for path, leaf in leaves.items() if "lora_b" in path}
     (tmp_path / "out").mkdir()
     own = {path.removeprefix("shared/"): leaf for path, leaf in leaves.items()}
+    if row.name in ("NomicBert", "Gte"):
+        with pytest.raises(InputError, match=r"peft finds no kernel of .* by the name it has in a file; export the model with"):
+            peft_adapters.write_encoder(tmp_path / "out", config, row.pad_id, adapters, own, str(folder))
+        return
     peft_adapters.write_encoder(tmp_path / "out", config, row.pad_id, adapters, own, str(folder))
     merged = found._replace(params=adapters.merged(paths.tree_of({**paths.by_path(params), **leaves})))
     ours = our_hidden(row, merged, is_packed=False)
-    model = torch_model(row)
+    bare = "Model" if row.whole == "ForConditionalGeneration" else row.suffix
+    model = getattr(transformers, row.name + bare).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     peft.PeftModel.from_pretrained(model, tmp_path / "out").eval()  # it changes the model itself
     close(ours, their_hidden(row, model), record_property)
     assert np.abs(ours - expected).max() > 0.1 * np.abs(expected).max()

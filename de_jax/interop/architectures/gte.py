@@ -61,4 +61,5 @@ KIND = Kind(
     own_names=own_names,
     heads=(r"(lm_head|pooler|classifier)\..*",),
     is_shift_free=True,
+    is_renamed=True,
 )

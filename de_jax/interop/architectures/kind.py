@@ -81,6 +81,7 @@ class Kind:
         heads: regular expressions of arrays that published models carry beside the encoder.
         position_pad_id: the padding id that the position table depends on; None where no position depends on it.
         is_shift_free: whether padding before a text changes no embedding.
+        is_renamed: whether transformers calls kernels otherwise than their file does, so that no adapter finds them by that name.
     """
 
     model_types: tuple[str, ...]
@@ -93,6 +94,7 @@ class Kind:
     heads: tuple[str, ...] = ()
     position_pad_id: Callable[[Settings], int] | None = None
     is_shift_free: bool = False
+    is_renamed: bool = False
 
 
 def linear(ours: str, theirs: str, *, bias: bool = True, part: tuple[int, int] = (0, 1)) -> dict[str, Origin]:

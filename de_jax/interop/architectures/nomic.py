@@ -133,4 +133,5 @@ KIND = Kind(
     own_names=own_names,
     heads=(r"(cls|pooler|classifier)\..*",),
     is_shift_free=True,
+    is_renamed=True,
 )
