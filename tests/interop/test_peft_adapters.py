@@ -53,7 +53,7 @@ def test_adapters_are_merged_into_the_model_that_they_name(folder):
         ({"new_trick": 1}, {}, "the setting new_trick"),
         ({"r": 3}, {}, r"has adapters of \(2, 32\) and \(32, 2\) that are not finite numbers of rank 3"),
         ({}, {"lora_A": np.ones((2, 32))}, r"adapter_model.safetensors: .*value.lora_B.weight is missing for the encoder of"),
-        ({}, {"module": "cls.decoder"}, r"cls.decoder.lora_A.weight has no place in the encoder of"),
+        ({}, {"module": "encoder.decoder"}, r"encoder.decoder.lora_A.weight has no place in the encoder of"),
         ({}, {"lora_B": np.full((32, 2), np.nan)}, "not finite"),
         ({}, {"lora_B": np.ones((40, 2))}, "does not fit the base"),
         ({"base_model_name_or_path": "/nowhere"}, {}, "/nowhere is no folder"),
