@@ -23,6 +23,7 @@ from de_jax.tools import (
     daft,
     doc2query,
     encode_corpus,
+    encode_guide,
     evaluate_beir,
     evaluate_msmarco,
     evaluate_nanobeir,
@@ -85,6 +86,7 @@ COMMANDS = {
     "evaluate_sentences": (evaluate_sentences.main, DATA, ""),
     "evaluate_nanobeir": (evaluate_nanobeir.main, f"{DATA} {RUN}", "de_jax.retrieval.encode.cached_docs"),
     "score_pairs": (score_pairs.main, f"{DATA} {OUT} --model={{run}}", "de_jax.mining.teacher.write"),
+    "encode_guide": (encode_guide.main, f"{DATA} {OUT} --model={{run}}", "de_jax.mining.guide.write"),
     "evaluate_trec": (
         evaluate_trec.main,
         "--qrels={folder}/qrels/test.tsv.gz --topics={folder}/queries.jsonl --corpus={folder}/corpus.jsonl.gz",
@@ -203,7 +205,7 @@ def test_every_verb_is_here_or_says_why_not():
     assert {name.partition(" ")[0] for name in COMMANDS} == VERBS.keys() - OTHERS
 
 
-NO_RANKING = ("encode_corpus", "score_pairs", "tokenize_corpus", "doc2query", "measure_query_latency")
+NO_RANKING = ("encode_corpus", "encode_guide", "score_pairs", "tokenize_corpus", "doc2query", "measure_query_latency")
 ANY_QUERIES = ("search", "evaluate_msmarco", "evaluate_trec", "evaluate_openqa", "evaluate_sentences", "evaluate_nanobeir")
 """Ids of queries and documents may be equal by chance, so no document is left out."""
 
