@@ -119,7 +119,16 @@ def close(actual, expected):
 PROMPTS = ("query: ", "passage: ")
 
 
-@pytest.mark.parametrize(("name", "prompts"), [*((name, PROMPTS) for name in MODELS), ("t5", ("", "")), ("bert_and_t5", ("", ""))])
+OFTEN = ("t5", "roberta", "bert_and_t5")
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts"),
+    [
+        *(pytest.param(name, PROMPTS, marks=[pytest.mark.soak] * (name not in OFTEN)) for name in MODELS),
+        *(pytest.param(name, ("", ""), marks=pytest.mark.soak) for name in ("t5", "bert_and_t5")),
+    ],
+)
 def test_sentence_transformers_gives_the_same_embeddings(tmp_path, vocabularies, name, prompts):
     library = pytest.importorskip("sentence_transformers")
     run = make_run(tmp_path, vocabularies, name, prompts=prompts)

@@ -78,7 +78,17 @@ BY_NAME = {case.name: case for case in CASES}
 every_option = pytest.mark.parametrize("case", CASES, ids=list(BY_NAME))
 DISTINCT = ("softmax_smooth", "samtone_both", "nce", "pair_eq3", "pair_paper", "pair_code", "ance_in_batch", "dance")
 DISTINCT += ("margin_mse", "kl")
-every_loss = pytest.mark.parametrize("case", [BY_NAME[name] for name in DISTINCT], ids=DISTINCT)
+OFTEN = ("samtone_both", "pair_eq3", "ance_in_batch", "margin_mse")
+"""One of each family; the others have what every loss must have in the soak."""
+
+
+def by_name(names):
+    return pytest.mark.parametrize(
+        "case", [pytest.param(BY_NAME[name], id=name, marks=[pytest.mark.soak] * (name not in OFTEN)) for name in names]
+    )
+
+
+every_loss = by_name(DISTINCT)
 NEEDS_MINED = ("ance", "ance_in_batch", "dance", "guided_ance", "margin_mse", "kl")
 WITHOUT_MINED = [case for case in CASES if case.name not in NEEDS_MINED]
 masked_or_not = pytest.mark.parametrize("mask_duplicates", [True, False])
@@ -175,7 +185,7 @@ def test_row_order_does_not_matter(case, make_embeddings):
         np.testing.assert_allclose(permuted_gradient[name], gradient[name][order], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", [BY_NAME[name] for name in (*DISTINCT, "guided")], ids=(*DISTINCT, "guided"))
+@by_name((*DISTINCT, "guided"))
 def test_eight_devices_equal_one(case, make_embeddings):
     e = make_embeddings(3, num_ids=12)
     mesh = sharding.make_mesh(8)

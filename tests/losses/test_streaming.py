@@ -26,7 +26,9 @@ CASES = {
     "guided": lambda e, **options: guided(e, loss=functools.partial(samtone, directions="query_to_doc", **options), margin=0.1),
 }
 every_case = pytest.mark.parametrize("case", CASES)
-some_cases = pytest.mark.parametrize("case", ["softmax_smooth", "samtone_both", "nce"])
+some_cases = pytest.mark.parametrize(
+    "case", ["samtone_both", *(pytest.param(name, marks=pytest.mark.soak) for name in ("softmax_smooth", "nce"))]
+)
 BLOCK_SIZES = (None, 3)  # dense, and one that divides 24 mined documents but neither 8 rows nor 16 mined queries
 WITHOUT_MINED = {"num_neg_docs": 0, "num_neg_queries": 0}
 VECTORS = ("query", "doc", "neg_docs", "neg_queries", "scale")

@@ -97,6 +97,7 @@ def test_a_run_starts_from_another_and_refuses_to_continue_as_another(dataset_di
         train(dataset_dir, run_dir, max_doc_length=16)
 
 
+@pytest.mark.soak
 def test_faults_name_the_pairs_and_the_flags(dataset_dir, run_dir, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="step 2 is not a finite number; its batch holds: ") as caught:
         train(dataset_dir, tmp_path / "far", init_from=run_dir, learning_rate=1e30)

@@ -70,7 +70,10 @@ def by_hand(folder, num_generated, form):
     return np.stack([(queries @ own.T).max(axis=1) for own in vectors], axis=1)
 
 
-@pytest.mark.parametrize(("form", "num_vectors"), [("views", 16), ("typical", 10), ("typical_as_is", 10), ("document", 10)])
+@pytest.mark.parametrize(
+    ("form", "num_vectors"),
+    [("views", 16), *(pytest.param(form, 10, marks=pytest.mark.soak) for form in ("typical", "typical_as_is", "document"))],
+)
 def test_documents_rank_as_their_expanded_texts_say(folder, capsys, form, num_vectors):
     found = report(folder, capsys, "--no_bm25", f"--expand_as={form}", "--num_generated=2", "--keep_identical_ids")
     assert found["cost"]["num_vectors"] == num_vectors
@@ -122,7 +125,9 @@ def test_what_is_no_expansion_is_refused(folder, capsys, options, sentence):
         report(folder, capsys, *options)
 
 
-@pytest.mark.parametrize("form", ["views", "typical", "typical_as_is", "document"])
+@pytest.mark.parametrize(
+    "form", ["views", "typical", *(pytest.param(form, marks=pytest.mark.soak) for form in ("typical_as_is", "document"))]
+)
 def test_a_written_index_of_expanded_documents_searches_as_they_are_scored(folder, capsys, tmp_path, monkeypatch, form):
     options = [f"--run_dir={folder / 'run'}", f"--dataset_dir={folder / 'data'}"]
     expansion = [f"--expansion={folder / 'expansion.jsonl'}", f"--expand_as={form}"]

@@ -61,7 +61,14 @@ def cut(file):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, cut, lambda file: file.write_bytes(b"")], ids=["missing", "cut", "empty"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(Path.unlink, id="missing", marks=pytest.mark.soak),
+        pytest.param(cut, id="cut"),
+        pytest.param(lambda file: file.write_bytes(b""), id="empty", marks=pytest.mark.soak),
+    ],
+)
 def test_every_damaged_file_is_either_needless_or_leads_to_the_newest_intact_checkpoint(intact, tmp_path, damage):
     names = [file.relative_to(intact) for file in (intact / "2").rglob("*") if file.is_file()]
     num_refused = 0

@@ -71,6 +71,7 @@ def packed_batch():
     return rows._replace(query=pack(rows.query), doc=pack(rows.doc), neg_docs=pack(rows.neg_docs))
 
 
+@pytest.mark.soak
 def test_chunks_of_packed_rows_change_neither_loss_nor_gradient(params, whole):
     pieces = value_and_grad(ChunkedModel(MODEL, 4), params, packed_batch())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), pieces, whole)
