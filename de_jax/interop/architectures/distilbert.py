@@ -5,12 +5,10 @@ In training it drops nothing of what attention gives, where the towers here do a
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from typing import Any
 
 from de_jax.interop.architectures import bert, kind
-from de_jax.interop.architectures.kind import Kind, Settings, T
+from de_jax.interop.architectures.kind import Kind, Settings
 from de_jax.interop.config_keys import Keys
 from de_jax.interop.pretrained import Origin
 from de_jax.models.bert import BertConfig
@@ -73,11 +71,6 @@ def origins_of(config: BertConfig, pad_id: int) -> dict[str, Origin]:
     return origins
 
 
-def own_names(stored: Mapping[str, T]) -> dict[str, T]:
-    """Heads put the encoder's name before it."""
-    return {re.sub(r"^distilbert\.", "", name): read for name, read in stored.items()}
-
-
 def holds(config: Any, pad_id: int) -> bool:
     is_plain = isinstance(config, BertConfig) and not config.num_token_types and not config.num_buckets
     return is_plain and config.norm_epsilon == NORM_EPSILON
@@ -90,6 +83,6 @@ KIND = Kind(
     origins_of=origins_of,
     json_of=json_of,
     holds=holds,
-    own_names=own_names,
+    own_names=kind.without("distilbert"),
     heads=(r"(pre_classifier|classifier|qa_outputs|vocab_(transform|layer_norm|projector))\..*", r"embeddings\.position_ids"),
 )

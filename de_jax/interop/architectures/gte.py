@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from typing import Any
 
 from de_jax.interop.architectures import kind, nomic, rotary
-from de_jax.interop.architectures.kind import Kind, Settings, T
+from de_jax.interop.architectures.kind import Settings
 from de_jax.interop.pretrained import Origin
 from de_jax.models.rotary import RotaryConfig
 
@@ -46,20 +44,14 @@ def origins_of(config: RotaryConfig, pad_id: int) -> dict[str, Origin]:
     return origins
 
 
-def own_names(stored: Mapping[str, T]) -> dict[str, T]:
-    """Heads put "gte." before the encoder, and "new." in the files of the model's own code."""
-    return {re.sub(r"^(gte|new)\.", "", name): read for name, read in stored.items()}
-
-
-KIND = Kind(
-    model_types=("gte",),
-    keys=nomic.KEYS,
-    config_of=config_of,
-    origins_of=origins_of,
-    json_of=json_of,
-    holds=rotary.held_by(config_of, json_of),
-    own_names=own_names,
+# The files of the model's own code have "new." before the encoder's names.
+KIND = rotary.encoder_kind(
+    "gte",
+    nomic.KEYS,
+    config_of,
+    json_of,
+    origins_of,
     heads=(r"(lm_head|pooler|classifier)\..*",),
-    is_shift_free=True,
+    prefix="gte|new",
     is_renamed=True,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -95,6 +96,12 @@ class Kind:
     position_pad_id: Callable[[Settings], int] | None = None
     is_shift_free: bool = False
     is_renamed: bool = False
+
+
+def without(prefix: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """`Kind.own_names` where models with a head put a name before the encoder's; `prefix` is a regular expression of it."""
+    before = re.compile(rf"^({prefix})\.")
+    return lambda stored: {before.sub("", name): read for name, read in stored.items()}
 
 
 def linear(ours: str, theirs: str, *, bias: bool = True, part: tuple[int, int] = (0, 1)) -> dict[str, Origin]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from de_jax.interop.architectures import llama, rotary
-from de_jax.interop.architectures.kind import Kind, Settings
+from de_jax.interop.architectures.kind import Settings
 from de_jax.models.rotary import RotaryConfig
 
 KV_HEADS, WINDOW = 8, 4096
@@ -40,14 +40,4 @@ def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
     return {**values, "rope_theta": config.local_rope_base, "sliding_window": window}
 
 
-KIND = Kind(
-    model_types=("mistral",),
-    keys=KEYS,
-    config_of=config_of,
-    origins_of=llama.origins_of,
-    json_of=json_of,
-    holds=rotary.held_by(config_of, json_of),
-    own_names=rotary.own_names,
-    heads=llama.HEADS,
-    is_shift_free=True,
-)
+KIND = rotary.encoder_kind("mistral", KEYS, config_of, json_of, llama.origins_of, heads=llama.HEADS)

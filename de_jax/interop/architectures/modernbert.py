@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from de_jax.interop.architectures import kind, rotary
-from de_jax.interop.architectures.kind import Kind, Settings
+from de_jax.interop.architectures.kind import Settings
 from de_jax.interop.config_keys import Keys
 from de_jax.interop.pretrained import Origin
 from de_jax.models.rotary import RotaryConfig
@@ -109,14 +109,4 @@ def origins_of(config: RotaryConfig, pad_id: int) -> dict[str, Origin]:
     return origins
 
 
-KIND = Kind(
-    model_types=("modernbert",),
-    keys=KEYS,
-    config_of=config_of,
-    origins_of=origins_of,
-    json_of=json_of,
-    holds=rotary.held_by(config_of, json_of),
-    own_names=rotary.own_names,
-    heads=(r"(head|decoder|classifier)\..*",),
-    is_shift_free=True,
-)
+KIND = rotary.encoder_kind("modernbert", KEYS, config_of, json_of, origins_of, heads=(r"(head|decoder|classifier)\..*",))

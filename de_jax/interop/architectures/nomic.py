@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from typing import Any
 
 from de_jax.interop.architectures import kind, rotary
-from de_jax.interop.architectures.kind import Kind, Settings, T
+from de_jax.interop.architectures.kind import Settings
 from de_jax.interop.config_keys import Keys
 from de_jax.interop.pretrained import Origin
 from de_jax.models.rotary import RotaryConfig
@@ -118,20 +116,13 @@ def origins_of(config: RotaryConfig, pad_id: int) -> dict[str, Origin]:
     return origins
 
 
-def own_names(stored: Mapping[str, T]) -> dict[str, T]:
-    """Heads put "nomic_bert." before the encoder."""
-    return {re.sub(r"^(nomic_bert|bert)\.", "", name): read for name, read in stored.items()}
-
-
-KIND = Kind(
-    model_types=("nomic_bert",),
-    keys=KEYS,
-    config_of=config_of,
-    origins_of=origins_of,
-    json_of=json_of,
-    holds=rotary.held_by(config_of, json_of),
-    own_names=own_names,
+KIND = rotary.encoder_kind(
+    "nomic_bert",
+    KEYS,
+    config_of,
+    json_of,
+    origins_of,
     heads=(r"(cls|pooler|classifier)\..*",),
-    is_shift_free=True,
+    prefix="nomic_bert|bert",
     is_renamed=True,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from de_jax.interop.architectures import llama, rotary
-from de_jax.interop.architectures.kind import Kind, Settings
+from de_jax.interop.architectures.kind import Settings
 from de_jax.models.rotary import RotaryConfig
 
 KV_HEADS = 32
@@ -23,14 +23,4 @@ def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
     return {**llama.values(config, pad_id, "qwen2", "Qwen2Model"), **sliding}
 
 
-KIND = Kind(
-    model_types=("qwen2",),
-    keys=KEYS,
-    config_of=config_of,
-    origins_of=llama.origins_of,
-    json_of=json_of,
-    holds=rotary.held_by(config_of, json_of),
-    own_names=rotary.own_names,
-    heads=llama.HEADS,
-    is_shift_free=True,
-)
+KIND = rotary.encoder_kind("qwen2", KEYS, config_of, json_of, llama.origins_of, heads=llama.HEADS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from de_jax.interop.architectures import llama, rotary
-from de_jax.interop.architectures.kind import Kind, Settings
+from de_jax.interop.architectures.kind import Settings
 from de_jax.models.rotary import RotaryConfig
 
 HEAD_DIM, KV_HEADS = 128, 32
@@ -26,14 +26,4 @@ def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
     return {**llama.values(config, pad_id, "qwen3", "Qwen3Model"), **own}
 
 
-KIND = Kind(
-    model_types=("qwen3",),
-    keys=KEYS,
-    config_of=config_of,
-    origins_of=llama.origins_of,
-    json_of=json_of,
-    holds=rotary.held_by(config_of, json_of),
-    own_names=rotary.own_names,
-    heads=llama.HEADS,
-    is_shift_free=True,
-)
+KIND = rotary.encoder_kind("qwen3", KEYS, config_of, json_of, llama.origins_of, heads=llama.HEADS)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from de_jax.interop.architectures import kind
-from de_jax.interop.architectures.kind import Settings, T
+from de_jax.interop.architectures.kind import Kind, Settings
+from de_jax.interop.config_keys import Keys
 from de_jax.interop.pretrained import Origin
 from de_jax.models import positions
 from de_jax.models.rotary import RotaryConfig, global_pattern
@@ -182,6 +182,27 @@ def llama_origins(
     return origins
 
 
-def own_names(stored: Mapping[str, T]) -> dict[str, T]:
-    """Heads put "model." before the encoder."""
-    return {re.sub(r"^model\.", "", name): read for name, read in stored.items()}
+def encoder_kind(
+    model_type: str,
+    keys: Keys,
+    config_of: Callable[[Settings], RotaryConfig],
+    json_of: Callable[[RotaryConfig, int], dict[str, Any]],
+    origins_of: Callable[[RotaryConfig, int], dict[str, Origin]],
+    *,
+    heads: tuple[str, ...],
+    prefix: str = "model",
+    is_renamed: bool = False,
+) -> Kind:
+    """A kind of rotary encoder; `prefix`, a regular expression, is what models with a head put before the encoder's names."""
+    return Kind(
+        model_types=(model_type,),
+        keys=keys,
+        config_of=config_of,
+        origins_of=origins_of,
+        json_of=json_of,
+        holds=held_by(config_of, json_of),
+        own_names=kind.without(prefix),
+        heads=heads,
+        is_shift_free=True,
+        is_renamed=is_renamed,
+    )

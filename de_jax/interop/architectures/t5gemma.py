@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from typing import Any
 
 from de_jax.interop import config_keys
 from de_jax.interop.architectures import gemma3, kind, rotary
-from de_jax.interop.architectures.kind import Kind, Settings, T
+from de_jax.interop.architectures.kind import Settings
 from de_jax.interop.config_keys import Keys
 from de_jax.interop.pretrained import Origin
 from de_jax.models.rotary import RotaryConfig
@@ -93,19 +91,4 @@ def origins_of(config: RotaryConfig, pad_id: int) -> dict[str, Origin]:
     return rotary.llama_origins(config, pad_id, norms=NORMS, added=1.0, prefix="encoder.")
 
 
-def own_names(stored: Mapping[str, T]) -> dict[str, T]:
-    """Heads put "model." before encoder and decoder."""
-    return {re.sub(r"^model\.", "", name): read for name, read in stored.items()}
-
-
-KIND = Kind(
-    model_types=("t5gemma",),
-    keys=KEYS,
-    config_of=config_of,
-    origins_of=origins_of,
-    json_of=json_of,
-    holds=rotary.held_by(config_of, json_of),
-    own_names=own_names,
-    heads=(r"(decoder|lm_head|score|classifier)\..*",),
-    is_shift_free=True,
-)
+KIND = rotary.encoder_kind("t5gemma", KEYS, config_of, json_of, origins_of, heads=(r"(decoder|lm_head|score|classifier)\..*",))
