@@ -82,10 +82,7 @@ def plan(
         ({'data': 2, 'fsdp': 1, 'tensor': 1}, 504, 16)
     """
     topology = compiling.open_topology(topology) if isinstance(topology, str) else topology
-    given = {"batch_size": batch_size, "query_length": query_length, "doc_length": doc_length}
-    sizes: dict[str, Any] = {name: given[name] or getattr(recipe.options, setting, None) for name, setting in SIZES.items()}
-    if missing := [name for name in sizes if sizes[name] is None]:
-        raise InputError(f"the recipe's data has no options, so its sizes are not known; give {', '.join(missing)}.")
+    sizes = _sizes(recipe, batch_size=batch_size, query_length=query_length, doc_length=doc_length)
     shape = {**sizes, "query_rows": query_rows, "doc_rows": doc_rows, **recipe.texts_of_a_pair()}
     mesh, state = recipe.devices.mesh(devices=topology.devices), recipe.check()
     recipe.check_sizes(mesh, has_negatives=True, **{SIZES[name]: size for name, size in sizes.items()})
@@ -117,6 +114,40 @@ def plan(
         "effort": effort,
         "jax": jax.__version__,
     }
+
+
+def outline(recipe: Recipe) -> dict[str, Any]:
+    """What a run of a recipe takes whatever devices it has; nothing is compiled, and neither data nor weights are read.
+
+    Args:
+        recipe: what is trained.
+
+    Returns:
+        JSON values: num_steps, the batch's shape, num_parameters and num_trained_parameters; state_gib, the parameters and the
+        optimizer's state on all devices together; useful_flops of a step, as of `plan`, and total_flops, those of all steps.
+
+    Raises:
+        InputError: the recipe's data has no options, so that its sizes are not known.
+    """
+    shape = {**_sizes(recipe), "query_rows": None, "doc_rows": None, **recipe.texts_of_a_pair()}
+    state, useful = recipe.shapes(), _useful_flops(recipe, shape)
+    return {
+        "num_steps": recipe.optimization.num_steps,
+        **{name: value for name, value in shape.items() if value is not None},
+        "num_parameters": _size(state.all_params),
+        "num_trained_parameters": _size(state.params),
+        "state_gib": _gib(_num_bytes(state)),
+        "useful_flops": useful,
+        "total_flops": useful * recipe.optimization.num_steps,
+    }
+
+
+def _sizes(recipe: Recipe, **given: int | None) -> dict[str, Any]:
+    """The batch and its texts, as given or of the recipe."""
+    sizes = {name: given.get(name) or getattr(recipe.options, setting, None) for name, setting in SIZES.items()}
+    if missing := [name for name in sizes if sizes[name] is None]:
+        raise InputError(f"the recipe's data has no options, so its sizes are not known; give {', '.join(missing)}.")
+    return sizes
 
 
 def _needs(compiled: compiling.Plan, num_devices: int, chip: compiling.Chip | None) -> dict[str, Any]:

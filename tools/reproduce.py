@@ -1,0 +1,114 @@
+"""Trains and scores what fills a paper's tables, and puts our numbers beside the published ones; prints one JSON object.
+
+de-jax reproduce samtone --table 1 --dry_run             # runs, steps, FLOPs, and what is missing
+de-jax reproduce samtone --table 1 --seeds 0 1 2         # trains and scores, a cell after another
+de-jax reproduce samtone --scale small                   # the design that shows its effect on small data, in hours on a CPU
+
+Papers: ance, curriculum, daft, dance, samtone. Nothing is downloaded. Missing data and weights are listed with where to get them and
+where to put them below --data_dir; cells that have all they need are filled meanwhile. <out_dir>/<paper> gets a table_<number>.md,
+written anew after each score, and the same cell by cell as JSON lines. The same command goes on where it was stopped.
+--dry_run with a --topology of plan_run compiles the step of each recipe for its memory, in minutes each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from de_jax import command
+from de_jax.configurables import parse_with_settings
+from de_jax.files import outputs
+from de_jax.papers import commands, designs, filled, plans
+from de_jax.papers.cells import Reproduction
+from de_jax.papers.needs import Sources
+from de_jax.papers.records import write
+from de_jax.papers.tables import names, read_paper
+from de_jax.reports.tables import text_table
+from de_jax.settings import Seed, numeric
+from de_jax.types import InputError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args, settings = _parse_args(argv)
+    if not args.paper:
+        raise InputError(f"name a paper: {', '.join(names())}.")
+    paper = read_paper(args.paper)
+    chosen = paper.chosen(args.table)
+    if args.scale == "small":
+        _small(paper.name, args)
+        return
+    out_dir = args.out_dir
+    sources = Sources(args.data_dir, out_dir / "runs")
+    work = Reproduction(paper, chosen, args.seeds, sources, out_dir, commands.run, settings)
+    missing = work.missing()
+    _say(*plans.missing_lines(missing))
+    if args.dry_run:
+        plan = plans.plan(work, topology=args.topology, settings=settings, run_command=commands.run)
+        _say("", text_table(*plans.run_lines(plan["runs"])))
+        print(json.dumps(plan))
+        return
+    with outputs.only_one(out_dir / ".lock", f"reproducing into {out_dir}"):
+        work.fill(lambda: _write(work, out_dir / paper.name))
+        found = _write(work, out_dir / paper.name)
+    _say("", *(Path(path).read_text(encoding="utf-8") for path in found["tables"].values()))
+    print(json.dumps({"paper": paper.name, **found, "missing": [one.source.name for one in missing]}))
+    if missing:
+        raise InputError(f"{len(missing)} of what the tables need is missing, as listed above; the other cells are filled.")
+
+
+def _write(work: Reproduction, folder: Path) -> dict[str, Any]:
+    """Writes the tables as far as they are filled; the files by table, and the numbers of cells."""
+    paths, num_cells, num_filled = {}, 0, 0
+    for table in work.chosen:
+        cells = filled.cells(work, table)
+        name = f"table_{table.number.replace(' ', '_')}"
+        write(folder / f"{name}.jsonl", [cell._asdict() for cell in cells])
+        with outputs.atomic_file(folder / f"{name}.md") as unfinished:
+            unfinished.write_text(filled.markdown(table, work.paper.title, cells), encoding="utf-8")
+        paths[table.number] = str(folder / f"{name}.md")
+        num_cells, num_filled = num_cells + len(cells), num_filled + sum(cell.ours is not None for cell in cells)
+    return {"tables": paths, "num_cells": num_cells, "num_filled": num_filled}
+
+
+def _small(paper: str, args: argparse.Namespace) -> None:
+    found = designs.read_designs(paper, args.table)
+    if args.dry_run:
+        print(json.dumps({"paper": paper, "designs": [design._asdict() for design in found]}))
+        return
+    reports = designs.run_designs(found, commands.call)
+    results = [Path(report["results"]) for report in reports if report["results"]]
+    _say("", *(path.read_text(encoding="utf-8") for path in results if path.is_file()))
+    print(json.dumps({"paper": paper, "designs": reports}))
+
+
+def _say(*lines: str) -> None:
+    if lines:
+        print("\n".join(lines), file=sys.stderr)
+
+
+def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    parser = command.Parser(description=__doc__)
+    parser.add_argument("paper", nargs="?", type=str, help=f"one of {', '.join(names())}")
+    parser.add_argument("--table", nargs="+", metavar="N", help="some of its tables (default all)")
+    parser.add_argument(
+        "--scale", choices=["paper", "small"], default="paper", help="the paper's own runs (default), or designs on small data"
+    )
+    parser.add_argument("--dry_run", action="store_true", help="print the plan, and train nothing")
+    parser.add_argument("--topology", help="with --dry_run: devices to compile the steps for, such as v5e:8x8")
+    parser.add_argument(
+        "--seeds", nargs="+", type=numeric(Seed), default=[0], help="of parameters, dropout and batches (default 0)"
+    )
+    parser.add_argument("--data_dir", type=Path, default=Path("data"), help="where data and weights lie (default data)")
+    parser.add_argument(
+        "--out_dir", type=Path, default=Path("runs/reproduce"), help="gets runs and tables (default runs/reproduce)"
+    )
+    return parse_with_settings(parser, argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
