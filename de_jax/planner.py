@@ -38,8 +38,8 @@ def plan(
 
     Args:
         recipe: what is trained, on which mesh, in how many chunks.
-        topology: TPU chips and their grid, "v5e:16x16", or simulated devices, "cpu:8", asked for before JAX looks for devices; or
-            what `open_topology` gave for such a name.
+        topology: TPU chips and their grid, "v5e:16x16", GPUs, "h100:8", or simulated devices, "cpu:8", asked for before JAX looks
+            for devices; or what `open_topology` gave for such a name.
         batch_size: pairs of the global batch; by default the recipe's.
         query_length, doc_length: tokens of every query and document; by default the longest of the recipe.
         query_rows, doc_rows: how many rows of that length packed texts take; by default one a text.
@@ -48,7 +48,7 @@ def plan(
     Returns:
         JSON values: the topology, the mesh and the batch's shape; num_parameters, and how many of them are not the base of
         adapters; what each device needs (state_gib, of which base_gib, negative_cache_gib, memory_gib by kind) beside
-        available_gib, and whether it fits, with the compiler's sentence in why_not; checkpoint_gib, what each checkpoint takes on
+        available_gib, and whether it fits, with the sentence that says why_not; checkpoint_gib, what each checkpoint takes on
         the disk before it is compressed;
         executed_flops of a step on all devices together and useful_flops, those of the towers by formula; collectives, each with
         the bytes that a device receives; estimate, the seconds that products and links take at least. A simulated device has no
@@ -93,6 +93,7 @@ def plan(
     placed = sharding_rules.with_shardings(state, shardings)
     compiled = compiling.compile_for(mesh, step, placed, compiling.batch_shapes(**shape), effort=effort)
     chip = topology.chip
+    why_not = compiled.why_not or compiling.lacks(compiled.memory, chip)
     return {
         "topology": topology.name,
         "device": topology.devices[0].device_kind,
@@ -106,8 +107,8 @@ def plan(
         "checkpoint_gib": _gib(_num_bytes(state._replace(base=None))),
         "negative_cache_gib": _gib(compiling.bytes_per_device(placed.cache)),
         "available_gib": _gib(chip.memory_bytes) if chip else None,
-        "fits": compiled.why_not is None if chip else None,
-        "why_not": compiled.why_not,
+        "fits": why_not is None if chip else None,
+        "why_not": why_not,
         **_needs(compiled, mesh.size, chip),
         "useful_flops": _useful_flops(recipe, shape),
         "compile_seconds": round(compiled.compile_seconds, 1),

@@ -4,7 +4,7 @@ de-jax reproduce samtone --table 1 --dry_run             # runs, steps, FLOPs, a
 de-jax reproduce samtone --table 1 --seeds 0 1 2         # trains and scores, a cell after another
 de-jax reproduce samtone --scale small                   # the design that shows its effect on small data, in hours on a CPU
 
-Papers: ance, curriculum, daft, dance, samtone. Nothing is downloaded. Missing data and weights are listed with where to get them and
+Papers: ance, curriculum, daft, dance, samtone. Nothing is downloaded. Missing data and weights are listed: where to get them, and
 where to put them below --data_dir; cells that have all they need are filled meanwhile. <out_dir>/<paper> gets a table_<number>.md,
 written anew after each score, and the same cell by cell as JSON lines. The same command goes on where it was stopped.
 --dry_run with a --topology of plan_run compiles the step of each recipe for its memory, in minutes each.
