@@ -221,21 +221,17 @@ def test_a_paper_has_to_be_named(paper):
 
 
 @pytest.mark.soak
-def test_a_toy_is_reproduced_by_processes_of_its_own(paper, tmp_path, reproduced):
+def test_a_toy_is_reproduced_by_processes_of_its_own(paper, trained, reproduced):
     folder = toy_run.write_dataset(paper / "data" / "toy")
     (folder / "qrels" / "dev.tsv").rename(folder / "qrels" / "test.tsv")
-    sizes = {name: value for name, value in toy_run.SETTINGS.items() if name.startswith(("T5Config", "TowerConfig"))}
-    settings = {
-        **sizes,
-        "train.num_steps": 4,
-        "train.init_from": None,
-        "train.init_new": (),
-        "MODEL": "",
-        "PairsOptions.batch_size": 16,
-    }
-    settings |= {"PairsOptions.tokenizer": folder / "spiece.model", "beir_pairs.dataset_dir": folder}
+    model = paper / "data" / "models" / "google" / "t5-v1_1-base"
+    model.parent.mkdir(parents=True)
+    model.symlink_to(trained)  # of the sizes below
+    sizes = {"vocab_size": 30, "model_dim": 16, "num_layers": 1, "num_heads": 2, "head_dim": 8, "mlp_dim": 32, "dropout_rate": 0.0}
+    settings = {f"T5Config.{name}": value for name, value in sizes.items()}
+    settings |= {"train.num_steps": 4, "PairsOptions.batch_size": 16, "beir_pairs.dataset_dir": folder}
     training = json.dumps([f"{name}={value}" for name, value in settings.items()])
-    sources = SOURCES.replace('["beir_pairs.dataset_dir={toy}"]', training).replace("google/t5-v1_1-base", "unused")
+    sources = SOURCES.replace('["beir_pairs.dataset_dir={toy}"]', training).replace("[config.json]", "[run.json]")
     (paper / "tables" / "sources.yaml").write_text(sources)
     report, _ = reproduced()
     assert report["num_filled"] == 6
