@@ -79,9 +79,12 @@ def _front_page(themes: Mapping[str, Theme]) -> str:
         lines += [f"## {paper.name}", f"![{paper.picture.alt}](images/{paper.picture.file})"]
         lines += _statements("Holds here", paper.holds, page_of) + _statements("Does not hold here", paper.fails, page_of)
         lines += ["Not testable here:", _bullets(paper.untested)]
-    rows = [["result", "in one sentence"]]
+    rows = [["result", "question and verdict"]]
     for page, theme in themes.items():
-        rows += [[f"[{entry.title}](results/{page}.md#{name})", entry.verdict] for name, entry in theme.entries.items()]
+        rows += [
+            [f"[{entry.title}](results/{page}.md#{name})", f"{entry.question} **{entry.verdict}**"]
+            for name, entry in theme.entries.items()
+        ]
     return "\n\n".join([*lines, "## All results", _table(rows)]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Runs the commands of a recorded result again and compares what they print with what was recorded."""
+"""Runs the commands of a recorded result again and compares their scores with the recorded ones."""
 
 from __future__ import annotations
 
@@ -13,17 +13,33 @@ from pathlib import Path
 from typing import Any
 
 from de_jax.files.reading import parse_object
+from de_jax.reports import tables
 from de_jax.reports.result_files import Entry, Scores, Table, entries_of, expected, read_all, tolerances
 from de_jax.types import InputError
 
 RESULTS_DIR = "results"
 
 
+def check_entry(name: str) -> None:
+    """What `de-jax reproduce --check` does in the working directory: one JSON object on stdout, a table on stderr.
+
+    Raises:
+        InputError: as of `check`.
+        SystemExit: with code 1, where a score is not within its tolerance.
+    """
+    report = check(name)
+    rows = [[str(value) for value in score.values()] for score in report["scores"]]
+    print(tables.text_table(list(report["scores"][0]), rows), file=sys.stderr)
+    print(json.dumps(report))
+    if not report["within"]:
+        sys.exit(1)
+
+
 def check(name: str, root: str | Path = ".") -> dict[str, Any]:
     """Runs an entry's commands, after those of the entries that it builds on, and compares the scores.
 
-    The commands are bash, run in `root` by this Python; their progress goes to stderr. Most continue what is there, so an
-    interrupted check goes on where it was.
+    The commands are bash, run in `root` by this Python; their progress goes to stderr. Most continue earlier runs, so an
+    interrupted check continues too.
 
     Args:
         name: of the entry.
@@ -33,7 +49,7 @@ def check(name: str, root: str | Path = ".") -> dict[str, Any]:
         {"entry", "scores": [{"score", "expected", "tolerance", "got", "within"}], "within"}: "within" at the end where all are.
 
     Raises:
-        InputError: no such entry, one without scores, data that is missing, a command that fails, or one that does not print a
+        InputError: no such entry, one without scores, data that is missing, a command that fails, or commands that do not print a
             score.
     """
     root = Path(root)
@@ -122,7 +138,7 @@ def _from_seeds(cells: Sequence[str], entry: Entry) -> list[float]:
 
 
 def _value(line: Any, keys: Sequence[str | int]) -> float | None:
-    """The number at the end of the keys; None where there is none."""
+    """The number at the end of the keys; None without such a number."""
     for key in keys:
         try:
             line = line[key]

@@ -1,6 +1,6 @@
 """Recorded results: `results/<theme>.yaml`, from which docs/results.md and docs/results/ are rendered.
 
-A file is a `Theme` with entries by name. An entry (`Entry`) says how a result was made, what came out, and what to read with care;
+A file is a `Theme` with entries by name. An entry (`Entry`) says how a result was made, its numbers, and what to read with care;
 its tables are written as in Markdown, and `scores` beside a table says which numbers its commands print again.
 """
 
@@ -61,7 +61,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A file of docs/images, with what it shows in words."""
+    """A file of docs/images, and its content in words."""
 
     file: str
     alt: str
@@ -118,7 +118,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Paper:
-    """What the results say of a paper."""
+    """The claims of a paper by outcome: they hold here, do not hold, or were not testable."""
 
     name: str
     verdict: str
