@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from recorded_results import TOY, write_results
 
-from de_jax.reports.result_check import check, check_entry
+from de_jax.reports.result_check import check
+from de_jax.tools import reproduce
 from de_jax.types import InputError
 
 
@@ -37,11 +38,11 @@ def test_means_over_seeds_are_compared(tmp_path):
 
 def test_the_command_ends_with_exit_code_1_where_a_score_is_not_within(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(toy(tmp_path, {"a": [0.5], "b": [0.4]}))
-    check_entry("toy")
+    reproduce.main(["--check", "toy"])
     assert json.loads(capsys.readouterr().out)["within"]
     toy(tmp_path, {"a": [0.5], "b": [0.3]})
     with pytest.raises(SystemExit) as stopped:
-        check_entry("toy")
+        reproduce.main(["--check", "toy"])
     assert stopped.value.code == 1
     out, err = capsys.readouterr()
     assert not json.loads(out)["within"]
