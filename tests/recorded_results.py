@@ -2,6 +2,14 @@
 
 TOY = """
 title: Toys
+papers:
+  - name: Toy paper
+    verdict: It plays.
+    picture: {file: toys.png, alt: Toys}
+    drawing: {rows: [a, b], panels: [{title: Left, entry: toy, column: nDCG@10}]}
+    holds: [{says: It plays., entry: toy}]
+    fails: []
+    untested: [Outdoors.]
 entries:
   base:
     title: A model

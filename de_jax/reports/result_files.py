@@ -247,6 +247,12 @@ def _check_names(file: Path, theme: Theme, entries: Mapping[str, Entry]) -> None
     for place, names in named.items():
         if unknown := [name for name in names if name not in entries]:
             raise InputError(f"{file}, {place}: there is no entry {unknown[0]!r}; name one out of {', '.join(entries)}.")
+    for drawing in filter(None, (paper.drawing for paper in theme.papers)):
+        for panel, row in itertools.product(drawing.panels, drawing.rows):
+            try:
+                expected(entries[panel.entry].tables[panel.table - 1].cell(row, panel.column))
+            except (IndexError, ValueError) as error:
+                raise InputError(f"{file}, the panel {panel.title!r} of entry {panel.entry}: {error}.") from None
 
 
 def _rows(value: Any) -> list[list[str]]:
