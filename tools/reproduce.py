@@ -3,11 +3,15 @@
 de-jax reproduce samtone --table 1 --dry_run             # runs, steps, FLOPs, and what is missing
 de-jax reproduce samtone --table 1 --seeds 0 1 2         # trains and scores, a cell after another
 de-jax reproduce samtone --scale small                   # the design that shows its effect on small data, in hours on a CPU
+de-jax reproduce --check bm25                            # a recorded result again; exit code 1 if a score is out of tolerance
 
 Papers: ance, curriculum, daft, dance, samtone. Nothing is downloaded. Missing data and weights are listed: where to get them, and
 where to put them below --data_dir; cells that have all they need are filled meanwhile. <out_dir>/<paper> gets a table_<number>.md,
 written anew after each score, and the same cell by cell as JSON lines. The same command goes on where it was stopped.
 --dry_run with a --topology of plan_run compiles the step of each recipe for its memory, in minutes each.
+
+--scale small and --check are for a clone of the repository: experiments and results are not installed. docs/results.md lists the
+entries.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from de_jax.papers.cells import Reproduction
 from de_jax.papers.needs import Sources
 from de_jax.papers.records import write
 from de_jax.papers.tables import names, read_paper
+from de_jax.reports.result_check import check_entry
 from de_jax.reports.tables import text_table
 from de_jax.settings import Seed, numeric
 from de_jax.types import InputError
@@ -35,6 +40,9 @@ from de_jax.types import InputError
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args, settings = _parse_args(argv)
+    if args.check:
+        check_entry(args.check)
+        return
     if not args.paper:
         raise InputError(f"name a paper: {', '.join(names())}.")
     paper = read_paper(args.paper)
@@ -94,6 +102,7 @@ def _say(*lines: str) -> None:
 def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = command.Parser(description=__doc__)
     parser.add_argument("paper", nargs="?", type=str, help=f"one of {', '.join(names())}")
+    parser.add_argument("--check", metavar="ENTRY", type=str, help="in place of a paper: an entry of results/*.yaml")
     parser.add_argument("--table", nargs="+", metavar="N", help="some of its tables (default all)")
     parser.add_argument(
         "--scale", choices=["paper", "small"], default="paper", help="the paper's own runs (default), or designs on small data"

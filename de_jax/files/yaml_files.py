@@ -52,7 +52,7 @@ class _Strict(yaml.SafeLoader):
         super().__init__(text)
         self._depth = 0
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
+    def compose_node(self, parent: yaml.Node | None, index: int | yaml.Node | None) -> yaml.Node | None:
         mark = self.peek_event().start_mark
         if self.check_event(yaml.AliasEvent):
             raise yaml.composer.ComposerError(None, None, "an alias; write its value out", mark)
@@ -63,7 +63,7 @@ class _Strict(yaml.SafeLoader):
         self._depth -= 1
         return node
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         found = super().construct_mapping(node, deep)
         if len(found) < len(node.value):
             keys = [self.construct_object(key) for key, _ in node.value]
