@@ -110,7 +110,11 @@ def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     parser.add_argument("--dry_run", action="store_true", help="print the plan, and train nothing")
     parser.add_argument("--topology", help="with --dry_run: devices to compile the steps for, such as v5e:8x8")
     parser.add_argument(
-        "--seeds", nargs="+", type=numeric(Seed), default=[0], help="of parameters, dropout and batches (default 0)"
+        "--seeds",
+        nargs="+",
+        type=numeric(Seed),
+        default=[0],
+        help="of parameters, dropout and batches; the tables have these (default 0)",
     )
     parser.add_argument("--data_dir", type=Path, default=Path("data"), help="where data and weights lie (default data)")
     parser.add_argument(
