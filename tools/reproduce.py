@@ -17,11 +17,11 @@ entries.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from de_jax import command
 from de_jax.configurables import parse_with_settings
@@ -29,7 +29,6 @@ from de_jax.files import outputs
 from de_jax.papers import commands, designs, filled, plans
 from de_jax.papers.cells import Reproduction
 from de_jax.papers.needs import Sources
-from de_jax.papers.records import write
 from de_jax.papers.tables import names, read_paper
 from de_jax.reports.result_check import check_entry
 from de_jax.reports.tables import text_table
@@ -50,37 +49,31 @@ def main(argv: list[str] | None = None) -> None:
     if args.scale == "small":
         _small(paper.name, args)
         return
-    out_dir = args.out_dir
-    sources = Sources(args.data_dir, out_dir / "runs")
-    work = Reproduction(paper, chosen, args.seeds, sources, out_dir, commands.run, settings)
+    sources = Sources(args.data_dir, args.out_dir / "runs")
+    work_of = functools.partial(Reproduction, paper, chosen, args.seeds, sources, args.out_dir, commands.run, settings)
+    if args.dry_run:
+        _plan(work_of(), args.topology, settings)
+        return
+    with outputs.only_one(args.out_dir / ".lock", f"reproducing into {args.out_dir}"):
+        _fill(work_of())  # what is done is read under the lock
+
+
+def _plan(work: Reproduction, topology: str | None, settings: list[str]) -> None:
+    _say(*plans.missing_lines(work.missing()))
+    plan = plans.plan(work, topology=topology, settings=settings, run_command=commands.run)
+    _say("", text_table(*plans.run_lines(plan["runs"])))
+    print(json.dumps(plan))
+
+
+def _fill(work: Reproduction) -> None:
     missing = work.missing()
     _say(*plans.missing_lines(missing))
-    if args.dry_run:
-        plan = plans.plan(work, topology=args.topology, settings=settings, run_command=commands.run)
-        _say("", text_table(*plans.run_lines(plan["runs"])))
-        print(json.dumps(plan))
-        return
-    with outputs.only_one(out_dir / ".lock", f"reproducing into {out_dir}"):
-        work.fill(lambda: _write(work, out_dir / paper.name))
-        found = _write(work, out_dir / paper.name)
+    work.fill(lambda: filled.write_tables(work))
+    found = filled.write_tables(work)
     _say("", *(Path(path).read_text(encoding="utf-8") for path in found["tables"].values()))
-    print(json.dumps({"paper": paper.name, **found, "missing": [one.source.name for one in missing]}))
+    print(json.dumps({"paper": work.paper.name, **found, "missing": [one.source.name for one in missing]}))
     if missing:
         raise InputError(f"{len(missing)} of what the tables need is missing, as listed above; the other cells are filled.")
-
-
-def _write(work: Reproduction, folder: Path) -> dict[str, Any]:
-    """Writes the tables as far as they are filled; the files by table, and the numbers of cells."""
-    paths, num_cells, num_filled = {}, 0, 0
-    for table in work.chosen:
-        cells = filled.cells(work, table)
-        name = f"table_{table.number.replace(' ', '_')}"
-        write(folder / f"{name}.jsonl", [cell._asdict() for cell in cells])
-        with outputs.atomic_file(folder / f"{name}.md") as unfinished:
-            unfinished.write_text(filled.markdown(table, work.paper.title, cells), encoding="utf-8")
-        paths[table.number] = str(folder / f"{name}.md")
-        num_cells, num_filled = num_cells + len(cells), num_filled + sum(cell.ours is not None for cell in cells)
-    return {"tables": paths, "num_cells": num_cells, "num_filled": num_filled}
 
 
 def _small(paper: str, args: argparse.Namespace) -> None:

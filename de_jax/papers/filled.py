@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from de_jax.evaluation import significance
 from de_jax.evaluation.significance import Comparison
+from de_jax.files import outputs
 from de_jax.papers.cells import Reproduction
 from de_jax.papers.needs import Run
+from de_jax.papers.records import write
 from de_jax.papers.tables import Column, Published, Row, Table
 
 LEVEL = 0.05
@@ -33,6 +35,27 @@ class Cell(NamedTuple):
     p_t_test: float | None
     p_permutation: float | None
     why_not: str | None = None
+
+
+def write_tables(work: Reproduction) -> dict[str, Any]:
+    """Writes the chosen tables as far as they are filled, as <out_dir>/<paper>/table_<number>.md and .jsonl.
+
+    Returns:
+        The markdown files by table, and the numbers of cells and of those with a number of ours.
+    """
+    folder, found = work.out_dir / work.paper.name, {table.number: cells(work, table) for table in work.chosen}
+    paths = {number: folder / f"table_{number.replace(' ', '_')}.md" for number in found}
+    for table in work.chosen:
+        path, own = paths[table.number], found[table.number]
+        write(path.with_suffix(".jsonl"), [cell._asdict() for cell in own])
+        with outputs.atomic_file(path) as unfinished:
+            unfinished.write_text(markdown(table, work.paper.title, own), encoding="utf-8")
+    ours = [cell.ours for own in found.values() for cell in own]
+    return {
+        "tables": {number: str(path) for number, path in paths.items()},
+        "num_cells": len(ours),
+        "num_filled": sum(one is not None for one in ours),
+    }
 
 
 def cells(work: Reproduction, table: Table) -> list[Cell]:
