@@ -95,7 +95,7 @@ def keep_freed_memory() -> None:
 
 def add_memory_fraction(parser: argparse.ArgumentParser) -> None:
     """Adds the flag for `use_memory_fraction`."""
-    parser.add_argument("--memory_fraction", type=float, help="share of a GPU's memory to take, where several processes use it")
+    parser.add_argument("--memory_fraction", type=float, help="share of the GPU's memory for this process, if several use it")
 
 
 def use_memory_fraction(fraction: float | None) -> None:

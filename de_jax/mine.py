@@ -1,10 +1,10 @@
-"""Mines hard negatives beside a run that trains: a generation from every new checkpoint, until the run is complete.
+"""Mines hard negatives beside a training run: a generation from each new checkpoint, until the run is complete.
 
 de-jax train --gin_file=recipes/ance_firstp.gin --gin.MODEL=runs/bm25 --gin.beir_pairs.dataset_dir=data/scifact --run_dir=runs/ance
 de-jax mine  --gin_file=recipes/ance_firstp.gin --gin.MODEL=runs/bm25 --gin.beir_pairs.dataset_dir=data/scifact --run_dir=runs/ance
 
-Both take the same arguments. They may run on one machine or on two that see the same folders, and either may be stopped and
-started again at any time: without its miner a run goes on with the negatives it has. Prints one JSON object for each generation.
+Both commands take the same arguments. Run them on one machine, or on two that see the same folders. Stop and restart either at any
+time: without its miner, a run continues with its current negatives. Prints one JSON object for each generation.
 """
 
 from __future__ import annotations
@@ -151,11 +151,11 @@ def _check_same_texts(run: Run, data: TrainingSet) -> None:
 
 def _parser() -> command.Parser:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--gin_file", action="append", default=[], required=True, help="the run's recipe, as for de-jax train")
-    parser.add_argument("--run_dir", required=True, help="the run; it may begin later")
-    parser.add_argument("--once", action="store_true", help="mine by the newest checkpoint, and end")
+    parser.add_argument("--gin_file", action="append", default=[], required=True, help="the run's recipe, as for de-jax train; repeatable")
+    parser.add_argument("--run_dir", required=True, help="the run; it may start later")
+    parser.add_argument("--once", action="store_true", help="mine once with the newest checkpoint, then exit")
     parser.add_argument(
-        "--poll_seconds", type=numeric(PositiveFloat), default=5.0, help="between two looks for a newer checkpoint (default 5)"
+        "--poll_seconds", type=numeric(PositiveFloat), default=5.0, help="seconds between checks for a newer checkpoint (default 5)"
     )
     command.add_memory_fraction(parser)
     return parser

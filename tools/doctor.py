@@ -1,10 +1,9 @@
-"""Says what this installation has, what it lacks, and what stands in its way.
+"""Checks this installation and says how to fix each problem.
 
 de-jax doctor
 de-jax doctor --json
 
-Versions, devices, extras, caches, disk, and settings of the environment. Exits with 2 where something must be mended; each problem
-says how. Nothing is changed.
+Reports versions, devices, extras, caches, disk and environment variables. Exits with 2 if it finds a problem. Changes nothing.
 """
 
 from __future__ import annotations
