@@ -24,22 +24,28 @@ MIN_DEPTH = 100
 def add(parser: argparse.ArgumentParser, *, measures: Sequence[str] = (), beir: bool = False) -> None:
     """Adds the flags of a run and of a policy.
 
-    Args:
-        parser: gets them.
-measures: the default; without measures the command's own help names it.
-beir: apply BEIR's rule for identical ids. Elsewhere ids of queries and documents may be equal by chance.
+        Args:
+            parser: gets them.
+    measures: the default; without measures the command's own help names it.
+    beir: apply BEIR's rule for identical ids. Elsewhere ids of queries and documents may be equal by chance.
     """
     add_run(parser)
     default = " ".join(measures) or "see above"
     policy = parser.add_argument_group("scoring")
     policy.add_argument("--measures", nargs="+", default=list(measures), help=f"names of ir-measures; default {default}")
-    policy.add_argument("--min_relevance", type=int, default=1, help="lowest relevant grade for MRR, recall and similar measures (default 1)")
-    policy.add_argument("--depth", type=int, help=f"ranked documents per query; default the depth of the measures, at least {MIN_DEPTH}")
+    policy.add_argument(
+        "--min_relevance", type=int, default=1, help="lowest relevant grade for MRR, recall and similar measures (default 1)"
+    )
+    policy.add_argument(
+        "--depth", type=int, help=f"ranked documents per query; default the depth of the measures, at least {MIN_DEPTH}"
+    )
     input_policy.add_flags(policy, identical_ids=beir)
     policy.add_argument("--no_bm25", action="store_true", help="skip BM25 and its fusion with the run")
     policy.add_argument("--k1", type=numeric(NonNegativeFloat), default=0.9, help="BM25's k1 (default 0.9)")
     policy.add_argument("--b", type=numeric(Share), default=0.4, help="BM25's b (default 0.4)")
-    policy.add_argument("--passage_length", type=int, help="cut documents into passages of this many tokens; the best passage counts")
+    policy.add_argument(
+        "--passage_length", type=int, help="cut documents into passages of this many tokens; the best passage counts"
+    )
     policy.add_argument("--passage_stride", type=int, help="tokens between passage starts; default without overlap")
     add_expansion(policy)
 
@@ -47,7 +53,9 @@ beir: apply BEIR's rule for identical ids. Elsewhere ids of queries and document
 def add_expansion(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Adds the flags of document expansion."""
     parser.add_argument("--expansion", help="generated queries of the corpus (from de-jax doc2query), to expand its documents")
-    parser.add_argument("--expand_as", choices=expanded_search.FORMS, default="views", help="form of the expanded documents (default views)")
+    parser.add_argument(
+        "--expand_as", choices=expanded_search.FORMS, default="views", help="form of the expanded documents (default views)"
+    )
     parser.add_argument("--num_generated", type=int, default=10, help="generated queries used per document (default 10)")
     parser.add_argument("--max_generated_length", type=int, default=32, help="tokens of a generated query (default 32)")
 
@@ -60,7 +68,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--max_query_length", type=int, help="tokens; default the run's")
     run.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
     run.add_argument("--max_passages", type=int, help="passages of max_doc_length per document; the best counts; default the run's")
-    run.add_argument("--query_prompt", type=str, help='text before every query, such as "query: "; default the run\'s; "" removes it')
+    run.add_argument(
+        "--query_prompt", type=str, help='text before every query, such as "query: "; default the run\'s; "" removes it'
+    )
     run.add_argument("--doc_prompt", type=str, help="text before every document; default the run's")
     run.add_argument("--embedding_dim", type=int, help="use the first dimensions only, for a Matryoshka model; default all")
     run.add_argument("--index", default="exact", help="exact (default), or a FAISS factory string such as IVF1024,Flat")
@@ -72,8 +82,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def named(flag: str, values: Sequence[str]) -> dict[str, str]:
     """The values of a flag of the form NAME=VALUE, by name.
 
-    Raises:
-InputError: a value without a name, or a repeated name.
+        Raises:
+    InputError: a value without a name, or a repeated name.
     """
     found: dict[str, str] = {}
     for argument in values:
@@ -87,8 +97,8 @@ InputError: a value without a name, or a repeated name.
 def expansion(args: argparse.Namespace) -> Expansion | None:
     """The expansion selected by the flags of `add_expansion`, or None.
 
-    Raises:
-InputError: an invalid value.
+        Raises:
+    InputError: an invalid value.
     """
     if not args.expansion:
         return None
@@ -100,8 +110,8 @@ InputError: an invalid value.
 def policy(args: argparse.Namespace) -> Policy:
     """The scoring policy selected by the flags; loads nothing.
 
-    Raises:
-InputError: a depth too small for the measures, an unknown measure or index, a value out of range.
+        Raises:
+    InputError: a depth too small for the measures, an unknown measure or index, a value out of range.
     """
     measures = metrics.with_min_relevance(args.measures, args.min_relevance)
     deepest = metrics.deepest(measures)
@@ -134,8 +144,8 @@ InputError: a depth too small for the measures, an unknown measure or index, a v
 def run(args: argparse.Namespace) -> Run | None:
     """The run with the lengths and prompts of the flags, or None without --run_dir.
 
-    Raises:
-InputError: the run is missing, or its model cannot take the length.
+        Raises:
+    InputError: the run is missing, or its model cannot take the length.
     """
     if args.run_dir is None:
         return None
@@ -165,7 +175,14 @@ def add_table(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that locate and describe a table."""
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="a file, a datasets folder or a name on the Hugging Face hub")
     group = parser.add_argument_group("reading the table")
-    group.add_argument("--columns", nargs="+", default=[], type=str, metavar="NAME=COLUMN", help="the table's columns for query, doc, neg_docs, ...")
+    group.add_argument(
+        "--columns",
+        nargs="+",
+        default=[],
+        type=str,
+        metavar="NAME=COLUMN",
+        help="the table's columns for query, doc, neg_docs, ...",
+    )
     group.add_argument("--header", type=str, default="", help="comma-separated columns, for a file without a header line")
     group.add_argument("--split", default="train", help="split of a datasets folder or of the hub (default train)")
     group.add_argument("--subset", default="", help="subset of a data set on the hub")

@@ -151,7 +151,9 @@ def _check_same_texts(run: Run, data: TrainingSet) -> None:
 
 def _parser() -> command.Parser:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--gin_file", action="append", default=[], required=True, help="the run's recipe, as for de-jax train; repeatable")
+    parser.add_argument(
+        "--gin_file", action="append", default=[], required=True, help="the run's recipe, as for de-jax train; repeatable"
+    )
     parser.add_argument("--run_dir", required=True, help="the run; it may start later")
     parser.add_argument("--once", action="store_true", help="mine once with the newest checkpoint, then exit")
     parser.add_argument(

@@ -238,9 +238,7 @@ def _parser() -> command.Parser:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--gin_file", action="append", default=[], required=True, help="a recipe; repeatable")
     parser.add_argument("--run_dir", help="folder for checkpoints and logs; a run in it continues")
-    parser.add_argument(
-        "--dry_run", action="store_true", help="check the recipe without data, and count the parameters"
-    )
+    parser.add_argument("--dry_run", action="store_true", help="check the recipe without data, and count the parameters")
     command.add_memory_fraction(parser)
     processes = parser.add_argument_group("several processes", "the same command on every host, but for --process_id")
     processes.add_argument("--distributed", action="store_true", help="join the processes started by a TPU pod, SLURM or MPI")

@@ -76,7 +76,9 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dataset_dir", required=True, help="the run's BEIR folder of training data")
     parser.add_argument("--split", default="train", help="split of the pairs (default train)")
     input_policy.add_flags(parser, identical_ids=True)
-    parser.add_argument("--negatives", nargs="+", default=[], metavar="NAME=FOLDER", help="a generation, or a folder of generations: its newest")
+    parser.add_argument(
+        "--negatives", nargs="+", default=[], metavar="NAME=FOLDER", help="a generation, or a folder of generations: its newest"
+    )
     parser.add_argument("--num_pairs", type=int, default=64, help="sampled training pairs (default 64)")
     parser.add_argument("--num_negatives", type=int, default=1, help="negatives per pair in the loss (default 1, as in ANCE)")
     parser.add_argument("--temperature", type=numeric(PositiveFloat), help="temperature of the loss; default the run's")

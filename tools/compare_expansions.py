@@ -3,12 +3,12 @@
 de-jax compare_expansions --runs vanilla=runs/vanilla curriculum=runs/curriculum random=runs/random \\
     --dataset_dir=data/beir/medquad --expansion=queries/medquad --num_generated 1 2 3 5 10
 
-Each run is scored on the original documents (0 queries), and on documents with their first generated queries in each of --forms: one
-vector per query (views: corpus expansion), their mean (typical), or one text (document). BM25 is scored with and without the same
-queries. The baseline is the first run on the original documents. forms.png shows the last run and strategies.png all runs, like
-figures 5 and 7 of He et al. (2023). A table on stderr gives the cost of each form, and a star marks significant differences from the
-baseline. Separate the seeds of a run with commas to average them. Scores and embeddings stay in the runs' folders: repeat the
-command to continue after a stop.
+Each run is scored on the original documents (0 queries), and on documents with their first generated queries in each of --forms:
+one vector per query (views: corpus expansion), their mean (typical), or one text (document). BM25 is scored with and without the
+same queries. The baseline is the first run on the original documents. forms.png shows the last run and strategies.png all runs,
+like figures 5 and 7 of He et al. (2023). A table on stderr gives the cost of each form, and a star marks significant differences
+from the baseline. Separate the seeds of a run with commas to average them. Scores and embeddings stay in the runs' folders: repeat
+the command to continue after a stop.
 """
 
 from __future__ import annotations
@@ -152,12 +152,16 @@ def _text(line: Mapping[str, Any], number: int) -> str:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--runs", nargs="+", required=True, metavar="NAME=RUN[,RUN]", help="runs to score; forms.png shows the last")
+    parser.add_argument(
+        "--runs", nargs="+", required=True, metavar="NAME=RUN[,RUN]", help="runs to score; forms.png shows the last"
+    )
     parser.add_argument("--step", help="checkpoint of all runs: a step, or best; default the newest")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
     parser.add_argument("--split", default="test", help="split of the judgements (default test)")
     parser.add_argument("--expansion", required=True, help="generated queries of the corpus, from de-jax doc2query")
-    parser.add_argument("--num_generated", nargs="+", type=int, default=[1, 2, 3, 5, 10], help="numbers of queries (default 1 2 3 5 10)")
+    parser.add_argument(
+        "--num_generated", nargs="+", type=int, default=[1, 2, 3, 5, 10], help="numbers of queries (default 1 2 3 5 10)"
+    )
     parser.add_argument("--forms", nargs="+", default=["views", "typical"], help="forms of expansion (default views typical)")
     parser.add_argument("--max_generated_length", type=int, default=32, help="tokens of each query (default 32)")
     parser.add_argument("--measure", default="nDCG@10", help="a measure of ir-measures (default nDCG@10)")

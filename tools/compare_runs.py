@@ -84,7 +84,9 @@ def _cell(value: int | float | None) -> str:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--qrels", required=True, help="judgements with BEIR's three columns or TREC's four")
-    parser.add_argument("--systems", nargs="+", required=True, metavar="NAME=RUN[,RUN]", help="systems to compare, the baseline first")
+    parser.add_argument(
+        "--systems", nargs="+", required=True, metavar="NAME=RUN[,RUN]", help="systems to compare, the baseline first"
+    )
     parser.add_argument("--measure", default="nDCG@10", help="a measure of ir-measures (default nDCG@10)")
     parser.add_argument("--k", type=int, default=10, help="depth of hole@k and overlap@k (default 10)")
     parser.add_argument("--num_resamples", type=int, default=significance.NUM_RESAMPLES, help="resamples of the permutation test")

@@ -2,8 +2,8 @@
 
 de-jax daft --model=all-MiniLM-L6-v2/ --query_layers 1 2 3 --dataset_dir=data/beir/nfcorpus --out_dir=runs/daft
 
-The first stage aligns a query tower of some of the model's layers with the frozen document tower. The second stage trains both towers
-(Leonhardt et al.). The result for each number of layers is a run for search, export and evaluation:
+The first stage aligns a query tower of some of the model's layers with the frozen document tower. The second stage trains both
+towers (Leonhardt et al.). The result for each number of layers is a run for search, export and evaluation:
 
 <out_dir>/model                    the original model
           2_layers/aligned         the first stage
@@ -179,9 +179,15 @@ def _parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Settings]:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--model", required=True, help="a folder of sentence-transformers or Hugging Face, a run, or a hub name")
     parser.add_argument(
-        "--query_layers", nargs="+", type=numeric(NonNegativeInt), required=True, help="numbers of query layers; one pair of towers each"
+        "--query_layers",
+        nargs="+",
+        type=numeric(NonNegativeInt),
+        required=True,
+        help="numbers of query layers; one pair of towers each",
     )
-    parser.add_argument("--which", choices=("first", "spread"), default="first", help="choice of the model's layers (default first)")
+    parser.add_argument(
+        "--which", choices=("first", "spread"), default="first", help="choice of the model's layers (default first)"
+    )
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder; its dev split, if any, selects checkpoints")
     parser.add_argument("--test_split", default="test", help="split for the scores (default test)")
     parser.add_argument("--out_dir", type=Path, default=Path("runs/daft"), help="output folder (default runs/daft)")

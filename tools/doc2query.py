@@ -4,8 +4,8 @@ de-jax doc2query train --dataset_dirs data/beir/medquad --init_from=google-t5/t5
 de-jax doc2query generate --model=runs/doc2query --dataset_dir=data/beir/scifact --out_dir=queries/scifact --num_queries=20
 de-jax doc2query import --predictions predicted_queries_*.txt* --dataset_dir=data/msmarco --out_dir=queries/msmarco
 
-Repeat a command to continue after a stop. --init_from and --model accept a run of `train`, a folder of Hugging Face's T5 or a name on
-the hub. Without --init_from, the model starts from random parameters, with --size and the vocabulary of --tokenizer.
+Repeat a command to continue after a stop. --init_from and --model accept a run of `train`, a folder of Hugging Face's T5 or a name
+on the hub. Without --init_from, the model starts from random parameters, with --size and the vocabulary of --tokenizer.
 """
 
 from __future__ import annotations
@@ -159,7 +159,9 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
         if "--dataset_dirs" not in action._option_string_actions:
             action.add_argument("--dataset_dir", required=True, help="a BEIR folder")
             action.add_argument("--out_dir", required=True, help="folder of the expansion")
-            action.add_argument("--docs_per_part", type=int, default=4096, help="documents per part; a stopped command continues with the next part")
+            action.add_argument(
+                "--docs_per_part", type=int, default=4096, help="documents per part; a stopped command continues with the next part"
+            )
     return parser.parse_args(argv)
 
 
@@ -174,13 +176,22 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch_size", type=numeric(PositiveInt), default=32, help="pairs")
     parser.add_argument("--max_query_length", type=int, default=32, help="tokens")
     parser.add_argument("--max_doc_length", type=int, default=256, help="tokens")
-    parser.add_argument("--length_multiple", type=int, default=64, help="the batch width is a multiple of this; smaller computes less, compiles more")
+    parser.add_argument(
+        "--length_multiple",
+        type=int,
+        default=64,
+        help="the batch width is a multiple of this; smaller computes less, compiles more",
+    )
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adafactor")
-    parser.add_argument("--learning_rate", type=numeric(PositiveFloat), default=1e-3, help="peak learning rate; falls to 0 linearly")
+    parser.add_argument(
+        "--learning_rate", type=numeric(PositiveFloat), default=1e-3, help="peak learning rate; falls to 0 linearly"
+    )
     parser.add_argument("--warmup_steps", type=numeric(NonNegativeInt), default=0)
     parser.add_argument("--dropout_rate", type=numeric(ShareBelowOne), default=0.1)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="type of matrix products")
-    parser.add_argument("--remat", choices=("none", "dots", "full"), default="none", help="rematerialisation of the encoder; see docs/scaling.md")
+    parser.add_argument(
+        "--remat", choices=("none", "dots", "full"), default="none", help="rematerialisation of the encoder; see docs/scaling.md"
+    )
     parser.add_argument("--seed", type=numeric(Seed), default=0)
     parser.add_argument("--log_every_steps", type=numeric(PositiveInt), default=50)
     parser.add_argument("--save_every_steps", type=numeric(PositiveInt), default=500)
@@ -196,7 +207,9 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num_queries", type=int, default=10, help="queries per document")
     parser.add_argument("--max_length", type=int, default=32, help="tokens of a query")
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the model's")
-    parser.add_argument("--top_k", type=numeric(NonNegativeInt), default=10, help="draw from the most likely tokens only; 0 for all")
+    parser.add_argument(
+        "--top_k", type=numeric(NonNegativeInt), default=10, help="draw from the most likely tokens only; 0 for all"
+    )
     parser.add_argument(
         "--top_p",
         type=numeric(Share),

@@ -65,7 +65,9 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
     parser.add_argument("--tokens_per_batch", type=int, help="size of a micro-batch; default by device")
     parser.add_argument("--length_multiple", type=int, help="pad texts to multiples of this; default by length")
-    parser.add_argument("--texts_per_shard", type=int, default=32768, help="texts per shard; a stopped command continues with the next shard")
+    parser.add_argument(
+        "--texts_per_shard", type=int, default=32768, help="texts per shard; a stopped command continues with the next shard"
+    )
     input_policy.add_flags(parser)
     arguments.add_expansion(parser)
     return parser.parse_args(argv)

@@ -3,8 +3,8 @@
 de-jax encode_guide --dataset_dir=data/beir/scifact --model=all-MiniLM-L6-v2 --out_dir=guides/scifact
 de-jax encode_guide --pairs_dir=data/questions_pairs --model=runs/large --out_dir=guides/questions
 
-Writes queries/ and docs/, in the format of encode_corpus. Repeat the command to continue after a stop. The loss `guided` uses them to
-mask likely false negatives:
+Writes queries/ and docs/, in the format of encode_corpus. Repeat the command to continue after a stop. The loss `guided` uses them
+to mask likely false negatives:
 
 de-jax train --gin_file=recipes/guided.gin --gin.PairsOptions.guide_dir=guides/scifact ...
 """

@@ -4,9 +4,9 @@ de-jax evaluate_beir --run_dir=runs/sde --dataset_dir=data/beir/scifact
 de-jax evaluate_beir --run_dir=runs/sde --dataset_dirs data/beir/*
 de-jax evaluate_beir --dataset_dirs data/beir/scifact data/beir/nfcorpus        # BM25 alone
 
-Measures are means over the judged queries of the split. A document with the id of the query is left out, as BEIR does for ArguAna and
-Quora, unless --keep_identical_ids is given. A folder of data sets, such as CQADupStack's, counts once, as their mean. Reports and
-rankings stay in <run_dir>/evaluations, embeddings in <run_dir>/embeddings. Repeat the command to continue after a stop.
+Measures are means over the judged queries of the split. A document with the id of the query is left out, as BEIR does for ArguAna
+and Quora, unless --keep_identical_ids is given. A folder of data sets, such as CQADupStack's, counts once, as their mean. Reports
+and rankings stay in <run_dir>/evaluations, embeddings in <run_dir>/embeddings. Repeat the command to continue after a stop.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 de-jax evaluate_openqa --run_dir=runs/sde --dataset_dir=data/beir/nq-open-oracle
 
-success@20 and success@100 are the top-20 and top-100 coverage: the share of questions with an answer in the first 20 or 100 passages,
-compared word by word as in DPR. Answers are searched in texts, not in titles. Judgements are not used.
+success@20 and success@100 are the top-20 and top-100 coverage: the share of questions with an answer in the first 20 or 100
+passages, compared word by word as in DPR. Answers are searched in texts, not in titles. Judgements are not used.
 """
 
 from __future__ import annotations

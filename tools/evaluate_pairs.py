@@ -3,8 +3,8 @@
 de-jax export_batches --task=nq --module=my_tasks --dev_split=dev --out_dir=data/nq_pairs
 de-jax evaluate_pairs --run_dir=runs/sde --pairs_dir=data/nq_pairs
 
-The corpus is every document of the folder, unless --max_docs makes it smaller. The folder must hold the run's vocabulary. Measures are
-nDCG@10, MRR@10 and Recall@100; with one passage per document also P@1 and MRR without a cut-off.
+The corpus is every document of the folder, unless --max_docs makes it smaller. The folder must hold the run's vocabulary. Measures
+are nDCG@10, MRR@10 and Recall@100; with one passage per document also P@1 and MRR without a cut-off.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--pairs_dir", type=Path, required=True, help="a folder written by import_pairs or export_batches")
     input_policy.add_identical_ids(parser)
     parser.add_argument("--max_queries", type=int, help="score a fixed sample of this many queries; default all")
-    parser.add_argument("--max_docs", type=int, help="search a fixed sample of this many documents and all relevant documents; default all")
+    parser.add_argument(
+        "--max_docs", type=int, help="search a fixed sample of this many documents and all relevant documents; default all"
+    )
     return parser.parse_args(argv)
 
 

@@ -2,8 +2,8 @@
 
 de-jax evaluate_sentences --run_dir=runs/sde --dataset_dir=data/beir/xquad-en-sentence
 
-Measures are P@1, and MRR without a cut-off over all sentences of the corpus, by the best correct sentence. Stored rankings are cut at
---depth. MRR looks deeper and is given for the run and for BM25.
+Measures are P@1, and MRR without a cut-off over all sentences of the corpus, by the best correct sentence. Stored rankings are cut
+at --depth. MRR looks deeper and is given for the run and for BM25.
 """
 
 from __future__ import annotations

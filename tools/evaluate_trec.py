@@ -5,8 +5,8 @@ de-jax evaluate_trec --run_dir=runs/sde --corpus=collection.tsv --topics=topics.
 de-jax evaluate_trec --run_file=bm25.trec --qrels=qrels.dl19-passage.txt --min_relevance 2
 
 The corpus is jsonl (BEIR's), or tsv with 2 columns (id, text) or 4 (MS MARCO's documents). Topics are jsonl or tsv. Judgements are
-TREC's or BEIR's. With --min_relevance 2, as for TREC DL, grade 1 is not relevant for MRR, recall and similar measures; nDCG uses the
-grades unchanged. Without --run_dir and --run_file, BM25 is scored alone.
+TREC's or BEIR's. With --min_relevance 2, as for TREC DL, grade 1 is not relevant for MRR, recall and similar measures; nDCG uses
+the grades unchanged. Without --run_dir and --run_file, BM25 is scored alone.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ de-jax import_model --from=all-MiniLM-L6-v2/ --run_dir=runs/minilm
 de-jax import_model --from=simcse-bert-base/ --pooling=cls --run_dir=runs/simcse
 de-jax import_model --from=intfloat/e5-base-v2 --query_prompt="query: " --doc_prompt="passage: " --run_dir=runs/e5
 
---from accepts a folder of sentence-transformers, Hugging Face (T5, BERT, ModernBERT, Qwen3 and related models) or T5X, another run, or
-a name on the Hugging Face hub. Nothing is unpickled. Missing arrays, and arrays or settings without a place, are refused.
+--from accepts a folder of sentence-transformers, Hugging Face (T5, BERT, ModernBERT, Qwen3 and related models) or T5X, another run,
+or a name on the Hugging Face hub. Nothing is unpickled. Missing arrays, and arrays or settings without a place, are refused.
 """
 
 from __future__ import annotations

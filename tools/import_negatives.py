@@ -9,8 +9,8 @@ From a TREC run (.trec, .run or .txt, plain or .gz) with the ids of the folder; 
 
     de-jax import_negatives bm25.trec --dataset_dir=data/qa --first_rank=1 --depth=30 --negatives_dir=data/qa_negatives
 
-A training run uses the newest generation: --gin.beir_pairs.negatives_dir=data/qa_negatives. --pairs_dir reads the pairs from a folder
-written by import_pairs, for stored_pairs.negatives_dir.
+A training run uses the newest generation: --gin.beir_pairs.negatives_dir=data/qa_negatives. --pairs_dir reads the pairs from a
+folder written by import_pairs, for stored_pairs.negatives_dir.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     of.add_argument("--dataset_dir", type=Path, help="a BEIR folder with the training pairs")
     of.add_argument("--pairs_dir", type=Path, help="or a folder written by import_pairs")
     parser.add_argument("--split_of_pairs", default="train", help="split of --dataset_dir (default train)")
-    parser.add_argument("--first_rank", type=int, default=1, help="first rank of a TREC run, without relevant documents (default 1)")
+    parser.add_argument(
+        "--first_rank", type=int, default=1, help="first rank of a TREC run, without relevant documents (default 1)"
+    )
     parser.add_argument("--depth", type=int, default=30, help="last rank of a TREC run (default 30)")
     input_policy.add_identical_ids(parser)
     parser.add_argument("--negatives_dir", type=Path, required=True, help="folder of generations; the next is added")

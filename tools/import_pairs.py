@@ -106,7 +106,9 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dev_fraction", type=numeric(ShareBelowOne), default=0.0, help="or the share of the queries for the dev split (default 0)"
     )
-    parser.add_argument("--format", choices=FORMATS, default="pairs", help="pairs: tokens for training; beir: texts for every command")
+    parser.add_argument(
+        "--format", choices=FORMATS, default="pairs", help="pairs: tokens for training; beir: texts for every command"
+    )
     parser.add_argument("--model", help="model with the vocabulary and prompts: a run, a folder or a name on the hub")
     parser.add_argument("--tokenizer", help="or spiece.model, tokenizer.json, or a folder with either")
     parser.add_argument("--doc_tokenizer", help="another vocabulary for documents")

@@ -3,8 +3,8 @@
 de-jax measure_query_latency --runs full=runs/model light=runs/daft/2_layers --dataset_dir=data/beir/scifact
 JAX_PLATFORMS=cpu de-jax measure_query_latency --runs full=runs/model light=runs/daft/2_layers --queries=queries.txt
 
-Reports milliseconds a query at batches of 1 and 32, at the 50th, 95th and 99th percentile of the calls, with and without the tokenizer,
-on JAX's default device. The runs take turns call by call; the ratio is the first run's time over each run's time.
+Reports milliseconds a query at batches of 1 and 32, at the 50th, 95th and 99th percentile of the calls, with and without the
+tokenizer, on JAX's default device. The runs take turns call by call; the ratio is the first run's time over each run's time.
 """
 
 from __future__ import annotations

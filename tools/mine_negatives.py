@@ -3,8 +3,8 @@
 de-jax mine_negatives --dataset_dir=data/beir/scifact --bm25 --negatives_dir=runs/bm25/negatives
 de-jax mine_negatives --dataset_dir=data/beir/scifact --run_dir=runs/warm_up --num_neg_queries=20
 
-Each call adds a generation to --negatives_dir. A training run starts with the newest generation; with train.follow_every_steps it also
-uses later generations:
+Each call adds a generation to --negatives_dir. A training run starts with the newest generation; with train.follow_every_steps it
+also uses later generations:
 
 de-jax train --gin_file=recipes/fine_tune.gin --gin.train.loss=@ance --gin.beir_pairs.negatives_dir=runs/bm25/negatives ...
 """
@@ -81,7 +81,9 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--step", help="checkpoint of the run: a step, or best; default the newest")
     parser.add_argument("--negatives_dir", help="folder of generations; default <run_dir>/negatives")
     parser.add_argument("--num_neg_docs", type=int, help="most negatives per pair (default 20)")
-    parser.add_argument("--num_neg_queries", type=numeric(NonNegativeInt), help="most negative queries per pair, for DANCE's dual task (default 0)")
+    parser.add_argument(
+        "--num_neg_queries", type=numeric(NonNegativeInt), help="most negative queries per pair, for DANCE's dual task (default 0)"
+    )
     parser.add_argument("--first_rank", type=int, help="best rank to draw from, without positives (default 1)")
     parser.add_argument("--last_rank", type=int, help="worst rank to draw from (default 200)")
     parser.add_argument("--seed", type=numeric(Seed), help="seed of the draw (default 0)")

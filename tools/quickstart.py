@@ -2,10 +2,10 @@
 
 de-jax quickstart --run_dir=runs/quickstart
 
-Turns the docstrings of Python and of the installed packages into a retrieval task (query: the first sentence; document: the signature
-and the rest). Trains a tiny T5 dual encoder from random parameters, and scores it on modules that it has not seen, beside BM25 and
-the untrained model. Writes report.json, curves.png and embeddings.png into the run's folder. Repeat the command to continue after a
-stop.
+Turns the docstrings of Python and of the installed packages into a retrieval task (query: the first sentence; document: the
+signature and the rest). Trains a tiny T5 dual encoder from random parameters, and scores it on modules that it has not seen, beside
+BM25 and the untrained model. Writes report.json, curves.png and embeddings.png into the run's folder. Repeat the command to
+continue after a stop.
 """
 
 from __future__ import annotations

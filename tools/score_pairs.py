@@ -4,9 +4,9 @@ de-jax score_pairs --dataset_dir=data/beir/scifact --negatives_dir=runs/bm25/neg
     --out_dir=scores/scifact
 de-jax score_pairs --pairs_dir=data/questions_pairs --model=runs/large --out_dir=scores/questions
 
-The scores are the logits of a cross-encoder that sentence-transformers opens, or the inner products of a dual encoder that this library
-opens. Writes scores.tsv (query id, document id, score). Repeat the command to continue after a stop. Distillation losses and
-mine_negatives --teacher_scores read the file:
+The scores are the logits of a cross-encoder that sentence-transformers opens, or the inner products of a dual encoder that this
+library opens. Writes scores.tsv (query id, document id, score). Repeat the command to continue after a stop. Distillation losses
+and mine_negatives --teacher_scores read the file:
 
 de-jax train --gin_file=recipes/distil.gin --gin.beir_pairs.teacher_scores=scores/scifact ...
 """

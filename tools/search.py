@@ -3,7 +3,8 @@
 de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact --query "does vitamin D prevent colds?"
 de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact
 
-The first search encodes the corpus and keeps it, with a FAISS index if used, in <run_dir>/embeddings/. Later searches start at once.
+The first search encodes the corpus and keeps it, with a FAISS index if used, in <run_dir>/embeddings/. Later searches start at
+once.
 """
 
 from __future__ import annotations

@@ -77,7 +77,9 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     inputs.add_argument("--texts_file", type=Path, help="one .jsonl or .tsv, plain or .gz")
     parser.add_argument("--kind", choices=("docs", "queries"), default="docs", help="content of --texts_file; docs have titles")
     parser.add_argument("--tokenizer", type=Path, required=True, help="spiece.model, tokenizer.json, or a folder with either")
-    parser.add_argument("--train_vocab_size", type=int, help="train a vocabulary of this size on the documents, into the folder --tokenizer")
+    parser.add_argument(
+        "--train_vocab_size", type=int, help="train a vocabulary of this size on the documents, into the folder --tokenizer"
+    )
     parser.add_argument("--seed", type=numeric(Seed), default=0, help="seed of the sample for a vocabulary, beyond a million texts")
     parser.add_argument("--out_dir", type=Path, help="folder of the stores; default the cache of de_jax")
     input_policy.add_flags(parser)
