@@ -240,7 +240,7 @@ def _parser() -> command.Parser:
     parser.add_argument("--run_dir", help="folder for checkpoints and logs; a run in it continues")
     parser.add_argument("--dry_run", action="store_true", help="check the recipe without data, and count the parameters")
     command.add_memory_fraction(parser)
-    processes = parser.add_argument_group("several processes", "the same command on every host, but for --process_id")
+    processes = parser.add_argument_group("several processes", "the same command on every host, with its own --process_id")
     processes.add_argument("--distributed", action="store_true", help="join the processes started by a TPU pod, SLURM or MPI")
     processes.add_argument("--coordinator_address", help="host:port of process 0, outside a known cluster")
     processes.add_argument("--num_processes", type=int)

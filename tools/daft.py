@@ -54,7 +54,7 @@ OWN_PROJECTION = {
     **dict.fromkeys((f"pretrained_tower.projection_{what}" for what in ("dim", "bias", "init")), None),
     "train.init_new": (),
 }
-"""Of a model that was trained with a projection, which it keeps; the paper's models have none at first."""
+"""Settings for a model trained with a projection: it keeps the projection. The paper's models start without."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 class _Pair(NamedTuple):
-    """What came out of training a pair of towers."""
+    """The result of training a pair of towers."""
 
     run: Run
     folders: list[Path]  # of its stages
@@ -105,7 +105,7 @@ class _Pair(NamedTuple):
 
 
 def _pair(args: argparse.Namespace, settings: Settings, layers: tuple[int, ...], folder: Path, queries: list[str]) -> _Pair:
-    """Trains the stages, each from the one before it, the first from the model as it came."""
+    """Trains the stages, each from the previous stage, the first from the original model."""
     source, runs = args.out_dir / daft_report.MODEL, {}
     for stage in STAGES[bool(args.num_align_steps)]:
         recipe = read_recipe([f"recipes/{RECIPES[stage]}.gin"], _bindings(args, source, settings, stage, layers))
@@ -119,13 +119,13 @@ def _pair(args: argparse.Namespace, settings: Settings, layers: tuple[int, ...],
 
 
 def _train(recipe: Recipe, run_dir: Path) -> None:
-    """A stage to its end; a machine that is taken away ends the command, as it does `de-jax train`."""
+    """Trains a stage to its end; SIGTERM ends the command, as in `de-jax train`."""
     if train(recipe, run_dir)["stopped"] == StopOnTerminate.REASON:
         sys.exit(command.EXIT_STOPPED)
 
 
 def _import(args: argparse.Namespace, folder: Path) -> None:
-    """The model as a run, its lengths those that it is trained and tested with."""
+    """Imports the model as a run, with the lengths of training and test."""
     pretrained: Pretrained = any_model.read(args.model)
     query, doc = pretrained.query.tokenizer, pretrained.doc.tokenizer
     if query is None or doc is None:

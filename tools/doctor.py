@@ -38,7 +38,7 @@ READ_BY_JAX = re.compile(r"(DE_JAX|JAX|XLA|TPU|LIBTPU)_\w+|CUDA_VISIBLE_DEVICES|
 
 @dataclasses.dataclass
 class Report:
-    """What was found, as {topic: lines}, and what must be mended, a sentence each."""
+    """The findings, as {topic: lines}, and the problems, one sentence each."""
 
     found: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -151,7 +151,7 @@ def _environment(problems: list[str]) -> Iterator[str]:
 
 
 def _requirements(name: str, extra: str = "") -> Iterator[Requirement]:
-    """What a package needs on this machine, or what one of its extras adds; with what an extra of that package adds in turn."""
+    """The requirements of a package on this machine, or those added by an extra, including the extras of its dependencies."""
     for line in metadata.requires(name) or ():
         requirement = Requirement(line)
         is_of_extra = requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})

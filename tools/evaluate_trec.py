@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
         print(json.dumps({"run_file": args.run_file, **counts, **scores}))
         return
     if not args.corpus or not args.topics:
-        raise InputError("--corpus and --topics say what is searched; give both, or a --run_file that was searched before.")
+        raise InputError("give --corpus and --topics to search, or --run_file with the results of a search.")
     for path in (args.corpus, args.topics):
         if not path.is_file():
             raise InputError(f"{path} does not exist.")

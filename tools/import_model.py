@@ -25,7 +25,7 @@ from de_jax.training.run.run_folder import write_run
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command; prints what was written as a JSON object, and what was assumed on stderr too."""
+    """The command; prints the written run and all assumptions as a JSON object, and the assumptions also on stderr."""
     args = _parse_args(argv)
     pretrained = any_model.read(args.source, ignored=args.ignored, pooling=args.pooling)
     if args.doc_source:

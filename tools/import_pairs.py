@@ -75,7 +75,7 @@ def _write_pairs(args: argparse.Namespace, readings: Readings) -> dict[str, Any]
 
 
 def _open(out_dir: Path, made_from: str) -> pair_store.PairStore | None:
-    """What an earlier call of the same command wrote."""
+    """The output of an earlier call of the same command, or None."""
     if not out_dir.is_dir() or not any(out_dir.iterdir()):
         return None
     if not (out_dir / "manifest.json").is_file() or (store := pair_store.open_pair_store(out_dir)).made_from != made_from:
@@ -92,7 +92,7 @@ def _tokenizers(args: argparse.Namespace) -> dict[str, Tokenizer]:
 
 
 def _rows_read(readings: Readings) -> dict[str, Any]:
-    """Counts of the rows; none where nothing was read anew."""
+    """Counts of the rows; empty if nothing was read."""
     both = [reading for reading in (readings.train, readings.dev) if reading]
     rows, bad_rows = (sum(getattr(one, name) for one in both) for name in ("num_rows", "num_bad_rows"))
     return {"rows": rows, "bad_rows": bad_rows, "columns": readings.train.columns} if rows else {}

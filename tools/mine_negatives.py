@@ -87,7 +87,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--first_rank", type=int, help="best rank to draw from, without positives (default 1)")
     parser.add_argument("--last_rank", type=int, help="worst rank to draw from (default 200)")
     parser.add_argument("--seed", type=numeric(Seed), help="seed of the draw (default 0)")
-    guards = parser.add_argument_group("against relevant documents that nobody judged")
+    guards = parser.add_argument_group("filters against unjudged relevant documents")
     guards.add_argument("--margin", type=float, help="negatives score at most the positive's score minus this")
     guards.add_argument(
         "--max_score_ratio", type=numeric(PositiveFloat), help="negatives score at most this share of the positive's score"
@@ -97,12 +97,12 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     guards.add_argument(
         "--max_resemblance", type=numeric(Share), help="highest share of three-token sequences in common with the positive (0 to 1)"
     )
-    search = parser.add_argument_group("how documents are searched")
+    search = parser.add_argument_group("search")
     search.add_argument("--index", help="exact (default), or a FAISS factory string")
     search.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index")
     search.add_argument("--ef_search", type=int, help="candidates to keep in an HNSW index")
     search.add_argument("--faiss_device", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
-    statistics = parser.add_argument_group("what the negatives are compared with")
+    statistics = parser.add_argument_group("statistics")
     statistics.add_argument("--bm25_negatives_dir", help="BM25's generations, to report the share of common negatives")
     statistics.add_argument("--judgements", help="more complete qrels, to report the share of relevant negatives")
     return parser.parse_args(argv)
