@@ -117,7 +117,7 @@ def policy(args: argparse.Namespace) -> Policy:
     deepest = metrics.deepest(measures)
     depth = max(MIN_DEPTH, deepest) if args.depth is None else args.depth
     if depth < deepest or depth < 1:
-        raise InputError(f"--depth is {depth}; ask for at least {max(1, deepest)} documents, as deep as the measures look.")
+        raise InputError(f"--depth is {depth}; ask for at least {max(1, deepest)} documents, the depth of the measures.")
     search = faiss_index.SearchOptions(args.nprobe, args.ef_search, args.faiss_device)
     faiss_index.index_builder(args.index, search)
     if args.passage_stride and not args.passage_length:

@@ -151,7 +151,7 @@ class _Builder:
         if missing:
             raise InputError(
                 f"the recipe cannot be used: @{name}() has no value for {missing[0]}; set {name}.{missing[0]}, or write @{name} "
-                "without parentheses where a function is wanted."
+                "without parentheses to pass a function."
             )
         return configurable(**arguments)
 
@@ -170,7 +170,7 @@ class _Builder:
             and (bound.is_typed or setting.name not in replaced | (set() if setting.parameter else referred))
         ]
         if unread:
-            raise InputError(f"nothing in this recipe reads {', '.join(sorted(unread))}; remove the setting or mend its name.")
+            raise InputError(f"nothing in this recipe reads {', '.join(sorted(unread))}; remove the setting or correct its name.")
 
     def _arguments(self, name: str, scope: str) -> dict[str, Any]:
         label = str(Setting(scope, name))
@@ -244,7 +244,7 @@ class _Builder:
             self._known[name] = found
         if name not in self._known:
             near = difflib.get_close_matches(name, self._known, 1)
-            raise InputError(f"{why} a recipe can set nothing called '{name}'{_meant(near)}.")
+            raise InputError(f"{why} recipes have no setting called '{name}'{_meant(near)}.")
         return self._known[name]
 
     def _without_macros(self, value: Any, above: tuple[str, ...]) -> Any:

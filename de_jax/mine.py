@@ -36,7 +36,7 @@ def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_second
 
     Each is mined when it is asked for: `for generation in mine(recipe, run_dir): ...`.
 
-    A checkpoint that the trainer removes in the meantime is passed over, and so is one for which the disk was too full; of those
+    A checkpoint that the trainer removes in the meantime is skipped, and so is one for which the disk was too full; of those
     that came while another was mined, the newest is taken.
 
     Args:
@@ -57,7 +57,7 @@ def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_second
     recipe.negatives.miner.check()
     data = recipe.data(share=Share(run_dir=str(run_dir)))
     if not data.all_mined:
-        raise InputError(f"generations have no folder to go to; set {recipe.options_name}.negatives_dir.")
+        raise InputError(f"no folder is set for the generations; set {recipe.options_name}.negatives_dir.")
     if not once:
         # The folder is the run's until it has a first generation, which the run mines itself where there is none.
         all_begun = lambda: all(mined.newest() is not None for mined in data.all_mined.values())  # noqa: E731
@@ -123,7 +123,7 @@ def _wait_until(condition: Callable[[], bool], what: str, poll_seconds: float) -
 def _newest_step(run_dir: Path) -> int:
     steps = complete_steps(run_dir / CHECKPOINTS_DIR)
     if not steps:
-        raise InputError(f"{run_dir} has no checkpoint to mine by; start the run first, or leave --once out to wait for it.")
+        raise InputError(f"{run_dir} has no checkpoint to mine with; start the run first, or leave --once out to wait for it.")
     return steps[-1]
 
 

@@ -406,5 +406,5 @@ def _checked_texts(texts: Texts) -> Iterator[str]:
             try:
                 text.encode()
             except UnicodeEncodeError:
-                raise InputError(f"the text in place {place} holds half of a surrogate pair, which is no character.") from None
+                raise InputError(f"the text in place {place} holds half of a surrogate pair, which is not a character.") from None
         yield text

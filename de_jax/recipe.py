@@ -175,7 +175,7 @@ class Recipe:
         check_fields(self)
         if self.adapters and not self.initialization.init_from:
             warnings.warn(
-                "train.adapters are trained beside random parameters, which no update changes; set train.init_from.", stacklevel=3
+                "train.adapters would leave the random parameters beside them untrained; set train.init_from.", stacklevel=3
             )
         for loss in parts(self.loss):
             check_call("train.loss", loss, "embeddings", like="samtone")
@@ -308,11 +308,11 @@ class Recipe:
         if measure == KL and not has_queries_for_both:
             take = "" if name_of(self.data) == "beir_pairs" else "take @beir_pairs and "
             raise InputError(
-                f"train.alignment compares the towers on queries, but the data have none for that; {take}set "
+                f"train.alignment compares the towers on queries, but the data have no queries for that; {take}set "
                 "beir_pairs.num_for_both = 1000."
             )
         if measure not in (None, KL) and not has_dev:
-            raise InputError(f"train.alignment waits for {measure} on the dev set, but there is none; set dev_split.")
+            raise InputError(f"train.alignment waits for {measure} on the dev set; set dev_split.")
 
     def check_before_data(self, mesh: jax.sharding.Mesh, params: Params, *, is_fresh: bool) -> None:
         """Refuses what shows before anything is traced or read: sizes, parts that do not fit, and the sources of parameters.

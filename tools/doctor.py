@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
         print("\nNothing stands in the way." if not report.problems else "")
     if report.problems:
         print(*(f"problem: {problem}" for problem in report.problems), sep="\n", file=sys.stderr)
-        raise InputError(f"problems found: {len(report.problems)}, listed above, each with what mends it.")
+        raise InputError(f"problems found: {len(report.problems)}, listed above, each with its fix.")
 
 
 def examine() -> Report:

@@ -31,7 +31,9 @@ def main(argv: list[str] | None = None) -> None:
     is_there = pair_store.PAIR_STORE.is_in(args.out_dir)
     store = pair_store.open_pair_store(args.out_dir) if is_there else seqio_tasks.export(selection, args.out_dir, made_from)
     if store.made_from != made_from:
-        raise InputError(f"{args.out_dir} holds something else than this task as it is now; choose another folder, or remove it.")
+        raise InputError(
+            f"{args.out_dir} holds data of another task, or of another version of it; choose another folder, or remove it."
+        )
     report: dict[str, Any] = {"pairs_dir": str(args.out_dir), "pairs": len(store.pairs)}
     report |= {"tasks": {part.task: part.num_pairs for part in store.parts}}
     for name, texts in (("queries", store.query_store), ("docs", store.doc_store)):

@@ -79,7 +79,9 @@ def _open(out_dir: Path, made_from: str) -> pair_store.PairStore | None:
     if not out_dir.is_dir() or not any(out_dir.iterdir()):
         return None
     if not (out_dir / "manifest.json").is_file() or (store := pair_store.open_pair_store(out_dir)).made_from != made_from:
-        raise InputError(f"{out_dir} holds something else than this table as it is now; choose another folder, or remove it.")
+        raise InputError(
+            f"{out_dir} holds data of another table, or of another version of it; choose another folder, or remove it."
+        )
     return store
 
 

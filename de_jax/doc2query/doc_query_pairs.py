@@ -60,7 +60,7 @@ def doc_query_pairs(
         InputError: anything in the folders that cannot be used.
     """
     if not tokenizer.suffix_ids:
-        raise InputError("the tokenizer puts no end after a text, so a generator could not learn to stop; take T5's.")
+        raise InputError("the tokenizer adds no end token, so a generator could not learn to stop; use T5's.")
     stores, pairs = [], []
     for folder in dataset_dirs:
         qrels = beir.read_qrels(beir.find_qrels(folder, split))

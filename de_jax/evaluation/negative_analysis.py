@@ -86,7 +86,9 @@ def sample(
     if num_pairs < 1 or not 1 <= num_negatives <= NUM_LOCAL:
         raise InputError(f"{num_pairs} pairs of {num_negatives} negatives cannot be; give at least 1 and 1 to {NUM_LOCAL}.")
     if taken := generations.keys() & {IN_BATCH, RANDOM}:
-        raise InputError(f"negatives are named {taken.pop()!r}, which stands for a kind that is always there; name them otherwise.")
+        raise InputError(
+            f"negatives are named {taken.pop()!r}, a name reserved for a kind that is always included; choose another name."
+        )
     pairs = texts.pairs
     tables = {name: negatives.rows_of_pairs(generation, texts)["neg_docs"] for name, generation in generations.items()}
     of_pairs, identical = np.unique(pairs[:, 1]), _identical(texts)

@@ -63,7 +63,7 @@ def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     from scipy import stats
 
     if len(values) < 2:
-        raise InputError(f"{len(values)} query tells nothing about chance; score at least 2.")
+        raise InputError(f"{len(values)} query is too few for a significance test; score at least 2.")
     mean = math.fsum(values) / len(values)
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
     return mean - half, mean + half
@@ -114,7 +114,7 @@ def paired_differences(system: Scores, baseline: Scores) -> Float[np.ndarray, " 
     if other := sorted(system.keys() ^ baseline.keys()):
         raise InputError(f"{len(other)} queries are scored for one system only ({other[0]}, ...); score both on the same queries.")
     if len(baseline) < 2:
-        raise InputError(f"{len(baseline)} query tells nothing about chance; score at least 2.")
+        raise InputError(f"{len(baseline)} query is too few for a significance test; score at least 2.")
     return np.array([system[query_id] - baseline[query_id] for query_id in baseline], np.float64)
 
 
@@ -142,7 +142,7 @@ def permutation_test(differences: Float[np.ndarray, " q"], *, num_resamples: int
     from scipy import stats
 
     if num_resamples < 1:
-        raise InputError(f"{num_resamples} resamples make no test; give at least 1.")
+        raise InputError(f"{num_resamples} resamples are too few; give at least 1.")
     if np.all(np.abs(differences) <= TIE):
         return 1.0
     batch = max(1, 2**24 // len(differences))  # bounds memory

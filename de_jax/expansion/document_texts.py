@@ -91,9 +91,7 @@ class ExpandedTexts:
             InputError: stores of different vocabularies, or no room for a query.
         """
         if docs.tokenizer_fingerprint != queries.tokenizer_fingerprint:
-            raise InputError(
-                "documents and generated queries are by different tokenizers; tokenize the queries with the documents'."
-            )
+            raise InputError("documents and generated queries have different tokenizers; tokenize the queries with the documents'.")
         if max_query_length < 1:
             raise InputError(f"max_query_length is {max_query_length}; give a query at least 1 token.")
         self._docs, self._queries, self._max_query_length = docs, queries, max_query_length

@@ -137,12 +137,12 @@ def queries_by_row(path: str | Path, doc_ids: Sequence[str], *, is_part: bool = 
         if row is None:
             if is_part:
                 continue
-            raise InputError(f"{path} has queries for {doc_id}, which is no document here; it is of another corpus.")
+            raise InputError(f"{path} has queries for {doc_id}, which is not a document here; the expansion is for another corpus.")
         if found[row] is not None:
             raise InputError(f"{path} has two lines for the document {doc_id}; remove one.")
         found[row] = queries
     if not any(found):
-        raise InputError(f"{path} has no query for any document here; it is of another corpus.")
+        raise InputError(f"{path} has no query for any document here; the expansion is for another corpus.")
     return [queries or [] for queries in found]
 
 
@@ -237,7 +237,7 @@ def _iter_tsv(paths: Sequence[Path]) -> Iterator[DocQueries]:
                 if doc_id is not None:
                     yield DocQueries(doc_id, queries)
                 if own in seen:
-                    raise InputError(f"{path}, line {line}: the document {own} was there before; sort the lines by document.")
+                    raise InputError(f"{path}, line {line}: the document {own} appeared before; sort the lines by document.")
                 seen.add(own)
                 doc_id, queries = own, []
             queries.append(query)

@@ -283,7 +283,7 @@ def _check(value: Any, levels: int) -> None:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            raise ValueError("half of a surrogate pair, which is no character") from None
+            raise ValueError("half of a surrogate pair, which is not a character") from None
     elif isinstance(value, dict | list):
         if not levels:
             raise ValueError(f"more than {MAX_JSON_DEPTH} levels deep")

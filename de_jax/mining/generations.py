@@ -83,7 +83,7 @@ def write_generation(
     """
     folder = generation_dir(negatives_dir, number)
     if folder.exists():
-        raise InputError(f"{folder} is there already; one miner writes to a folder at a time.")
+        raise InputError(f"{folder} exists already; one miner writes to a folder at a time.")
     lines, num_pairs = iter(mined), 0
     parts: dict[str, str] = {}
     with folders.atomic_dir(folder) as temporary:
@@ -136,14 +136,16 @@ def open_newest(folder: str | Path) -> Generation:
     if not there and folder.is_dir() and (number := _number(folder.name)) is not None:
         return open_generation(folder.parent, number)
     if not there:
-        raise InputError(f"{folder} is no generation of negatives and holds none; make one with de-jax mine_negatives.")
+        raise InputError(
+            f"{folder} is not a generation of negatives and contains no generation; make one with de-jax mine_negatives."
+        )
     for number in reversed(there):
         try:
             return open_generation(folder, number)
         except DamagedGeneration as error:
             if number == there[0]:
                 raise
-            warnings.warn(f"generation {number} of the negatives is passed over: {error}", stacklevel=2)
+            warnings.warn(f"generation {number} of the negatives is skipped: {error}", stacklevel=2)
     raise AssertionError("the loop returns or raises")
 
 

@@ -212,7 +212,7 @@ def mine_bm25(
     used = ("num_neg_docs", "first_rank", "last_rank", "seed")
     others = [field for field in dataclasses.fields(miner) if field.name not in used]
     if wrong := [field.name for field in others if getattr(miner, field.name) != field.default]:
-        raise InputError(f"BM25 knows nothing of {', '.join(wrong)}; leave them out, or mine by a run.")
+        raise InputError(f"BM25 does not support {', '.join(wrong)}; leave them out, or mine with a run.")
     clock = _Clock()
     judged = [(query, doc) for query, docs in dataset.qrels.items() for doc, grade in docs.items() if grade >= MIN_RELEVANCE]
     row_of_query, row_of_doc = ({text_id: row for row, text_id in enumerate(side.ids)} for side in (dataset.queries, dataset.docs))

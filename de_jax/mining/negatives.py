@@ -237,7 +237,7 @@ class MinedNegatives:
             return read(number)
         except passes_over as error:
             if number not in self._refused:
-                warnings.warn(f"generation {number} of the negatives is passed over: {error}", stacklevel=3)
+                warnings.warn(f"generation {number} of the negatives is skipped: {error}", stacklevel=3)
             self._refused[number] = state
             return None
 

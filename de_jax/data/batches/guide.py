@@ -64,7 +64,7 @@ def open_guide(guide_dir: str | Path, query_store: TokenStore, doc_store: TokenS
     for kind, store in zip(KINDS, (doc_store, query_store), strict=True):
         if manifest["texts"][kind] not in (hashes.get(kind), store.content_hash):
             raise InputError(
-                f"{folder} was made of other {kind} than the training pairs have; run de-jax encode_guide on their data set, or on "
+                f"{folder} was made of other {kind} than the training pairs; run de-jax encode_guide on their data set, or on "
                 "their folder of pairs."
             )
         sides[kind] = _opened(folder / kind, kind, store, manifest["dim"])

@@ -74,7 +74,7 @@ def of_file(path: str | Path, pairs: Int[np.ndarray, "P 2"], query_store: TokenS
         return np.where(is_there, scores[places], np.nan).astype(np.float32)
 
     if not len(keys) or np.isnan(find(np.arange(len(pairs)), pairs[:, 1:])).all():
-        raise InputError(f"{path} has no score of any training pair; score this data set and split with de-jax score_pairs.")
+        raise InputError(f"{path} contains no score of a training pair; score this data set and split with de-jax score_pairs.")
     return find
 
 
@@ -85,7 +85,7 @@ def read(
 
     Args:
         path: a folder by `de-jax score_pairs`, or a file of tab-separated lines of query id, document id and score, plain or .gz; a
-            line whose texts are not there is passed over.
+            line whose texts are not there is skipped.
         query_store, doc_store: the texts.
 
     Raises:

@@ -200,7 +200,9 @@ def _opened(sources: Sources, share: Share) -> dict[str, TrainingSet]:
         except InputError as error:
             raise InputError(f"source {name!r} of the mixture: {error}") from error
         if not isinstance(opened[name], TrainingSet) or opened[name].drawn_from is None:
-            raise InputError(f"source {name!r} of the mixture gives no pairs; take one such as @beir_pairs, and no mixture.")
+            raise InputError(
+                f"source {name!r} of the mixture is not a source of pairs; use one like @beir_pairs, and not a mixture."
+            )
     return opened
 
 

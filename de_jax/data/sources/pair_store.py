@@ -235,5 +235,5 @@ def _open_arrays(
     for name, array in arrays.items():
         least = 0 if name == "pairs" else PADDING_ID
         if name in num_rows and ((array < least).any() or (array >= num_rows[name]).any()):
-            raise InputError(f"{folder / name}.npy is damaged: it refers to a text that is not there; {PAIR_STORE.mend}.")
+            raise InputError(f"{folder / name}.npy is damaged: it refers to a missing text; {PAIR_STORE.mend}.")
     return arrays

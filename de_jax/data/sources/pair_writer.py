@@ -117,7 +117,7 @@ class _Reading:
         both = zip(self._ids["query"], self._ids["doc"], strict=True)
         kept = [row for row, (query, doc) in enumerate(both) if query not in empty["query"] and doc not in empty["doc"]]
         if not kept:
-            raise InputError(f"{self.source.name} yields no pair of texts that are not empty.")
+            raise InputError(f"{self.source.name} yields only pairs with an empty text.")
         input_policy.tell_unused(self.num_pairs - len(kept))
         self.num_pairs, self._relevance = len(kept), [self._relevance[row] for row in kept]
         self._ids = {side: [ids[row] for row in kept] for side, ids in self._ids.items()}
@@ -189,7 +189,7 @@ class _TextWriter:
             digest = hashlib.blake2b(text.tobytes(), digest_size=8).digest()
             known = self._seen.setdefault(text_id, digest)
             if known != digest:
-                raise InputError(f"the id '{text_id}' stands for two different texts; every text has an id of its own.")
+                raise InputError(f"the id '{text_id}' names two different texts; give each text its own id.")
             if known is digest:
                 new.append(row)
         if new:

@@ -74,7 +74,7 @@ def load_tasks(
     With `skip_empty`, a `register` that has an argument of that name gets it.
     """
     if not task:
-        raise InputError("no task is named; add --gin.seqio_pairs.task=<name> and --gin.seqio_pairs.module=<what registers it>.")
+        raise InputError("no task is set; add --gin.seqio_pairs.task=<name> and --gin.seqio_pairs.module=<what registers it>.")
     seqio = import_seqio()
     if task_cache_dirs:
         seqio.set_global_cache_dirs([*seqio.get_global_cache_dirs(), *task_cache_dirs])
@@ -136,7 +136,7 @@ def _parts(name: str) -> list[tuple[Any, float]]:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=5, cutoff=0.3) or known[:5]
         raise InputError(
-            f"no seqio task or mixture is named '{name}'; there are {', '.join(near) or 'none'}; name the module of yours."
+            f"no seqio task or mixture is named '{name}'; there are {', '.join(near) or 'none'}; set the module of your task."
         )
     provider = seqio.get_mixture_or_task(name)
     if isinstance(provider, seqio.Task):

@@ -94,7 +94,7 @@ def readings_of(
 ) -> Readings:
     """What `table_store` reads, for arguments as of `table_pairs`.
 
-    `dev_path` comes before `dev_split`, which is passed over where the table has no splits, and both before `dev_fraction`.
+    `dev_path` comes before `dev_split`, which is skipped where the table has no splits, and both before `dev_fraction`.
     """
     dev = None
     if dev_path:

@@ -48,7 +48,7 @@ def joined(
     tokens = np.concatenate(encoded).astype("<i4", copy=False)
     if not tokens.all():
         name = names[int(np.searchsorted(np.cumsum(lengths), np.argmin(tokens), side="right"))]
-        raise InputError(f"the text {name} holds the padding token, which only fills rows up; remove it there.")
+        raise InputError(f"the text {name} holds the padding token, which only fills rows; remove it from the text.")
     return tokens, lengths
 
 

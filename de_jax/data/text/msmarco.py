@@ -50,5 +50,5 @@ def _find(folder: Path, pattern: str) -> dict[str, Path]:
     for path in sorted([*folder.glob(f"{pattern}.gz"), *folder.glob(pattern)], key=lambda path: path.suffix == ".tsv"):
         found[path.name.removesuffix(".gz").removeprefix(before).removesuffix(after)] = path
     if not found:
-        raise InputError(f"{folder} holds no {pattern}, nor one with .gz.")
+        raise InputError(f"{folder} holds no {pattern}, plain or .gz.")
     return dict(sorted(found.items()))

@@ -106,7 +106,7 @@ class Reading:
                 sentence = f"{row.place}: {error}"
                 if not self._skip:
                     skip = input_policy.option("skip_bad_rows")
-                    raise InputError(f"{sentence}; mend the row, or pass over bad rows with {skip}.") from None
+                    raise InputError(f"{sentence}; fix the row, or skip bad rows with {skip}.") from None
                 self.num_bad_rows += 1
                 first_fault = first_fault or sentence
         if self.num_bad_rows == self.num_rows:
@@ -280,7 +280,7 @@ def _number(value: Any, column: str) -> float:
     except OverflowError:  # a whole number of hundreds of digits
         number = math.inf
     if not trec_columns.is_score(number):
-        raise ValueError(f"the score {number} in column {column!r} is not a finite number of 32 bits")
+        raise ValueError(f"the score {number} in column {column!r} is not a finite 32-bit number")
     return number
 
 

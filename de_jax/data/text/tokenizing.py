@@ -68,7 +68,7 @@ class SentencePieceTokenizer:
         except RuntimeError:
             raise InputError(f"{path} is not a sentencepiece model.") from None
         if not _is_whole(self._model):
-            raise InputError(f"{path} is cut off: a sentencepiece model ends with how it was trained; copy it again.")
+            raise InputError(f"{path} is cut off: the training settings at its end are missing; copy it again.")
         if (pad_id := self._processor.pad_id()) != PAD_ID:
             raise InputError(
                 f"{path}: the padding id must be {PAD_ID} and is {pad_id if pad_id > 0 else 'none'}; take a vocabulary whose "

@@ -241,7 +241,7 @@ def _of_tpu(name: str, config: str | None) -> list[Any]:
     try:
         import libtpu  # noqa: F401
     except ImportError:
-        raise InputError("libtpu is not installed, without which nothing compiles for a TPU; pip install 'de_jax[plan]'.") from None
+        raise InputError("libtpu is not installed, and compiling for a TPU needs it; pip install 'de_jax[plan]'.") from None
     from jax.experimental import topologies
 
     for variable, value in LIBTPU_ENVIRONMENT.items():

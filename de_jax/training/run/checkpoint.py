@@ -194,7 +194,7 @@ class Checkpoints:
             kept = ", ".join(map(str, self.steps())) or "none"
             raise InputError(
                 f"a checkpoint cannot be written to {self.folder} ({_reason(error)}); complete ones there: {kept}. "
-                "Once that is mended, the same command continues from the newest."
+                "Once that is fixed, repeat the command to continue from the newest."
             ) from error
 
     def _restore(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +202,11 @@ class Checkpoints:
             return self._restore_intact(step, like)
         except _DamagedError as error:
             older = next((other for other in reversed(self.steps()) if other < step and self._is_intact(other, like)), None)
-            mend = f"continue from step {older}, the newest intact one" if older else "begin anew, as no older one is intact"
+            mend = (
+                f"continue from step {older}, the newest intact one"
+                if older
+                else "start again, because no older checkpoint is intact"
+            )
             raise InputError(
                 f"the checkpoint {self.folder / str(step)} {error}; copy it again, or delete that folder to {mend}."
             ) from error
@@ -296,7 +300,7 @@ def _stored_shapes(item: Path) -> dict[str, tuple[int, ...]]:
     except Exception as error:
         raise _DamagedError(_damage(error)) from error
     if not tree:
-        raise _DamagedError(f"is damaged or half-copied ({item.name} says nothing of its arrays)")
+        raise _DamagedError(f"is damaged or half-copied ({item.name} does not describe its arrays)")
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: hasattr(node, "shape"))
     return {paths.path_of(key_path): tuple(leaf.shape or ()) for key_path, leaf in leaves if hasattr(leaf, "shape")}
 

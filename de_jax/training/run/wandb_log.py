@@ -82,7 +82,7 @@ def wandb_sink(run_dir: str | Path, start_step: int, project: str) -> Iterator[S
         if thread.is_alive():
             warnings.warn(
                 f"W&B has not taken the last lines of {run_dir} within {FINISH_SECONDS:.0f} s; metrics.jsonl has them all, and "
-                f"`wandb sync` sends what is in {run_dir}/wandb.",
+                f"`wandb sync` uploads {run_dir}/wandb.",
                 stacklevel=2,
             )
 

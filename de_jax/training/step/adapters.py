@@ -96,7 +96,7 @@ class Lora:
             if not _ABLE.fullmatch(path):
                 raise InputError(
                     f"Lora.pattern {self.pattern!r} matches {path}, but only kernels of encoders get adapters, such as {near}; "
-                    "Lora.trained names what is trained whole."
+                    "name other trained parameters in Lora.trained."
                 )
             if self.rank > min(leaf.shape):
                 raise InputError(
