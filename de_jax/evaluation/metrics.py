@@ -154,7 +154,7 @@ def write_trec_run(path: str | Path, results: Results, *, name: str = "de_jax") 
                 check_ids((query_id, doc_id))
                 if not trec_columns.is_score(value):
                     raise InputError(
-                        f"document {doc_id!r} of query {query_id!r} has the score {value}, not a finite 32-bit number; "
+                        f"document {doc_id!r} of query {query_id!r} has the score {value}, not a finite number of 32 bits; "
                         "check the model that ranked it."
                     )
                 score = min(np.float32(value), below)

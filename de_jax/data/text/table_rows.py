@@ -280,7 +280,7 @@ def _number(value: Any, column: str) -> float:
     except OverflowError:  # a whole number of hundreds of digits
         number = math.inf
     if not trec_columns.is_score(number):
-        raise ValueError(f"the score {number} in column {column!r} is not a finite 32-bit number")
+        raise ValueError(f"the score {number} in column {column!r} is not a finite number of 32 bits")
     return number
 
 

@@ -46,7 +46,7 @@ def parse_score(text: str) -> float:
     """
     if _DECIMAL.fullmatch(text) and is_score(value := float(text)):
         return value
-    raise ValueError(f"the score {text[:_SHOWN]!r} is not a finite 32-bit number")
+    raise ValueError(f"the score {text[:_SHOWN]!r} is not a finite number of 32 bits")
 
 
 def is_score(value: float) -> bool:
