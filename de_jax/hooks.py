@@ -27,7 +27,7 @@ from de_jax.types import Params
 
 
 def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoints) -> list[Hook]:
-    """What happens between updates of a run that begins or goes on; checkpoints are saved last.
+    """The actions between updates of a new or continued run; checkpoints are saved last.
 
     Args:
         recipe: what is asked for.

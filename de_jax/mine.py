@@ -41,7 +41,7 @@ def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_second
 
     Args:
         recipe: the run's own.
-        run_dir: the run, which need not be there yet.
+        run_dir: the run; it may start later.
         once: mine by the newest checkpoint there is, and end.
         poll_seconds: between two looks for a newer checkpoint.
 

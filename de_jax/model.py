@@ -110,7 +110,7 @@ def load(
 class Model:
     """A dual encoder with its tokenizers, prompts and lengths; made by `load`.
 
-    Texts go through the device sorted by length and packed, in few shapes, each of which is compiled once.
+    Texts go through the device sorted by length and packed, in few shapes; each is compiled once.
 
     Attributes:
         run: the model as the rest of the library takes it.
@@ -155,7 +155,7 @@ class Model:
             [n, ceil(D / 8)]. They have length 1 where the model normalizes.
 
         Raises:
-            InputError: what is no text, by its place; a text of which the vocabulary leaves nothing; another precision.
+            InputError: a value that is not a text, with its place; a text that is empty after tokenization; an unknown precision.
         """
         return self._encode("query", texts, batch_tokens, progress, precision, ranges)
 

@@ -1,4 +1,4 @@
-"""What a recipe's training step needs of devices that need not be there: compiled ahead of time, never run."""
+"""The memory, FLOPs and collectives of a recipe's training step on remote devices: compiled ahead of time, never run."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Initialization:
 
 @settings_group
 class HardNegatives:
-    """Where hard negatives come from while training goes on; a source of pairs may bring fixed ones of its own.
+    """Where hard negatives come from during training; a source of pairs may bring its own fixed negatives.
 
     Attributes:
         miner: how this run mines; None trains with what the folder of negatives holds.

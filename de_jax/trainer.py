@@ -217,7 +217,7 @@ def _only_miners(recipe: Recipe, data: TrainingSet) -> Iterator[None]:
 
 
 def _begin_negatives(recipe: Recipe, data: TrainingSet, run: Session) -> None:
-    """Takes up the negatives where the checkpoint left them; where there are none yet, they are mined by the first parameters."""
+    """Continues with the checkpoint's negatives; at the start without negatives, mines them with the first parameters."""
     for name, mined in data.all_mined.items():
         if recipe.negatives.miner and distributed.agreed(mined.needs_first()):
             is_held = recipe.negatives.mine_every_steps or not distributed.is_first()

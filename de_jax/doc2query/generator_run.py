@@ -174,7 +174,7 @@ def load_generator(run_dir: str | Path, step: int | None = None) -> GeneratorRun
 
 
 def _keep_settings(run_dir: Path, batch_size: int, optimization: Optimization, logging: Logging, seed: int) -> None:
-    """Writes the settings beside the description; warns where the run goes on with others than it had."""
+    """Writes the settings beside the description; warns if a continued run has other settings."""
     settings = {
         "num_steps": optimization.num_steps,
         "batch_size": batch_size,

@@ -17,7 +17,7 @@ from de_jax.types import InputError
 
 PERCENTILES = (50, 95, 99)
 LENGTH_MULTIPLE = 8
-"""Queries are padded to multiples of so many tokens, each of which is compiled once."""
+"""Queries are padded to multiples of this many tokens; each length is compiled once."""
 
 
 class Latency(NamedTuple):

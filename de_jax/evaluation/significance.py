@@ -17,7 +17,7 @@ Scores = Mapping[str, float]
 """One measure of each query, by query id."""
 
 TIE = 1e-9
-"""Scores that differ by less are equal but for rounding."""
+"""Scores that differ by less are equal up to rounding."""
 NUM_RESAMPLES = 9999
 
 

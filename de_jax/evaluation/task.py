@@ -228,7 +228,7 @@ def _query_ids(task: Task, known: Sequence[str], empty: Sequence[str]) -> list[s
 
 
 def _cut(ranking: Ranking, query_ids: list[str], doc_ids: Sequence[str], policy: Policy) -> Results:
-    """A ranking one document deeper than asked, of which one may have been dropped."""
+    """A ranking one document deeper than asked, because one may have been dropped."""
     found = metrics.results_of(ranking, query_ids, doc_ids, drop_identical_ids=policy.drop_identical_ids)
     return {query_id: dict(itertools.islice(docs.items(), policy.depth)) for query_id, docs in found.items()}
 

@@ -2,7 +2,7 @@
 
 The generated queries of a pair's document are sorted by their relevance to the pair's own query and split into K groups. Training
 draws from the least relevant group first and from the most relevant one last. A choice is a function of the pair, the step and the
-seed alone, so a resumed run goes on in the same group with the same draws.
+seed alone, so a resumed run continues in the same group with the same draws.
 """
 
 from __future__ import annotations

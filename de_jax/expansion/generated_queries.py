@@ -105,7 +105,7 @@ def read_expansion(path: str | Path) -> Iterator[DocQueries]:
 
 
 def _counted(manifest_file: Path, docs: Iterator[DocQueries], num_docs: int | None) -> Iterator[DocQueries]:
-    """The documents, of which there are as many as the manifest says; a part that it lost would be passed over."""
+    """The documents, as many as the manifest says; a lost part would otherwise be skipped."""
     num_found = 0
     for num_found, doc in enumerate(docs, start=1):  # noqa: B007 - counted after the loop
         yield doc

@@ -1,4 +1,4 @@
-"""Folders that are complete or absent, that say of which kind they are, and that hold the checksums of their files.
+"""Folders that are complete or absent, name their kind, and hold the checksums of their files.
 
 <folder>/checksums.json    the kind, and the size and the SHA-256 of every file; written last
 
@@ -143,7 +143,7 @@ def names(folder: Path) -> list[str]:
 
 
 def read_checksums(folder: Path) -> dict[str, Any] | None:
-    """What `checksums.json` says; None where there is none, as in the folders of version 0.1.0.
+    """The content of `checksums.json`; None if it is missing, as in folders of version 0.1.0.
 
     Raises:
         InputError: it is damaged.

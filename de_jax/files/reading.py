@@ -164,7 +164,7 @@ def read_byte_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """Yields (number from 1, line with its end) of a file, plain or .gz, for readers that can pass over lines that are not UTF-8.
 
     Raises:
-        InputError: as of `read_lines`, but for the encoding.
+        InputError: as of `read_lines`, except for the encoding.
     """
     path = regular_file(path)
     line = 0
@@ -263,7 +263,7 @@ def _text(raw: bytes) -> str:
 
 
 def _decode(text: str, decoder: json.JSONDecoder, *, is_prefix: bool = False) -> Any:
-    """The JSON value of a text, or with its end that which the text begins with; ValueError says why there is none."""
+    """The JSON value of a text, or with its end the value at its start; ValueError gives the reason for invalid JSON."""
     try:
         value, end = decoder.raw_decode(text) if is_prefix else (decoder.decode(text), len(text))
     except RecursionError:

@@ -45,7 +45,7 @@ class Mismatch(ValueError):
 
 
 class Absent:
-    """Stands for the value of a key that is not there."""
+    """Stands for the value of a missing key."""
 
     def __repr__(self) -> str:
         return "absent"

@@ -58,7 +58,7 @@ def side_of(
     max_length: int | None = None,
     prompt: str | None = None,
 ) -> Side:
-    """How a tower ("query" or "doc") reads its texts: as the checkpoint says, but for what is given.
+    """How a tower ("query" or "doc") reads its texts: as the checkpoint says, except for the given values.
 
     Args:
         pretrained: the model.

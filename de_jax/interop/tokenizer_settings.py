@@ -19,10 +19,10 @@ from de_jax.types import InputError
 
 FILE = "tokenizer_config.json"
 UNKNOWN_LENGTH = 10**9
-"""transformers writes 10^30 where nobody knows."""
+"""transformers writes 10^30 for an unknown length."""
 ADDED_FILE, SPECIALS_FILE = "added_tokens.json", "special_tokens_map.json"
 BERT_SETTINGS = {"do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"}
-"""Settings by their names in a BertNormalizer, which transformers builds anew from them."""
+"""Settings by their names in a BertNormalizer, which transformers rebuilds from them."""
 
 
 class TokenizerSettings(NamedTuple):

@@ -78,7 +78,7 @@ def kl_distillation(
         teacher_temperature: > 0, the divisor of the teacher's scores.
 
     Returns:
-        The mean in nats over the real rows of which the teacher has scored two candidates or more, and `margin_mse`'s scalars.
+        The mean in nats over the real rows with two or more candidates scored by the teacher, and `margin_mse`'s scalars.
 
     Raises:
         InputError: the batch has no mined documents, or no scores of them.

@@ -30,7 +30,7 @@ TeacherScore = Callable[[int, int], float | None]
 class Filters(NamedTuple):
     """Which candidates may be negatives, besides not being known positives.
 
-    ANCE (Xiong et al. 2021) takes the first 200. The others guard against relevant documents that nobody judged.
+    ANCE (Xiong et al. 2021) takes the first 200. The others guard against unjudged relevant documents.
     """
 
     first_rank: int = 1  # of the candidates left once the known positives are removed

@@ -25,7 +25,7 @@ STEP = "training step, ms a batch"
 
 
 class Costs(NamedTuple):
-    """What there is to say; what nobody measured is absent."""
+    """The measured values; unmeasured ones are absent."""
 
     training: dict[str, float]  # "batch_size" and "step_ms"
     generations: dict[str, dict[str, float]]  # by the name of their kind, under the names of ROWS

@@ -70,7 +70,7 @@ def write_generation(
     *,
     lines_per_part: int = LINES_PER_PART,
 ) -> Generation:
-    """Writes a generation; it is not there until it is whole.
+    """Writes a generation; it appears when it is complete.
 
     Args:
         negatives_dir: of all generations.
@@ -79,7 +79,7 @@ def write_generation(
         facts: for the manifest: "docs" and "queries" (content hashes of the texts) and what else the miner wants to say.
 
     Raises:
-        InputError: nothing was mined, or that generation is there already.
+        InputError: nothing was mined, or the generation exists already.
     """
     folder = generation_dir(negatives_dir, number)
     if folder.exists():
@@ -179,7 +179,7 @@ def read_mined(generation: Generation) -> Iterator[Mined]:
 
 
 def parsed(raw: str, where: str) -> Mined:
-    """One line; a list that is not there is empty. DamagedGeneration for another, with its place, `where`."""
+    """One line; a missing list is empty. DamagedGeneration for a malformed line, with its place, `where`."""
     try:
         record = parse_json(raw)
         mined = Mined(record["query_id"], record["doc_id"], record.get("neg_doc_ids", []), record.get("neg_query_ids", []))

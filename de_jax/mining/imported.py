@@ -141,7 +141,7 @@ def from_ranking(
         As of `from_examples`.
 
     Raises:
-        InputError: a document that is not there, or no negative for any pair.
+        InputError: a missing document, or no negative for any pair.
     """
     excluded = target.not_negative(keep_identical_ids=keep_identical_ids)
     chosen: dict[str, list[str]] = {}

@@ -36,7 +36,7 @@ Score = Callable[[Index], dict[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Miner:
-    """What is mined; ANCE's settings (Xiong et al. 2021) but for the number of negatives kept.
+    """Settings of mining: those of ANCE (Xiong et al. 2021), except for the number of negatives kept.
 
     `num_neg_docs`, `num_neg_queries`: of each training pair, at most. Queries are for DANCE's dual task (Li et al. 2021).
     `first_rank`, `last_rank`: candidates by rank, known positives not counted.

@@ -111,10 +111,10 @@ class MinedNegatives:
         return not self._read(at_least=0) and self.newest() is None
 
     def begin(self, step: int = 0, known: Sequence[Switch] = ()) -> None:
-        """Goes on as the file of switches says; a run without one begins with the newest whole generation.
+        """Continues as the file of switches says; without a switch, the run begins with the newest complete generation.
 
         Args:
-            step: that training goes on from.
+            step: the step at which training continues.
             known: the switches that a checkpoint of the run was saved with. What the file has lost is written again by them.
 
         Raises:

@@ -88,7 +88,7 @@ class EmbeddingWriter:
         Args:
             out_dir: absent, empty, or begun by an equal call.
             source: what the embeddings are of, "num_texts" among it; complete ones need no more than this to be equal.
-            batching: what else decides the last bits; an incomplete folder goes on with the same only.
+            batching: everything else that decides the last bits; an incomplete folder continues only with the same.
 
         Raises:
             InputError: the folder holds something else; names the first difference.

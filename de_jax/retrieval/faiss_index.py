@@ -201,7 +201,7 @@ class FaissIndex:
     def _best(
         self, queries: Float[np.ndarray, "q D"], k: int, depth: int
     ) -> tuple[Int[np.ndarray, "q k"], Float[np.ndarray, "q k"]]:
-        """Rows and scores of the k best of `depth` results; a query whose k-th score may go on below them is searched deeper."""
+        """Rows and scores of the k best of `depth` results; a query whose k-th score may continue below them is searched deeper."""
         doc_rows, scores = np.empty((len(queries), k), np.int32), np.empty((len(queries), k), np.float32)
         block_size = max(1, RESULT_ENTRIES // depth)
         for start in range(0, len(queries), block_size):

@@ -110,7 +110,7 @@ def test_what_no_task_can_be_expanded_with_is_refused(dataset_dir, spiece, tmp_p
     write_jsonl(tmp_path / "expansion.jsonl", [{"_id": "x1", "queries": ["of another corpus"]}])
     with pytest.raises(InputError, match="no query for any document here; the expansion is for another corpus"):
         beir_task(dataset_dir, spiece, curriculum=Curriculum(), expansion=str(tmp_path / "expansion.jsonl"))
-    with pytest.raises(InputError, match="set `expansion` beside it"):
+    with pytest.raises(InputError, match="also set `expansion`"):
         beir_task(dataset_dir, spiece, curriculum=Curriculum())
 
 

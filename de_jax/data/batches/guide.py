@@ -2,7 +2,7 @@
 
 <guide_dir>/
     queries/, docs/    embeddings.npy float32 [n, G] and ids.json, as encode_corpus writes them
-    manifest.json      which guide made them, and of which texts; written last
+    manifest.json      the guide and the texts it embedded; written last
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GUIDE = Kind(
 _KIND_OF = {"query": "queries", "doc": "docs", "neg_docs": "docs", "neg_queries": "queries"}
 
 GuideOf = Callable[[Mapping[str, np.ndarray]], Guide]
-"""Rows of texts [B] or [B, N] by the names of `Batch`, `PADDING_ID` where there is none, to a guide's embeddings of them."""
+"""Rows of texts [B] or [B, N] by the names of `Batch`, `PADDING_ID` for a missing text, to a guide's embeddings of them."""
 
 
 class _Embeddings(NamedTuple):
@@ -53,7 +53,7 @@ def open_guide(guide_dir: str | Path, query_store: TokenStore, doc_store: TokenS
     Args:
         guide_dir: written by `de-jax encode_guide`.
         query_store, doc_store: what the rows refer to.
-        hashes: of the files that the stores were made from, of "queries" and of "docs"; {} where there are none.
+        hashes: of the files that the stores were made from, of "queries" and of "docs"; {} if unknown.
 
     Raises:
         InputError: a folder that is not complete, of other texts, or without some of them.

@@ -46,7 +46,7 @@ class BatchesOfPairs(Protocol):
     """Batches that can be some of a run's, with those of other sources between them."""
 
     def __call__(self, start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
-        """The batches from number `start` on; the same number always gives the same batch, but for what changes as a run goes on.
+        """The batches from number `start` on; the same number always gives the same batch, except for data that the run changes.
 
         Args:
             start: batches of these pairs before.
@@ -63,7 +63,7 @@ class Drawable(Protocol):
 
 
 class Negatives(NamedTuple):
-    """Hard negatives of each pair, of which a row of a batch gets `num_drawn`, drawn anew in every epoch."""
+    """Hard negatives of each pair; each epoch draws `num_drawn` of them for a row of a batch."""
 
     rows: np.ndarray  # int32 [P, mined] rows of a store; `PADDING_ID` where a pair has fewer
     num_drawn: int

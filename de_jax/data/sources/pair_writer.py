@@ -166,7 +166,7 @@ class _TextWriter:
         self._seen: dict[str, bytes] = {}  # a digest of each text that came with a pair, by id
 
     def append(self, text_ids: Sequence[str], tokens: Sequence[np.ndarray]) -> None:
-        """Texts of which the store has none yet."""
+        """Texts that are missing from the store."""
         for text_id, text in zip(text_ids, tokens, strict=True):
             if text.size and int(text.max()) >= self._vocab_size:
                 raise InputError(
@@ -183,7 +183,7 @@ class _TextWriter:
             self._writer.append([text_id for text_id, _ in kept], [text for _, text in kept])
 
     def append_new(self, text_ids: Sequence[str], tokens: Sequence[np.ndarray]) -> None:
-        """Texts as they come with pairs, of which some came before."""
+        """Texts in the order of the pairs; some are repetitions."""
         new = []
         for row, (text_id, text) in enumerate(zip(text_ids, tokens, strict=True)):
             digest = hashlib.blake2b(text.tobytes(), digest_size=8).digest()

@@ -37,7 +37,7 @@ class Readings(NamedTuple):
 
     Attributes:
         train: the table.
-        dev: of a table of its own; None where there is none.
+        dev: of a separate table; None without such a table.
         dev_fraction: the share of the queries of `train` whose pairs score checkpoints and are not trained on, by their hash.
     """
 
@@ -170,7 +170,7 @@ def _chunks(readings: Readings) -> Iterator[list[tuple[Example, str]]]:
 
 
 class _Texts:
-    """The texts of one side, each of which is written when it first comes."""
+    """The texts of one side; each is written at its first occurrence."""
 
     def __init__(self, write: Callable[[list[str], list[str]], None]) -> None:
         """`write` gets the ids and the texts that are new, in order."""

@@ -338,7 +338,7 @@ def open_stores(
     *,
     skip_empty: bool = False,
 ) -> tuple[TokenStore, TokenStore]:
-    """The token stores of a BEIR folder's queries and documents, built if they are not there.
+    """The token stores of a BEIR folder's queries and documents, built if they are missing.
 
     Args:
         cache_dir: where stores are kept; by default under `files.cache_dir()`.

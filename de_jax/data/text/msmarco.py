@@ -28,7 +28,7 @@ def find_files(dataset_dir: str | Path, kind: str) -> Files:
     """The files of one kind, "passages" or "documents".
 
     Raises:
-        InputError: another kind, or a file that is not there.
+        InputError: an unknown kind, or a missing file.
     """
     if kind not in _PATTERNS:
         raise InputError(f"the kind of MS MARCO is '{kind}'; it is one of {', '.join(_PATTERNS)}.")

@@ -54,7 +54,7 @@ class Example(NamedTuple):
 
 
 Columns = dict[str, tuple[str, ...]]
-"""The table's columns by what they hold; one each, but for neg_docs."""
+"""The table's columns by role; one each, except neg_docs."""
 
 
 class Reading:
@@ -193,7 +193,7 @@ def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
 
 
 def _labelled(one: Example, labels: Sequence[float]) -> Example:
-    """The same without the documents whose label is 0, which are hard negatives; other labels are scores, but for `NO_SCORE`."""
+    """The same without the documents whose label is 0, which are hard negatives; other labels are scores, except `NO_SCORE`."""
     scores = [score if math.isnan(label) else label for label, score in zip(labels, one.doc_scores, strict=True)]
     relevant, others = ([place for place, label in enumerate(labels) if bool(label) == wanted] for wanted in (True, False))
     return Example(

@@ -150,7 +150,7 @@ class JsonTokenizer:
 
 
 class PromptedTokenizer:
-    """A tokenizer that puts a prompt before every text, "query: " for one, as E5 and its kin are trained with."""
+    """A tokenizer that puts a prompt before every text, for example "query: " as in E5."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: str) -> None:
         self.tokenizer, self.prompt = tokenizer, prompt

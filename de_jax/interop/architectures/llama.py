@@ -1,4 +1,4 @@
-"""Llama, and what the files of its kin share: causal, grouped heads, norms before each half, gated by silu."""
+"""Llama, and the settings common to its family: causal, grouped heads, norms before each half, gated by silu."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def rope(settings: Settings, layer_type: str | None, older_name: str, default: f
 
 
 def scaling_json(config: RotaryConfig) -> dict[str, Any]:
-    """The inverse of `rope`, but for the base."""
+    """The inverse of `rope`, except for the base."""
     if config.rope_factor == 1:
         return {"rope_type": "default"}
     values = (config.rope_few_turns, config.rope_many_turns, config.rope_length)

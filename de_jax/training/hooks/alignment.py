@@ -63,7 +63,7 @@ class StopWhenAligned:
         alignment: what is measured, and when it is enough.
         value_of: the measure of these parameters.
         dim: of the space that the embeddings lie in, as of `kl_divergence`.
-        begun: what `progress` gave when the run was saved that goes on here.
+        begun: the value of `progress` when the continued run was saved.
         sinks: who gets the values, by the measure's name under "alignment/".
         on_seconds: told how long a measurement took.
         before: called before each; waits for the step, and may raise.
@@ -116,7 +116,7 @@ class StopWhenAligned:
         return self._stop.reason if self._stop else None
 
     def progress(self) -> dict[str, Any]:
-        """What a run that goes on from here needs to know; JSON."""
+        """The state that a continued run needs; JSON."""
         return {"begin": self._begin, "values": self._values, "stop": self.reason()}
 
     def _delta(self) -> float | None:

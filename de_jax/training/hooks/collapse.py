@@ -55,7 +55,7 @@ class WatchForCollapse:
 
     Args:
         alarm: what counts as a collapse.
-        logged: the lines of a run that goes on here; they count as if it had never stopped.
+        logged: the earlier lines of a continued run; they count as if it had never stopped.
     """
 
     def __init__(self, alarm: CollapseAlarm, logged: Iterable[Mapping[str, Any]] = ()) -> None:

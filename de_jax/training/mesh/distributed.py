@@ -22,7 +22,7 @@ def is_asked_for(*, automatic: bool, **given: Any) -> bool:
         given: the first three arguments of `join`, by name; None for what is not given.
 
     Raises:
-        InputError: only some of it is given, and nobody to ask for the rest.
+        InputError: only some of the values are given.
     """
     missing = [f"--{name}" for name, value in given.items() if value is None]
     if automatic or not missing:
@@ -46,7 +46,7 @@ def join(
         lost_after_seconds: without a sign of life for so long a process counts as lost, and JAX aborts the others.
 
     Raises:
-        InputError: something is not given and nothing here knows it, or the others are not there.
+        InputError: a value is missing and no cluster provides it, or the other processes are missing.
     """
     try:
         jax.distributed.initialize(coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=lost_after_seconds)

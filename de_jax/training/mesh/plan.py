@@ -1,4 +1,4 @@
-"""What a training step will need on devices that are not there: compiled ahead of time, never run."""
+"""Plans of a training step on remote devices: compiled ahead of time, never run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ EXAMPLES = "v4:4x4x4, v5e:2x2, v5e:8x8, v6e:16x16, v5p:4x4x4, cpu:8"
 
 
 class Topology(NamedTuple):
-    """Devices to compile for, none of which has to be there."""
+    """Devices to compile for; they may be remote or simulated."""
 
     name: str
     devices: list[Any]

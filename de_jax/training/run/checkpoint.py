@@ -272,7 +272,7 @@ class _DamagedError(Exception):
 
 
 def _training_part(state: TrainState) -> dict[str, Any]:
-    """What only training needs of a state, without fields that are not there."""
+    """The parts of a state that only training needs, without missing fields."""
     return {name: value for name, value in state._asdict().items() if name not in ("params", "base") and value is not None}
 
 

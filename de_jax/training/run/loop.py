@@ -1,4 +1,4 @@
-"""A training run, whatever its model: its state on the mesh, checkpoints, logs and faults, and how it goes on after a stop.
+"""A training run of any model: its state on the mesh, checkpoints, logs and faults, and how it continues after a stop.
 
 `train.py` and `doc2query/generator_run.py` say what is trained and what else happens between two updates.
 """

@@ -140,7 +140,7 @@ def write_run(
         origin: the folders or names of the hub that the parameters are from.
 
     Raises:
-        InputError: something is there already.
+        InputError: the folder exists already.
     """
     with atomic_dir(run_dir) as temporary:
         describe_run(temporary, model=model, query=query, doc=doc)
@@ -350,7 +350,7 @@ def complete_steps(folder: Path) -> list[int]:
 
 
 def keep_tokenizer(run_dir: Path, tokenizer: Tokenizer) -> None:
-    """Writes a tokenizer into a run, if it is not there."""
+    """Writes a tokenizer into a run, if it is missing."""
     folder = tokenizer_dir(run_dir, tokenizer.fingerprint)
     if not folder.exists():
         with atomic_dir(folder) as temporary:

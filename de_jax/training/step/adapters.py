@@ -33,7 +33,7 @@ _ADAPTERS = 1
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """LoRA (Hu et al. 2022, arXiv 2106.09685): next to a kernel W, x W + alpha / r * dropout(x) A B, of which A and B are trained.
+    """LoRA (Hu et al. 2022, arXiv 2106.09685): next to a kernel W, x W + alpha / r * dropout(x) A B; A and B are trained.
 
     A starts uniform in +-1 / sqrt(E), as in peft, and B at zero, so that the first step has the pretrained model. All other
     parameters are the base: they have neither a gradient nor a place in the optimizer's state, and a run saves them once.
@@ -148,7 +148,7 @@ class Lora:
 
 @dataclasses.dataclass(frozen=True)
 class AdaptedModel:
-    """A model with adapters, as a step sees it. A tower of which nothing is trained runs without dropout.
+    """A model with adapters, as a step sees it. A tower without trained parameters runs without dropout.
 
     Attributes:
         model: with `init(rng)`, and `embed(params, batch, rng, without_dropout=towers)`.
@@ -168,7 +168,7 @@ class AdaptedModel:
             return self.model.embed(_alike(params), batch, rng, without_dropout=self.still_towers(params))
 
     def still_towers(self, params: Params) -> tuple[str, ...]:
-        """The towers that give the same embeddings in every update, but for a projection."""
+        """The towers whose encoders give the same embeddings in every update."""
         moving = [path for path in paths.all_paths(params) if self.adapters.is_trained(path)]
         of_tower = lambda tower: re.compile(rf"{tower}/.*|shared/(embedder|encoder)/.*")  # noqa: E731
         return tuple(tower for tower in ("query", "doc") if not any(map(of_tower(tower).fullmatch, moving)))

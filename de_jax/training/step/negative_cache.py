@@ -111,7 +111,7 @@ class NegativeCache:
         return enter(_put_back(cache, drawn, e.neg_docs, step, self.lru), batch, e, step)
 
     def refresh(self, cache: CachedDocs, encode: Callable[[Array], Array], batch_size: int, step: Array) -> CachedDocs:
-        """The cache with those embeddings made anew that are the oldest.
+        """The cache with its oldest embeddings computed again.
 
         Args:
             cache: the documents.
@@ -226,7 +226,7 @@ def _put_back(cache: CachedDocs, drawn: Drawn, embeddings: Float[Array, "B N D"]
 
 
 def _write(cache: CachedDocs, slots: Int[Array, " n"], **values: Any) -> CachedDocs:
-    """With other values in some slots; a slot K is none."""
+    """The cache with new values in some slots; slot K is ignored."""
     changed = {name: getattr(cache, name).at[slots].set(new, mode="drop") for name, new in values.items()}
     return cache._replace(**changed)
 
