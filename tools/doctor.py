@@ -55,13 +55,9 @@ def main(argv: list[str] | None = None) -> None:
             print(topic, *(textwrap.fill(line, 100, initial_indent="  ", subsequent_indent="    ") for line in lines), sep="\n")
     if report.problems:
         print(*(f"problem: {problem}" for problem in report.problems), sep="\n", file=sys.stderr)
-<<<<<<< HEAD
         raise InputError(f"problems found: {len(report.problems)}, listed above, each with its fix.")
-=======
-        raise InputError(f"problems found: {len(report.problems)}, listed above, each with what mends it.")
     if not args.json:
-        print("\nNothing stands in the way.")
->>>>>>> main
+        print("\nNo problem found.")
 
 
 def examine() -> Report:
