@@ -1,6 +1,6 @@
-"""gin files as plain values: what is bound to which setting, and where it stands. Only gin's grammar is used, not its globals.
+"""gin files as plain values: each setting, its value and its place. Only gin's grammar is used, not its globals.
 
-A gin file is code: it chooses what is called. So imports of modules outside the package need a flag, and every fault names the file
+A gin file is code: it chooses the called functions. Imports from outside the package need a flag, and every fault names the file
 and the line.
 """
 

@@ -32,17 +32,17 @@ from de_jax.types import InputError
 
 
 def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_seconds: float = 5.0) -> Iterator[Generation]:
-    """Yields a generation mined by the run's newest checkpoint, then by newer ones as they come; ends with the run's last.
+    """Yields a generation mined by the run's newest checkpoint, then by each newer checkpoint; ends with the run's last.
 
     Each is mined when it is asked for: `for generation in mine(recipe, run_dir): ...`.
 
-    A checkpoint that the trainer removes in the meantime is skipped, and so is one for which the disk was too full; of those
-    that came while another was mined, the newest is taken.
+    Skipped are checkpoints that the trainer removes in the meantime, and checkpoints for which the disk was too full. If several
+    checkpoints appear while another is mined, the newest is taken.
 
     Args:
         recipe: the run's own.
         run_dir: the run; it may start later.
-        once: mine by the newest checkpoint there is, and end.
+        once: mine with the newest checkpoint, then end.
         poll_seconds: between two looks for a newer checkpoint.
 
     Raises:

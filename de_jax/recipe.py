@@ -1,4 +1,4 @@
-"""A training recipe: what is trained, on what, how, and what is kept of it. Plain Python; gin files are one way to write one."""
+"""A training recipe: model, data, loss, optimization and logging. Plain Python; gin files are one way to write it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run was made with, as JSON in `<run_dir>/recipe.json`: every setting by its name, functions and classes by their place."""
+"""The recipe of a run as JSON in `<run_dir>/recipe.json`: every setting by name, functions and classes by their place."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whether the value of a setting is one that its annotation allows: choices, types, finite numbers and ranges.
+"""Checks values of settings against their annotations: choices, types, finite numbers and ranges.
 
-A setting is a field of a config class, or a keyword of a function that gin configures. Its annotation says all there is to check:
+A setting is a field of a config class, or a keyword of a function that gin configures. Its annotation contains every check:
 `Literal` for choices, `Annotated[int, Range(1)]` for a range. Arrays and tracers are passed over, so nothing is checked in a step.
 """
 

@@ -45,7 +45,7 @@ def train(recipe: Recipe, run_dir: str | Path, *, gin: str = "") -> dict[str, An
     """Trains to the recipe's last step, from the newest checkpoint in `run_dir` if there is one; returns a summary.
 
     Args:
-        recipe: what is trained, on what, and how.
+        recipe: model, data, loss, optimization and logging.
         run_dir: gets checkpoints, logs and `recipe.json`; see `training.run`.
         gin: the recipe as a gin file, where it was written as one; kept as `config.gin`.
 
@@ -208,7 +208,7 @@ def _ended(recipe: Recipe, run: Session) -> Stop | None:
 
 @contextlib.contextmanager
 def _only_miners(recipe: Recipe, data: TrainingSet) -> Iterator[None]:
-    """The locks of the folders of negatives, where this process is the one that mines."""
+    """The locks of the folders of negatives, if this process mines."""
     with contextlib.ExitStack() as locks:
         if recipe.negatives.mine_every_steps and distributed.is_first():
             for mined in data.all_mined.values():

@@ -1,4 +1,4 @@
-"""What a generator is trained on: the (document, query) pairs of BEIR folders, padded, as batches."""
+"""Training data of a generator: the (document, query) pairs of BEIR folders, padded, as batches."""
 
 from __future__ import annotations
 

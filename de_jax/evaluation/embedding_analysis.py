@@ -1,4 +1,4 @@
-"""What the papers look at in a run's embeddings on a task, as numbers and as the series that `embedding_plots` draws."""
+"""The papers' analyses of a run's embeddings on a task, as numbers and as the series that `embedding_plots` draws."""
 
 from __future__ import annotations
 

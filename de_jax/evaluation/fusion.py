@@ -1,4 +1,4 @@
-"""What is made of rankings without asking which documents are relevant: fusion, overlap, and how much was never judged."""
+"""Fusion of rankings, their overlap, and their share of unjudged documents; none of them uses relevance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rankings and judgements to numbers. The measures are ir-measures'; what is ours is which documents count, and in which order."""
+"""Rankings and judgements to numbers. Measures are those of ir-measures; this module selects and orders the documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluation says, as one JSON object, and the folder that it is kept in.
+"""The report of an evaluation as one JSON object, and its folder.
 
 <run_dir>/evaluations/<task>-<key>/   result.json   the report, written last
                                       dense.trec    the rankings as TREC run files

@@ -1,4 +1,4 @@
-"""A kind of folder: its name, the manifest that makes such a folder complete, and the sentences about one that cannot be used."""
+"""A kind of folder: its name, the manifest that makes such a folder complete, and the error sentences about an unusable folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How files are read: JSON, lines of text and arrays. What cannot be read is an `InputError` that names the file, and the line.
+"""Readers of JSON, lines of text and arrays. An unreadable file raises an `InputError` that names the file, and the line.
 
 Whatever stands in a file's place (a folder, a pipe) and however a file is damaged, the outcome is its content or that error: no
 traceback, no wait, and no more memory than the content needs.

@@ -1,4 +1,4 @@
-"""What the JSON of a file must look like: checks that are put together to a description, and readers that apply them.
+"""Schemas of JSON files: checks that combine to a description, and readers that apply them.
 
     MANIFEST = record({"format": constant("de_jax store 1"), "num_texts": integer(1), "dev": Maybe(text, "")})
     manifest = read(folder / "manifest.json", MANIFEST, mend="build it again")

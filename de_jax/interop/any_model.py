@@ -1,4 +1,4 @@
-"""A model from wherever it is: a run of this library, or a checkpoint of another one, told apart by what the folder holds.
+"""Opens any model: a run of this library, or a checkpoint of another library, recognised by the files in the folder.
 
 run.json            a run of this library
 modules.json        sentence-transformers

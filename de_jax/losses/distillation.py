@@ -1,7 +1,7 @@
 """Losses that learn from a teacher: its scores of a row's document and of the negatives mined for that row, as `scores` [B, 1 + N].
 
-A score is any finite number that is higher for the better document; NaN stands where the teacher was not asked, and what it would
-have taught is left out. `de-jax score_pairs` writes such scores.
+A score is any finite number that is higher for the better document. NaN marks a missing score, which does not contribute.
+`de-jax score_pairs` writes such scores.
 """
 
 from __future__ import annotations

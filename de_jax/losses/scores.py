@@ -1,6 +1,6 @@
-"""Scores of a batch, reduced to what the losses need: positive scores, and the log-sum-exp of each anchor's negatives.
+"""Scores of a batch, reduced to the positive scores and the log-sum-exp of each anchor's negatives.
 
-Every loss of this package is built of these two:
+Every loss of this package is built from these two:
 
     softmax of a positive among negatives   log(1 + exp(lse - logit))   `softmax_loss`
     ratio of a positive to its negatives    lse - logit                 PAIR as the SamToNe paper prints it

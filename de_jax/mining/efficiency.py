@@ -1,4 +1,4 @@
-"""What hard negatives cost, from what the miner and the trainer wrote: ANCE (Xiong et al. 2021), Table 6."""
+"""The cost of hard negatives, from the records of miner and trainer: ANCE (Xiong et al. 2021), Table 6."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Generations of hard negatives: what a miner writes, and what others read.
+"""Generations of hard negatives: the files that a miner writes and a trainer reads.
 
 <negatives_dir>/000003/
     part-00000.jsonl    one training pair a line: {"query_id", "doc_id", "neg_doc_ids": [...], "neg_query_ids": [...]}
-    manifest.json       what they were mined from and with, and the checksum of every part; written last
+    manifest.json       the texts and the model they were mined with, and the checksum of every part; written last
 
 A generation appears by one rename and is never changed.
 """

@@ -1,4 +1,4 @@
-"""Two towers and what they share."""
+"""Two towers and their shared parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layers of an encoder, one after another: what is kept of them for the backward pass, and whether they are a loop."""
+"""The layers of an encoder, one after another: rematerialisation for the backward pass, and loops over layers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A model card: the README.md of an exported model, with the front matter that the Hugging Face hub reads.
 
-All of it comes from the run's folder: `recipe.json`, `origin.json` and the kept evaluations of the exported checkpoint. What the
-folder does not say is left out; of a model that is no run, its card has the model and where it is from. Paths of this machine are
-cut to their last part.
+All facts come from the run's folder: `recipe.json`, `origin.json` and the evaluations of the exported checkpoint. A fact that the
+folder lacks is left out. The card of a model without a run describes only the model and its origin. Paths of this machine are cut to
+their last part.
 """
 
 from __future__ import annotations

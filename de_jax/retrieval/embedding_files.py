@@ -1,8 +1,8 @@
-"""Embeddings on disk: a folder that grows shard by shard, and counts as embeddings once its manifest is there.
+"""Embeddings on disk: a folder that grows shard by shard, and is complete once its manifest exists.
 
 embeddings.npy   float32 [n, D]   in the order of the token store
 ids.json         the texts' ids, parallel to the rows
-manifest.json    what was encoded by what; makes the folder complete
+manifest.json    the texts and the model; makes the folder complete
 checksums.json   of all these, see `folders`
 progress.json    the same and the rows done, while the folder is incomplete
 """

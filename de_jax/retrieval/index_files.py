@@ -2,7 +2,7 @@
 
 index.faiss      as FAISS writes it; its i-th vector is row i of the corpus
 ids.json         the documents' ids, parallel to the rows
-manifest.json    what the two hold
+manifest.json    sizes of the two
 """
 
 from __future__ import annotations

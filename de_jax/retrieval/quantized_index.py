@@ -1,4 +1,4 @@
-"""Search among embeddings in fewer bytes, and once more among what it finds with the embeddings themselves, where they are kept."""
+"""Search with quantized embeddings; candidates are scored again with the float32 embeddings if they are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A teacher's scores of what stands in a batch: from an array beside the pairs, or from a file of scored ids."""
+"""A teacher's scores of the texts in a batch: from an array beside the pairs, or from a file of scored ids."""
 
 from __future__ import annotations
 

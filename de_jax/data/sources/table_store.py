@@ -1,4 +1,4 @@
-"""Writes what the rows of a table say: as a folder of pairs (`pair_store`), or as a data set in the BEIR layout.
+"""Writes the rows of a table as a folder of pairs (`pair_store`), or as a data set in the BEIR layout.
 
 Equal texts are one text. Its id is the first 20 hex digits of the SHA-256 of its UTF-8 bytes, so it depends on no file and on no
 order of rows. Texts are streamed: memory holds the ids and the numbers of rows alone.

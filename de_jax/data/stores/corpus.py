@@ -4,7 +4,7 @@
     offsets.npy   int64 [n + 1]   text i is tokens[offsets[i]:offsets[i + 1]]
     ids.npy       bytes [n]       UTF-8, in the order of the file
     id_order.npy  int64 [n]       the rows in ascending order of id, for look-up by bisection
-    manifest.json                 counts, sizes, the content hash and what the tokenizer was; written last
+    manifest.json                 counts, sizes, the content hash and the tokenizer; written last
 
 Truncation and special tokens are applied when rows are read, so one store serves every length.
 """

@@ -1,6 +1,6 @@
-"""What a row of a table says: a query, its documents, hard negatives, and scores of a teacher.
+"""The content of a table's row: a query, its documents, hard negatives, and scores of a teacher.
 
-Columns are found by the names that others give them, or are named:
+Columns are found by the common names of other libraries, or are named:
 
     query        query, question, anchor, sentence1
     doc          doc, document, positive, answer, context, passage, sentence2, ...: a text, {"title", "text"}, or a list of these

@@ -1,4 +1,4 @@
-"""What the file of a kind of encoder says: how transformers names its settings and arrays, and which of them have a place here."""
+"""The description of a kind of encoder: transformers' names for its settings and arrays, and their places here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the files of rotary encoders share: layer types, bases of positions, and Llama's names of arrays."""
+"""The common settings of rotary encoders: layer types, bases of positions, and Llama's names of arrays."""
 
 from __future__ import annotations
 

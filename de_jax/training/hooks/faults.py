@@ -1,4 +1,4 @@
-"""What can stop a training run half-way, as the sentence that its user reads."""
+"""Error sentences for faults that stop a training run."""
 
 from __future__ import annotations
 

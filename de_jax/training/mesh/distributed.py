@@ -1,6 +1,6 @@
 """Several processes that run one program: how they meet, and decisions that all must take alike.
 
-Every process calls the same jitted functions in the same order; one that went another way would leave the others waiting.
+Every process calls the same jitted functions in the same order; a process that differs would leave the others waiting.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A training run of any model: its state on the mesh, checkpoints, logs and faults, and how it continues after a stop.
 
-`train.py` and `doc2query/generator_run.py` say what is trained and what else happens between two updates.
+`train.py` and `doc2query/generator_run.py` set the model and the actions between two updates.
 """
 
 from __future__ import annotations

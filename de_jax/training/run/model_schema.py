@@ -1,4 +1,4 @@
-"""What a model is described by in JSON, taken from the classes of its configuration."""
+"""The JSON description of a model, derived from its configuration classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run is trained and what is kept of it, whatever its model: the settings that dual encoders and generators share."""
+"""The training and logging settings that dual encoders and generators share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters: a pretrained model stays as it is, and what is trained is added to its kernels (LoRA: Hu et al. 2022).
+"""Low-rank adapters: trained products are added to the kernels of an unchanged pretrained model (LoRA: Hu et al. 2022).
 
 A kernel ".../query/kernel" [E, F] has its adapter beside it: ".../query/lora_a/kernel" [E, r] and ".../query/lora_b/kernel" [r, F].
 Patterns over parameter paths name adapters as they name all other parameters.

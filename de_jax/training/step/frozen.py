@@ -1,4 +1,4 @@
-"""What is frozen is left out of the gradient, and a tower that is frozen as a whole gives the same embeddings in every update."""
+"""Frozen parameters are left out of the gradient, and a fully frozen tower gives the same embeddings in every update."""
 
 from __future__ import annotations
 

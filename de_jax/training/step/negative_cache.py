@@ -3,9 +3,9 @@
 The streaming negative cache of Lindgren et al. (2021), as DAFT trains with (Leonhardt et al.). In a step
 
 1. every query is scored against all cached embeddings, and draws negatives in proportion to exp(score / temperature);
-2. what was drawn is encoded again by the parameters of now, with their gradient, and joins the batch as `neg_docs`;
-3. the new embeddings of what was drawn go back to their slots, and the batch's documents take the slots of those that came first;
-4. after the update, those whose embeddings are the oldest may be encoded again, without a gradient.
+2. the drawn documents are encoded again with the current parameters and their gradient, and join the batch as `neg_docs`;
+3. the new embeddings return to their slots, and the batch's documents take the oldest slots;
+4. after the update, the oldest embeddings may be computed again, without a gradient.
 
 The slots lie in equal shares on the devices that split the rows of a batch. A query's noise depends on the step, its row and the
 slot alone, so a run draws the same on any mesh, and after a restart.
