@@ -1,6 +1,8 @@
 """A model card: the README.md of an exported model, with the front matter that the Hugging Face hub reads.
 
-All facts come from the run's folder: `recipe.json`, `origin.json` and the evaluations of the exported checkpoint. A fact that the
+Facts come from the run's folder: `recipe.json`, `origin.json` and the evaluations of the exported checkpoint. Facts missing there
+are left out. The card of a model without a run describes only the model and its origin. Paths of this machine are cut to their
+last part. the run's folder: `recipe.json`, `origin.json` and the evaluations of the exported checkpoint. A fact that the
 folder lacks is left out. The card of a model without a run describes only the model and its origin. Paths of this machine are cut to
 their last part.
 """
