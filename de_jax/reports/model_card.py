@@ -2,9 +2,7 @@
 
 Facts come from the run's folder: `recipe.json`, `origin.json` and the evaluations of the exported checkpoint. Facts missing there
 are left out. The card of a model without a run describes only the model and its origin. Paths of this machine are cut to their
-last part. the run's folder: `recipe.json`, `origin.json` and the evaluations of the exported checkpoint. A fact that the
-folder lacks is left out. The card of a model without a run describes only the model and its origin. Paths of this machine are cut to
-their last part.
+last part.
 """
 
 from __future__ import annotations
