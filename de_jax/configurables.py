@@ -64,7 +64,7 @@ _own: dict[str, Any] = {}
 def register(*more: tuple[str, Any]) -> None:
     """Makes functions and classes known to gin under the names given, so that `train.loss = @name` finds them.
 
-    What is given again under a name replaces what had it, so that a notebook's cell can be mended and run again.
+    A repeated name replaces the former function, so that a notebook's cell can be corrected and run again.
     """
     _own.update(more)
 
@@ -124,7 +124,7 @@ def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | N
 
 
 class _Builder:
-    """Makes objects of what is bound, and remembers what it read for that; names and values are checked at once."""
+    """Makes objects from bindings, and remembers the settings that it read; names and values are checked at once."""
 
     def __init__(self, bound: Settings) -> None:
         self.bound, self._known = bound, known()
@@ -139,7 +139,7 @@ class _Builder:
                 raise (error if is_typed else InputError(f"{place}: {error}")) from None
 
     def call(self, name: str, scope: str) -> Any:
-        """What a configurable gives with its settings in a scope."""
+        """The result of a configurable with its settings in a scope."""
         configurable, arguments = self._known[name], self._arguments(name, scope)
         missing = [
             parameter.name
@@ -156,7 +156,7 @@ class _Builder:
         return configurable(**arguments)
 
     def check_all_read(self) -> None:
-        """Refuses settings that nothing has read, which is what a misplaced or leftover one looks like.
+        """Refuses unread settings, such as misplaced or leftover ones.
 
         A file may hold the settings of a part that a later file or setting replaces or takes out: a model, a loss, a source of
         data, a miner, an alarm. A setting typed on the command line must be read.

@@ -27,7 +27,7 @@ RECIPES_DIR = Path(str(importlib.resources.files(f"{PACKAGE}.gin_configs")))
 
 
 class Reference(NamedTuple):
-    """`@scope/name`, or with parentheses what a call of it gives."""
+    """`@scope/name`, or with parentheses the result of calling it."""
 
     scope: str
     name: str
@@ -47,7 +47,7 @@ class Macro(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What a value is bound to. A macro has no parameter."""
+    """The setting that a value is bound to. A macro has no parameter."""
 
     scope: str
     name: str

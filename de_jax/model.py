@@ -64,7 +64,7 @@ def load(
 ) -> Model:
     """A model to encode with.
 
-    What was assumed about a model of another library is told as a warning.
+    Assumptions about a model of another library are warnings.
 
     Args:
         source: a run's folder; a folder of sentence-transformers, Hugging Face, T5X or `model.save(format="safetensors")`; or a
@@ -145,7 +145,7 @@ class Model:
 
         Args:
             texts: a str, or an iterable of str in any order and of any lengths; cut to the model's.
-            batch_tokens: tokens in a batch on the devices, padding included; by default what is quick.
+            batch_tokens: tokens in a batch on the devices, padding included; the default is fast.
             progress: show a bar on stderr.
             precision: "float32", "int8" or "binary", the same bytes as sentence-transformers gives; see `quantization.quantize`.
             ranges: [2, D], the least and the greatest value of each dimension, for "int8"; by default those of these texts.
@@ -241,7 +241,7 @@ class Model:
         return index
 
     def save(self, folder: str | Path, *, format: str = RUN_FORMAT) -> None:
-        """Writes the model, for another library with its card; what a reader should know is told as a warning.
+        """Writes the model, for another library with its card; notes for the user are warnings.
 
         Args:
             folder: must not exist; it appears once it is complete.
@@ -249,7 +249,7 @@ class Model:
                 or "peft", for the adapters of a run that trained such.
 
         Raises:
-            InputError: the folder exists, another format, or one that has no place for this model.
+            InputError: the folder exists, or the format is unknown or cannot hold this model.
         """
         if format not in (RUN_FORMAT, *FORMATS):
             raise InputError(f"format is {format!r}; it is one of {', '.join((RUN_FORMAT, *FORMATS))}.")

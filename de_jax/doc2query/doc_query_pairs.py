@@ -21,7 +21,7 @@ _CHUNK_TEXTS = 8192
 
 
 class DocQueryPairs(NamedTuple):
-    """What a generator is trained on."""
+    """Training pairs of a generator."""
 
     batches: Batches  # endless and resumable
     batch_size: int

@@ -73,7 +73,7 @@ def train_generator(
 
     Args:
         run: the folder, the model and where it starts; its `params` are not read where `is_fresh`.
-        data: what is trained on.
+        data: the training pairs.
         optimization: docTTTTTquery: Adafactor, 1e-3, constant (Nogueira and Lin 2019).
         logging: `evaluate_every_steps` and `collapse_alarm` are of embeddings, and have no effect.
         seed: of fresh parameters and of dropout.

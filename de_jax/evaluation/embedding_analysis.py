@@ -45,7 +45,7 @@ class Texts(NamedTuple):
 
 
 class Analysis(NamedTuple):
-    """What was found."""
+    """The results of the analysis."""
 
     numbers: dict[str, Any]  # JSON
     pairs: tuple[Array, Array]  # [p, D] queries, [p, D] each one's best judged document

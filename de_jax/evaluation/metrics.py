@@ -133,7 +133,7 @@ def deepest(measures: Sequence[str]) -> int:
 
 
 def names_of(measures: Sequence[str]) -> list[str]:
-    """The measures' names in what is reported."""
+    """The measures' names in reports."""
     return [_parse(measure)[0] for measure in measures]
 
 

@@ -48,7 +48,7 @@ class Spread(NamedTuple):
 def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     """The 95 % confidence interval of the mean of a measure over queries, by Student's t distribution (Sakai 2014, section 3).
 
-    The queries are taken for a sample of those that users ask. The interval is symmetric, so one of a mean close to 1 may pass 1.
+    The queries are treated as a sample of users' queries. The interval is symmetric, so one of a mean close to 1 may pass 1.
 
     Example:
         >>> [round(end, 4) for end in confidence_interval([0.2, 0.4, 0.6, 0.8])]
@@ -173,7 +173,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def mean_over_seeds(seeds: Sequence[Scores]) -> dict[str, float]:
-    """Each query's mean over runs that differ by their seed alone; what a test over queries takes for a trained system.
+    """Each query's mean over runs that differ only by seed, as input of a test over queries.
 
     Raises:
         InputError: no seed, or seeds that were scored on different queries.

@@ -54,7 +54,7 @@ class CurriculumTexts:
             queries: the generated ones as text.
             golds: each pair's own query.
             ranked: of each pair.
-            curriculum: what is chosen when.
+            curriculum: the strategy and its settings.
             measure: of relevance, for hard negatives.
             max_query_length: tokens of a query, beyond which it is cut.
         """

@@ -174,7 +174,7 @@ def corpus_expansion(docs: TokenStore, generated: GeneratedQueries, num_queries:
 def document_expansion(docs: TokenStore, generated: GeneratedQueries, num_queries: int, **options: int) -> ExpandedTexts:
     """Each document once, with its first S queries one after another.
 
-    A retriever trained with one query and searched with this is what the paper calls asymmetric expansion.
+    A retriever trained with one query and searched with this is the paper's asymmetric expansion.
     """
     indices = np.full((docs.num_texts, num_queries), NONE)
     for row, own in enumerate(_first_usable(docs, generated, num_queries)):

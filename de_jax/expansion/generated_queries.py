@@ -128,7 +128,7 @@ def queries_by_row(path: str | Path, doc_ids: Sequence[str], *, is_part: bool = 
         is_part: `doc_ids` may be a part of the corpus; the queries of others are passed over.
 
     Raises:
-        InputError: a document that the corpus has not, or one that is there twice.
+        InputError: a document that the corpus lacks, or a repeated document.
     """
     row_of = {doc_id: row for row, doc_id in enumerate(doc_ids)}
     found: list[list[str] | None] = [None] * len(row_of)
@@ -155,7 +155,7 @@ def write_released(
     skip_empty: bool = False,
     about: dict[str, Any],
 ) -> int:
-    """Makes an expansion of what others released; gives the number of documents. Continues as `ExpansionWriter` does.
+    """Makes an expansion from released predictions; returns the number of documents. Continues like `ExpansionWriter`.
 
     Args:
         paths: see `iter_released`.

@@ -60,7 +60,7 @@ def regular_file(path: str | Path) -> Path:
 
 
 def is_there(path: str | Path) -> bool:
-    """Whether anything stands at a path where a file may be absent; what is no file (a link to nothing) is refused when read."""
+    """Whether anything exists at the path of an optional file; a broken link is refused when read."""
     return os.path.lexists(path)
 
 
@@ -239,7 +239,7 @@ def _array_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
 
 @contextlib.contextmanager
 def _opened(path: Path, place: Callable[[], str] = str, *, is_plain: bool = False) -> Iterator[IO[bytes]]:
-    """A file's bytes, decompressed where its name ends in .gz; what goes wrong while reading becomes InputError.
+    """A file's bytes, decompressed if its name ends in .gz; errors while reading become InputError.
 
     `place` says how far the reader came.
     """

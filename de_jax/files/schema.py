@@ -33,7 +33,7 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
 
 
 class Mismatch(ValueError):
-    """A value that does not fit, where it stands, and what is expected there."""
+    """A value that does not fit, its place, and the expected value."""
 
     def __init__(self, found: Any, expected: str, path: str = "") -> None:
         self.found, self.expected, self.path = found, expected, path

@@ -41,7 +41,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         pooling: "mean", "cls" or "lasttoken", for an encoder of Hugging Face; the other formats say it themselves.
 
     Raises:
-        InputError: nothing that is known, or as of the format's own `read`.
+        InputError: an unknown format, or the errors of the format's own `read`.
     """
     folder = folder_of(source)
     if peft_adapters.is_in(folder):

@@ -26,7 +26,7 @@ class PretrainedSide(NamedTuple):
 
 
 class Pretrained(NamedTuple):
-    """What a checkpoint of another library holds; a single text encoder is a `DualEncoder` that shares all its parts."""
+    """The content of another library's checkpoint; a single text encoder is a `DualEncoder` that shares all its parts."""
 
     model: DualEncoder
     params: Params  # float32, numpy

@@ -272,7 +272,7 @@ def _is_uncased(tokenizer: Tokenizer) -> bool:
 
 
 def _prompt(file: Path, values: dict[str, Any], tower: str) -> str:
-    """What goes before a tower's texts; mostly nothing."""
+    """The prompt before a tower's texts; mostly empty."""
     prompts = values.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str | None) for prompt in prompts.values()):
         raise InputError(f"{file}: prompts is {prompts!r}; it must be an object of texts by name.")

@@ -26,7 +26,7 @@ BERT_SETTINGS = {"do_lower_case": "lowercase", "strip_accents": "strip_accents",
 
 
 class TokenizerSettings(NamedTuple):
-    """What an importer needs of them."""
+    """The tokenizer settings that an importer needs."""
 
     max_length: int | None  # tokens, where it is told
     special_tokens: frozenset[str]  # transformers finds them within texts too
@@ -63,7 +63,7 @@ def check_prompt(file: Path, folder: Path, prompt: str) -> None:
     Args:
         file: where the prompt stands, for the message.
         folder: with the vocabulary.
-        prompt: what goes before each text.
+        prompt: the text before each text.
     """
     special = next((token for token in sorted(read(folder).special_tokens) if token in prompt), None) if prompt else None
     if special is not None:

@@ -80,7 +80,7 @@ def matryoshka(
         dims: numbers of dimensions, each from 1 to D and none twice; None for the whole, the half, a quarter and an eighth of D.
             Without D itself whole embeddings are not trained.
         weights: >= 0, one for each of `dims`; None for 1 each.
-        normalize: whether what is cut is scaled to length 1 again, as embeddings of a model with `normalize` are.
+        normalize: whether cut embeddings are scaled to length 1 again, as in a model with `normalize`.
 
     Returns:
         The sum, and: the scalars of the loss over the most dimensions, and for each of `dims` loss_dim_<d>, unweighted.

@@ -109,7 +109,7 @@ def relevance_weighted(
     mask_duplicates: bool = True,
     block_size: PositiveInt | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """`in_batch_softmax` whose rows count by what the teacher thinks of their pair: sum_i w_i loss_i / sum_i w_i.
+    """`in_batch_softmax` with rows weighted by the teacher's score of their pair: sum_i w_i loss_i / sum_i w_i.
 
     After the relevance-aware contrastive loss of Lei et al. (2023), which weights pairs by the scores of the model that is trained.
     Ours: the teacher is fixed, and the weights of a batch sum to 1. A row of little weight is still a negative of the others.

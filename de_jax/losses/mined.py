@@ -29,7 +29,7 @@ def ance(
     Args:
         e: `query` and `doc` [B, D]; `neg_docs` [B, N, D].
         temperature: tau > 0, the divisor of the scores; None takes the one the model learns.
-        in_batch: the documents of the other rows join the softmax, but not what was mined for them.
+        in_batch: the documents of the other rows join the softmax, but not their mined negatives.
         mask_duplicates: leave out negatives that share the row's query or document; False compares no ids.
 
     Returns:

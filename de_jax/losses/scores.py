@@ -116,7 +116,7 @@ def softmax_loss(logit: Float[Array, " B"], log_sum_exp: Float[Array, " B"]) -> 
 
 
 def mean_of_real(values: Float[Array, " *v"], is_real: Bool[Array, " *v"]) -> Float[Array, ""]:
-    """The mean over what is no padding; 0 where all of it is."""
+    """The mean without padding; 0 if everything is padding."""
     total = jnp.sum(jnp.where(is_real, values, 0.0))
     return total / jnp.maximum(jnp.sum(is_real, dtype=jnp.float32), 1.0)
 

@@ -48,7 +48,7 @@ def of_run(run_dir: Path, generations: Mapping[str, Generation], *, num_docs: in
 
 
 def of_generation(generation: Generation, *, num_docs: int, batch_size: float | None) -> dict[str, float]:
-    """What a generation cost; what its manifest does not say is left out.
+    """The cost of a generation, without values that its manifest lacks.
 
     Args:
         generation: its manifest tells seconds by stage; without "encode_queries" in it, queries count to "encode".

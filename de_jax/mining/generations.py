@@ -55,7 +55,7 @@ NEGATIVES = Kind(
 
 
 class Generation(NamedTuple):
-    """A complete generation; `manifest` holds what the miner says of it."""
+    """A complete generation; `manifest` holds the miner's facts."""
 
     number: int
     folder: Path
@@ -74,7 +74,7 @@ def write_generation(
 
     Args:
         negatives_dir: of all generations.
-        number: of this one; higher than those that are there.
+        number: of this generation; higher than the existing numbers.
         mined: one for each training pair, at least one.
         facts: for the manifest: "docs" and "queries" (content hashes of the texts) and what else the miner wants to say.
 
@@ -150,7 +150,7 @@ def open_newest(folder: str | Path) -> Generation:
 
 
 def read_manifest(negatives_dir: str | Path, number: int) -> dict[str, Any]:
-    """What the miner says of a generation; its parts are not looked at.
+    """The miner's facts about a generation; its parts are not read.
 
     Raises:
         DamagedGeneration: it is absent, of another format, or says what no miner says.
@@ -194,7 +194,7 @@ def parsed(raw: str, where: str) -> Mined:
 
 @contextlib.contextmanager
 def _damage() -> Iterator[None]:
-    """What goes wrong while a generation is read is its damage: another one may be whole."""
+    """Errors while a generation is read count as its damage: another generation may be complete."""
     try:
         yield
     except (InputError, OSError) as error:

@@ -23,7 +23,7 @@ class Target(NamedTuple):
         pairs: (query id, document id), in order.
         query_ids, doc_ids: the ids of a text, several where it is there several times, none where it is not.
         is_doc: whether there is a document with this id.
-        facts: what the manifest of a generation says of the texts.
+        facts: the facts about the texts for the manifest of a generation.
     """
 
     name: str

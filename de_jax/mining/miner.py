@@ -96,7 +96,7 @@ class Miner:
 
 
 class Embedded(NamedTuple):
-    """What is searched, by one checkpoint."""
+    """The encoded texts of a search by one checkpoint."""
 
     step: int  # of the checkpoint
     query_rows: Int[np.ndarray, " q"]  # of the query store: every query of a training pair
@@ -144,7 +144,7 @@ def mine(
     Args:
         embedded: see `embed`.
         texts: of the training pairs.
-        miner: what is mined.
+        miner: the settings of mining.
         previous: the document rows of the generation before, for the statistics.
         score: scores the index of documents, for the statistics.
 
@@ -257,7 +257,7 @@ def lines_of(
     query_ids: Sequence[str],
     doc_ids: Sequence[str],
 ) -> list[Mined]:
-    """What a generation says of each pair; all are rows of the ids, one array a pair."""
+    """A generation's negatives of each pair; all are rows of the ids, one array a pair."""
     return [
         Mined(query_ids[query], doc_ids[doc], [doc_ids[row] for row in found], [query_ids[row] for row in asked])
         for (query, doc), found, asked in zip(

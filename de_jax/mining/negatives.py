@@ -115,7 +115,7 @@ class MinedNegatives:
 
         Args:
             step: the step at which training continues.
-            known: the switches that a checkpoint of the run was saved with. What the file has lost is written again by them.
+            known: the switches in the run's checkpoint. They restore lost lines of the file.
 
         Raises:
             InputError: no generation, a damaged one that the run has switched to, one mined over other texts, or a file that does
@@ -153,7 +153,7 @@ class MinedNegatives:
         return self._switch_at(step).generation
 
     def manifest_at(self, step: int) -> Mapping[str, Any]:
-        """What the miner said of the generation in force at a step, when it was accepted; empty for one not read yet."""
+        """The miner's facts about the generation in force at a step; empty for an unread generation."""
         return self._manifests.get(self.generation_at(step), {})
 
     def newest(self) -> Held | None:

@@ -41,7 +41,7 @@ Score = Callable[[Sequence[tuple[str, str]]], Float[np.ndarray, " s"]]
 
 
 class Candidates(NamedTuple):
-    """What a teacher scores."""
+    """The candidates for a teacher."""
 
     queries: dict[str, str]  # texts by id
     docs: dict[str, str]
@@ -111,7 +111,7 @@ def write(
 
     Args:
         out_dir: absent, empty, or begun by the same call.
-        candidates: what is scored.
+        candidates: the texts to score.
         teacher: tells this teacher from every other.
         make_score: opens the teacher; not called for a complete folder.
         pairs_per_part: scores between two points from which a killed call continues.
@@ -224,7 +224,7 @@ def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
 
 
 def _num_whole_lines(path: Path) -> int:
-    """The lines of a file, after what a kill has left of one more was cut off."""
+    """The complete lines of a file; the rest of a line cut off by a kill is removed."""
     written = path.read_bytes()
     whole = written.rfind(b"\n") + 1
     if whole < len(written):

@@ -51,7 +51,7 @@ STYLE: Any = {
 
 
 class Picture(NamedTuple):
-    """A picture's file, and what it shows."""
+    """A picture's file, and its description."""
 
     file: str
     caption: str

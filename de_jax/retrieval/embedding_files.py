@@ -87,7 +87,7 @@ class EmbeddingWriter:
 
         Args:
             out_dir: absent, empty, or begun by an equal call.
-            source: what the embeddings are of, "num_texts" among it; complete ones need no more than this to be equal.
+            source: the origin of the embeddings with "num_texts"; complete folders are equal if their sources are.
             batching: everything else that decides the last bits; an incomplete folder continues only with the same.
 
         Raises:
@@ -135,7 +135,7 @@ class EmbeddingWriter:
         self._clean()
 
     def _clean(self) -> None:
-        """Removes what is of no use in a complete folder."""
+        """Removes files that a complete folder does not need."""
         self._progress.unlink(missing_ok=True)
         outputs.remove_leftovers(self._dir)
 

@@ -25,7 +25,7 @@ TRAIN_DOCS, TRAIN_DOCS_A_LIST = 65536, 64
 RESULT_ENTRIES = 2**22
 """Results fetched at a time; bounds the memory of a search of many queries."""
 GPU_DEPTH = 2048
-"""FAISS gives no more results than these from a GPU."""
+"""The most results that FAISS returns from a GPU."""
 Device = Literal["cpu", "gpu", "all_gpus"]
 GPUMode = Literal["shard", "replicate"]
 DEVICES, GPU_MODES = get_args(Device), get_args(GPUMode)

@@ -37,7 +37,7 @@ def write(folder: Path, write_index: Callable[[Path], None], ids: Sequence[str],
         folder: absent, empty or a saved index.
         write_index: called with the path of the index file.
         ids: the documents' ids.
-        about: what the manifest says beside format, sizes and checksums.
+        about: facts of the manifest beside format, sizes and checksums.
 
     Raises:
         InputError: the folder holds something else.

@@ -52,7 +52,7 @@ def open_guide(guide_dir: str | Path, query_store: TokenStore, doc_store: TokenS
 
     Args:
         guide_dir: written by `de-jax encode_guide`.
-        query_store, doc_store: what the rows refer to.
+        query_store, doc_store: the texts of the rows.
         hashes: of the files that the stores were made from, of "queries" and of "docs"; {} if unknown.
 
     Raises:

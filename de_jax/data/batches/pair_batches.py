@@ -92,7 +92,7 @@ class Positives(NamedTuple):
 
 
 class DocTexts(NamedTuple):
-    """What stands for documents where it is not their beginning: their passages, or the document with a generated query."""
+    """Replacements of the documents' beginnings: their passages, or the document with a generated query."""
 
     store: Store
     rows_of: Callable[[np.ndarray, np.ndarray, int], np.ndarray]
@@ -159,7 +159,7 @@ def pair_batches(
     Every epoch has the same number of full batches. Pairs that fill none wait for the shuffle of another epoch.
 
     Args:
-        query_store, doc_store: what the rows of `pairs` refer to.
+        query_store, doc_store: the texts of the rows of `pairs`.
         pairs: (query row, document row); see `qrel_pairs`.
         batch_size: rows of the global batch B.
         max_query_length, max_doc_length: tokens, special ones included; longer texts are cut.

@@ -36,7 +36,7 @@ _CHUNK_EXAMPLES = 1024
 
 
 class Selection(NamedTuple):
-    """What is read: a task or mixture, its split, and what scores checkpoints."""
+    """The task or mixture to read, its split, and the task that scores checkpoints."""
 
     task: str
     split: str = "train"
@@ -103,7 +103,7 @@ def export(selection: Selection, out_dir: Path, made_from: str) -> PairStore:
 
 
 def fingerprint(selection: Selection, module: str, module_args: Mapping[str, Any] | None) -> str:
-    """A hash of all that decides what is read, found without reading it.
+    """A hash of everything that determines the content, computed without reading it.
 
     That is the selection, the tasks' rates, sources and vocabularies, the size and time of their files, and the module's code and
     arguments.
@@ -180,7 +180,7 @@ def _features(task: Any) -> list[str]:
 
 
 def _inputs(task: Any, split: str, use_cached: bool) -> list[Any]:
-    """What a task is read from: its source in words, and each of its files with size and time."""
+    """The source of a task in words, and each of its files with size and time."""
     import tensorflow as tf
 
     seqio = import_seqio()

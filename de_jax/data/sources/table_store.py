@@ -33,7 +33,7 @@ _CHUNK_EXAMPLES = 4096
 
 
 class Readings(NamedTuple):
-    """What is read for training and for scoring checkpoints.
+    """The tables to read for training and for scoring checkpoints.
 
     Attributes:
         train: the table.
@@ -60,7 +60,7 @@ def write_pairs(out_dir: Path, readings: Readings, tokenizers: Mapping[str, Toke
 
     Args:
         out_dir: absent, empty, or a former pair store, which is replaced.
-        readings: what is read; counts its rows meanwhile.
+        readings: the tables to read; their rows are counted meanwhile.
         tokenizers: of the "query" and the "doc" side.
         made_from: see `pair_store.save`.
 

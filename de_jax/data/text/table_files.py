@@ -162,7 +162,7 @@ def _files_of_dataset(folder: Path, split: str) -> list[Path]:
 
 
 def _files_of_hub(name: str, table: Table) -> list[Path]:
-    """The Arrow files in which `datasets` keeps what it fetched."""
+    """The Arrow files in which `datasets` keeps a fetched data set."""
     try:
         import datasets
     except ImportError:

@@ -36,7 +36,7 @@ NAMES = {
     "neg_scores": ("neg_scores",),
     "label": ("label", "labels"),
 }
-"""What a column may be called by what it holds, whatever its case."""
+"""The names of a column by its role, in any case."""
 
 _NUMBERED_NEGATIVE = re.compile(r"neg(ative)?_?[0-9]+")
 _REQUIRED = ("query", "doc")
@@ -44,7 +44,7 @@ NO_SCORE = math.nan
 
 
 class Example(NamedTuple):
-    """A query with the documents that are relevant to it and those that are not, and their scores, `NO_SCORE` without one."""
+    """A query with its relevant and irrelevant documents, and their scores, `NO_SCORE` for a missing score."""
 
     query: str
     docs: list[str]
@@ -58,10 +58,10 @@ Columns = dict[str, tuple[str, ...]]
 
 
 class Reading:
-    """Reads the rows of a table, and counts those that it passes over.
+    """Reads the rows of a table, and counts the skipped rows.
 
     Attributes:
-        table: what is read.
+        table: the table to read.
         num_rows: so far, bad ones included.
         num_bad_rows: passed over.
         columns: of the first row.
@@ -169,7 +169,7 @@ def columns_of(names: Sequence[str], given: Mapping[str, str]) -> Columns:
 
 
 def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
-    """What a row says.
+    """The content of a row.
 
     >>> example_of({"query": "why?", "pos": ["because"], "neg": ["no"], "scores": [0.9, 0.1]}, columns_of(
     ...     ["query", "pos", "neg", "scores"], {}))

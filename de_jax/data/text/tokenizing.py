@@ -180,7 +180,7 @@ def with_prompt(tokenizer: Tokenizer, prompt: str | None) -> Tokenizer:
 
 
 def prompt_of(tokenizer: Tokenizer) -> str:
-    """What a tokenizer puts before every text; mostly nothing."""
+    """The prompt that a tokenizer puts before every text; mostly empty."""
     return tokenizer.prompt if isinstance(tokenizer, PromptedTokenizer) else ""
 
 
@@ -298,7 +298,7 @@ def _json_pad_id(path: Path, tokenizer: Any, padding: Any, around: set[int]) -> 
     Args:
         path: for the message.
         tokenizer: without padding.
-        padding: what the file says of it, or None.
+        padding: the padding settings of the file, or None.
         around: ids that surround every text.
     """
     names, model = [*PAD_TOKENS], tokenizer.model

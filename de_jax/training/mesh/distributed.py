@@ -18,8 +18,8 @@ def is_asked_for(*, automatic: bool, **given: Any) -> bool:
     """Whether this process is to join others.
 
     Args:
-        automatic: JAX asks the TPU pod, SLURM, Kubernetes or MPI for what is not given.
-        given: the first three arguments of `join`, by name; None for what is not given.
+        automatic: JAX asks the TPU pod, SLURM, Kubernetes or MPI for missing values.
+        given: the first three arguments of `join`, by name; None for missing values.
 
     Raises:
         InputError: only some of the values are given.
@@ -55,7 +55,7 @@ def join(
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes what is written once: logs, descriptions, the summary."""
+    """Whether this process writes the files that are written once: logs, descriptions, the summary."""
     return jax.process_index() == 0
 
 

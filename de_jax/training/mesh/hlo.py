@@ -25,7 +25,7 @@ _CALLED = re.compile(
 
 
 class Collective(NamedTuple):
-    """Collectives of one kind over groups of one size; what they do in one execution of the program."""
+    """Collectives of one kind over groups of one size, in one execution of the program."""
 
     kind: str
     num_devices: int  # of a group

@@ -72,7 +72,7 @@ class Memory(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What was compiled. Where it does not fit, `memory` and `costs` are None and `why_not` is the compiler's sentence."""
+    """A compiled step. If it does not fit, `memory` and `costs` are None and `why_not` is the compiler's sentence."""
 
     memory: Memory | None
     costs: hlo.Costs | None

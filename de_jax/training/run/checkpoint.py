@@ -111,7 +111,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def beside(self, step: int) -> dict[str, Any]:
-        """What was saved beside the state."""
+        """The values saved beside the state."""
         try:
             self._check_files(step, ["beside"])
             return dict(self._manager.restore(step, args=ocp.args.Composite(beside=ocp.args.JsonRestore()))["beside"])
@@ -186,7 +186,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """What goes wrong while a checkpoint is written, in this thread or in Orbax's, as a sentence; its remains are removed."""
+        """Turns errors of writing a checkpoint, in this thread or in Orbax's, into a sentence; its remains are removed."""
         try:
             yield
         except (ValueError, OSError) as error:
@@ -240,7 +240,7 @@ class SaveCheckpoints:
         checkpoints: where to.
         every_steps: updates between checkpoints.
         num_steps: updates of the run.
-        beside: called before each save for what is written beside the state.
+        beside: called before each save for the values to save beside the state.
         asked_to_stop: the reason to save and stop after this update, or None.
 
     Raises:

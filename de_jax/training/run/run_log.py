@@ -56,7 +56,7 @@ class LogMetrics:
     """A hook that averages each metric over `every_steps` updates and hands the means to all sinks.
 
     The sums are kept on the device, and a mean is read one step late, when the next step is already queued: the device never
-    waits for the log. A metric that some updates do not have is averaged over those that have it.
+    waits for the log. A metric that some updates lack is averaged over the others.
 
     Args:
         sinks: who gets the numbers.

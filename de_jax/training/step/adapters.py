@@ -41,7 +41,7 @@ class Lora:
     Attributes:
         pattern: of the paths of the kernels that get an adapter, all in encoders; by default those of Hu et al., section 4.2.
         rank: r, at most the smaller dimension of each of these kernels.
-        alpha: what is added is scaled by alpha / rank.
+        alpha: the product is scaled by alpha / rank.
         dropout: share of an adapter's input that is dropped while training.
         trained: patterns of parameters of the base that are trained whole beside the adapters, such as a fresh projection:
             ("shared/projection/.*",). peft calls it `modules_to_save`.
@@ -122,7 +122,7 @@ class Lora:
         return paths.matches((ADAPTER, *self.trained), path)
 
     def split(self, params: Params) -> tuple[Params, Params]:
-        """What is trained, and the base in the precision that it is kept in."""
+        """The trained parameters, and the base in its stored precision."""
         trained, base = {}, {}
         for path, leaf in paths.by_path(params).items():
             if self.is_trained(path):
