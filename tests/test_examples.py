@@ -144,7 +144,7 @@ def test_gin_settings_of_a_page_are_known(page, tmp_path, monkeypatch):
 def test_messages_that_a_page_quotes_are_those_of_the_code():
     gaps = [re.escape(message.text).replace(made_of_code.GAP, ".*") for message in made_of_code.all_messages()]
     known = re.compile("error: (?:" + "|".join(gaps) + ")")
-    quoted = [line for code in blocks("docs/troubleshooting.md", "text") for line in code.splitlines()]
+    quoted = [line for code in blocks("docs/troubleshooting.md", "console") for line in code.splitlines()]
     assert len(quoted) > 10
     assert [line for line in quoted if not known.fullmatch(line)] == []
     assert not known.fullmatch("error: this sentence is of another program.")
