@@ -1,4 +1,4 @@
-"""An extension of Griffe for our docstrings: `Example:` is its section `Examples:`, and a text that begins with > is no quotation."""
+"""An extension of Griffe for our docstrings: `Example:` is its section `Examples:`, and > begins no quotation."""
 
 import re
 from typing import Any

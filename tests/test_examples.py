@@ -40,6 +40,9 @@ TEXTS = [f"{topic} {number}" for number, topic in enumerate(toy_run.TOPICS)]
 OURS = {"de_jax", "functools", "jax", "numpy"}
 EDITS = {"IVF4096,SQ8": "IVF1,SQ8", 'device="all_gpus", gpu_mode="shard", float16=True': "", "batch_size=64": "batch_size=8"}
 """For more documents, pairs and GPUs than a test has, and what runs in its place."""
+SLOW = ("docs/coming_from/sentence_transformers.md", "docs/guides/fine_tune.md", "docs/recipes.md")
+SLOW += tuple(page for page in PAGES if page.startswith("docs/concepts/"))
+"""Pages that compile for seconds."""
 MARKS = made_of_code.MARK.findall("\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES))
 
 
@@ -119,8 +122,17 @@ def is_ours(code):
     return {name.split(".")[0] for name in modules} <= OURS and "transformers." not in code
 
 
-@pytest.mark.parametrize("train", [check_and_pretend, pytest.param(train_two_steps, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("page", [page for page in PAGES if python_of(page)])
+WITH_PYTHON = [page for page in PAGES if python_of(page)]
+WITH_TRAINING = [page for page in WITH_PYTHON if any("de_jax.train(" in code for code in python_of(page))]
+
+
+@pytest.mark.parametrize(
+    ("page", "train"),
+    [
+        *(pytest.param(page, check_and_pretend, marks=[pytest.mark.soak] * (page in SLOW)) for page in WITH_PYTHON),
+        *(pytest.param(page, train_two_steps, marks=pytest.mark.soak) for page in WITH_TRAINING),
+    ],
+)
 def test_python_of_a_page_runs(page, train, reader, load, monkeypatch):
     """Code that needs other libraries is compiled alone; their own tests are in the folder of its topic."""
     monkeypatch.setattr(de_jax, "train", train)
