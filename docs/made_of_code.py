@@ -48,7 +48,7 @@ ROOMS = {
     "trainer.py": "Devices and training runs",
     "training": "Devices and training runs",
 }
-"""What the messages of a file or folder are about."""
+"""The topic of the messages of a file or folder."""
 
 
 class Message(NamedTuple):
@@ -59,14 +59,14 @@ class Message(NamedTuple):
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Puts what is made of code in the place of its mark; MkDocs calls this for every page."""
+    """Replaces each mark by its table or list; MkDocs calls this for every page."""
     return MARK.sub(lambda match: "\n".join(MAKERS[match[1]]()), markdown)
 
 
 def recipes() -> Iterator[str]:
     """A table of the recipes, and each one's file; those of the papers have a page of their own."""
     files = sorted((RECIPES_DIR / "recipes").glob("*.gin"))
-    yield from ("| recipe | what it is | loss | shared by the towers | steps | starts from |", "|---|---|---|---|---|---|")
+    yield from ("| recipe | purpose | loss | shared by the towers | steps | starts from |", "|---|---|---|---|---|---|")
     for file in files:
         settings = gin_settings.read([f"recipes/{file.name}"])
         cells = (_purpose(file), _loss(settings), _shared(settings), str(_value(settings, "train", "num_steps")), _start(settings))
@@ -77,7 +77,7 @@ def recipes() -> Iterator[str]:
 
 
 def exit_codes() -> Iterator[str]:
-    """A table of how a command can end, by the constants of `de_jax.command` and what stands under each."""
+    """A table of how a command can end, by the constants of `de_jax.command` and their docstrings."""
     body = ast.parse(Path(command.__file__).read_text(encoding="utf-8")).body
     yield from ("| code | meaning |", "|---|---|", "| 0 | The output is complete. |")
     for node, after in itertools.pairwise(body):
@@ -86,7 +86,7 @@ def exit_codes() -> Iterator[str]:
 
 
 def messages() -> Iterator[str]:
-    """Every sentence of an `InputError`, by what it is about."""
+    """Every sentence of an `InputError`, by topic."""
     by_room: dict[str, set[str]] = {}
     for message in all_messages():
         by_room.setdefault(message.room, set()).add(message.text)
@@ -96,9 +96,9 @@ def messages() -> Iterator[str]:
 
 
 def commands() -> Iterator[str]:
-    """The verbs of `de-jax` by group, each with what its `--help` begins with."""
+    """The verbs of `de-jax` by group, each with the first part of its `--help`."""
     for group, verbs in cli.GROUPS.items():
-        yield from ("", f"## {group}", "", "| command | what it does |", "|---|---|")
+        yield from ("", f"## {group}", "", "| command | purpose |", "|---|---|")
         yield from (f"| [`{verb}`](#{verb}) | {summary} |" for verb, (_, summary) in verbs.items())
         for verb, (module, _) in verbs.items():
             file = ROOT / f"{module.removeprefix('de_jax.') if '.tools.' in module else module}".replace(".", "/")
@@ -111,7 +111,7 @@ MAKERS: dict[str, Callable[[], Iterator[str]]] = {maker.__name__: maker for make
 
 @functools.cache
 def all_messages() -> tuple[Message, ...]:
-    """The sentences that are written where an `InputError` is made; those that are put together elsewhere are left out."""
+    """The sentences that are written where an `InputError` is made; sentences that are put together elsewhere are left out."""
     files = [file for folder in ("de_jax", "tools", "tasks") for file in sorted((ROOT / folder).rglob("*.py"))]
     return tuple(message for file in files for message in _messages_in(file))
 
@@ -146,7 +146,7 @@ def _purpose(file: Path) -> str:
 
 
 def _value(settings: Settings, name: str, parameter: str) -> Any:
-    """What a setting without a scope is, macros resolved; None where the recipe does not set it."""
+    """The value of a setting without a scope, macros resolved; None if the recipe does not set it."""
     bound = settings.get(Setting("", name, parameter))
     value = bound.value if bound else None
     while isinstance(value, Macro):
