@@ -1,13 +1,13 @@
 """Trains and scores what fills a paper's tables, and puts our numbers beside the published ones; prints one JSON object.
 
-de-jax reproduce samtone --table 1 --dry_run             # runs, steps, FLOPs, and what is missing
+de-jax reproduce samtone --table 1 --dry_run             # runs, steps, FLOPs, and missing data
 de-jax reproduce samtone --table 1 --seeds 0 1 2         # trains and scores, a cell after another
 de-jax reproduce samtone --scale small                   # the design that shows its effect on small data, in hours on a CPU
 de-jax reproduce --check bm25                            # a recorded result again; exit code 1 if a score is out of tolerance
 
 Papers: ance, curriculum, daft, dance, samtone. Nothing is downloaded. Missing data and weights are listed: where to get them, and
 where to put them below --data_dir; cells that have all they need are filled meanwhile. <out_dir>/<paper> gets a table_<number>.md,
-written anew after each score, and the same cell by cell as JSON lines. The same command goes on where it was stopped.
+written again after each score, and the same cell by cell as JSON lines. The same command continues a stopped one.
 --dry_run with a --topology of plan_run compiles the step of each recipe for its memory, in minutes each.
 
 --scale small and --check are for a clone of the repository: experiments and results are not installed. docs/results.md lists the
@@ -73,7 +73,7 @@ def _fill(work: Reproduction) -> None:
     _say("", *(Path(path).read_text(encoding="utf-8") for path in found["tables"].values()))
     print(json.dumps({"paper": work.paper.name, **found, "missing": [one.source.name for one in missing]}))
     if missing:
-        raise InputError(f"{len(missing)} of what the tables need is missing, as listed above; the other cells are filled.")
+        raise InputError(f"{len(missing)} data sets or models are missing, as listed above; the other cells are filled.")
 
 
 def _small(paper: str, args: argparse.Namespace) -> None:

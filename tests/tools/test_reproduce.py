@@ -171,7 +171,7 @@ def test_cells_are_filled_beside_the_published_numbers_and_none_of_them_twice(pa
 
 def test_missing_data_and_weights_are_listed_and_nothing_runs(paper, run, capsys):
     flags = [f"--data_dir={paper / 'data'}", f"--out_dir={paper / 'out'}"]
-    with pytest.raises(InputError, match="2 of what the tables need is missing, as listed above"):
+    with pytest.raises(InputError, match="2 data sets or models are missing, as listed above"):
         reproduce.main(["toy", *flags])
     err = capsys.readouterr().err
     assert "toy: ten documents\n  get it from  https://example.org/toy.zip\n" in err
