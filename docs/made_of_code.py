@@ -38,6 +38,7 @@ ROOMS = {
     "mining": "Hard negatives",
     "model.py": "Models in Python",
     "models": "Encoders and towers",
+    "papers": "Papers' tables",
     "planner.py": "Devices and training runs",
     "recipe.py": "Recipes",
     "reports": "Reports",
