@@ -28,7 +28,7 @@ GROUPS = {
         "export_batches": ("de_jax.tools.export_batches", "write a seqio task as tokens, to train without TensorFlow"),
     },
     "Training": {
-        "train": ("de_jax.trainer", "train a dual encoder from a gin recipe"),
+        "train": ("de_jax.trainer", "train a dual encoder, or pretrain a language model, from a gin recipe"),
         "daft": ("de_jax.tools.daft", "give a model light query towers, and show what their speed costs"),
         "mine": ("de_jax.mine", "mine hard negatives beside a run, from every new checkpoint"),
         "mine_negatives": ("de_jax.tools.mine_negatives", "mine hard negatives for training pairs, by a run or by BM25"),
