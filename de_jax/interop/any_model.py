@@ -1,4 +1,4 @@
-"""A model from wherever it is: a run of this library, or a checkpoint of another one, told apart by what the folder holds.
+"""Opens any model: a run of this library, or a checkpoint of another library, recognised by the files in the folder.
 
 run.json            a run of this library
 generator.json      a T5 of this library, pretrained or trained as a generator of queries
@@ -43,7 +43,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         pooling: "mean", "cls" or "lasttoken", for an encoder of Hugging Face or a language model; the other formats say it.
 
     Raises:
-        InputError: nothing that is known, or as of the format's own `read`.
+        InputError: an unknown format, or the errors of the format's own `read`.
     """
     folder = folder_of(source)
     if peft_adapters.is_in(folder):
@@ -62,7 +62,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
     if language_models.recognises(folder):
         return language_models.read(folder, only_sizes=only_sizes, pooling=pooling)
     if pooling is not None:
-        raise InputError(f"{source} says itself how its token vectors are pooled; leave pooling={pooling} out.")
+        raise InputError(f"{source} specifies its own pooling; leave pooling={pooling} out.")
     if is_run(folder):
         run = load_run(folder, only_sizes=only_sizes)
         query, doc = (PretrainedSide(side.tokenizer, side.max_length) for side in (run.query, run.doc))
@@ -74,7 +74,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
     if t5x.recognises(folder):
         return t5x.read(folder, ignored=ignored)
     raise InputError(
-        f"{folder} holds no model that is known: neither {RUN.file} (a run), {language_models.GENERATOR_RUN.file} or "
+        f"{folder} holds no known model: neither {RUN.file} (a run), {language_models.GENERATOR_RUN.file} or "
         f"{language_models.MASKED_LM_RUN.file} (a language model), {sentence_transformers.MODULES_FILE} "
         f"(sentence-transformers), {huggingface.CONFIG_FILE} (Hugging Face), {peft_adapters.CONFIG_FILE} (peft), "
         f"{safetensors_model.MODEL_FOLDER.file} nor a checkpoint of T5X."
