@@ -28,7 +28,7 @@ GROUPS = {
         "export_batches": ("de_jax.tools.export_batches", "write a seqio task as tokens, for training without TensorFlow"),
     },
     "Training": {
-        "train": ("de_jax.trainer", "train a dual encoder from a gin recipe"),
+        "train": ("de_jax.trainer", "train a dual encoder, or pretrain a language model, from a gin recipe"),
         "daft": ("de_jax.tools.daft", "make small query towers for a model, and plot quality against speed"),
         "mine": ("de_jax.mine", "mine hard negatives beside a run, from each new checkpoint"),
         "mine_negatives": ("de_jax.tools.mine_negatives", "mine hard negatives for training pairs with a run or BM25"),

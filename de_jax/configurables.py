@@ -18,6 +18,7 @@ from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.pair_store import stored_pairs
 from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.table_pairs import table_pairs
+from de_jax.data.sources.texts import TextsOptions, masked_tokens, span_corruption
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.expansion.curriculum import Curriculum
 from de_jax.gin_settings import Bound, Macro, Reference, Setting, Settings, is_literal, replaced, values_in
@@ -30,9 +31,12 @@ from de_jax.losses.pair_loss import pair
 from de_jax.mining.miner import Miner
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.generator import Generator
+from de_jax.models.masked_lm import MaskedLanguageModel
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
+from de_jax.pretraining import Pretraining
 from de_jax.recipe import Devices, HardNegatives, Initialization, Logging, Optimization, Recipe
 from de_jax.training.hooks.alignment import Alignment
 from de_jax.training.hooks.collapse import CollapseAlarm
@@ -44,20 +48,22 @@ from de_jax.training.step.negative_cache import NegativeCache
 from de_jax.types import InputError
 
 MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, pretrained_tower, pretrained_tokenizer, Lora)
+LANGUAGE_MODELS = (Generator, MaskedLanguageModel)
 LOSSES = (
     *(in_batch_softmax, samtone, pair, nce, ance, dance, sampled_softmax),
     *(margin_mse, kl_distillation, relevance_weighted, combined, matryoshka, guided),
 )
 OPTIMIZERS = (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)
 DATA = (beir_pairs, seqio_pairs, stored_pairs, table_pairs, mixed_pairs, Curriculum)
+TEXTS = (span_corruption, masked_tokens)
 MINERS = (Miner, NegativeCache)
 MESH = (make_mesh,)
 HOOKS = (Alignment, CollapseAlarm)
 
-GROUPS = (PairsOptions, Optimization, Initialization, HardNegatives, Devices, Logging)
+GROUPS = (PairsOptions, TextsOptions, Optimization, Initialization, HardNegatives, Devices, Logging)
 """Settings of several parts in one: `PairsOptions.batch_size` holds for every source of pairs, `beir_pairs.batch_size` for one."""
 
-_REPLACEABLE = (*MODELS, *LOSSES, *DATA, *MINERS, *HOOKS)
+_REPLACEABLE = (*MODELS, *LANGUAGE_MODELS, *LOSSES, *DATA, *TEXTS, *MINERS, *HOOKS)
 _own: dict[str, Any] = {}
 
 
@@ -71,14 +77,14 @@ def register(*more: tuple[str, Any]) -> None:
 
 def known() -> dict[str, Any]:
     """All that gin can see, by name."""
-    parts = (*MODELS, *LOSSES, *OPTIMIZERS, *DATA, *MINERS, *MESH, *HOOKS, *GROUPS)
+    parts = (*MODELS, *LANGUAGE_MODELS, *LOSSES, *OPTIMIZERS, *DATA, *TEXTS, *MINERS, *MESH, *HOOKS, *GROUPS)
     return {**{part.__name__: part for part in parts}, "train": Recipe, **_own}
 
 
 class Built(NamedTuple):
     """A recipe, and the settings that it was built with."""
 
-    recipe: Recipe
+    recipe: Recipe | Pretraining
     settings: dict[str, Any]  # by name: the value as it was written, or the default
 
     def as_gin(self) -> str:
@@ -108,8 +114,17 @@ def build(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_impor
 
 
 def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Recipe:
-    """The recipe of `build` alone."""
-    return build(gin_files, bindings, allow_imports=allow_imports).recipe
+    """The recipe of `build` alone.
+
+    Raises:
+        InputError: what `build` raises, or it is of a language model.
+    """
+    recipe = build(gin_files, bindings, allow_imports=allow_imports).recipe
+    if isinstance(recipe, Pretraining):
+        raise InputError(
+            f"{gin_files[0]} pretrains a language model, which de-jax train alone can do; take a dual encoder's recipe."
+        )
+    return recipe
 
 
 def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -127,7 +142,7 @@ class _Builder:
     """Makes objects from bindings, and remembers the settings that it read; names and values are checked at once."""
 
     def __init__(self, bound: Settings) -> None:
-        self.bound, self._known = bound, known()
+        self.bound, self._known = bound, {**known(), "train": _root(bound)}
         self._read: set[Setting] = set()
         self._called: set[str] = set()
         self._open: list[str] = []
@@ -260,6 +275,13 @@ class _Builder:
             return self._without_macros(bound.value, (*above, part.name))
 
         return replaced(value, replace)
+
+
+def _root(bound: Settings) -> type:
+    """What `train` is: the recipe of a dual encoder, or of a language model where `train.model` refers to one."""
+    model = bound.get(Setting("", "train", "model"))
+    referred = {part.name for part in values_in(model.value) if isinstance(part, Reference)} if model else set()
+    return Pretraining if referred & {part.__name__ for part in LANGUAGE_MODELS} else Recipe
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

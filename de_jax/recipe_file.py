@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from de_jax.files.outputs import write_json
-from de_jax.recipe import Recipe
 from de_jax.training.run.run_folder import RECIPE_FILE, read_recipe_file, read_settings
 
 MOST_ENTRIES = 1000
@@ -47,12 +46,12 @@ def to_json(value: Any) -> Any:
     return {"type": _place(type(value))}
 
 
-def write(recipe: Recipe, run_dir: Path) -> None:
-    """Writes `recipe.json`."""
+def write(recipe: Any, run_dir: Path) -> None:
+    """Writes `recipe.json` of a `Recipe` or a `Pretraining`."""
     write_json(run_dir / RECIPE_FILE, to_json(recipe))
 
 
-def changes(recipe: Recipe, run_dir: Path, gin: str = "") -> list[str]:
+def changes(recipe: Any, run_dir: Path, gin: str = "") -> list[str]:
     """The settings that differ from the existing run's, as "setting = value" with the new value.
 
     Args:

@@ -6,7 +6,7 @@ Axis letters used in every shape of this code base:
 
     B   rows of a batch: one query with one of its positive documents
     L   tokens of a padded text (Lq of a query, Ld of a document); token id 0 is padding, everywhere
-    N   hard negative documents of a row          M   hard negative queries of a row
+    N   hard negative documents of a row          M   hard negative queries of a row, masked tokens of a text
     C   passages of a document, at most
     D   dimensions of an embedding                G   dimensions of a guide's embedding
     V   entries of a vocabulary
@@ -72,6 +72,15 @@ class Batch(NamedTuple):
     positive_ids: Array | None = None  # [B, P]: all documents known to be relevant to the row's query
     scores: Array | None = None  # [B, 1 + N] float32: a teacher's, of `doc` and of each of `neg_docs`; NaN where it has none
     guide: Guide | None = None
+
+
+class MaskedTexts(NamedTuple):
+    """A batch for a model that tells masked tokens; int32."""
+
+    tokens: Array  # [B, L], some of them masked; 0 is padding
+    places: Array  # [B, M] which of a row's tokens are asked for
+    targets: Array  # [B, M] what stood there
+    doc_id: Array  # [B] the text in which a row begins
 
 
 class Sample(NamedTuple):
@@ -142,8 +151,9 @@ class Ranking(NamedTuple):
 LossFn = Callable[[Embeddings], tuple[Array, Metrics]]
 """A loss with its hyper-parameters bound: (scalar in nats, its parts)."""
 
-Batches = Callable[[int], Iterator[Batch]]
-"""The batches from a given step on, as this host's numpy rows; the same step always gives the same batch."""
+Batches = Callable[[int], Iterator[Any]]
+"""The batches from a given step on, as this host's numpy rows; the same step always gives the same batch. Each is a `Batch` or
+`MaskedTexts`."""
 
 
 class InputError(ValueError):

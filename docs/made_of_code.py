@@ -40,6 +40,7 @@ ROOMS = {
     "models": "Encoders and towers",
     "papers": "Papers' tables",
     "planner.py": "Devices and training runs",
+    "pretraining.py": "Devices and training runs",
     "recipe.py": "Recipes",
     "reports": "Reports",
     "retrieval": "Search",
@@ -157,6 +158,8 @@ def _value(settings: Settings, name: str, parameter: str) -> Any:
 
 def _loss(settings: Settings) -> str:
     loss = _value(settings, "train", "loss")
+    if loss is None:  # of a language model
+        return f"`{_value(settings, 'train', 'data').name}`"
     inner = (_value(settings, loss.name, parameter) for parameter in ("losses", "loss"))
     names = [part.name for value in inner for part in values_in(value) if isinstance(part, Reference)]
     return f"`{loss.name}`" + (f" of {', '.join(f'`{name}`' for name in names)}" if names else "")
@@ -164,6 +167,8 @@ def _loss(settings: Settings) -> str:
 
 def _shared(settings: Settings) -> str:
     shared = _value(settings, "DualEncoder", "shared")
+    if _value(settings, "train", "loss") is None:
+        return "no towers"
     return "everything" if shared is None else ", ".join(PARTS[part] for part in shared) or "nothing"
 
 

@@ -272,3 +272,18 @@ def first(vectors, dim, normalize):
         return [first(inner, dim, normalize) for inner in vectors]
     length = math.sqrt(sum(x * x for x in vectors[:dim])) if normalize and dim < len(vectors) else 1.0
     return [x / length for x in vectors[:dim]]
+
+
+def span_corrupted(tokens, mask, first_sentinel):
+    """Raffel et al. 2020, section 3.1.4 and figure 2: (inputs, targets), token by token."""
+    sides = []
+    for hidden in (True, False):
+        side, number = [], 0
+        for place, token in enumerate(tokens):
+            if mask[place] != hidden:
+                side.append(token)
+            elif place == 0 or mask[place - 1] != hidden:
+                side.append(first_sentinel - number)
+                number += 1
+        sides.append(side)
+    return tuple(sides)

@@ -5,7 +5,7 @@ de-jax daft --model=all-MiniLM-L6-v2/ --query_layers 1 2 3 --dataset_dir=data/be
 The first stage aligns a query tower of some of the model's layers with the frozen document tower. The second stage trains both
 towers (Leonhardt et al.). The result for each number of layers is a run for search, export and evaluation:
 
-<out_dir>/model                    the original model
+<out_dir>/model                    the original model; with --query_model also query_model, the source of the query towers
           2_layers/aligned         the first stage
           2_layers/tuned           the second stage: the pair of towers
           report.json              scores, latencies, collapses
@@ -44,6 +44,7 @@ from de_jax.training.run.run_folder import BEST_DIR, Run, complete_steps, load_r
 from de_jax.types import InputError
 
 MAX_DRAWN = 300
+QUERY_MODEL = "query_model"
 RECIPES = {"aligned": "daft_stage1", "tuned": "daft_stage2", "at_once": "daft_one_stage"}
 STAGES = (("at_once",), ("aligned", "tuned"))
 """Without alignment, and with it."""
@@ -62,11 +63,14 @@ def main(argv: list[str] | None = None) -> None:
     args, settings = _parse_args(argv)
     task = beir_tasks(args.dataset_dir, args.test_split)[0]  # fails here, before anything is trained
     queries = list(beir.read(args.dataset_dir, args.test_split, skip_empty=args.skip_empty).queries.texts)
-    model = args.out_dir / daft_report.MODEL
+    model, query_model = (args.out_dir / name for name in (daft_report.MODEL, QUERY_MODEL))
     if not model.exists():
         folders.require_unused(args.out_dir)
-        _import(args, model)
-    chosen = {number: _layers(load_run(model, only_sizes=True), number, args.which) for number in args.query_layers}
+        _import(args, args.model, model)
+    if args.query_model and not query_model.exists():
+        _import(args, args.query_model, query_model)
+    cut = load_run(query_model if args.query_model else model, only_sizes=True)
+    chosen = {number: _layers(cut, number, args.which) for number in args.query_layers}
     pairs = {}
     for number, layers in chosen.items():
         name = daft_report.name_of(number)
@@ -124,12 +128,12 @@ def _train(recipe: Recipe, run_dir: Path) -> None:
         sys.exit(command.EXIT_STOPPED)
 
 
-def _import(args: argparse.Namespace, folder: Path) -> None:
-    """Imports the model as a run, with the lengths of training and test."""
-    pretrained: Pretrained = any_model.read(args.model)
+def _import(args: argparse.Namespace, source: str, folder: Path) -> None:
+    """Imports a model as a run, with the lengths of training and test."""
+    pretrained: Pretrained = any_model.read(source)
     query, doc = pretrained.query.tokenizer, pretrained.doc.tokenizer
     if query is None or doc is None:
-        raise InputError(f"{args.model} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>.")
+        raise InputError(f"{source} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>.")
     write_run(
         folder,
         pretrained.params,
@@ -167,7 +171,11 @@ def _bindings(args: argparse.Namespace, model: Path, settings: Settings, stage: 
         "beir_pairs.seed": args.seed,
     }
     if stage != "tuned":  # an aligned run's towers are as deep as they are
-        own |= {"QUERY_LAYERS": layers, **(OWN_PROJECTION if load_run(model, only_sizes=True).model.doc.projection_dim else {})}
+        own |= {"QUERY_LAYERS": layers}
+        if args.query_model:
+            own |= {"QUERY_MODEL": args.out_dir / QUERY_MODEL}
+        elif load_run(model, only_sizes=True).model.doc.projection_dim:
+            own |= OWN_PROJECTION
     if aligns:
         own["Alignment.every_steps"] = max(num_steps // 20, 1)
     else:
@@ -178,6 +186,7 @@ def _bindings(args: argparse.Namespace, model: Path, settings: Settings, stage: 
 def _parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Settings]:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--model", required=True, help="a folder of sentence-transformers or Hugging Face, a run, or a hub name")
+    parser.add_argument("--query_model", help="cut query towers from this model instead, which may have another vocabulary")
     parser.add_argument(
         "--query_layers",
         nargs="+",

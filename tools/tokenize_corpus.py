@@ -4,7 +4,7 @@ With an existing vocabulary:
 
     de-jax tokenize_corpus --dataset_dir=data/beir/scifact --tokenizer=vocabularies/t5
 
-With a vocabulary trained on the documents first (sentencepiece, unigram), kept in the folder --tokenizer:
+With a vocabulary trained on the documents first (sentencepiece, or WordPiece with --wordpiece), kept in the folder --tokenizer:
 
     de-jax tokenize_corpus --dataset_dir=data/pydocs --tokenizer=data/pydocs_vocabulary --train_vocab_size=8000
 
@@ -58,16 +58,22 @@ def _train(texts_file: Path, kind: str, args: argparse.Namespace) -> None:
         raise InputError(f"{args.tokenizer} is a file; with --train_vocab_size, --tokenizer names the folder to train into.")
     wanted = {"texts_sha256": outputs.sha256_of(texts_file), "kind": kind, "skip_empty": args.skip_empty,
               "vocab_size": args.train_vocab_size, "seed": args.seed}  # fmt: skip
-    record, model_file = args.tokenizer / "training.json", args.tokenizer / tokenizing.SENTENCEPIECE_FILE
+    if args.wordpiece:
+        wanted["wordpiece"] = True
+    names = (tokenizing.SENTENCEPIECE_FILE, tokenizing.TOKENIZER_JSON_FILE)
+    record, model_file = args.tokenizer / "training.json", args.tokenizer / names[args.wordpiece]
     if record.is_file() and model_file.is_file() and schema.read(record, schema.record({})) == wanted:
         return
-    if model_file.exists() or (args.tokenizer / tokenizing.TOKENIZER_JSON_FILE).exists():
+    if any((args.tokenizer / name).exists() for name in names):
         raise InputError(f"{args.tokenizer} holds another vocabulary; give another folder, or leave out --train_vocab_size.")
     read = beir.iter_docs if kind == "docs" else beir.iter_queries
     texts = (one for _, one in read(texts_file, skip_empty=args.skip_empty))
     # The record comes first: a vocabulary without one is taken for somebody else's.
     outputs.write_json(record, wanted)
-    tokenizing.train_sentencepiece(texts, model_file, vocab_size=args.train_vocab_size, seed=args.seed)
+    if args.wordpiece:
+        tokenizing.train_wordpiece(texts, model_file, vocab_size=args.train_vocab_size)
+    else:
+        tokenizing.train_sentencepiece(texts, model_file, vocab_size=args.train_vocab_size, seed=args.seed)
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -80,6 +86,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--train_vocab_size", type=int, help="train a vocabulary of this size on the documents, into the folder --tokenizer"
     )
+    parser.add_argument("--wordpiece", action="store_true", help="train a WordPiece vocabulary with [CLS], [SEP] and [MASK]")
     parser.add_argument("--seed", type=numeric(Seed), default=0, help="seed of the sample for a vocabulary, beyond a million texts")
     parser.add_argument("--out_dir", type=Path, help="folder of the stores; default the cache of de_jax")
     input_policy.add_flags(parser)

@@ -22,15 +22,13 @@ from de_jax.files.kind import Kind
 from de_jax.files.outputs import write_json
 from de_jax.models.generator import Generator
 from de_jax.settings import bound, name_of
-from de_jax.training.hooks.faults import Explanation
-from de_jax.training.mesh import sharding, sharding_rules
+from de_jax.training.hooks.faults import Explanation, pair_name
+from de_jax.training.mesh import sharding
 from de_jax.training.run import model_schema, run_folder
-from de_jax.training.run.loop import Training, session
-from de_jax.training.run.run_folder import only_trainer, restore_params, tokenizer_dir
+from de_jax.training.run.language_model import restored, train_language_model
+from de_jax.training.run.run_folder import only_trainer, tokenizer_dir
 from de_jax.training.run.settings import Logging, Optimization
-from de_jax.training.step import grad_norms
-from de_jax.training.step.train_step import init_state, update_step
-from de_jax.types import Array, Batch, Params, TrainState
+from de_jax.types import Array, Batch, Params
 
 SETTINGS_FILE = "training.json"
 GENERATOR_RUN = Kind(
@@ -41,7 +39,7 @@ GENERATOR_RUN = Kind(
         "max_query_length": schema.integer(1, schema.MAX_SIZE),
         "max_doc_length": schema.integer(1, schema.MAX_SIZE),
     },
-    make="give a folder that de-jax doc2query train made",
+    make="give a folder that de-jax doc2query train made, or recipes/pretrain_t5.gin",
     otherwise="use the options it was started with, or another run_dir",
     file="generator.json",
     is_bare=True,
@@ -86,9 +84,6 @@ def train_generator(
         InputError: the folder holds another run, another trainer is at work there, or what `loop.session` raises.
     """
 
-    def init() -> TrainState:
-        return init_state(run.model, optimization.tx, jax.random.key(seed))
-
     def start_from(fresh: Params) -> Params:
         if is_fresh:
             return fresh
@@ -101,46 +96,42 @@ def train_generator(
     mesh = sharding.make_mesh()
     sharding.check_batch_size(data.batch_size, mesh)
     with only_trainer(run.source):
-        _describe(run)
+        describe(run)
         _keep_settings(run.source, data.batch_size, optimization, logging, seed)
-        abstract = jax.eval_shape(init)
-        group_norms = grad_norms.group_norms(abstract.params, logging.grad_norm_groups)
-        training = Training(
-            init=init,
-            start_from=start_from,
-            step=update_step(run.model.loss, optimization.tx(abstract.params), group_norms),
-            like=sharding_rules.with_shardings(abstract, sharding_rules.state_shardings(abstract, mesh)),
-            mesh=mesh,
+        state, stop = train_language_model(
+            run.source,
+            run.model,
             batches=data.batches,
             batch_size=data.batch_size,
             optimization=optimization,
             logging=logging,
+            mesh=mesh,
             explanation=_explanation(run, data),
+            seed=seed,
+            start_from=start_from,
         )
-        with session(training, run.source) as begun:
-            log = begun.log(begun.sinks())
-            state, stop = begun.fit([log, *begun.profile(), begun.save(log)])
     return run._replace(step=int(state.step), params=state.params), stop.reason if stop else None
 
 
 def _explanation(run: GeneratorRun, data: DocQueryPairs) -> Explanation:
     return Explanation(
-        is_finite=functools.partial(_has_finite_logits, run.model),
+        is_finite=functools.partial(has_finite_logits, run.model),
         given="scores of tokens",
         lower="--learning_rate",
         memory={"--batch_size": data.batch_size, "--max_doc_length": run.max_doc_length, "--remat": run.model.t5.remat},
         devices="",
         num_steps="--num_steps",
-        query_ids=data.query_ids,
-        doc_ids=data.doc_ids,
+        name=functools.partial(pair_name, data.query_ids, data.doc_ids),
     )
 
 
-def _has_finite_logits(model: Generator, params: Params, batch: Batch) -> Array:
+def has_finite_logits(model: Generator, params: Params, batch: Batch) -> Array:
+    """`Explanation.is_finite` of a generator."""
     return jnp.isfinite(model.logits(params, batch.doc, batch.query)).all(axis=(1, 2))
 
 
-def _describe(run: GeneratorRun) -> None:
+def describe(run: GeneratorRun) -> None:
+    """As `run_folder.describe`, for the run of a generator."""
     description = {
         "model": run.model.to_json(),
         "tokenizer": run.tokenizer.fingerprint,
@@ -150,18 +141,20 @@ def _describe(run: GeneratorRun) -> None:
     run_folder.describe(GENERATOR_RUN, run.source, description, Generator.from_json, [run.tokenizer])
 
 
-def load_generator(run_dir: str | Path, step: int | None = None) -> GeneratorRun:
+def load_generator(run_dir: str | Path, step: int | None = None, *, only_sizes: bool = False) -> GeneratorRun:
     """A generator with the parameters of one checkpoint, by default the newest, on the first device.
+
+    Args:
+        run_dir: a folder that `de-jax doc2query train` or `recipes/pretrain_t5.gin` made.
+        step: of a checkpoint.
+        only_sizes: `params` are shapes, and the checkpoint is not read.
 
     Raises:
         InputError: no such run there, no such checkpoint, or a damaged one.
     """
     run_dir = Path(run_dir)
     description, model = model_schema.described(GENERATOR_RUN, run_dir, Generator.from_json)
-    on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    abstract = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device), abstract)
-    found, params = restore_params(run_dir, step, like)
+    found, params = restored(run_dir, step, model, only_sizes=only_sizes)
     return GeneratorRun(
         source=run_dir,
         step=found,

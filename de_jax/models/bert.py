@@ -107,7 +107,7 @@ class BertEmbedder(nn.Module):
         x = words[tokens] + positions[places_of(segments) + config.position_offset]
         if config.num_token_types:
             x = x + Table(config.num_token_types, config.model_dim, name="token_type")()[:1][None]
-        return Dropout(config.dropout_rate)(_norm(config, "norm")(x), deterministic)
+        return Dropout(config.dropout_rate)(norm_of(config, "norm")(x), deterministic)
 
 
 class BertFeedForward(nn.Module):
@@ -139,9 +139,9 @@ class BertLayer(nn.Module):
             scale=config.head_dim**-0.5,
             use_bias=True,
         )
-        self.attention_layer_norm = _norm(config)
+        self.attention_layer_norm = norm_of(config)
         self.mlp = BertFeedForward(config)
-        self.mlp_layer_norm = _norm(config)
+        self.mlp_layer_norm = norm_of(config)
         self.dropout = Dropout(config.dropout_rate)
 
     def __call__(
@@ -168,7 +168,7 @@ class BertEncoder(nn.Module):
         return through_layers(self, x, segments, deterministic, bias)
 
 
-def _norm(config: BertConfig, name: str | None = None) -> nn.LayerNorm:
+def norm_of(config: BertConfig, name: str | None = None) -> nn.LayerNorm:
     """In float32, as one pass over squares would lose the small differences that a variance is made of."""
     dtype = stream_dtype(jnp.dtype(config.dtype))
     return nn.LayerNorm(epsilon=config.norm_epsilon, dtype=dtype, use_fast_variance=False, name=name)

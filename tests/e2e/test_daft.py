@@ -133,6 +133,18 @@ def test_a_stage_that_was_told_to_stop_is_not_taken_for_a_whole_one(folders, tmp
     assert (exit_.value.code, done) == (75, ["aligned"])
 
 
+def test_query_towers_are_cut_from_another_model_where_one_is_named(folders, tmp_path, monkeypatch):
+    begun = {}
+    monkeypatch.setattr(daft, "train", lambda recipe, run_dir: begun.update({run_dir.name: recipe}) or {"stopped": "SIGTERM"})
+    command = [f"--model={folders / 'model'}", f"--query_model={folders / 't5'}", f"--dataset_dir={folders / 'data'}"]
+    with pytest.raises(SystemExit):
+        daft.main([*command, f"--out_dir={tmp_path}", "--query_layers=2", *SMALL])  # the document tower has one layer
+    recipe = begun["aligned"]
+    assert recipe.initialization.init_from == {"query": str(tmp_path / "query_model"), "doc": str(tmp_path / "model")}
+    assert recipe.initialization.init_layers == {"query": (0, 1)}
+    assert (type(recipe.model.query.encoder).__name__, type(recipe.model.doc.encoder).__name__) == ("T5Config", "BertConfig")
+
+
 @pytest.mark.soak
 def test_an_aligned_run_ends_saves_and_stays_ended(folders, aligned):
     run_dir, changes, summary = aligned

@@ -7,6 +7,7 @@ import shutil
 import pytest
 from written_folders import (
     describe_generator,
+    describe_masked_lm,
     describe_run,
     write_embeddings,
     write_expansion,
@@ -36,6 +37,7 @@ from de_jax.mining import generations
 from de_jax.retrieval.embedding_files import EMBEDDINGS, open_embeddings
 from de_jax.retrieval.index_files import SAVED_INDEX
 from de_jax.retrieval.vector_index import VECTOR_INDEX, VectorIndex
+from de_jax.training.run.language_model import MASKED_LM_RUN, load_masked_lm
 from de_jax.training.run.run_folder import RUN, load_run
 from de_jax.types import InputError
 
@@ -54,6 +56,7 @@ KINDS = [
 DESCRIPTIONS = [
     (RUN, describe_run, load_run),
     (GENERATOR_RUN, describe_generator, load_generator),
+    (MASKED_LM_RUN, describe_masked_lm, load_masked_lm),
     (safetensors_model.MODEL_FOLDER, write_model, safetensors_model.read),
 ]
 

@@ -131,20 +131,21 @@ EXPLANATION = faults.Explanation(
     memory=SETTINGS,
     devices=", over which make_mesh.fsdp also splits parameters and optimizer state",
     num_steps="train.num_steps",
+    name=lambda batch, row: f"row {row}",
 )
 
 
-def explained(first_doc_tokens, kept=6, **ids):
+def explained(first_doc_tokens, kept=6, ids=None):
     rows = np.arange(len(first_doc_tokens), dtype=np.int32)
     tokens = np.ones((len(rows), 3), np.int32)
     batch = Batch(tokens, np.asarray(first_doc_tokens, np.int32)[:, None] * tokens, rows, rows + 1)
-    error, explanation = NonFiniteError("the loss of", 7), EXPLANATION._replace(**ids)
+    error, explanation = NonFiniteError("the loss of", 7), EXPLANATION._replace(name=functools.partial(faults.pair_name, ids, ids))
     return str(faults.non_finite(error, batch, explanation, sharding.make_mesh(1), lambda: STATE.params, kept))
 
 
 def test_pairs_without_a_finite_embedding_are_named_by_their_ids():
     names = [f"text {row}" for row in range(9)]
-    message = explained([5, 13, 5, 13], query_ids=names, doc_ids=names)
+    message = explained([5, 13, 5, 13], ids=names)
     assert "the loss of step 7 is not a finite number; these pairs of its batch give no finite embedding: " in message
     assert "(query 'text 1', document 'text 2'), (query 'text 3', document 'text 4'); checkpoint 6 is kept" in message
     assert "text 0" not in message

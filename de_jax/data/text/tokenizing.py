@@ -26,7 +26,9 @@ TOKENIZER_JSON_FILE = "tokenizer.json"
 PROMPT_FILE = "prompt.json"
 PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|fim_pad|>", "<|finetune_right_pad_id|>")
 """The names of padding, where a `tokenizer.json` does not say; the last two are Qwen's and Llama 3's, whose texts never hold it."""
+MASK_TOKENS = ("[MASK]", "<mask>")
 FIRST_BYTE = "<0x00>"
+_BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _UNKNOWN = "\U0010fffe"
 _PROMPT = schema.record({"prompt": schema.text})
 
@@ -128,6 +130,8 @@ class JsonTokenizer:
                 raise InputError(f"{path} has the token id {highest}, beyond its {self.vocab_size} entries or beyond 32 bits.")
             self._tokenizer.encode(_UNKNOWN)  # some fail at the first unknown word
         self.prefix_ids, self.suffix_ids = (tuple(self._ours(np.array(ids)).tolist()) for ids in surroundings)
+        masks = [found for name in MASK_TOKENS if (found := self._tokenizer.token_to_id(name)) is not None]
+        self.mask_id = int(self._ours(np.array(masks[:1]))[0]) if masks else None
         self.fingerprint = hashlib.sha256(self._json).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -182,6 +186,12 @@ def with_prompt(tokenizer: Tokenizer, prompt: str | None) -> Tokenizer:
 def prompt_of(tokenizer: Tokenizer) -> str:
     """The prompt that a tokenizer puts before every text; mostly empty."""
     return tokenizer.prompt if isinstance(tokenizer, PromptedTokenizer) else ""
+
+
+def mask_id(tokenizer: Tokenizer) -> int | None:
+    """The id of the token that stands for a masked one; None where the vocabulary has none, as sentencepiece models have not."""
+    bare = tokenizer.tokenizer if isinstance(tokenizer, PromptedTokenizer) else tokenizer
+    return bare.mask_id if isinstance(bare, JsonTokenizer) else None
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -248,6 +258,39 @@ def train_sentencepiece(
         raise InputError(_training_fault(str(error), vocab_size)) from None
     with outputs.atomic_file(model_file) as temporary:
         temporary.write_bytes(model.getvalue())
+
+
+def train_wordpiece(texts: Iterable[str], tokenizer_file: str | Path, *, vocab_size: int) -> None:
+    """Trains a WordPiece vocabulary as BERT's, uncased, and writes it to `tokenizer_file`, a `tokenizer.json`.
+
+    The ids 0 to 4 are [PAD], [UNK], [CLS], [SEP] and [MASK]; a text is put between [CLS] and [SEP]. Two trainings may number the
+    pieces otherwise.
+
+    Args:
+        texts: read once.
+        tokenizer_file: written by rename.
+        vocab_size: pieces at most, the special ones included.
+
+    Raises:
+        InputError: no text, or a size that does not hold the characters of the texts.
+    """
+    import tokenizers
+
+    bert = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token=_BERT_TOKENS[1]))
+    bert.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    bert.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    bert.decoder = tokenizers.decoders.WordPiece()
+    trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=list(_BERT_TOKENS), show_progress=False)
+    bert.train_from_iterator(texts, trainer)
+    found = bert.get_vocab_size()
+    if found <= len(_BERT_TOKENS):
+        raise InputError("no text to train a vocabulary on.")
+    if found > vocab_size:
+        raise InputError(f"a vocabulary of {vocab_size} pieces is too small for these texts; the least is {found}.")
+    of_text = {token: bert.token_to_id(token) for token in ("[CLS]", "[SEP]")}
+    bert.post_processor = tokenizers.processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=list(of_text.items()))
+    with outputs.atomic_file(tokenizer_file) as temporary:
+        temporary.write_text(bert.to_str(), encoding="utf-8")
 
 
 def _training_fault(message: str, vocab_size: int) -> str:

@@ -17,7 +17,7 @@ from de_jax.training.step.train_step import Model
 from de_jax.types import Array, Batch, InputError, Params, TrainState
 
 MAX_PAIRS = 8
-"""Pairs of a batch that a sentence names."""
+"""Pairs or texts of a batch that a sentence names."""
 GIB = 1 << 30
 ADVICE = {
     "batch_size": "lower {}",
@@ -50,48 +50,50 @@ class Explanation(NamedTuple):
         memory: the current value by name of what decides how much memory a step takes; the end of a name is in `ADVICE`.
         devices: what more devices are good for.
         num_steps: the name of the setting that says where the run ends.
-        query_ids, doc_ids: by row, where they are known.
+        name: of a row of a batch.
+        rows: what those rows are, in a word.
     """
 
-    is_finite: Callable[[Params, Batch], Array]
+    is_finite: Callable[[Params, Any], Array]
     given: str
     lower: str
     memory: Mapping[str, Any]
     devices: str
     num_steps: str
-    query_ids: Sequence[str] | None = None
-    doc_ids: Sequence[str] | None = None
+    name: Callable[[Any, int], str]
+    rows: str = "pairs"
 
 
 def non_finite(
-    error: NonFiniteError, batch: Batch, explanation: Explanation, mesh: Mesh, params_before: Callable[[], Params], kept: int | None
+    error: NonFiniteError, batch: Any, explanation: Explanation, mesh: Mesh, params_before: Callable[[], Params], kept: int | None
 ) -> InputError:
-    """The error with the pairs to look at and what to do.
+    """The error with the rows to look at and what to do.
 
     Args:
         error: says which step.
         batch: that step's.
-        explanation: tells the pairs that give no finite numbers from the others, and their names.
+        explanation: tells the rows that give no finite numbers from the others, and their names.
         mesh: where it does.
         params_before: gives the last good parameters.
         kept: the step of the last good checkpoint.
     """
-    is_bad = np.zeros(len(batch.query_id), bool)
+    is_bad = np.zeros(len(batch.doc_id), bool)
     if jax.process_count() == 1:  # of several, each has only its own rows at hand
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # no memory for it beside the failed run's
             is_bad = ~np.asarray(jax.jit(explanation.is_finite)(params_before(), sharding.place(batch, mesh)))
     rows = np.flatnonzero(is_bad) if is_bad.any() else np.arange(len(is_bad))
-    whose = f"these pairs of its batch give no finite {explanation.given}" if is_bad.any() else "its batch holds"
+    whose = f"these {explanation.rows} of its batch give no finite {explanation.given}" if is_bad.any() else "its batch holds"
     more = f" and {len(rows) - MAX_PAIRS} more" if len(rows) > MAX_PAIRS else ""
-    query_ids, doc_ids = explanation.query_ids, explanation.doc_ids
-    named = ", ".join(
-        f"(query {_id(int(batch.query_id[row]), query_ids)}, document {_id(int(batch.doc_id[row]), doc_ids)})"
-        for row in rows[:MAX_PAIRS].tolist()
-    )
+    named = ", ".join(explanation.name(batch, row) for row in rows[:MAX_PAIRS].tolist())
     return InputError(
         f"{error}; {whose}: {named}{more}; {'no checkpoint is there yet' if kept is None else f'checkpoint {kept} is kept'}: mend "
         f"or remove such texts, or continue with a lower {explanation.lower}."
     )
+
+
+def pair_name(query_ids: Sequence[str] | None, doc_ids: Sequence[str] | None, batch: Batch, row: int) -> str:
+    """`Explanation.name` of a pair, by the ids of the rows of its stores where they are known."""
+    return f"(query {_id(int(batch.query_id[row]), query_ids)}, document {_id(int(batch.doc_id[row]), doc_ids)})"
 
 
 def has_finite_embeddings(model: Model, params: Params, batch: Batch) -> Bool[Array, " B"]:

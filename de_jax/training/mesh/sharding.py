@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import jax
 import numpy as np
@@ -14,7 +14,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int32
 
 from de_jax.settings import LARGEST, Range, checked
-from de_jax.types import ROW_AXES, Batch, InputError, Packed
+from de_jax.types import ROW_AXES, Batch, InputError, MaskedTexts, Packed
+
+B = TypeVar("B", Batch, MaskedTexts)
 
 AXES = ("data", "fsdp", "tensor")
 # Copied to the devices before they are needed.
@@ -121,8 +123,13 @@ def by_rows(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(ROW_AXES))
 
 
-def place(batch: Batch, mesh: Mesh) -> Batch:
-    """This host's numpy rows as one global array per field, split by rows; copies to the devices without waiting."""
+def place(batch: B, mesh: Mesh) -> B:
+    """This host's numpy rows as one global array per field, split by rows; copies to the devices without waiting.
+
+    Args:
+        batch: of pairs, or of masked texts.
+        mesh: the devices.
+    """
     sharding = by_rows(mesh)
 
     def place_texts(texts: Any) -> Any:
@@ -130,7 +137,7 @@ def place(batch: Batch, mesh: Mesh) -> Batch:
             texts = texts._replace(slots=_global_slots(texts, mesh))
         return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, np.asarray(rows)), texts)
 
-    return Batch(*(None if field is None else place_texts(field) for field in batch))
+    return type(batch)(*(None if field is None else place_texts(field) for field in batch))
 
 
 def _global_slots(texts: Packed, mesh: Mesh) -> Int32[np.ndarray, ...]:
@@ -143,9 +150,9 @@ def _global_slots(texts: Packed, mesh: Mesh) -> Int32[np.ndarray, ...]:
     return np.where(texts.slots < 0, texts.slots, own[row] * max_texts + place).astype(np.int32)
 
 
-def placed(batches: Iterator[Batch], mesh: Mesh) -> Iterator[Batch]:
+def placed(batches: Iterator[B], mesh: Mesh) -> Iterator[B]:
     """`place` over an iterator, BATCHES_AHEAD before they are needed, so that copies overlap with computation."""
-    waiting: list[Batch] = []
+    waiting: list[B] = []
     for batch in batches:
         waiting.append(place(batch, mesh))
         if len(waiting) > BATCHES_AHEAD:

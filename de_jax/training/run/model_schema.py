@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 from de_jax.files import schema
 from de_jax.files.kind import Kind
+from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import ARCHITECTURES
 from de_jax.models.generator import Generator
+from de_jax.models.masked_lm import MaskedLanguageModel
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import PARTS, TowerConfig
 from de_jax.training.step.adapters import Lora
@@ -89,6 +91,7 @@ ADAPTERS = schema.of_class(
     Lora, rank=schema.integer(1, MAX_SIZE), alpha=_ABOVE_ZERO, dropout=schema.number(0, 1), trained=schema.texts
 )
 GENERATOR = schema.of_class(Generator, t5=_ENCODERS[T5Config.__name__], num_decoder_layers=schema.nullable(_LAYERS))
+MASKED_LM = schema.of_class(MaskedLanguageModel, encoder=_ENCODERS[BertConfig.__name__])
 
 
 def described(kind: Kind, folder: Path, make: Callable[[dict[str, Any]], T]) -> tuple[dict[str, Any], T]:

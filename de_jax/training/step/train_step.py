@@ -30,7 +30,8 @@ class Model(Initialisable, Protocol):
         """A batch, or those of its texts that are not None, through its towers; dropout is on exactly when `rng` is given."""
 
 
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+TrainStep = Callable[[TrainState, Any], tuple[TrainState, Metrics]]
+"""Of (state, global batch); the batch is what the loss takes."""
 
 # Beside the four keys that `DualEncoder.embed` splits a step's key into.
 _DRAWS, _DRAWN_DROPOUT = 4, 5
@@ -87,7 +88,7 @@ def make_train_step(
 
 
 def update_step(
-    loss_of: Callable[[Params, Batch, Array], tuple[Array, Metrics]],
+    loss_of: Callable[[Params, Any, Array], tuple[Array, Metrics]],
     tx: optax.GradientTransformation,
     group_norms: Callable[[Params], Metrics] = lambda gradients: {},
 ) -> TrainStep:
@@ -100,7 +101,7 @@ def update_step(
         tx, group_norms: as of `make_train_step`.
     """
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def train_step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         def loss_of_batch(params: Params, rng: Array) -> tuple[Array, tuple[Metrics, None]]:
             value, parts = loss_of(params, batch, rng)
             return value, (parts, None)

@@ -1,0 +1,146 @@
+"""Training a language model, a generator or a teller of masked tokens, by the loop of every run; and the latter's folder.
+
+<run_dir>/language_model.json   the model, its tokenizer's fingerprint and the maximum length
+          tokenizers/, checkpoints/<step>, metrics.jsonl, tensorboard/   as in every run (`run_folder`)
+
+The folder of a T5, pretrained or not, is a generator's: `doc2query.generator_run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
+from de_jax.files import schema
+from de_jax.files.kind import Kind
+from de_jax.models.masked_lm import MaskedLanguageModel
+from de_jax.training.hooks.faults import Explanation
+from de_jax.training.mesh import sharding_rules
+from de_jax.training.run import model_schema, run_folder
+from de_jax.training.run.fit import Stop
+from de_jax.training.run.loop import Training, session
+from de_jax.training.run.settings import Logging, Optimization
+from de_jax.training.step import grad_norms
+from de_jax.training.step.train_step import Initialisable, init_state, update_step
+from de_jax.types import Array, Batches, Metrics, Params, TrainState
+
+MASKED_LM_RUN = Kind(
+    "masked language model",
+    {
+        "model": model_schema.MASKED_LM,
+        "tokenizer": schema.file_name,
+        "max_length": schema.integer(1, schema.MAX_SIZE),
+    },
+    make="give a folder that recipes/pretrain_bert.gin was trained in",
+    otherwise="use the recipe it was started with, or another run_dir",
+    file="language_model.json",
+    is_bare=True,
+)
+
+
+class LanguageModel(Initialisable, Protocol):
+    """What is trained: `Generator` and `MaskedLanguageModel` are such."""
+
+    def loss(self, params: Params, batch: Any, rng: Array | None = None) -> tuple[Array, Metrics]:
+        """The loss of a batch, in nats, and its parts; dropout is on exactly when `rng` is given."""
+
+
+class MaskedLmRun(NamedTuple):
+    """A teller of masked tokens with all that is needed to read texts with it."""
+
+    source: Path
+    step: int
+    model: MaskedLanguageModel
+    params: Params
+    tokenizer: Tokenizer
+    max_length: int  # tokens
+
+
+def train_language_model(
+    run_dir: Path,
+    model: LanguageModel,
+    *,
+    batches: Batches,
+    batch_size: int,
+    optimization: Optimization,
+    logging: Logging,
+    mesh: jax.sharding.Mesh,
+    explanation: Explanation,
+    seed: int,
+    start_from: Callable[[Params], Params] = lambda fresh: fresh,
+) -> tuple[TrainState, Stop | None]:
+    """Trains to the last step, from the newest checkpoint of the folder if there is one.
+
+    The caller holds the folder (`run_folder.only_trainer`) and has described it.
+
+    Args:
+        run_dir: gets checkpoints and logs.
+        model: what is trained.
+        batches: this process's rows.
+        batch_size: rows of a global batch.
+        optimization: how.
+        logging: `evaluate_every_steps` and `collapse_alarm` are of embeddings, and have no effect.
+        mesh: the devices.
+        explanation: how faults name rows and settings.
+        seed: of fresh parameters and of dropout.
+        start_from: the first parameters, given fresh ones.
+
+    Raises:
+        InputError: what `loop.session` raises.
+    """
+    init = lambda: init_state(model, optimization.tx, jax.random.key(seed))  # noqa: E731
+    abstract = jax.eval_shape(init)
+    group_norms = grad_norms.group_norms(abstract.params, logging.grad_norm_groups)
+    training = Training(
+        init=init,
+        start_from=start_from,
+        step=update_step(model.loss, optimization.tx(abstract.params), group_norms),
+        like=sharding_rules.with_shardings(abstract, sharding_rules.state_shardings(abstract, mesh)),
+        mesh=mesh,
+        batches=batches,
+        batch_size=batch_size,
+        optimization=optimization,
+        logging=logging,
+        explanation=explanation,
+    )
+    with session(training, run_dir) as begun:
+        log = begun.log(begun.sinks())
+        return begun.fit([log, *begun.profile(), begun.save(log)])
+
+
+def describe(run_dir: Path, model: MaskedLanguageModel, tokenizer: Tokenizer, max_length: int) -> None:
+    """As `run_folder.describe`, for the run of a teller of masked tokens."""
+    description = {"model": model.to_json(), "tokenizer": tokenizer.fingerprint, "max_length": max_length}
+    run_folder.describe(MASKED_LM_RUN, run_dir, description, MaskedLanguageModel.from_json, [tokenizer])
+
+
+def load_masked_lm(run_dir: str | Path, step: int | None = None, *, only_sizes: bool = False) -> MaskedLmRun:
+    """A run with the parameters of one checkpoint, by default the newest, on the first device.
+
+    Args:
+        run_dir: a folder that `de-jax train` made.
+        step: of a checkpoint.
+        only_sizes: `params` are shapes, and the checkpoint is not read.
+
+    Raises:
+        InputError: no such run there, no such checkpoint, or a damaged one.
+    """
+    run_dir = Path(run_dir)
+    description, model = model_schema.described(MASKED_LM_RUN, run_dir, MaskedLanguageModel.from_json)
+    found, params = restored(run_dir, step, model, only_sizes=only_sizes)
+    tokenizer = load_tokenizer(run_folder.tokenizer_dir(run_dir, description["tokenizer"]))
+    return MaskedLmRun(run_dir, found, model, params, tokenizer, description["max_length"])
+
+
+def restored(run_dir: Path, step: int | None, model: Initialisable, *, only_sizes: bool = False) -> tuple[int, Params]:
+    """The step and the parameters of a checkpoint of a language model, on the first device; with `only_sizes` their shapes."""
+    on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device), abstract)
+    if only_sizes:
+        return run_folder.find_checkpoint(run_dir, step)[1], like
+    return run_folder.restore_params(run_dir, step, like)

@@ -1,0 +1,159 @@
+"""A registered design is run as it says, once: choices on dev, test splits last, and nothing twice."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pretrained_folders import write_encoder
+
+from de_jax import configurables
+from de_jax.data.text import beir
+from de_jax.types import InputError
+from experiments import processes, run_design
+
+ROOT = Path(run_design.__file__).parent
+DESIGNS = ["samtone", "samtone_duplicates", "ance_dance", "daft", "curriculum"]
+
+SMALL = """
+question: which?
+success: better
+cost: none
+prepare:
+  start: train --run_dir=$out/start
+  negatives: mine_negatives --dataset_dir=$dataset_dir --negatives_dir=$out/$set
+  own: experiments.own --out_dir=$out/own
+sets:
+  one: {dataset_dir: $data/one, settings: {beir_pairs.split: half}}
+  two: {dataset_dir: $data/two, elsewhere: [$data/one]}
+grid: {rate: [1e-4, 0.001]}
+choose: {set: two, split: dev, seed: 9, measure: ndcg@10}
+seeds: [0, 1]
+start: $out/start
+settings: {train.learning_rate: $rate, train.seed: $seed, train.frozen: [a, b]}
+factors: {samtone: {train.loss: "@samtone", samtone.temperature: $temperature}}
+arms:
+  plain: {stages: [{recipe: recipes/a.gin}]}
+  both:
+    start: plain
+    grid: {rate: [3.0], temperature: [0.05]}
+    stages: [{recipe: recipes/b.gin, settings: {train.num_steps: 3}}, {recipe: recipes/c.gin, use: [samtone]}]
+measure: RR@10
+compare: [{beside: plain, arms: [both]}]
+"""
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """What was run; a run at the rate .001 scores best."""
+    done = []
+
+    def run(arguments):
+        done.append(list(map(str, arguments)))
+        flags = dict(one.removeprefix("--").split("=", 1) for one in done[-1] if one.startswith("--") and "=" in one)
+        if arguments[:2] == ["de_jax", "train"]:
+            Path(flags["run_dir"]).mkdir(parents=True, exist_ok=True)
+            lines = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "dev/ndcg@10": 0.1}]
+            (Path(flags["run_dir"]) / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            return {"seconds": 1.0}
+        if arguments[0] == "tools.evaluate_beir":
+            score = 0.7 if "-0.001-" in flags["run_dir"] else 0.6
+            return {"dense": {"ndcg@10": score}, "evaluation_dir": f"{flags['run_dir']}/{flags['split']}"}
+        return {"systems": {}}
+
+    monkeypatch.setattr(processes, "run", run)
+    for name in ("one", "two"):
+        beir.write(tmp_path / "data" / name, [("d", "", "x")], [("q", "x")], {"test": {"q": {"d": 1}}})
+    (tmp_path / "small.yaml").write_text(SMALL)
+    return done
+
+
+def run(tmp_path, *more):
+    run_design.main(
+        [f"--design={tmp_path / 'small.yaml'}", f"--data_dir={tmp_path / 'data'}", f"--out_dir={tmp_path / 'out'}", *more]
+    )
+
+
+def test_a_design_is_run_from_start_to_test_and_then_no_more(tmp_path, commands, capsys):
+    run(tmp_path)
+    report = json.loads(capsys.readouterr().out)
+    out, data = tmp_path / "out", tmp_path / "data"
+    assert report["chosen"] == {"plain": {"rate": "0.001"}, "both": {"rate": "3.0", "temperature": "0.05"}}
+    assert [line[1] for line in commands[:4]] == ["train", "mine_negatives", "mine_negatives", f"--out_dir={out / 'own'}"]
+    assert commands[2][-1] == f"--negatives_dir={out / 'two'}"
+    assert commands[3][0] == "experiments.own"
+    trained = [line for line in commands[4:] if line[1] == "train"]
+    assert len(trained) == 2 + 2 * 2 * (1 + 2)
+    last = trained[-1]
+    assert last[2:4] == ["--gin_file=recipes/c.gin", f"--run_dir={out / 'runs' / 'two-both-3.0-0.05-1'}"]
+    expected = {
+        "train.learning_rate=3.0",
+        "train.seed=1",
+        "train.frozen=('a', 'b')",
+        "samtone.temperature=0.05",
+        "train.loss=@samtone",
+    }
+    assert {one.removeprefix("--gin.") for one in last[4:]} == expected | {f"MODEL={out / 'runs' / 'two-both-3.0-0.05-1-stage1'}"}
+    assert f"--gin.MODEL={out / 'runs' / 'two-plain-0.001-1'}" in trained[-2]
+    assert "--gin.beir_pairs.split=half" in trained[3]
+    tests = [number for number, line in enumerate(commands) if "--split=test" in line]
+    assert min(tests) > max(number for number, line in enumerate(commands) if line[1] == "train")
+    assert len(tests) == 2 * 2 * 3
+    assert list(report["sets"]) == ["one", "two", "two, scored on one"]
+    assert report["sets"]["two"]["arms"]["both"] == {"scores": [{"ndcg@10": 0.6}] * 2, "loss": [2.0] * 2, "collapsed": [None] * 2}
+    compared = [line for line in commands if line[0] == "tools.compare_runs"]
+    assert compared[1][1:4] == [f"--qrels={data / 'two' / 'qrels' / 'test.tsv'}", "--measure=RR@10", "--systems"]
+    assert compared[1][4] == "plain=" + ",".join(f"{out / 'runs' / f'two-plain-0.001-{seed}'}/test" for seed in (0, 1))
+    done = len(commands)
+    run(tmp_path)
+    assert json.loads(capsys.readouterr().out) == report
+    assert {line[0] for line in commands[done:]} == {"tools.compare_runs"}
+    with pytest.raises(InputError, match="was begun with another design, other settings or other data"):
+        run(tmp_path, "--settings", "train.num_steps=1")
+    run(tmp_path, "--dry_run")
+    assert json.loads(capsys.readouterr().out) == {"num_runs": 10, "trained": 10}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("use: [samtone]", "use: [pair]"), "use has 'pair', but there are samtone"),
+        (("arms: [both]", "arms: [neither]"), "compare has 'neither', but there are plain, both"),
+        (("set: two", "set: three"), "choose has 'three', but there are one, two"),
+        (("start: plain", "start: both"), "both starts from both, which must stand before it"),
+        (("success: better", "succes: better"), "success is absent"),
+        (("seeds: [0, 1]", "seeds: []"), "seeds is .*, expected a list of 1 or more"),
+    ],
+)
+def test_a_design_that_cannot_be_run_is_refused(tmp_path, change, sentence):
+    (tmp_path / "small.yaml").write_text(SMALL.replace(*change))
+    with pytest.raises(InputError, match=sentence):
+        run_design.read(tmp_path / "small.yaml")
+
+
+def recipes_of(name, model):
+    """The recipe and the settings of every stage of a design, as it would train one cell of each arm from another model."""
+    design = run_design.read(ROOT / f"{name}.yaml")
+    experiment = run_design.Experiment(design, Path("data"), Path("out"))
+    for arm, own in design["arms"].items():
+        grid = {**design["grid"], **own["grid"]}
+        experiment.chosen[arm] = {key: values[0] for key, values in grid.items()}
+        cell = run_design.Cell(next(iter(design["sets"])), arm, tuple(experiment.chosen[arm].values()), "0")
+        for recipe, _, settings in experiment.stages(cell):
+            models = {key: model for key in ("MODEL", "QUERY_MODEL") if key in settings}
+            yield recipe, [f"{key}={value}" for key, value in (settings | models).items()]
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_registered_designs_fill_every_name(name):
+    filled = list(recipes_of(name, "a model"))
+    assert filled
+    assert "$" not in repr(filled)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", DESIGNS)
+@pytest.mark.filterwarnings("ignore:.*holds an encoder alone")
+def test_registered_designs_set_what_their_recipes_read(name, tmp_path):
+    write_encoder(tmp_path, "bert" if name == "daft" else "t5")
+    for recipe, settings in recipes_of(name, tmp_path):
+        configurables.build([recipe], settings)
