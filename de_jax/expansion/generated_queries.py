@@ -105,7 +105,7 @@ def read_expansion(path: str | Path) -> Iterator[DocQueries]:
 
 
 def _counted(manifest_file: Path, docs: Iterator[DocQueries], num_docs: int | None) -> Iterator[DocQueries]:
-    """The documents, of which there are as many as the manifest says; a part that it lost would be passed over."""
+    """The documents, as many as the manifest says; a lost part would otherwise be skipped."""
     num_found = 0
     for num_found, doc in enumerate(docs, start=1):  # noqa: B007 - counted after the loop
         yield doc
@@ -128,7 +128,7 @@ def write_released(
     skip_empty: bool = False,
     about: dict[str, Any],
 ) -> int:
-    """Makes an expansion of what others released; gives the number of documents. Continues as `ExpansionWriter` does.
+    """Makes an expansion from released predictions; returns the number of documents. Continues like `ExpansionWriter`.
 
     Args:
         paths: see `iter_released`.
@@ -210,7 +210,7 @@ def _iter_tsv(paths: Sequence[Path]) -> Iterator[DocQueries]:
                 if doc_id is not None:
                     yield DocQueries(doc_id, queries)
                 if own in seen:
-                    raise InputError(f"{path}, line {line}: the document {own} was there before; sort the lines by document.")
+                    raise InputError(f"{path}, line {line}: the document {own} appeared before; sort the lines by document.")
                 seen.add(own)
                 doc_id, queries = own, []
             queries.append(query)

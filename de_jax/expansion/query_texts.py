@@ -101,16 +101,16 @@ def queries_by_row(
         only: the rows of documents whose queries are wanted; all by default. Others have none then.
 
     Raises:
-        InputError: a document that the corpus has not, or one that is there twice.
+        InputError: a document that the corpus lacks, or a repeated document.
     """
     folder = Path(cache_dir) / f"query_texts-{folders.key_of(str(QUERY_TEXTS.format), fingerprint(path))}"
     arrays = folders.build_once(folder, _open, lambda out_dir: _build(path, out_dir))
     rows = np.concatenate([_rows_of(arrays, doc_ids[start : start + _IDS]) for start in range(0, len(doc_ids), _IDS)])
     if not is_part and np.count_nonzero(rows >= 0) < len(arrays["ids"]):
         unknown = arrays["ids"][np.setdiff1d(np.arange(len(arrays["ids"])), rows)[0]].decode()
-        raise InputError(f"{path} has queries for {unknown}, which is no document here; it is of another corpus.")
+        raise InputError(f"{path} has queries for {unknown}, which is not a document here; the expansion is for another corpus.")
     if not arrays["counts"][rows[rows >= 0]].any():
-        raise InputError(f"{path} has no query for any document here; it is of another corpus.")
+        raise InputError(f"{path} has no query for any document here; the expansion is for another corpus.")
     if only is not None:
         wanted = np.full(len(rows), -1)
         wanted[only] = rows[only]
@@ -141,7 +141,7 @@ def _build(path: str | Path, folder: Path) -> dict[str, np.ndarray]:
             file.seek(0)
             _write_header(file, int(offsets[-1]))  # numpy leaves room for the length to grow
         if not ids:
-            raise InputError(f"{path} has no query for any document here; it is of another corpus.")
+            raise InputError(f"{path} has no query for any document here; the expansion is for another corpus.")
         encoded = np.array(ids, dtype=bytes)
         order = np.argsort(encoded, kind="stable")
         if (twice := np.flatnonzero(encoded[order[1:]] == encoded[order[:-1]])).size:

@@ -21,7 +21,7 @@ class FollowNegatives:
 
     A look lets a thread read the generation, and a later look accepts it. The first process looks, and all accept the generation or
     none does: each has it in memory then, and the switch is on the disk before a batch is made by it. Whatever the miner does, the
-    run goes on with what it has.
+    run continues with its current negatives.
 
     Args:
         mined: the run's negatives.

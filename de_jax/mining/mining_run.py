@@ -105,7 +105,7 @@ class MineNegatives:
 
 @contextlib.contextmanager
 def only_miner(negatives_dir: Path) -> Iterator[None]:
-    """Holds the folder of negatives for one miner, and clears away what a killed one left.
+    """Locks the folder of negatives for one miner, and removes the remains of a killed miner.
 
     Raises:
         InputError: another miner is at work there.

@@ -120,11 +120,11 @@ class MinedNegatives:
         return not self._read(at_least=0) and self.newest() is None
 
     def begin(self, step: int = 0, known: Sequence[Switch] = ()) -> None:
-        """Goes on as the file of switches says; a run without one begins with the newest whole generation.
+        """Continues as the file of switches says; without a switch, the run begins with the newest complete generation.
 
         Args:
-            step: that training goes on from.
-            known: the switches that a checkpoint of the run was saved with. What the file has lost is written again by them.
+            step: the step at which training continues.
+            known: the switches in the run's checkpoint. They restore lost lines of the file.
 
         Raises:
             InputError: no generation, a damaged one that the run has switched to, one mined over other texts, or a file that does
@@ -162,7 +162,7 @@ class MinedNegatives:
         return self._switch_at(step).generation
 
     def manifest_at(self, step: int) -> Mapping[str, Any]:
-        """What the miner said of the generation in force at a step, when it was accepted; empty for one not read yet."""
+        """The miner's facts about the generation in force at a step; empty for an unread generation."""
         return self._manifests.get(self.generation_at(step), {})
 
     def newest(self) -> Held | None:
@@ -203,7 +203,7 @@ class MinedNegatives:
     def manifests(self) -> dict[int, Mapping[str, Any]]:
         """What miners say of their generations, by number. Warns once of a manifest that is damaged.
 
-        Generations that are passed over are left out.
+        Skipped generations are left out.
         """
         found: dict[int, Mapping[str, Any]] = {}
         for number in self._numbers():
@@ -281,7 +281,7 @@ class MinedNegatives:
             return None
 
     def _tell_passed_over(self, number: int, error: InputError) -> None:
-        self._tell(number, f"generation {number} of the negatives is passed over: {error}")
+        self._tell(number, f"generation {number} of the negatives is skipped: {error}")
 
     def _tell(self, number: int, sentence: str) -> None:
         """Warns of a generation, or of all by 0, once."""

@@ -42,7 +42,7 @@ def rows_of_pairs(generation: Generation, texts: TrainingTexts) -> dict[str, np.
     """
     for name, expected in texts.hashes.items():
         if generation.manifest.get(name) != expected:
-            raise InputError(f"{generation.folder} was mined from other {name} than are trained on; mine again.")
+            raise InputError(f"{generation.folder} was mined from other {name} than the training data has; mine again.")
     mined = generations.read(generation)
     query_rows, doc_rows = texts.query_store.rows_of(mined.query_ids), texts.doc_store.rows_of(mined.doc_ids)
     own = np.stack([query_rows[mined.pairs[:, 0]], doc_rows[mined.pairs[:, 1]]], axis=1)
