@@ -76,11 +76,13 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
                     negatives.miner,
                     every_steps=negatives.mine_every_steps,
                     num_steps=num_steps,
+                    source=name,
                     **timed,
                 )
             )
         if between := negatives.steps_between_looks():
-            hooks.append(FollowNegatives(mined, every_steps=between, sinks=[_naming(name, sink) for sink in sinks]))
+            own_sinks, waits = [_naming(name, sink) for sink in sinks], negatives.mine_every_steps is not None
+            hooks.append(FollowNegatives(mined, every_steps=between, waits=waits, sinks=own_sinks))
     save = run.save(
         log,
         beside=lambda: {

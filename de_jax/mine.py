@@ -92,7 +92,7 @@ def _mine_all(run: Run, data: TrainingSet, miner: Miner) -> Iterator[Generation]
         part = data.parts[name]
         own = run._replace(query=part.query, doc=part.doc) if name else run
         score = functools.partial(score_index, own, part.dev, doc_ids=part.dev.doc_store.ids) if part.dev else None
-        generation = mine_generation(own, mined, miner, keep=True, source=name, score=score)
+        generation = mine_generation(own, mined, miner, source=name, score=score)
         assert generation is not None  # this is the only process
         yield generation
 

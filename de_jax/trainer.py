@@ -234,7 +234,7 @@ def _begin_negatives(recipe: Recipe, data: TrainingSet, run: Session) -> None:
             is_held = recipe.negatives.mine_every_steps or not distributed.is_first()
             with contextlib.nullcontext() if is_held else only_miner(mined.negatives_dir):
                 now = run_of(recipe, run.run_dir, data.parts[name], run.start_step, run.state.all_params)
-                mine_generation(now, mined, recipe.negatives.miner, keep=False)
+                mine_generation(now, mined, recipe.negatives.miner, source=name)
             distributed.agreed(True)  # the first process searches and writes; the others wait for it
         mined.begin(run.start_step, [Switch(*switch) for switch in run.beside.get(of_source("switches", name), [])])
 

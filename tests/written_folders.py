@@ -1,5 +1,7 @@
 """One small folder of every kind that this library writes."""
 
+import json
+
 import jax
 import numpy as np
 from letters import Letters
@@ -10,10 +12,15 @@ from de_jax.data.text.sides import Side
 from de_jax.doc2query.generator_run import GENERATOR_RUN
 from de_jax.expansion import curriculum
 from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
+from de_jax.files import outputs
 from de_jax.interop import safetensors_model, t5x
 from de_jax.mining import generations, guide, teacher
+<<<<<<< HEAD
 from de_jax.mining.generations import Mined
 from de_jax.models.bert import BertConfig
+=======
+from de_jax.mining.mined_pairs import Mined
+>>>>>>> generations
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.generator import Generator
 from de_jax.models.masked_lm import MaskedLanguageModel
@@ -54,7 +61,21 @@ def write_t5x(folder, tokenizer):
 
 
 def write_generation(folder, tokenizer):
-    generations.write_generation(folder.parent, int(folder.name), [Mined("q", "d", [], [])], {})
+    generations.write_lines(folder.parent, int(folder.name), [Mined("q", "d", [], [])], {})
+
+
+def write_generation_of_lines(negatives_dir, number, lines, facts, lines_per_part=100):
+    """As version 0.1.0 wrote it."""
+    folder = negatives_dir / f"{number:06d}"
+    folder.mkdir(parents=True)
+    parts = {}
+    for start in range(0, len(lines), lines_per_part):
+        part = folder / f"part-{len(parts):05d}.jsonl"
+        part.write_text("".join(json.dumps(line._asdict()) + "\n" for line in lines[start : start + lines_per_part]))
+        parts[part.name] = outputs.sha256_of(part)
+    said = {"format": "de_jax negatives 1", "generation": number, "num_pairs": len(lines), "parts": parts, **facts}
+    outputs.write_json(folder / "manifest.json", said)
+    return generations.open_generation(negatives_dir, number)
 
 
 def import_run(folder, tokenizer):

@@ -25,8 +25,8 @@ from de_jax.data.text import input_policy
 from de_jax.data.text.table_rows import Reading
 from de_jax.evaluation import metrics
 from de_jax.mining import generations, imported
-from de_jax.mining.generations import Mined
 from de_jax.mining.imported import Target
+from de_jax.mining.mined_pairs import Mined
 from de_jax.mining.mining_run import only_miner
 from de_jax.types import InputError
 
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     facts = {**target.facts, "mined_by": ", ".join(args.tables), **counts}
     with only_miner(args.negatives_dir):
         number = generations.next_number(args.negatives_dir)
-        generation = generations.write_generation(args.negatives_dir, number, lines, facts)
+        generation = generations.write_lines(args.negatives_dir, number, lines, facts)
     report = {"generation_dir": str(generation.folder), "num_pairs": len(lines), "pairs": len(target.pairs)}
     print(json.dumps(report | {"negatives": sum(len(line.neg_doc_ids) for line in lines), **counts}))
 

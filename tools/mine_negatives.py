@@ -23,7 +23,7 @@ from de_jax.data.sources.training_set import open_stores, text_hashes
 from de_jax.data.text import beir, input_policy
 from de_jax.files.progress import progress_bar
 from de_jax.mining import generations
-from de_jax.mining.generations import Mined
+from de_jax.mining.mined_pairs import MinedPairs
 from de_jax.mining.miner import Miner, embed, mine, mine_bm25
 from de_jax.mining.mining_run import only_miner
 from de_jax.mining.negatives import TrainingTexts
@@ -45,20 +45,20 @@ def main(argv: list[str] | None = None) -> None:
     if negatives_dir.is_dir():
         with only_miner(negatives_dir):  # refused here, before anything is encoded
             pass
-    lines, facts = _mined_by_bm25(args, miner) if args.bm25 else _mined_by_run(args, miner)
+    mined, facts = _mined_by_bm25(args, miner) if args.bm25 else _mined_by_run(args, miner)
     facts |= {"mined_by": "bm25" if args.bm25 else str(args.run_dir), "split": args.split}
     with only_miner(negatives_dir):
         number = generations.next_number(negatives_dir)
-        generation = generations.write_generation(negatives_dir, number, lines, {**text_hashes(args.dataset_dir), **facts})
-    print(json.dumps({"generation_dir": str(generation.folder), "num_pairs": len(lines), **facts}))
+        generation = generations.write_generation(negatives_dir, number, mined, {**text_hashes(args.dataset_dir), **facts})
+    print(json.dumps({"generation_dir": str(generation.folder), "num_pairs": len(mined.pairs), **facts}))
 
 
-def _mined_by_bm25(args: argparse.Namespace, miner: Miner) -> tuple[list[Mined], dict[str, Any]]:
+def _mined_by_bm25(args: argparse.Namespace, miner: Miner) -> tuple[MinedPairs, dict[str, Any]]:
     dataset = beir.read(args.dataset_dir, args.split, skip_empty=args.skip_empty)
     return mine_bm25(dataset, miner, drop_identical_ids=not args.keep_identical_ids)
 
 
-def _mined_by_run(args: argparse.Namespace, miner: Miner) -> tuple[list[Mined], dict[str, Any]]:
+def _mined_by_run(args: argparse.Namespace, miner: Miner) -> tuple[MinedPairs, dict[str, Any]]:
     qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
     run = load_run(args.run_dir, args.step)
     stores = open_stores(args.dataset_dir, run.query.tokenizer, run.doc.tokenizer, skip_empty=args.skip_empty)
@@ -66,8 +66,8 @@ def _mined_by_run(args: argparse.Namespace, miner: Miner) -> tuple[list[Mined], 
     texts = TrainingTexts(name, *stores, qrel_pairs(qrels, *stores), {}, passages, not args.keep_identical_ids)
     with progress_bar(total=(passages or stores[1]).num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
         embedded = embed(run, texts, keep_as=texts.name, progress=bar.update)
-    lines, facts = mine(embedded, texts, miner)
-    return lines, {**facts, "checkpoint_step": run.step}
+    mined, facts = mine(embedded, texts, miner)
+    return mined, {**facts, "checkpoint_step": run.step}
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -19,6 +19,7 @@ from jaxtyping import Float64, Int, Int32
 
 from de_jax.data.text import beir
 from de_jax.expansion.generated_queries import fingerprint, read_expansion
+from de_jax.expansion.query_texts import packed, unpacked
 from de_jax.expansion.relevance import MEASURES, Measure, ScoreFile
 from de_jax.files import folders, outputs, schema
 from de_jax.files.kind import Kind
@@ -209,9 +210,10 @@ def ranked_texts(
 
     def build() -> RankedQueries:
         pairs, golds = read()
-        generated = {doc.doc_id: doc.queries for doc in read_expansion(expansion)}
+        wanted, nothing = {doc_id for _, doc_id in pairs}, packed([])
+        generated = {doc.doc_id: packed(doc.queries) for doc in read_expansion(expansion) if doc.doc_id in wanted}
         relevance = ScoreFile(score_file, pairs) if score_file else MEASURES[measure]
-        return rank_queries(golds, lambda pair: generated.get(pairs[pair][1], []), relevance)
+        return rank_queries(golds, lambda pair: unpacked(generated.get(pairs[pair][1], nothing)), relevance)
 
     return cached_ranking(expansion if expansion.is_dir() else expansion.parent, made_from, build)
 

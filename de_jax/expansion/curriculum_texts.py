@@ -15,7 +15,7 @@ from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.expansion.curriculum import GOLD, NONE, Curriculum, RankedQueries, usable_queries
 from de_jax.expansion.document_texts import GeneratedQueries, tokenized_queries, with_one_query
-from de_jax.expansion.generated_queries import queries_by_row
+from de_jax.expansion.query_texts import QueryTexts, queries_by_row
 from de_jax.expansion.relevance import Measure
 from de_jax.types import PADDING_ID, InputError
 
@@ -37,7 +37,7 @@ class CurriculumTexts:
         docs: TokenStore,
         pairs: Int[np.ndarray, "P 2"],
         generated: GeneratedQueries,
-        queries: Sequence[Sequence[str]],
+        queries: QueryTexts,
         golds: Sequence[str],
         ranked: RankedQueries,
         curriculum: Curriculum,
@@ -62,7 +62,7 @@ class CurriculumTexts:
         self._curriculum, self._measure = curriculum, measure
         self._of_negatives = dataclasses.replace(curriculum, seed=curriculum.seed + 1)
         self.store, self._bare = with_one_query(docs, generated, max_query_length=max_query_length)
-        self._gold_indices = _places_among_equals(pairs[:, 1]) + np.array([len(own) for own in queries])[pairs[:, 1]]
+        self._gold_indices = _places_among_equals(pairs[:, 1]) + queries.counts[pairs[:, 1]]
         self._order = functools.lru_cache(_KEPT)(self._order_of)
 
     def rows_of(self, doc_rows: Int[np.ndarray, " B *N"], chosen: Int[np.ndarray, " B"], step: int) -> np.ndarray:
@@ -112,20 +112,23 @@ def open_expansion(
     max_query_length: int,
     cache_dir: Path,
     is_part: bool = False,
+    has_neg_docs: bool = False,
 ) -> CurriculumTexts:
     """The documents of a corpus with the queries of an expansion, which are tokenized on first use.
 
     Args:
-        expansion: see `generated_queries.queries_by_row`.
+        expansion: see `query_texts.queries_by_row`.
         tokenizer: of the document tower.
-        cache_dir: holds their tokens.
+        cache_dir: holds their texts and tokens.
         is_part: `docs` may be a part of the expansion's corpus.
+        has_neg_docs: hard negatives are expanded too. Without them only queries of documents of `pairs` become tokens.
         docs, pairs, golds, ranked, curriculum, measure, max_query_length: of `CurriculumTexts`.
 
     Raises:
         InputError: an expansion of another corpus, or one that is damaged or without queries.
     """
-    queries = queries_by_row(expansion, docs.ids, is_part=is_part)
+    only = None if has_neg_docs else np.unique(pairs[:, 1])
+    queries = queries_by_row(expansion, docs.ids, cache_dir, is_part=is_part, only=only)
     as_tokens = with_golds(queries, golds, pairs) if curriculum.strategy == "gold" else queries
     generated = tokenized_queries(as_tokens, tokenizer, cache_dir)
     return CurriculumTexts(docs, pairs, generated, queries, golds, ranked, curriculum, measure, max_query_length=max_query_length)

@@ -41,16 +41,17 @@ def tokenized_queries(queries: Sequence[Sequence[str]], tokenizer: Tokenizer, ca
     """Tokenizes the queries of every document, once; kept in the cache.
 
     Args:
-        queries: of each document of the corpus; see `generated_queries.queries_by_row`.
+        queries: of each document of the corpus; see `query_texts.queries_by_row`.
         tokenizer: the document tower's.
         cache_dir: holds the stores.
     """
-    counts = [len(own) for own in queries]
-    if not sum(counts):
-        raise InputError("the expansion holds no query; generate some.")
+    counts = np.zeros(len(queries), np.int64)
     digest = hashlib.sha256(tokenizer.fingerprint.encode())
-    for own in queries:
+    for row, own in enumerate(queries):
+        counts[row] = len(own)
         digest.update("\n".join([str(len(own)), *own, ""]).encode())
+    if not counts.any():
+        raise InputError("the expansion holds no query; generate some.")
 
     def build(folder: Path) -> TokenStore:
         named = ((f"{row}/{place}", query) for row, own in enumerate(queries) for place, query in enumerate(own))

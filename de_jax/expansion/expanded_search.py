@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.expansion.document_texts import ExpandedTexts, corpus_expansion, document_expansion, tokenized_queries
-from de_jax.expansion.generated_queries import queries_by_row
+from de_jax.expansion.query_texts import queries_by_row
 from de_jax.files import outputs
 from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import EmbeddingWriter
@@ -61,8 +61,8 @@ def texts(run: Run, docs: TokenStore, expansion: Expansion) -> ExpandedTexts:
     """
     if run.doc.max_passages > 1:
         raise InputError("documents of several passages are not expanded; set max_passages to 1.")
-    queries = queries_by_row(expansion.path, docs.ids)
-    generated = tokenized_queries(queries, run.doc.tokenizer, outputs.cache_dir() / "token_stores")
+    cache_dir = outputs.cache_dir() / "token_stores"
+    generated = tokenized_queries(queries_by_row(expansion.path, docs.ids, cache_dir), run.doc.tokenizer, cache_dir)
     make = document_expansion if expansion.form == "document" else corpus_expansion
     return make(docs, generated, expansion.num_queries, max_query_length=expansion.max_query_length)
 
@@ -135,5 +135,5 @@ def typical(embeddings: Any, doc_rows: Int[np.ndarray, " m"], *, normalize: bool
 
 def words(path: str | Path, doc_ids: Sequence[str], texts_of_docs: Sequence[str], num_queries: int) -> list[str]:
     """Each document with its first generated queries behind it, for a sparse index (doc2query)."""
-    queries = queries_by_row(path, doc_ids)
+    queries = queries_by_row(path, doc_ids, outputs.cache_dir() / "token_stores")
     return [" ".join([text, *own[:num_queries]]) for text, own in zip(texts_of_docs, queries, strict=True)]

@@ -119,33 +119,6 @@ def fingerprint(path: str | Path) -> str:
     return outputs.sha256_of(path / EXPANSION.file if path.is_dir() else path)
 
 
-def queries_by_row(path: str | Path, doc_ids: Sequence[str], *, is_part: bool = False) -> list[list[str]]:
-    """The queries of each document of a corpus as the expansion has them; `curriculum` passes over blank and equal ones.
-
-    Args:
-        path: an expansion; documents without a line in it have no queries.
-        doc_ids: the corpus.
-        is_part: `doc_ids` may be a part of the corpus; the queries of others are passed over.
-
-    Raises:
-        InputError: a document that the corpus lacks, or a repeated document.
-    """
-    row_of = {doc_id: row for row, doc_id in enumerate(doc_ids)}
-    found: list[list[str] | None] = [None] * len(row_of)
-    for doc_id, queries in read_expansion(path):
-        row = row_of.get(doc_id)
-        if row is None:
-            if is_part:
-                continue
-            raise InputError(f"{path} has queries for {doc_id}, which is not a document here; the expansion is for another corpus.")
-        if found[row] is not None:
-            raise InputError(f"{path} has two lines for the document {doc_id}; remove one.")
-        found[row] = queries
-    if not any(found):
-        raise InputError(f"{path} has no query for any document here; the expansion is for another corpus.")
-    return [queries or [] for queries in found]
-
-
 def write_released(
     paths: Sequence[str | Path],
     corpus: str | Path,

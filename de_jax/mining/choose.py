@@ -6,25 +6,21 @@ document and its candidates are queries.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
-from de_jax.data.batches import teacher_scores
-from de_jax.data.stores.corpus import TokenStore
-from de_jax.data.text import near_duplicates
-from de_jax.mining.negatives import TrainingTexts
-from de_jax.types import InputError, Ranking
+from de_jax.types import PADDING_ID, InputError, Ranking
 
-IsDuplicate = Callable[[int, int], bool]
-"""Whether a candidate says nearly the same as a positive; both by row."""
-TeacherScore = Callable[[int, int], float | None]
-"""What another model thinks of a candidate for an anchor, both by row; None where it was not asked."""
+IsDuplicate = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Whether candidates say nearly the same as positives: rows [c] and rows [c] to bool [c]."""
+TeacherScore = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""What another model thinks of candidates for anchors: rows [c] and rows [c] to float [c]; NaN where it was not asked."""
+
+_PAIRS = 1024
+"""Whose candidates are looked at together."""
 
 
 class Filters(NamedTuple):
@@ -46,7 +42,8 @@ ALL_IN_DEPTH = Filters()
 class Mining(NamedTuple):
     """The negatives of each pair, and the number of refused candidates by filter."""
 
-    chosen: list[Int[np.ndarray, " m"]]  # rows, in the order drawn
+    chosen: np.ndarray  # int32 [P, m] rows, in the order drawn; `PADDING_ID` after fewer
+    scores: np.ndarray  # float32 [P, m], of the ranking; NaN for `PADDING_ID`
     num_candidates: int  # within the ranks, known positives removed
     num_known: int  # known positives met in the rankings
     num_filtered: dict[str, int]  # by filter
@@ -54,7 +51,7 @@ class Mining(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """For a manifest."""
-        num_chosen = sum(map(len, self.chosen))
+        num_chosen = int(np.count_nonzero(self.chosen != PADDING_ID))
         share = sum(self.num_filtered.values()) / max(self.num_candidates, 1)
         facts = {"num_chosen": num_chosen, "mean_rank": self.mean_rank if num_chosen else None, "share_filtered": share}
         return facts | {name: getattr(self, name) for name in ("num_candidates", "num_known", "num_filtered")}
@@ -65,7 +62,7 @@ def choose(
     pair_anchors: Int[np.ndarray, " P"],
     pair_positives: Int[np.ndarray, " P"],
     positive_scores: Float[np.ndarray, " P"],
-    known: Sequence[AbstractSet[int]],
+    known: Int[np.ndarray, "known 2"],
     *,
     num_negatives: int,
     seed: int,
@@ -81,7 +78,7 @@ def choose(
         pair_anchors: the row of the ranking that each training pair asks for.
         pair_positives: the pair's own candidate.
         positive_scores: of each pair, on the ranking's scale.
-        known: for each row of the ranking all its positives, of every split that must not be trained against.
+        known: (row of the ranking, candidate), each once: all positives, of every split that must not be trained against.
         num_negatives: of each pair; fewer where the filters leave fewer.
         seed: with the step and a pair's place, decides the draw.
         step: the checkpoint whose ranking this is. Each refresh draws other ranks, as ANCE's public code does.
@@ -95,67 +92,77 @@ def choose(
         raise InputError(f"ranks {filters.first_rank} to {filters.last_rank} hold no candidate; give 1 <= first <= last.")
     if num_negatives < 1:
         raise InputError(f"num_negatives is {num_negatives}; mine at least 1 for each pair.")
-    chosen, ranks, counts = [], [], dict.fromkeys(("margin", "max_score_ratio", "max_teacher_score", "duplicate"), 0)
+    is_known = _places_of_known(ranking.doc_rows, known)
+    chosen = np.full((len(pair_anchors), num_negatives), PADDING_ID, np.int32)
+    scores, ranks = np.full(chosen.shape, np.nan, np.float32), np.zeros(chosen.shape, np.int32)
+    counts = dict.fromkeys(("margin", "max_score_ratio", "max_teacher_score", "duplicate"), 0)
     num_candidates = num_known = 0
-    for pair, (anchor, positive, score) in enumerate(
-        zip(pair_anchors.tolist(), pair_positives.tolist(), positive_scores, strict=True)
-    ):
-        rows, scores = ranking.doc_rows[anchor], ranking.scores[anchor]
-        is_known = np.isin(rows, list(known[anchor]))
-        num_known += int(np.count_nonzero(is_known))
-        free = np.flatnonzero((rows >= 0) & ~is_known)[filters.first_rank - 1 : filters.last_rank]
-        num_candidates += len(free)
-        kept = np.ones(len(free), bool)
-        for name, refused in _refusals(anchor, positive, float(score), rows[free], scores[free], filters, is_duplicate, teacher):
-            counts[name] += int(np.count_nonzero(kept & refused))
+    for start in range(0, len(pair_anchors), _PAIRS):
+        pairs = slice(start, start + _PAIRS)
+        anchors = pair_anchors[pairs]
+        found = Ranking(ranking.doc_rows[anchors], ranking.scores[anchors])  # [c, r]
+        num_known += int(np.count_nonzero(is_known[anchors]))
+        is_free = (found.doc_rows >= 0) & ~is_known[anchors]
+        rank = np.cumsum(is_free, axis=1, dtype=np.int32)
+        kept = is_free & (rank >= filters.first_rank) & (rank <= filters.last_rank)
+        num_candidates += int(np.count_nonzero(kept))
+        by = _refusals(anchors, pair_positives[pairs], positive_scores[pairs], found, filters, is_duplicate, teacher)
+        for name, refused_of in by:
+            refused = kept & refused_of(kept)
+            counts[name] += int(np.count_nonzero(refused))
             kept &= ~refused
-        drawn = np.random.default_rng((seed, step, pair)).permutation(np.flatnonzero(kept))[:num_negatives]
-        chosen.append(rows[free[drawn]])
-        ranks.append(drawn + filters.first_rank)
-    all_ranks = np.concatenate(ranks) if ranks else np.zeros(0)
-    mean_rank = float(all_ranks.mean()) if len(all_ranks) else float("nan")
-    return Mining(chosen, num_candidates, num_known, counts, mean_rank)
+        for row, places in enumerate(map(np.flatnonzero, kept)):
+            pair = start + row
+            drawn = np.random.default_rng((seed, step, pair)).permutation(places)[:num_negatives]
+            chosen[pair, : len(drawn)] = found.doc_rows[row, drawn]
+            scores[pair, : len(drawn)] = found.scores[row, drawn]
+            ranks[pair, : len(drawn)] = rank[row, drawn]
+    is_drawn = chosen != PADDING_ID
+    width = int(np.count_nonzero(is_drawn, axis=1).max(initial=0))
+    mean_rank = float(ranks[is_drawn].mean()) if width else float("nan")
+    return Mining(chosen[:, :width], scores[:, :width], num_candidates, num_known, counts, mean_rank)
+
+
+def _places_of_known(rows: Int[np.ndarray, "a r"], known: Int[np.ndarray, "known 2"]) -> Bool[np.ndarray, "a r"]:
+    """Which places of a ranking hold a known positive of their anchor."""
+    is_known = np.zeros(rows.shape, bool)
+    for start in range(0, len(known), _PAIRS):
+        anchors, positives = known[start : start + _PAIRS].T
+        which, place = np.nonzero(rows[anchors] == positives[:, None])
+        is_known[anchors[which], place] = True
+    return is_known
 
 
 def _refusals(
-    anchor: int,
-    positive: int,
-    positive_score: float,
-    rows: np.ndarray,
-    scores: np.ndarray,
+    anchors: Int[np.ndarray, " c"],
+    positives: Int[np.ndarray, " c"],
+    positive_scores: Float[np.ndarray, " c"],
+    found: Ranking,
     filters: Filters,
     is_duplicate: IsDuplicate | None,
     teacher: TeacherScore | None,
-) -> list[tuple[str, np.ndarray]]:
-    """The candidates that each filter in use refuses."""
-    refusals = []
+) -> Iterator[tuple[str, Callable[[np.ndarray], np.ndarray]]]:
+    """The candidates [c, r] that each filter in use refuses, given those that are left."""
+    of_positive = positive_scores.astype(np.float64)[:, None]
+
+    def above(limit: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda kept: found.scores > limit.astype(np.float32)
+
+    def each(says: Callable[[np.ndarray, np.ndarray], np.ndarray], own: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        def refused(kept: np.ndarray) -> np.ndarray:
+            rows, places = np.nonzero(kept)
+            answer = np.zeros(kept.shape, bool)
+            answer[rows, places] = says(own[rows], found.doc_rows[rows, places])
+            return answer
+
+        return refused
+
     if filters.margin is not None:
-        refusals.append(("margin", scores > positive_score - filters.margin))
-    if filters.max_score_ratio is not None:
+        yield "margin", above(of_positive - filters.margin)
+    if (ratio := filters.max_score_ratio) is not None:
         # A share of a negative score would let better candidates through than the positive itself.
-        refusals.append(("max_score_ratio", scores > positive_score - (1 - filters.max_score_ratio) * abs(positive_score)))
-    if filters.max_teacher_score is not None and teacher is not None:
-        found = [teacher(anchor, row) for row in rows.tolist()]
-        refused = [one is not None and one > filters.max_teacher_score for one in found]
-        refusals.append(("max_teacher_score", np.array(refused, bool)))
+        yield "max_score_ratio", above(of_positive - (1 - ratio) * np.abs(of_positive))
+    if (highest := filters.max_teacher_score) is not None and teacher is not None:
+        yield "max_teacher_score", each(lambda own, rows: teacher(own, rows) > highest, anchors)
     if is_duplicate is not None:
-        refusals.append(("duplicate", np.array([is_duplicate(positive, row) for row in rows.tolist()], bool)))
-    return refusals
-
-
-def read_teacher(path: str | Path, texts: TrainingTexts) -> dict[tuple[int, int], float]:
-    """Scores by another model by (query row, document row); `path` and errors are those of `teacher_scores.read`."""
-    queries, docs, scores = teacher_scores.read(path, texts.query_store, texts.doc_store)
-    return {(query, doc): score for query, doc, score in zip(queries.tolist(), docs.tolist(), scores.tolist(), strict=True)}
-
-
-def near_duplicates_in(store: TokenStore, max_resemblance: float | None) -> IsDuplicate | None:
-    """Whether two texts of a store share more than this of their three-token sequences; None for None."""
-    if max_resemblance is None:
-        return None
-
-    @functools.lru_cache(maxsize=1 << 16)
-    def shingles(row: int) -> frozenset[int]:
-        return near_duplicates.shingles_of(store.tokens[store.offsets[row] : store.offsets[row + 1]])
-
-    return lambda positive, row: near_duplicates.resemblance(shingles(positive), shingles(row)) > max_resemblance
+        yield "duplicate", each(is_duplicate, positives)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.mining.generations import Generation, read_mined
+from de_jax.mining.generations import Generation, read
 from de_jax.training.run.run_folder import read_settings
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
 
@@ -56,8 +56,8 @@ def of_generation(generation: Generation, *, num_docs: int, batch_size: float | 
         batch_size: of the training that uses it.
     """
     seconds = generation.manifest.get("seconds", {})
-    pairs = [(mined.query_id, mined.doc_id) for mined in read_mined(generation)]
-    num_queries = len({query_id for query_id, _ in pairs})
+    pairs = read(generation).pairs
+    num_queries = len(np.unique(pairs[:, 0]))
     costs: dict[str, float] = {"refresh_seconds": sum(seconds.values())}
     if encode := seconds.get("encode"):
         costs |= {"docs_per_second": num_docs / encode, "ms_per_doc": 1000 * encode / num_docs}

@@ -11,30 +11,35 @@ from de_jax.training.run.run_log import Sink
 from de_jax.types import Metrics, TrainState
 
 BATCHES_AHEAD = 8
-"""Updates between seeing a generation and its first batch; more than any process makes batches in advance."""
+"""Updates between accepting a generation and its first batch; more than any process makes batches in advance."""
+LOOK_SECONDS = 0.01
+"""The longest that a look waits for a generation that is being read."""
 
 
 class FollowNegatives:
     """A hook that looks for a newer generation every `every_steps` updates.
 
-    The first process looks, and all accept the generation or none does: each has it in memory then, and the switch is on the disk
-    before a batch is made by it. Whatever the miner does, the run continues with its current negatives.
+    A look lets a thread read the generation, and a later look accepts it. The first process looks, and all accept the generation or
+    none does: each has it in memory then, and the switch is on the disk before a batch is made by it. Whatever the miner does, the
+    run continues with its current negatives.
 
     Args:
         mined: the run's negatives.
         every_steps: updates between two looks.
+        waits: a look waits until the generation is read, so that a run which mines by itself depends on its seed alone.
         sinks: get the generation, its staleness in updates since the checkpoint it was mined with, and its statistics.
     """
 
-    def __init__(self, mined: MinedNegatives, *, every_steps: int, sinks: Sequence[Sink] = ()) -> None:
-        self._mined, self._every_steps, self._sinks = mined, every_steps, sinks
+    def __init__(self, mined: MinedNegatives, *, every_steps: int, waits: bool, sinks: Sequence[Sink] = ()) -> None:
+        self._mined, self._every_steps, self._waits, self._sinks = mined, every_steps, waits, sinks
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
         if step % self._every_steps:
             return None
-        newest = self._mined.newer() if distributed.is_first() else None
+        within = None if self._waits else LOOK_SECONDS
+        newest = self._mined.newer(within) if distributed.is_first() else None
         number = distributed.agreed_number(newest or 0)
-        if number and distributed.all_agree(self._mined.accepts(number)):
+        if number and distributed.all_agree(self._mined.accepts(number, within)):
             first_step = max(step + BATCHES_AHEAD, self._mined.switches[-1].step + 1)
             self._mined.record(Switch(first_step, number))
         self._log(step)

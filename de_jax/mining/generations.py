@@ -1,17 +1,22 @@
 """Generations of hard negatives: the files that a miner writes and a trainer reads.
 
 <negatives_dir>/000003/
-    part-00000.jsonl    one training pair a line: {"query_id", "doc_id", "neg_doc_ids": [...], "neg_query_ids": [...]}
-    manifest.json       the texts and the model they were mined with, and the checksum of every part; written last
+    pairs.npy         int32 [P, 2]       the training pairs: (query, document)
+    neg_docs.npy      int32 [P, N]       documents; -1 fills up
+    neg_queries.npy   int32 [P, M]       queries; -1 fills up
+    scores.npy        float32 [P, 1 + N] by the miner, of the pair's document and of its neg_docs; NaN for none; absent without any
+    query_ids.npy     bytes [q]          UTF-8: the ids of what the numbers above are rows of
+    doc_ids.npy       bytes [n]
+    manifest.json     the texts and the model they were mined with, and the checksum of every file; written last
 
-A generation appears by one rename and is never changed.
+A generation appears by one rename and is never changed. Version 0.1.0 wrote part-*.jsonl, a training pair a line, in the place of
+arrays; such generations are read as before.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
+import dataclasses
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,30 +25,22 @@ from typing import Any, NamedTuple
 
 from de_jax.files import folders, outputs, schema
 from de_jax.files.kind import Kind
-from de_jax.files.reading import parse_json, read_lines
-from de_jax.types import InputError
+from de_jax.files.reading import parse_json, read_array, read_lines
+from de_jax.mining.mined_pairs import Mined, MinedPairs, of_lines
+from de_jax.types import PADDING_ID, InputError
 
-LINES_PER_PART = 100_000
 _DIGITS = 6
+_DTYPES = {"pairs": "<i4", "neg_docs": "<i4", "neg_queries": "<i4", "scores": "<f4", "query_ids": "S", "doc_ids": "S"}
 
 
 class DamagedGeneration(InputError):
     """A generation that is absent, half-copied or damaged, or that holds what no miner writes; another one may be whole."""
 
 
-class Mined(NamedTuple):
-    """The hard negatives of one training pair; all are ids."""
-
-    query_id: str
-    doc_id: str
-    neg_doc_ids: list[str]
-    neg_query_ids: list[str]
-
-
 NEGATIVES = Kind(
     "negatives",
     {
-        "num_pairs": schema.integer(),
+        "num_pairs": schema.integer(1),
         "parts": schema.map_of(schema.text, keys=schema.file_name, least=1),
         "checkpoint_step": schema.Maybe(schema.integer()),
         "statistics": schema.Maybe(schema.map_of(schema.number())),
@@ -51,7 +48,9 @@ NEGATIVES = Kind(
     },
     make="copy the generation again, or remove it",
     mend="copy the generation again, or remove it",
+    version=2,
 )
+_OF_LINES = dataclasses.replace(NEGATIVES, version=1)
 
 
 class Generation(NamedTuple):
@@ -62,20 +61,13 @@ class Generation(NamedTuple):
     manifest: Mapping[str, Any]
 
 
-def write_generation(
-    negatives_dir: str | Path,
-    number: int,
-    mined: Iterable[Mined],
-    facts: Mapping[str, Any],
-    *,
-    lines_per_part: int = LINES_PER_PART,
-) -> Generation:
+def write_generation(negatives_dir: str | Path, number: int, mined: MinedPairs, facts: Mapping[str, Any]) -> Generation:
     """Writes a generation; it appears when it is complete.
 
     Args:
         negatives_dir: of all generations.
         number: of this generation; higher than the existing numbers.
-        mined: one for each training pair, at least one.
+        mined: at least one pair.
         facts: for the manifest: "docs" and "queries" (content hashes of the texts) and what else the miner wants to say.
 
     Raises:
@@ -84,19 +76,21 @@ def write_generation(
     folder = generation_dir(negatives_dir, number)
     if folder.exists():
         raise InputError(f"{folder} exists already; one miner writes to a folder at a time.")
-    lines, num_pairs = iter(mined), 0
-    parts: dict[str, str] = {}
+    if not len(mined.pairs):
+        raise InputError(f"there are no pairs to write to {folder}; mine for at least one.")
+    arrays = {f"{name}.npy": array for name, array in mined._asdict().items() if array is not None}
     with folders.atomic_dir(folder) as temporary:
-        while chunk := list(itertools.islice(lines, lines_per_part)):
-            part = temporary / f"part-{len(parts):05d}.jsonl"
-            part.write_text("".join(json.dumps(line._asdict(), ensure_ascii=False) + "\n" for line in chunk), encoding="utf-8")
-            parts[part.name] = outputs.sha256_of(part)
-            num_pairs += len(chunk)
-        if not num_pairs:
-            raise InputError(f"there are no pairs to write to {folder}; mine for at least one.")
-        entries = {"generation": number, "num_pairs": num_pairs, "parts": parts, **facts}
+        for name, array in arrays.items():
+            outputs.save_array(temporary / name, array)
+        parts = {name: outputs.sha256_of(temporary / name) for name in arrays}
+        entries = {"generation": number, "num_pairs": len(mined.pairs), "parts": parts, **facts}
         manifest = NEGATIVES.write_manifest(temporary, entries)
     return Generation(number, folder, manifest)
+
+
+def write_lines(negatives_dir: str | Path, number: int, lines: Iterable[Mined], facts: Mapping[str, Any]) -> Generation:
+    """`write_generation` of lines of ids."""
+    return write_generation(negatives_dir, number, of_lines(lines), facts)
 
 
 def generation_dir(negatives_dir: str | Path, number: int) -> Path:
@@ -122,7 +116,7 @@ def open_generation(negatives_dir: str | Path, number: int) -> Generation:
     """
     folder = generation_dir(negatives_dir, number)
     with _damage():
-        return Generation(number, folder, NEGATIVES.open(folder))
+        return Generation(number, folder, _kind_of(folder).open(folder))
 
 
 def open_newest(folder: str | Path) -> Generation:
@@ -156,26 +150,42 @@ def read_manifest(negatives_dir: str | Path, number: int) -> dict[str, Any]:
         DamagedGeneration: it is absent, of another format, or says what no miner says.
     """
     with _damage():
-        return NEGATIVES.read_manifest(generation_dir(negatives_dir, number))
+        folder = generation_dir(negatives_dir, number)
+        return _kind_of(folder).read_manifest(folder)
+
+
+def read(generation: Generation) -> MinedPairs:
+    """The arrays of a generation, memory-mapped; those that version 0.1.0 wrote as lines are in memory.
+
+    Raises:
+        DamagedGeneration: a file that is gone, or that does not hold what a miner writes.
+    """
+    if generation.manifest["format"] == _OF_LINES.format:
+        return of_lines(_read_lines(generation))
+    num_pairs, mend = generation.manifest["num_pairs"], NEGATIVES.mend
+    shapes: dict[str, tuple[int | None, ...]] = {"pairs": (num_pairs, 2), "query_ids": (None,), "doc_ids": (None,)}
+    with _damage():
+        arrays: dict[str, Any] = {
+            name: read_array(generation.folder / f"{name}.npy", dtype, shapes.get(name, (num_pairs, None)), rebuild=mend)
+            for name, dtype in _DTYPES.items()
+            if name != "scores" or "scores.npy" in generation.manifest["parts"]
+        }
+        mined = MinedPairs(**{"scores": None, **arrays})
+        queries, docs = len(mined.query_ids), len(mined.doc_ids)
+        for name, rows, least, size in (
+            ("pairs", mined.pairs[:, 0], 0, queries),
+            ("pairs", mined.pairs[:, 1], 0, docs),
+            ("neg_docs", mined.neg_docs, PADDING_ID, docs),
+            ("neg_queries", mined.neg_queries, PADDING_ID, queries),
+        ):
+            if rows.min(initial=least) < least or rows.max(initial=least) >= size:
+                raise InputError(f"{generation.folder / name}.npy is damaged: it refers to a text that is not there; {mend}.")
+    return mined
 
 
 def read_mined(generation: Generation) -> Iterator[Mined]:
-    """The lines of a generation, in order.
-
-    Raises:
-        DamagedGeneration: a malformed line, fewer or more pairs than the manifest counts, or a part that is gone.
-    """
-    num_pairs = 0
-    for name in sorted(generation.manifest["parts"]):
-        path = generation.folder / name
-        with _damage():
-            for line, raw in read_lines(path):
-                yield parsed(raw, f"{path}, line {line}")
-                num_pairs += 1
-    if num_pairs != generation.manifest["num_pairs"]:
-        raise DamagedGeneration(
-            f"{generation.folder} holds {num_pairs} pairs, but its manifest says {generation.manifest['num_pairs']}; copy it again."
-        )
+    """The pairs of a generation by id, in order; raises what `read` raises."""
+    return read(generation).lines()
 
 
 def parsed(raw: str, where: str) -> Mined:
@@ -190,6 +200,27 @@ def parsed(raw: str, where: str) -> Mined:
             f"{where}: expected an object with {', '.join(Mined._fields)}; the first two are strings, the others lists of strings."
         ) from None
     return mined
+
+
+def _kind_of(folder: Path) -> Kind:
+    """The kind of a generation's folder: of arrays, or of the lines that version 0.1.0 wrote."""
+    said = outputs.read_json(folder / NEGATIVES.file) if NEGATIVES.is_in(folder) else None
+    return _OF_LINES if isinstance(said, dict) and said.get("format") == _OF_LINES.format else NEGATIVES
+
+
+def _read_lines(generation: Generation) -> Iterator[Mined]:
+    """The lines of a generation by version 0.1.0, in order."""
+    num_pairs = 0
+    for name in sorted(generation.manifest["parts"]):
+        path = generation.folder / name
+        with _damage():
+            for line, raw in read_lines(path):
+                yield parsed(raw, f"{path}, line {line}")
+                num_pairs += 1
+    if num_pairs != generation.manifest["num_pairs"]:
+        raise DamagedGeneration(
+            f"{generation.folder} holds {num_pairs} pairs, but its manifest says {generation.manifest['num_pairs']}; copy it again."
+        )
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from de_jax.data.sources.table_store import text_id
 from de_jax.data.sources.training_set import text_hashes
 from de_jax.data.text import beir
 from de_jax.data.text.table_rows import Example
-from de_jax.mining.generations import Mined
+from de_jax.mining.mined_pairs import Mined
 from de_jax.types import InputError
 
 

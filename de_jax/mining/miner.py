@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +12,13 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.data.batches import teacher_scores
+from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import beir, input_policy
+from de_jax.data.text.near_duplicates import Resemblances
 from de_jax.files.reading import read_lines
-from de_jax.mining import generations, mining_statistics
-from de_jax.mining.choose import Filters, Mining, choose, near_duplicates_in, read_teacher
-from de_jax.mining.generations import Mined
+from de_jax.mining import generations, mined_pairs, mining_statistics
+from de_jax.mining.choose import Filters, IsDuplicate, Mining, TeacherScore, choose
+from de_jax.mining.mined_pairs import MinedPairs
 from de_jax.mining.negatives import TrainingTexts
 from de_jax.retrieval import encode, faiss_index
 from de_jax.retrieval.bm25 import BM25Index
@@ -25,7 +27,7 @@ from de_jax.retrieval.index import ExactIndex, Index
 from de_jax.retrieval.maxp import MaxPIndex
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, check_fields
 from de_jax.training.run.run_folder import Run
-from de_jax.types import InputError
+from de_jax.types import PADDING_ID, InputError
 
 MIN_RELEVANCE = 1
 """The grade from which a judged document is a positive."""
@@ -41,7 +43,7 @@ class Miner:
     `num_neg_docs`, `num_neg_queries`: of each training pair, at most. Queries are for DANCE's dual task (Li et al. 2021).
     `first_rank`, `last_rank`: candidates by rank, known positives not counted.
     `margin`, `max_score_ratio`: a negative scores at most its positive's score minus this, or at most this share of it.
-    `teacher_scores`, `max_teacher_score`: a file of scores by another model (`choose.read_teacher`), and the highest that a
+    `teacher_scores`, `max_teacher_score`: a file of scores by another model (`teacher_scores.read`), and the highest that a
     negative may have.
     `max_resemblance`: texts that share more of their three-token sequences with the positive (Jaccard, 0 to 1) are no negatives.
     `index`: "exact" or a FAISS factory string, with `nprobe`, `ef_search` and `faiss_device` as in `faiss_index.SearchOptions`.
@@ -134,7 +136,7 @@ def mine(
     *,
     previous: Int[np.ndarray, "P m"] | None = None,
     score: Score | None = None,
-) -> tuple[list[Mined], dict[str, Any]]:
+) -> tuple[MinedPairs, dict[str, Any]]:
     """The hard negatives of every training pair.
 
     Documents are near a query as in ANCE (Xiong et al. 2021), training queries near a document as in DANCE (Li et al. 2021). All
@@ -159,15 +161,14 @@ def mine(
     positives = texts.pairs[:, 1]
     index = _index_of_docs(embedded, texts, miner)
     clock.lap("index")
-    known = _known(anchors, positives, len(embedded.query_rows))
+    known = np.unique(np.stack([anchors, positives], axis=1), axis=0)
     if texts.drop_identical_ids:
-        _add_identical(known, [texts.query_store.ids[row] for row in embedded.query_rows.tolist()], texts.doc_store.rows_of)
-    depth = max(miner.last_rank + max(map(len, known)), mining_statistics.DEPTH)
+        known = _with(known, texts.doc_store.rows_of(texts.query_store.encoded_ids[embedded.query_rows]))
+    depth = max(miner.last_rank + _most(known), mining_statistics.DEPTH)
     ranking = index.search(embedded.queries, min(texts.doc_store.num_texts, depth))
     clock.lap("search")
     positive_scores = _positive_scores(embedded, texts, anchors)
-    teacher = read_teacher(miner.teacher_scores, texts) if miner.teacher_scores else {}
-    query_rows = embedded.query_rows.tolist()
+    teacher = teacher_scores.by_rows(miner.teacher_scores, texts.query_store, texts.doc_store) if miner.teacher_scores else None
     mined = choose(
         ranking,
         anchors,
@@ -178,15 +179,15 @@ def mine(
         seed=miner.seed,
         step=embedded.step,
         filters=miner.filters,
-        is_duplicate=near_duplicates_in(texts.doc_store, miner.max_resemblance),
-        teacher=lambda anchor, doc: teacher.get((query_rows[anchor], doc)),
+        is_duplicate=_is_duplicate(texts.doc_store, miner),
+        teacher=teacher and (lambda own, docs: teacher(embedded.query_rows[own], docs)),
     )
     clock.lap("choose")
     facts = {"neg_docs": mined.facts()}
-    queries = [np.zeros(0, np.int32)] * len(positives)
+    queries = np.zeros((len(positives), 0), np.int32)
     if miner.num_neg_queries:
         dual = _mine_queries(embedded, texts, miner, anchors, positive_scores, teacher, clock)
-        queries = [embedded.query_rows[chosen] for chosen in dual.chosen]
+        queries = np.append(embedded.query_rows, PADDING_ID)[dual.chosen]  # `PADDING_ID` is the last place
         facts["neg_queries"] = dual.facts()
     statistics = mining_statistics.compared(mined.chosen, texts, previous=previous, ranking=ranking, anchors=anchors)
     statistics |= mining_statistics.judged(mined.chosen, texts, miner.judgements) if miner.judgements else {}
@@ -195,13 +196,15 @@ def mine(
     if score:
         statistics |= {f"dev/{name}": value for name, value in score(index).items()}
     clock.lap("statistics")
-    lines = lines_of(texts.pairs, mined.chosen, queries, texts.query_store.ids, texts.doc_store.ids)
-    return lines, {**facts, **dataclasses.asdict(miner), "statistics": statistics, "seconds": clock.seconds}
+    scores = np.concatenate([positive_scores[:, None], mined.scores], axis=1)
+    ids = {"query_ids": texts.query_store.encoded_ids, "doc_ids": texts.doc_store.encoded_ids}
+    pairs = mined_pairs.of_rows(texts.pairs, mined.chosen, queries, scores, **ids)
+    return pairs, {**facts, **dataclasses.asdict(miner), "statistics": statistics, "seconds": clock.seconds}
 
 
 def mine_bm25(
     dataset: beir.Dataset, miner: Miner, *, drop_identical_ids: bool = True, k1: float = 0.9, b: float = 0.4
-) -> tuple[list[Mined], dict[str, Any]]:
+) -> tuple[MinedPairs, dict[str, Any]]:
     """The hard negatives of every training pair by BM25; for a warm-up, as a baseline, or to compare with.
 
     Pairs of empty texts, which the data set was read without, are left out.
@@ -225,12 +228,10 @@ def mine_bm25(
     query_rows, anchors = np.unique(pairs[:, 0], return_inverse=True)
     index = BM25Index(dataset.docs.texts, dataset.docs.ids, k1=k1, b=b)
     clock.lap("index")
-    known = _known(anchors, pairs[:, 1], len(query_rows))
+    known = np.unique(np.stack([anchors, pairs[:, 1]], axis=1), axis=0)
     if drop_identical_ids:
-        _add_identical(
-            known, [dataset.queries.ids[row] for row in query_rows], lambda ids: [row_of_doc.get(one, -1) for one in ids]
-        )
-    depth = min(len(dataset.docs.ids), miner.last_rank + max(map(len, known)))
+        known = _with(known, np.array([row_of_doc.get(dataset.queries.ids[row], -1) for row in query_rows.tolist()]))
+    depth = min(len(dataset.docs.ids), miner.last_rank + _most(known))
     ranking = index.search([dataset.queries.texts[row] for row in query_rows], depth)
     clock.lap("search")
     mined = choose(
@@ -245,25 +246,11 @@ def mine_bm25(
         filters=miner.filters,
     )
     clock.lap("choose")
-    lines = lines_of(pairs, mined.chosen, [np.zeros(0, np.int32)] * len(pairs), dataset.queries.ids, dataset.docs.ids)
+    scores = np.pad(mined.scores, ((0, 0), (1, 0)), constant_values=np.nan)  # those of positives are not known
+    ids = {"query_ids": mined_pairs.encoded(dataset.queries.ids), "doc_ids": mined_pairs.encoded(dataset.docs.ids)}
+    found = mined_pairs.of_rows(pairs, mined.chosen, np.zeros((len(pairs), 0), np.int32), scores, **ids)
     facts = {name: getattr(miner, name) for name in used}
-    return lines, {**facts, "neg_docs": mined.facts(), "k1": k1, "b": b, "seconds": clock.seconds}
-
-
-def lines_of(
-    pairs: Int[np.ndarray, "P 2"],
-    docs: Sequence[np.ndarray],
-    queries: Sequence[np.ndarray],
-    query_ids: Sequence[str],
-    doc_ids: Sequence[str],
-) -> list[Mined]:
-    """A generation's negatives of each pair; all are rows of the ids, one array a pair."""
-    return [
-        Mined(query_ids[query], doc_ids[doc], [doc_ids[row] for row in found], [query_ids[row] for row in asked])
-        for (query, doc), found, asked in zip(
-            pairs.tolist(), map(np.ndarray.tolist, docs), map(np.ndarray.tolist, queries), strict=True
-        )
-    ]
+    return found, {**facts, "neg_docs": mined.facts(), "k1": k1, "b": b, "seconds": clock.seconds}
 
 
 def _index_of_docs(embedded: Embedded, texts: TrainingTexts, miner: Miner) -> Index:
@@ -290,21 +277,22 @@ def _mine_queries(
     miner: Miner,
     anchors: Int[np.ndarray, " P"],
     positive_scores: Float[np.ndarray, " P"],
-    teacher: dict[tuple[int, int], float],
+    teacher: TeacherScore | None,
     clock: _Clock,
 ) -> Mining:
     """The dual task: queries near each document that has one; `chosen` are places among the embedded queries."""
     if texts.passages is not None:
         raise InputError("mined queries are for documents of one passage; set max_passages to 1, or num_neg_queries to 0.")
     docs, doc_of_pair = np.unique(texts.pairs[:, 1], return_inverse=True)
-    known = _known(doc_of_pair, anchors, len(docs))
+    query_rows = embedded.query_rows
+    known = np.unique(np.stack([doc_of_pair, anchors], axis=1), axis=0)
     if texts.drop_identical_ids:
-        place = {texts.query_store.ids[row]: place for place, row in enumerate(embedded.query_rows.tolist())}
-        _add_identical(known, [texts.doc_store.ids[row] for row in docs.tolist()], lambda ids: [place.get(one, -1) for one in ids])
-    query_rows, doc_rows = embedded.query_rows.tolist(), docs.tolist()
-    near = near_duplicates_in(texts.query_store, miner.max_resemblance)
-    index = ExactIndex(embedded.queries, [texts.query_store.ids[row] for row in query_rows])
-    depth = min(miner.last_rank + max(map(len, known)), len(query_rows))
+        same = texts.query_store.rows_of(texts.doc_store.encoded_ids[docs])
+        place = np.minimum(np.searchsorted(query_rows, same), len(query_rows) - 1)
+        known = _with(known, np.where(query_rows[place] == same, place, -1))
+    near = _is_duplicate(texts.query_store, miner)
+    index = ExactIndex(embedded.queries, [texts.query_store.ids[row] for row in query_rows.tolist()])
+    depth = min(miner.last_rank + _most(known), len(query_rows))
     ranking = index.search(np.ascontiguousarray(embedded.docs[docs]), depth)
     clock.lap("search")
     mined = choose(
@@ -317,26 +305,29 @@ def _mine_queries(
         seed=miner.seed,
         step=embedded.step,
         filters=miner.filters,
-        is_duplicate=near and (lambda own, other: near(query_rows[own], query_rows[other])),
-        teacher=lambda doc, query: teacher.get((query_rows[query], doc_rows[doc])),
+        is_duplicate=near and (lambda own, others: near(query_rows[own], query_rows[others])),
+        teacher=teacher and (lambda own, queries: teacher(query_rows[queries], docs[own])),
     )
     clock.lap("choose")
     return mined
 
 
-def _known(anchors: Int[np.ndarray, " P"], positives: Int[np.ndarray, " P"], num_anchors: int) -> list[set[int]]:
-    """The positives of each anchor."""
-    known: list[set[int]] = [set() for _ in range(num_anchors)]
-    for anchor, positive in zip(anchors.tolist(), positives.tolist(), strict=True):
-        known[anchor].add(positive)
-    return known
+def _with(known: Int[np.ndarray, "known 2"], candidates: Int[np.ndarray, " a"]) -> Int[np.ndarray, "more 2"]:
+    """What anchors must not draw, and beside it the candidate of each anchor's id; -1 where there is none."""
+    same = np.stack([np.arange(len(candidates)), candidates], axis=1)
+    return np.unique(np.concatenate([known, same[candidates >= 0]]), axis=0)
 
 
-def _add_identical(known: list[set[int]], anchor_ids: Sequence[str], rows_of: Callable[[Sequence[str]], Iterable[int]]) -> None:
-    """Adds to what each anchor must not draw the candidate that has the anchor's id, where there is one."""
-    for own, row in zip(known, rows_of(anchor_ids), strict=True):
-        if row >= 0:
-            own.add(int(row))
+def _most(known: Int[np.ndarray, "known 2"]) -> int:
+    """Of the candidates of one anchor."""
+    return int(np.bincount(known[:, 0]).max())
+
+
+def _is_duplicate(store: TokenStore, miner: Miner) -> IsDuplicate | None:
+    """Whether two texts of a store share too many of their three-token sequences."""
+    if miner.max_resemblance is None:
+        return None
+    return Resemblances(store.tokens, store.offsets, max_resemblance=miner.max_resemblance).exceed
 
 
 class _Clock:

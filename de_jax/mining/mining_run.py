@@ -24,15 +24,17 @@ KEPT_AS = "mining"
 
 
 def mine_generation(
-    run: Run, mined: MinedNegatives, miner: Miner, *, keep: bool, source: str = "", score: Score | None = None
+    run: Run, mined: MinedNegatives, miner: Miner, *, source: str = "", score: Score | None = None
 ) -> Generation | None:
     """Mines and writes the next generation; where several processes train, all of them call this, and the first one writes.
+
+    The embeddings of a process that trains or mines alone lie in the run's folder, and where it is killed the same call goes on
+    with them. Several processes hold them in memory.
 
     Args:
         run: whose parameters rank.
         mined: the pairs, and where generations lie.
         miner: what is mined.
-        keep: whether embeddings go to the run's folder, so that a killed process continues from them.
         source: of a mixture; its embeddings are kept apart.
         score: see `miner.mine`.
 
@@ -42,14 +44,14 @@ def mine_generation(
     texts, kept_as = mined.texts, f"{KEPT_AS}_{source}" if source else KEPT_AS
     store = texts.passages or texts.doc_store
     with progress_bar(total=store.num_texts, desc=f"encode, step {run.step}", unit=" docs", delay=0.5, leave=False) as bar:
-        embedded = embed(run, texts, keep_as=kept_as if keep else None, progress=bar.update)
+        embedded = embed(run, texts, keep_as=kept_as if distributed.is_alone() else None, progress=bar.update)
     if not distributed.is_first():
         return None
     previous = mined.newest()
-    lines, facts = mine(embedded, texts, miner, previous=previous and previous.rows["neg_docs"], score=score)
+    pairs, facts = mine(embedded, texts, miner, previous=previous and previous.rows["neg_docs"], score=score)
     number = mined.next_number()
     facts = {**texts.hashes, "mined_by": str(run.run_dir), "checkpoint_step": run.step, **facts}
-    generation = generations.write_generation(mined.negatives_dir, number, lines, facts)
+    generation = generations.write_generation(mined.negatives_dir, number, pairs, facts)
     if embedded.folder is not None:
         for folder in (run.run_dir / "embeddings" / kept_as).glob("step_*"):
             if folder != embedded.folder:
@@ -69,6 +71,7 @@ class MineNegatives:
         miner: what is mined.
         every_steps: updates between two generations.
         num_steps: updates of the whole run; nothing is mined after the last.
+        source: see `mine_generation`.
         on_seconds: told how long it took.
         before: called before; waits for the step, and may raise.
     """
@@ -81,11 +84,12 @@ class MineNegatives:
         *,
         every_steps: int,
         num_steps: int,
+        source: str = "",
         on_seconds: Callable[[float], None] = lambda seconds: None,
         before: Callable[[], object] = lambda: None,
     ) -> None:
         self._run_of, self._mined, self._miner = run_of, mined, miner
-        self._every_steps, self._num_steps = every_steps, num_steps
+        self._every_steps, self._num_steps, self._source = every_steps, num_steps, source
         self._on_seconds, self._before = on_seconds, before
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
@@ -94,7 +98,7 @@ class MineNegatives:
         self._before()
         if distributed.agreed(not _is_mined(self._mined, step)):
             start = time.monotonic()
-            mine_generation(self._run_of(step, state.all_params), self._mined, self._miner, keep=False)
+            mine_generation(self._run_of(step, state.all_params), self._mined, self._miner, source=self._source)
             self._on_seconds(time.monotonic() - start)
         return None
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Int32
 
 from de_jax.data.text import beir
 from de_jax.mining import generations, negatives
@@ -20,7 +19,7 @@ _PAIRS = 4096
 
 
 def compared(
-    chosen: Sequence[np.ndarray],
+    chosen: Int32[np.ndarray, "P N"],
     texts: TrainingTexts,
     *,
     previous: Int[np.ndarray, "P m"] | None,
@@ -30,7 +29,7 @@ def compared(
     """How far negatives moved since the generation before.
 
     Args:
-        chosen: the document rows of each training pair.
+        chosen: the document rows of each training pair; `PADDING_ID` fills up.
         texts: of the pairs.
         previous: those of the generation before; without them there is nothing to say.
         ranking: [q, >= 100] by the model that the new ones are of.
@@ -43,34 +42,27 @@ def compared(
     if previous is None:
         return {}
     return {
-        "overlap_previous": _share_found(_table(chosen), previous),
+        "overlap_previous": _share_found(chosen, previous),
         "previous_in_top_100": _share_found(previous, ranking.doc_rows[:, :DEPTH], anchors),
     }
 
 
-def overlap_with_bm25(chosen: Sequence[np.ndarray], texts: TrainingTexts, negatives_dir: str | Path) -> dict[str, float]:
+def overlap_with_bm25(chosen: Int32[np.ndarray, "P N"], texts: TrainingTexts, negatives_dir: str | Path) -> dict[str, float]:
     """ "overlap_bm25": the share of negatives that BM25's newest generation has for the same pair."""
     by_bm25 = negatives.rows_of_pairs(generations.open_newest(negatives_dir), texts)["neg_docs"]
-    return {"overlap_bm25": _share_found(_table(chosen), by_bm25)}
+    return {"overlap_bm25": _share_found(chosen, by_bm25)}
 
 
-def judged(chosen: Sequence[np.ndarray], texts: TrainingTexts, path: str | Path) -> dict[str, float]:
+def judged(chosen: Int32[np.ndarray, "P N"], texts: TrainingTexts, path: str | Path) -> dict[str, float]:
     """ "false_negative_rate": of the negatives that `path` (qrels) judges, the share that is relevant; and "num_judged" of them."""
     query_ids, doc_ids = texts.query_store.ids, texts.doc_store.ids
     qrels = beir.read_qrels(path)
     grades = []
-    for query, docs in zip(texts.pairs[:, 0].tolist(), chosen, strict=True):
+    for query, docs in zip(texts.pairs[:, 0].tolist(), chosen.tolist(), strict=True):
         known = qrels.get(query_ids[query], {})
-        grades += [known[doc_ids[doc]] for doc in docs.tolist() if doc_ids[doc] in known]
+        grades += [known[doc_ids[doc]] for doc in docs if doc != PADDING_ID and doc_ids[doc] in known]
     rate = float(np.mean(np.array(grades) > 0)) if grades else 0.0
     return {"false_negative_rate": rate, "num_judged": float(len(grades))}
-
-
-def _table(lists: Sequence[np.ndarray]) -> Int[np.ndarray, "P m"]:
-    table = np.full((len(lists), max(map(len, lists))), PADDING_ID, np.int32)
-    for row, one in enumerate(lists):
-        table[row, : len(one)] = one
-    return table
 
 
 def _share_found(

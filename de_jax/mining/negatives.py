@@ -5,19 +5,20 @@
     of a mixture
 
 A switch is on the disk before a batch is made by it, and a generation never changes. So a run that was killed sees the same
-negatives in the same order when it continues, however quick the miner was in the meantime.
+negatives in the same order when it continues, however quick the miner was in the meantime. A thread reads generations, so that
+training need not wait for it.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +29,6 @@ from de_jax.mining import generations
 from de_jax.mining.generations import DamagedGeneration
 from de_jax.mining.rows_of_pairs import TrainingTexts, rows_of_pairs
 from de_jax.types import InputError
-
-T = TypeVar("T")
 
 SWITCHES_FILE = "switches.jsonl"
 FIRST_SWITCH_SECONDS = 120.0
@@ -49,6 +48,14 @@ class Held(NamedTuple):
 
     manifest: Mapping[str, Any]
     rows: Mapping[str, np.ndarray]  # see `rows_of_pairs`
+
+
+class _Candidate(NamedTuple):
+    """A generation that is read, or was, and that is of no switch yet."""
+
+    number: int
+    state: Any  # of its folder when its reading began
+    held: futures.Future[Held]
 
 
 _SWITCH = schema.of_class(Switch, step=schema.integer(), generation=schema.integer())
@@ -87,9 +94,11 @@ class MinedNegatives:
         self.texts, self._is_first = texts, is_first
         self.num_drawn = {name: number for name, number in num_drawn.items() if number}
         self._held: dict[int, Held] = {}  # of switches
-        self._candidate: tuple[int, Held] | None = None  # read, and of no switch yet
+        self._candidate: _Candidate | None = None
+        self._reader = futures.ThreadPoolExecutor(1, "negatives")
         self._manifests: dict[int, Mapping[str, Any]] = {}  # of all that were ever held
-        self._refused: dict[int, Any] = {}
+        self._refused: dict[int, Any] = {}  # the state of each one's folder
+        self._told: set[int] = set()
         self._lock = threading.Lock()  # batches are made by another thread
         self.switches: list[Switch] = []
 
@@ -133,7 +142,7 @@ class MinedNegatives:
         if not self.switches:
             self.check()
             assert self._candidate is not None
-            self.record(Switch(0, self._candidate[0]))
+            self.record(Switch(0, self._candidate.number))
         self.at(step)
 
     def at(self, step: int) -> dict[str, Negatives]:
@@ -163,31 +172,48 @@ class MinedNegatives:
             InputError: it was mined over other texts.
         """
         for number in reversed(self._numbers()):
-            if held := self._attempt(number, self._accepted):
+            if held := self._attempt(number):
                 return held
         return None
 
-    def newer(self) -> int | None:
+    def newer(self, within: float | None = None) -> int | None:
         """The newest generation beyond the last switch's that is whole and fits the training pairs.
 
         Warns of others, once; one that was still being copied is looked at again when it has changed.
+
+        Args:
+            within: seconds to wait for what is being read. None is returned where it takes longer, and a later call finds it read.
         """
         for number in reversed(self._numbers()):
-            if number <= self.switches[-1].generation:
+            if number <= self.switches[-1].generation or not self._is_read(number, within):
                 return None
             if self.accepts(number):
                 return number
         return None
 
-    def accepts(self, number: int) -> bool:
-        """Whether a generation is whole and fits the training pairs; it is in memory then. Warns of another, once."""
-        return self._attempt(number, self._accepted, passes_over=InputError) is not None
+    def accepts(self, number: int, within: float | None = None) -> bool:
+        """Whether a generation is whole and fits the training pairs; it is in memory then. Warns of another, once.
+
+        Args:
+            number: of the generation.
+            within: as of `newer`.
+        """
+        return self._is_read(number, within) and self._attempt(number, passes_over=InputError) is not None
 
     def manifests(self) -> dict[int, Mapping[str, Any]]:
-        """What miners say of their generations, by number. Warns once of a manifest that is damaged, and leaves it out."""
-        read = functools.partial(generations.read_manifest, self.negatives_dir)
-        found = {number: self._attempt(number, read) for number in self._numbers()}
-        return {number: manifest for number, manifest in found.items() if manifest is not None}
+        """What miners say of their generations, by number. Warns once of a manifest that is damaged.
+
+        Skipped generations are left out.
+        """
+        found: dict[int, Mapping[str, Any]] = {}
+        for number in self._numbers():
+            if self._refused.get(number) == self._state(number):
+                continue
+            try:
+                found[number] = generations.read_manifest(self.negatives_dir, number)
+            except DamagedGeneration as error:
+                self._tell_passed_over(number, error)
+        return found
 
     def next_number(self) -> int:
         """The number of the next generation, beyond all there are and all that the run has switched to."""
@@ -208,8 +234,7 @@ class MinedNegatives:
         try:
             return generations.numbers(self.negatives_dir)
         except OSError as error:
-            if self._refused.setdefault(0, error) is error:
-                warnings.warn(f"{self.negatives_dir} cannot be read: {error.strerror}.", stacklevel=3)
+            self._tell(0, f"{self.negatives_dir} cannot be read: {error.strerror}.")
             return []
 
     def _switch_at(self, step: int) -> Switch:
@@ -218,28 +243,57 @@ class MinedNegatives:
     def _hold(self, number: int, held: Held) -> None:
         self._held[number], self._manifests[number] = held, held.manifest
 
+    def _reading(self, number: int) -> _Candidate:
+        """A generation whose reading has begun, or begins now."""
+        if self._candidate is None or self._candidate.number != number:
+            self._candidate = _Candidate(number, self._state(number), self._reader.submit(self._opened, number))
+        return self._candidate
+
+    def _is_read(self, number: int, within: float | None) -> bool:
+        """Whether a generation was read, whatever came of it, or is so many seconds from now."""
+        is_refused = self._refused.get(number) == self._state(number)
+        return is_refused or bool(futures.wait([self._reading(number).held], within).done)
+
     def _accepted(self, number: int) -> Held:
         """A generation that was read already, or is read now."""
-        if self._candidate is None or self._candidate[0] != number:
-            self._candidate = number, self._held.get(number) or self._opened(number)
-        return self._candidate[1]
+        try:
+            return self._reading(number).held.result()
+        except BaseException:
+            self._candidate = None
+            raise
 
     def _opened(self, number: int) -> Held:
+        if held := self._held.get(number):
+            return held
         generation = generations.open_generation(self.negatives_dir, number)
         return Held(generation.manifest, rows_of_pairs(generation, self.texts))
 
-    def _attempt(self, number: int, read: Callable[[int], T], *, passes_over: type[InputError] = DamagedGeneration) -> T | None:
-        """What `read` says of a generation; None, and one warning, where it raises, and again until its folder changes."""
-        state = _state(generations.generation_dir(self.negatives_dir, number))
+    def _attempt(self, number: int, *, passes_over: type[InputError] = DamagedGeneration) -> Held | None:
+        """A generation; None, and one warning, where it is refused, and again until its folder changes."""
+        state = self._state(number)
         if self._refused.get(number) == state:
             return None
         try:
-            return read(number)
+            return self._accepted(number)
         except passes_over as error:
-            if number not in self._refused:
-                warnings.warn(f"generation {number} of the negatives is skipped: {error}", stacklevel=3)
+            self._tell_passed_over(number, error)
             self._refused[number] = state
             return None
+
+    def _tell_passed_over(self, number: int, error: InputError) -> None:
+        self._tell(number, f"generation {number} of the negatives is skipped: {error}")
+
+    def _tell(self, number: int, sentence: str) -> None:
+        """Warns of a generation, or of all by 0, once."""
+        if number not in self._told:
+            self._told.add(number)
+            warnings.warn(sentence, stacklevel=4)
+
+    def _state(self, number: int) -> Any:
+        """Of a generation's folder; of one that is read as it was before."""
+        if self._candidate and self._candidate.number == number:
+            return self._candidate.state
+        return _state(generations.generation_dir(self.negatives_dir, number))
 
     def _write(self, switch: Switch) -> None:
         if self._file is not None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int, Int32
 
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.passages import PassageStore
@@ -42,34 +43,40 @@ def rows_of_pairs(generation: Generation, texts: TrainingTexts) -> dict[str, np.
     for name, expected in texts.hashes.items():
         if generation.manifest.get(name) != expected:
             raise InputError(f"{generation.folder} was mined from other {name} than the training data has; mine again.")
-    stores = {"neg_docs": texts.doc_store, "neg_queries": texts.query_store}
-    mined = list(generations.read_mined(generation))
-    own = [texts.query_store.rows_of([line.query_id for line in mined]), texts.doc_store.rows_of([line.doc_id for line in mined])]
-    places: dict[tuple[int, ...], list[int]] = {}  # a table may hold a pair in several rows
-    for row, pair in enumerate(map(tuple, np.asarray(texts.pairs).tolist())):
-        places.setdefault(pair, []).append(row)
-    chosen = [
-        (row, line)
-        for pair, line in zip(zip(*(rows.tolist() for rows in own), strict=True), mined, strict=True)
-        for row in places.get(pair, ())
-    ]
-    if not chosen:
+    mined = generations.read(generation)
+    query_rows, doc_rows = texts.query_store.rows_of(mined.query_ids), texts.doc_store.rows_of(mined.doc_ids)
+    own = np.stack([query_rows[mined.pairs[:, 0]], doc_rows[mined.pairs[:, 1]]], axis=1)
+    places = _places(own, np.asarray(texts.pairs))
+    if (places < 0).all():
         raise InputError(f"{generation.folder} was mined for none of the training pairs; mine for this data set and split.")
     return {
-        name: _table(generation, [(row, getattr(line, field)) for row, line in chosen], len(texts.pairs), stores[name])
-        for name, field in (("neg_docs", "neg_doc_ids"), ("neg_queries", "neg_query_ids"))
+        "neg_docs": _table(generation, mined.neg_docs, places, mined.doc_ids, doc_rows),
+        "neg_queries": _table(generation, mined.neg_queries, places, mined.query_ids, query_rows),
     }
 
 
-def _table(generation: Generation, lists: list[tuple[int, list[str]]], num_pairs: int, store: TokenStore) -> np.ndarray:
-    """The rows of lists of ids, [num_pairs, longest list]; a list of the same pair that comes later counts."""
-    ids = [text_id for _, one in lists for text_id in one]
-    rows = store.rows_of(ids)
-    if (rows < 0).any():
-        raise InputError(f"{generation.folder}: the negative {ids[int(np.argmin(rows))]!r} is in none of the texts; mine again.")
-    table = np.full((num_pairs, max(len(one) for _, one in lists)), PADDING_ID, np.int32)
-    ends = np.cumsum([len(one) for _, one in lists])
-    for (pair, one), found in zip(lists, np.split(rows, ends[:-1]), strict=True):
-        table[pair] = PADDING_ID
-        table[pair, : len(one)] = found
-    return table
+def _places(own: Int[np.ndarray, "G 2"], pairs: Int32[np.ndarray, "P 2"]) -> Int[np.ndarray, " P"]:
+    """Where the generation has each training pair; -1 where it does not, the last place of several."""
+    there, wanted = (rows[:, 0].astype(np.int64) << 32 | rows[:, 1] for rows in (own, pairs))
+    there[(own < 0).any(axis=1)] = -1
+    order = np.argsort(there, kind="stable")
+    places = order[np.searchsorted(there[order], wanted, side="right") - 1]
+    return np.where(there[places] == wanted, places, -1)
+
+
+def _table(
+    generation: Generation,
+    mined: Int32[np.ndarray, "G N"],
+    places: Int[np.ndarray, " P"],
+    ids: np.ndarray,
+    rows_of_ids: Int[np.ndarray, " n"],
+) -> Int32[np.ndarray, "P longest"]:
+    """The lists at some places of a generation in the rows of a store; in memory."""
+    taken = mined[places]
+    taken[places < 0] = PADDING_ID
+    rows = np.append(rows_of_ids, PADDING_ID).astype(np.int32)[taken]  # `PADDING_ID` is the last place
+    unknown = (rows < 0) & (taken != PADDING_ID)
+    if unknown.any():
+        text_id = ids[taken[unknown][0]].decode()
+        raise InputError(f"{generation.folder}: the negative {text_id!r} is in none of the texts; mine again.")
+    return rows[:, (rows != PADDING_ID).any(axis=0)]

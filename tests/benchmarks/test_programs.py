@@ -160,3 +160,21 @@ def test_the_memory_of_an_import_is_measured_in_a_process_of_its_own():
     report = json.loads(line)
     assert report.keys() >= ENVIRONMENT - {"sizes"} | {"peak_mib", "cpu_seconds"}
     assert (report["train_pairs"], report["docs"]) == (50, 100)
+
+
+def test_a_switch_of_negatives_is_timed_by_arrays_and_by_lines(run):
+    sizes = ("--num_pairs", "60", "--num_docs", "90", "--num_negatives", "3", "--step_seconds", "0.0005")
+    report = run("negatives_switch", *sizes, small=())
+    assert report.keys() >= ENVIRONMENT - {"sizes"} | {"speedup"}
+    for form in ("arrays", "lines"):
+        assert report[form]["num_steps"] >= 18  # a look at the tenth, and eight more until it gives a batch
+        assert report[form]["hook_ms"].keys() == {"longest", "sum", "cpu"}
+
+
+def test_the_disk_and_memory_of_generated_queries_are_multiplied_by_a_corpus(run):
+    report = run(
+        "expansion_memory", "--num_docs", "40", "--num_queries", "5", "--num_reads", "20", "--full_corpus", "400", small=()
+    )
+    assert report.keys() >= ENVIRONMENT - {"sizes"} | {"bytes_a_doc", "read_microseconds"}
+    assert report["of_full_corpus"]["disk_gib"] == round(report["bytes_a_doc"] * 400 / 2**30, 2)
+    assert report["letters_a_query"] == 6 * 5 + 5

@@ -18,7 +18,7 @@ from de_jax.data.text.tokenizing import train_sentencepiece
 from de_jax.expansion.curriculum import Curriculum
 from de_jax.losses import masks
 from de_jax.mining import generations
-from de_jax.mining.generations import Mined
+from de_jax.mining.mined_pairs import Mined
 from de_jax.types import Embeddings, InputError
 
 PROMPT = "river river "
@@ -179,7 +179,7 @@ def test_mixed_batches_hold_the_shares_and_a_source_may_be_smaller_than_a_batch(
 def mined(folder, source, tmp_path):
     """Sources of which the small one has mined negatives: of each document, the five behind it."""
     mined = [Mined(f"q{i}", f"d{i}", [f"d{(i + n) % 24}" for n in range(1, 6)], []) for i in range(20)]
-    generations.write_generation(tmp_path / "negatives" / "small", 1, mined, text_hashes(folder / "small"))
+    generations.write_lines(tmp_path / "negatives" / "small", 1, mined, text_hashes(folder / "small"))
     options = {"negatives_dir": "{run_dir}/negatives/{source}", "num_neg_docs": 3}
     return {"big": source("big"), "small": source("small", max_doc_length=12, **options)}
 

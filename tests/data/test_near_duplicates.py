@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from de_jax.data.text import near_duplicates
 
@@ -60,3 +61,22 @@ def test_a_dropped_text_drops_no_other():
     words = random_text(rng, 100)
     chain = [words[start : start + 60] for start in (0, 11, 22)]  # neighbours share 47 of 69 shingles, the ends 36 of 80
     assert keep(chain) == naive_keep(chain, 0.6) == [0, 2]
+
+
+@pytest.mark.parametrize("tokens_at_once", [50, 1 << 21])
+@pytest.mark.parametrize("limit", [0.0, 0.3, 0.9])
+def test_resemblances_of_many_pairs_are_those_of_their_sets(monkeypatch, tokens_at_once, limit):
+    monkeypatch.setattr(near_duplicates, "_TOKENS", tokens_at_once)
+    rng = np.random.default_rng(0)
+    texts = [rng.integers(1, 6 if length < 9 else 300, length).tolist() for length in (1, 2, 3, 4, 5, 8, 40, 90, 400, 400)]
+    texts += [[*text[:place], 7, *text[place + 1 :]] for text in texts for place in (0, len(text) // 2)]
+    tokens, offsets = np.concatenate(texts).astype(np.int32), np.concatenate([[0], np.cumsum(list(map(len, texts)))])
+    sets = [naive_shingles(text + [0] * (3 - len(text))) for text in texts]
+    first, second = (rows.reshape(-1) for rows in np.meshgrid(*[np.arange(len(texts))] * 2))
+    expected = [len(sets[one] & sets[two]) / len(sets[one] | sets[two]) > limit for one, two in zip(first, second, strict=True)]
+    compared = near_duplicates.Resemblances(tokens, offsets, max_resemblance=limit)
+    assert any(expected)
+    assert not all(expected)
+    for some in (slice(0, 70), slice(None)):
+        assert compared.exceed(first[some], second[some]).tolist() == expected[some]
+    assert compared.exceed(first[:0], second[:0]).tolist() == []

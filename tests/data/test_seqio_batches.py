@@ -16,7 +16,7 @@ from de_jax.data.sources.training_set import text_hashes
 from de_jax.data.text import beir, tokenizing
 from de_jax.expansion.curriculum import Curriculum
 from de_jax.mining import generations
-from de_jax.mining.generations import Mined
+from de_jax.mining.mined_pairs import Mined
 from de_jax.types import PADDING_ID, InputError, Packed
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "boxed")
@@ -279,12 +279,12 @@ def test_mined_negatives_come_from_the_texts_of_another_task(dataset_dir, spiece
 
 @pytest.fixture
 def generations_dir(dataset_dir, spiece, tmp_path):
-    """Two generations for the task "toy", each of two parts, mined over its texts."""
+    """Two generations for the task "toy", mined over its texts."""
     seqio_tasks.load_tasks("toy", "de_jax.tasks.beir", {"dataset_dir": str(dataset_dir), "tokenizer": str(spiece)})
     for number in (1, 2):
         lines = [Mined(f"q{i}", f"d{i}", [f"d{40 + number + j}" for j in range(i % 4)], [f"q{39 - i}"]) for i in range(16)]
         facts = text_hashes(dataset_dir)
-        generations.write_generation(tmp_path / "negatives", number, lines, facts, lines_per_part=10)
+        generations.write_lines(tmp_path / "negatives", number, lines, facts)
     return tmp_path / "negatives"
 
 
@@ -300,7 +300,7 @@ def test_a_task_of_mined_negatives_is_a_generation_or_the_newest_whole_one_of_a_
     newest = negatives_of(generations_dir)
     assert (len(newest), newest[3]) == (16, [b"d42", b"d43", b"d44"])
     assert negatives_of(generations_dir / "000001")[3] == [b"d41", b"d42", b"d43"]
-    (generations_dir / "000002" / "part-00001.jsonl").unlink()
+    (generations_dir / "000002" / "neg_docs.npy").unlink()
     with pytest.warns(UserWarning, match="generation 2 of the negatives is skipped"):
         assert negatives_of(generations_dir)[3] == [b"d41", b"d42", b"d43"]
     (generations_dir / "000002" / "manifest.json").unlink()
@@ -308,11 +308,11 @@ def test_a_task_of_mined_negatives_is_a_generation_or_the_newest_whole_one_of_a_
         negatives_of(generations_dir / "000002")
 
 
-def test_a_generation_that_is_cut_after_its_task_was_registered_is_refused_with_the_part(generations_dir):
+def test_a_generation_that_is_cut_after_its_task_was_registered_is_refused_with_the_array(generations_dir):
     mined.register("mined", negatives_dir=str(generations_dir), texts="toy")
-    part = generations_dir / "000002" / "part-00000.jsonl"
-    part.write_text("".join(part.read_text().splitlines(keepends=True)[:3]))
-    with pytest.raises(InputError, match=r"^\S*part-00000\.jsonl has another SHA-256 than in manifest\.json; copy"):
+    part = generations_dir / "000002" / "pairs.npy"
+    part.write_bytes(part.read_bytes()[:-8])
+    with pytest.raises(InputError, match=r"^\S*pairs\.npy has another SHA-256 than in manifest\.json; copy"):
         flat(seqio_batches.seqio_pairs)(task="mined", **BATCHING)
 
 
@@ -356,7 +356,7 @@ def test_mined_negatives_as_tokens_are_those_of_their_texts(generations_dir):
 
 
 def test_a_mined_id_without_a_text_is_named(generations_dir):
-    generations.write_generation(generations_dir, 3, [Mined("q1", "d1", ["d999"], [])], {})
+    generations.write_lines(generations_dir, 3, [Mined("q1", "d1", ["d999"], [])], {})
     mined.register("mined", negatives_dir=str(generations_dir), texts="toy", num_neg_docs=1)
     with pytest.raises(tf.errors.OpError, match=r"1 mined ids have no text in the task 'mined_docs' \(d999\); mine again"):
         records(sequence_length=None)

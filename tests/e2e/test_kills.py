@@ -141,5 +141,5 @@ def test_a_run_that_mines_itself_killed_again_and_again_ends_bit_equal(dataset_d
         assert (run_dir / "switches.jsonl").read_text() == switches
         assert curve(run_dir) == curve(whole)
         assert names(run_dir) == names(whole)
-        for part in (whole / "negatives").glob("*/part-*"):
+        for part in (whole / "negatives").glob("*/*.npy"):
             assert (run_dir / "negatives" / part.parent.name / part.name).read_bytes() == part.read_bytes()

@@ -14,8 +14,8 @@ from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import text_hashes
 from de_jax.data.text import beir
 from de_jax.files import outputs
-from de_jax.mining import generations, mining_run, negatives
-from de_jax.mining.generations import Mined
+from de_jax.mining import follow_negatives, generations, mining_run, negatives
+from de_jax.mining.mined_pairs import Mined
 from de_jax.mining.negatives import Switch
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import load_run
@@ -65,6 +65,8 @@ def assert_equal_params(run_dir, other_dir):
 
 def test_a_colocated_run_mines_first_and_then_at_its_own_period(colocated):
     assert steps_and_generations(colocated) == {1: 0, 2: 8, 3: 16}
+    (kept,) = (colocated / "embeddings" / mining_run.KEPT_AS).iterdir()
+    assert kept.name.startswith("step_16-")
     assert negatives.read_switches(colocated / "switches.jsonl") == [Switch(0, 1), Switch(16, 2), Switch(24, 3)]
     lines = [line for line in run_log.read_metrics(colocated / "metrics.jsonl") if "negatives/generation" in line]
     assert [(line["step"], line["negatives/generation"]) for line in lines] == [(8, 1.0), (16, 2.0), (24, 3.0)]
@@ -110,7 +112,10 @@ def test_a_colocated_run_that_dies_while_it_mines_or_switches_ends_bit_equal(
 
 
 @pytest.mark.soak
-def test_a_miner_beside_a_run_mines_its_newest_checkpoint_and_says_what_it_mined(dataset_dir, tmp_path, capsys, stop_at):
+def test_a_miner_beside_a_run_mines_its_newest_checkpoint_and_says_what_it_mined(
+    dataset_dir, tmp_path, capsys, stop_at, monkeypatch
+):
+    monkeypatch.setattr(follow_negatives, "LOOK_SECONDS", 60.0)  # else the machine decides at which look it is read
     run_dir = tmp_path / "run"
     argv = settings(dataset_dir, run_dir, BESIDE)
     stop_at(5)
@@ -136,7 +141,7 @@ def beside(dataset_dir, colocated, tmp_path, monkeypatch):
 
     def mine_generation(run, mined, miner, **options):
         facts = {**mined.texts.hashes, "checkpoint_step": run.step}
-        return generations.write_generation(mined.negatives_dir, mined.next_number(), [Mined("q0", "d0", ["d1"], [])], facts)
+        return generations.write_lines(mined.negatives_dir, mined.next_number(), [Mined("q0", "d0", ["d1"], [])], facts)
 
     monkeypatch.setattr(mine, "mine_generation", mine_generation)
     run_dir = tmp_path / "run"
@@ -183,7 +188,7 @@ def test_a_manifest_of_garbage_costs_the_miner_a_warning(dataset_dir, beside, te
     (run_dir / "negatives" / "000002" / "manifest.json").write_text(text)
     (run_dir / "negatives" / "000004").mkdir()
     warm_up = [Mined("q0", "d0", ["d1"], [])]  # of a run that is further than this one
-    generations.write_generation(run_dir / "negatives", 5, warm_up, {**text_hashes(dataset_dir), "checkpoint_step": 1000})
+    generations.write_lines(run_dir / "negatives", 5, warm_up, {**text_hashes(dataset_dir), "checkpoint_step": 1000})
     with pytest.warns(UserWarning, match="generation 2 of the negatives is skipped: .*000002/manifest.json"):
         generation = next(mine.mine(recipe, run_dir, poll_seconds=0.01))
     assert (generation.number, generation.manifest["checkpoint_step"]) == (6, 24)

@@ -11,8 +11,8 @@ from toy_run import arguments
 from de_jax import trainer
 from de_jax.data.sources.training_set import text_hashes
 from de_jax.files import outputs
-from de_jax.mining import generations, negatives
-from de_jax.mining.generations import Mined
+from de_jax.mining import follow_negatives, generations, negatives
+from de_jax.mining.mined_pairs import Mined
 from de_jax.mining.negatives import Switch
 from de_jax.tools import evaluate_beir
 from de_jax.training.run import run_log
@@ -25,7 +25,7 @@ def mine(dataset_dir, folder, number, shift):
     mined = [
         Mined(f"q{i}", f"d{i}", [f"d{(i + shift + n) % 96}" for n in range(1, 5)], [f"q{(i + shift) % 96}"]) for i in range(80)
     ]
-    generations.write_generation(folder / "negatives", number, mined, {**text_hashes(dataset_dir), "checkpoint_step": 2 * number})
+    generations.write_lines(folder / "negatives", number, mined, {**text_hashes(dataset_dir), "checkpoint_step": 2 * number})
 
 
 def settings(dataset_dir, run_dir, loss="dance", **changes):
@@ -44,7 +44,8 @@ def settings(dataset_dir, run_dir, loss="dance", **changes):
 
 
 @pytest.mark.soak
-def test_a_newer_generation_comes_into_force_and_a_run_that_repeats_its_switches_ends_bit_equal(dataset_dir, tmp_path):
+def test_a_newer_generation_comes_into_force_and_a_run_that_repeats_its_switches_ends_bit_equal(dataset_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(follow_negatives, "LOOK_SECONDS", 60.0)  # else the machine decides at which look it is read
     run_dir, again_dir = tmp_path / "run", tmp_path / "again"
     for folder in (run_dir, again_dir):
         mine(dataset_dir, folder, 1, shift=0)

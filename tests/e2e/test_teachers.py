@@ -14,7 +14,7 @@ from de_jax.data.sources.training_set import Pairs, text_hashes, training_set
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.losses.distillation import margin_mse, relevance_weighted
 from de_jax.mining import generations
-from de_jax.mining.generations import Mined
+from de_jax.mining.mined_pairs import Mined
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
@@ -27,7 +27,7 @@ from de_jax.types import InputError
 @pytest.mark.soak
 def test_a_run_learns_from_the_scores_of_its_mined_negatives(dataset_dir, tmp_path):
     mined = [Mined(f"q{i}", f"d{i}", [f"d{(i + more) % 96}" for more in (8, 16, 24)], []) for i in range(80)]
-    generations.write_generation(tmp_path / "negatives", 1, mined, text_hashes(dataset_dir))
+    generations.write_lines(tmp_path / "negatives", 1, mined, text_hashes(dataset_dir))
     known = [(line.query_id, doc) for line in mined for doc in (line.doc_id, *line.neg_doc_ids[:2])]
     (tmp_path / "scores.tsv").write_text("".join(f"{query}\t{doc}\t{1 if query[1:] == doc[1:] else 0}\n" for query, doc in known))
     settings = {

@@ -22,7 +22,7 @@ from de_jax.evaluation import negative_analysis
 from de_jax.evaluation.negative_analysis import AtCheckpoint, Measured, Sample
 from de_jax.losses.mined import ance
 from de_jax.mining import efficiency, generations
-from de_jax.mining.generations import Mined
+from de_jax.mining.mined_pairs import Mined
 from de_jax.mining.negatives import TrainingTexts
 from de_jax.reports import negative_report
 from de_jax.training.optim import paths
@@ -76,7 +76,7 @@ def generation(folder, number=1, short=(), **facts):
         for doc, grade in docs.items()
         if grade
     ]
-    return generations.write_generation(folder, number, mined, facts)
+    return generations.write_lines(folder, number, mined, facts)
 
 
 def norm_of(gradient, pattern):

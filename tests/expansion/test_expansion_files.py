@@ -3,15 +3,16 @@
 import gzip
 import json
 
+import numpy as np
 import pytest
 
 from de_jax.expansion.generated_queries import (
     DocQueries,
     ExpansionWriter,
     iter_released,
-    queries_by_row,
     read_expansion,
 )
+from de_jax.expansion.query_texts import queries_by_row
 from de_jax.types import InputError
 
 DOCS = [DocQueries("d1", ["a b", "c"]), DocQueries("d0", ["a b", " ", "a b", "é\u2028x"]), DocQueries("d7", [])]
@@ -34,17 +35,29 @@ def test_an_expansion_reads_as_it_was_written(tmp_path):
 
 
 def test_queries_of_a_corpus_stand_by_row(tmp_path):
-    found = queries_by_row(written(tmp_path / "queries"), ["d0", "d1", "d2", "d7"])
-    assert found == [DOCS[1].queries, ["a b", "c"], [], []]
+    corpus, folder = ["d0", "d1", "d2", "d7"], written(tmp_path / "queries")
+    found = queries_by_row(folder, corpus, tmp_path / "cache")
+    expected = [DOCS[1].queries, ["a b", "c"], [], []]
+    assert list(found) == found[:] == expected
+    assert found.counts.tolist() == list(map(len, found))
+    (made,) = (tmp_path / "cache").glob("query_texts-*")
+    before = (made / "manifest.json").stat().st_mtime_ns
+    assert list(queries_by_row(folder, corpus, tmp_path / "cache", only=np.array([1, 2]))) == [[], ["a b", "c"], [], []]
+    assert list(queries_by_row(folder, ["d1", "x"], tmp_path / "cache", is_part=True)) == [["a b", "c"], []]
+    assert (made / "manifest.json").stat().st_mtime_ns == before
+    (made / "texts.npy").write_bytes(b"")
+    assert list(queries_by_row(folder, corpus, tmp_path / "cache")) == expected
 
 
 def test_what_is_incomplete_changed_or_of_another_corpus_is_refused(tmp_path):
     folder = written(tmp_path / "queries")
     with pytest.raises(InputError, match="has queries for d7, which is not a document here"):
-        queries_by_row(folder, ["d0", "d1"])
+        queries_by_row(folder, ["d0", "d1"], tmp_path / "cache")
     twice = written(tmp_path / "twice", [*DOCS, DOCS[0]])
     with pytest.raises(InputError, match="two lines for the document d1"):
-        queries_by_row(twice, ["d0", "d1", "d7"])
+        queries_by_row(twice, ["d0", "d1", "d7"], tmp_path / "cache")
+    with pytest.raises(InputError, match="has no query for any document here; the expansion is for another corpus"):
+        queries_by_row(folder, ["d9"], tmp_path / "cache", is_part=True)
     with pytest.raises(InputError, match="was begun with seed 0, not 1"):
         ExpansionWriter(folder, {"seed": 1})
     (folder / "part-00001.jsonl.gz").write_bytes(b"")

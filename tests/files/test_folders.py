@@ -157,7 +157,7 @@ def test_verify_reads_checksums_of_manifests_and_names_folders_without_any(tmp_p
         part.write_bytes(before)
 
 
-PARTS_OF_MANIFESTS = {"negatives": "part-*.jsonl", "expansion": "part-*.jsonl.gz", "index": "ids.json"}
+PARTS_OF_MANIFESTS = {"negatives": "neg_docs.npy", "expansion": "part-*.jsonl.gz", "index": "ids.json"}
 
 
 def test_verify_passes_over_what_is_not_finished(tmp_path, tokenizer):

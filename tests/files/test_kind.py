@@ -81,7 +81,7 @@ def test_a_manifest_of_another_kind_or_with_missing_or_wrong_entries_is_refused_
     said = json.loads(file.read_text())
     if kind.file == folders.MANIFEST_FILE:
         open_folder(folder)
-    later = 2 if kind.is_bare else f"de_jax {kind.name} 2"
+    later = 2 if kind.is_bare else f"de_jax {kind.name} {kind.version + 1}"
     for other, mend in (("de_jax thesis 1", "give another folder"), (later, kind.mend), (True, kind.mend)):
         file.write_text(json.dumps(said | {"format": other}))
         refused(folder, open_folder, f"{file}: format is {other!r}, expected {kind.format!r}; {mend}.")

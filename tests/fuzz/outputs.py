@@ -13,7 +13,6 @@ from fuzz.reader import (
     naive_bytes,
     naive_json,
     naive_load,
-    naive_records,
     naive_text,
     one_file,
     only,
@@ -32,6 +31,7 @@ from de_jax.evaluation import report as report_
 from de_jax.expansion import curriculum
 from de_jax.files import folders
 from de_jax.mining import generations, negatives
+from de_jax.mining.mined_pairs import Mined
 from de_jax.retrieval import embedding_files, index_files, reuse
 from de_jax.retrieval.vector_index import Arrays, VectorIndex
 
@@ -136,8 +136,8 @@ def _vector_index(folder: Path) -> Reader:
 
 
 def _mined(folder: Path) -> list[Reader]:
-    lines = [generations.Mined(query, doc, ["d3"], []) for query, doc in PAIRS]
-    generations.write_generation(folder / "negatives", 1, lines, {"docs": "a", "checkpoint_step": 3, "statistics": {"rank": 2.5}})
+    lines = [Mined(query, doc, ["d3"], []) for query, doc in PAIRS]
+    generations.write_lines(folder / "negatives", 1, lines, {"docs": "a", "checkpoint_step": 3, "statistics": {"rank": 2.5}})
     switches = '{"step": 0, "generation": 1}\n{"step": 9, "generation": 2}\n'
 
     def read(one: Path) -> Any:
@@ -152,7 +152,16 @@ def _mined(folder: Path) -> list[Reader]:
 
     def naive(one: Path) -> Any:
         manifest = json.loads(naive_text(one / "000001/manifest.json"))
-        records = [[one[name] for name in generations.Mined._fields] for one in naive_records(one / "000001/part-00000.jsonl")]
+        arrays = {name: naive_load(one / f"000001/{name}.npy") for name in names}
+        ids = {kind: [text_id.decode() for text_id in arrays[f"{kind}_ids"].tolist()] for kind in ("query", "doc")}
+        spelt = {
+            name: [[ids[kind][row] for row in rows if row >= 0] for rows in arrays[name].tolist()]
+            for name, kind in (("neg_docs", "doc"), ("neg_queries", "query"))
+        }
+        records = [
+            [ids["query"][query], ids["doc"][doc], spelt["neg_docs"][row], spelt["neg_queries"][row]]
+            for row, (query, doc) in enumerate(arrays["pairs"].tolist())
+        ]
         return plain([records, manifest.get("checkpoint_step"), manifest.get("statistics")])
 
     def naive_switches(path: Path) -> Any:
@@ -172,9 +181,10 @@ def _mined(folder: Path) -> list[Reader]:
             found += [switch] if switch else []
         return plain(found)
 
-    part = "000001/part-00000.jsonl"
+    names = ("pairs", "neg_docs", "neg_queries", "query_ids", "doc_ids")
+    parts = tuple(f"000001/{name}.npy" for name in names)
     return [
-        Reader("generation", folder / "negatives", ("000001/manifest.json", part), read, naive, (part,)),
+        Reader("generation", folder / "negatives", ("000001/manifest.json", *parts), read, naive, parts),
         one_file(
             folder,
             "switches",

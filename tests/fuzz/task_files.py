@@ -10,8 +10,10 @@ from typing import Any
 
 from fuzz.reader import Reader, ascii_columns, naive_lines, naive_records, naive_text, one_file, plain, strict_json, written
 from fuzz.text_files import DOCS
+from written_folders import write_generation_of_lines
 
 from de_jax.mining import generations
+from de_jax.mining.mined_pairs import Mined
 from de_jax.tasks import beir, local, mined, multireqa, openqa, registering
 
 QUESTIONS = [
@@ -172,9 +174,9 @@ def naive_stream(text: str) -> list[Any]:
 
 
 def _mined(folder: Path) -> list[Reader]:
-    """Negatives without a manifest, and a generation through the task's own way to find it."""
-    lines = [generations.Mined(one["query_id"], one["doc_id"], one.get("neg_doc_ids", []), []) for one in LINES]
-    generations.write_generation(folder / "task_generations", 1, lines, {"checkpoint_step": 3})
+    """Negatives without a manifest, and a generation by version 0.1.0 through the task's own way to find it."""
+    lines = [Mined(one["query_id"], one["doc_id"], one.get("neg_doc_ids", []), []) for one in LINES]
+    write_generation_of_lines(folder / "task_generations", 1, lines, {"checkpoint_step": 3})
     part = "000001/part-00000.jsonl"
 
     def read(one: Path) -> Any:

@@ -24,12 +24,12 @@ from fuzz.reader import (
 )
 from pyarrow import feather, parquet
 
+from de_jax.data.batches import teacher_scores
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import beir, table_files, table_rows
 from de_jax.evaluation import answers, metrics
 from de_jax.expansion import generated_queries, relevance
 from de_jax.files import reading
-from de_jax.mining import choose, negatives
 
 DOCS = [("d1", "a title", "the first text"), ("d2", "", "zwei Wörter"), ("d3", "", "three \U0001f600")]
 PAIRS = [("q1", "d1"), ("q2", "d2")]
@@ -231,8 +231,7 @@ class _AllTexts(TokenStore):
 
 
 def _read_teacher(path: Path) -> Any:
-    texts = negatives.TrainingTexts("", _AllTexts(), _AllTexts(), np.zeros((0, 2), np.int32), {})
-    return plain(list(choose.read_teacher(path, texts).values()))
+    return plain(teacher_scores.read(path, _AllTexts(), _AllTexts())[2].tolist())
 
 
 def _queries(folder: Path) -> list[Reader]:

@@ -1,15 +1,16 @@
 """The hooks of a run that follows a miner, or mines itself: nothing that happens to a generation's folder stops them."""
 
 import shutil
+import threading
 import warnings
 
 import numpy as np
 import pytest
 
 from de_jax.data.stores.corpus import TokenStore
-from de_jax.mining import generations, mining_run
+from de_jax.mining import generations, mined_pairs, mining_run
 from de_jax.mining.follow_negatives import FollowNegatives
-from de_jax.mining.generations import Mined
+from de_jax.mining.mined_pairs import Mined
 from de_jax.mining.miner import Miner
 from de_jax.mining.mining_run import MineNegatives
 from de_jax.mining.negatives import MinedNegatives, Switch
@@ -36,7 +37,7 @@ class Store(TokenStore):
 
 def write(folder, number, **facts):
     mined = [Mined(f"q{row}", f"d{row}", [f"d{10 * number + row}"], []) for row in (0, 1)]
-    return generations.write_generation(folder, number, mined, facts).folder
+    return generations.write_lines(folder, number, mined, facts).folder
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def mined(tmp_path):
 def logged(mined, steps, between=lambda step: None):
     """What a look at each of the steps logs; `between` looks may change the folder."""
     lines = []
-    hook = FollowNegatives(mined, every_steps=1, sinks=[lambda step, facts: lines.append((step, facts))])
+    hook = FollowNegatives(mined, every_steps=1, waits=True, sinks=[lambda step, facts: lines.append((step, facts))])
     for step in steps:
         between(step)
         assert hook(step, STATE, {}) is None
@@ -106,7 +107,22 @@ def test_a_generation_that_one_process_does_not_see_comes_into_force_in_none(tmp
     assert mined.switches == [Switch(0, 1), Switch(10, 2)]
 
 
-@pytest.mark.parametrize("damaged", ["manifest.json", "part-00000.jsonl"])
+def test_training_goes_on_while_a_generation_is_read(tmp_path, mined, monkeypatch):
+    is_free, read = threading.Event(), generations.open_generation
+    monkeypatch.setattr(generations, "open_generation", lambda *args: is_free.wait(60) and read(*args))
+    hook = FollowNegatives(mined, every_steps=2, waits=False)
+    write(tmp_path, 2)
+    for step in range(1, 7):
+        hook(step, STATE, {})
+    assert mined.switches == [Switch(0, 1)]
+    is_free.set()
+    mined.newer()
+    for step in (7, 8):
+        hook(step, STATE, {})
+    assert mined.switches == [Switch(0, 1), Switch(16, 2)]
+
+
+@pytest.mark.parametrize("damaged", ["manifest.json", "neg_docs.npy"])
 def test_a_run_that_mines_itself_passes_over_garbage_and_mines_a_step_again_whose_generation_is_damaged(
     tmp_path, mined, monkeypatch, damaged
 ):
@@ -123,21 +139,30 @@ def test_a_run_that_mines_itself_passes_over_garbage_and_mines_a_step_again_whos
 
 
 def test_mining_compares_with_the_newest_whole_generation_and_writes_beyond_every_folder(tmp_path, mined, monkeypatch):
-    (write(tmp_path, 2) / "part-00000.jsonl").write_text("")
+    (write(tmp_path, 2) / "neg_docs.npy").write_text("")
     (tmp_path / "000003").mkdir()
     compared = []
 
     def mine(embedded, texts, miner, *, previous, score):
         compared.append(previous)
-        return [Mined("q0", "d0", ["d5"], [])], {}
+        return mined_pairs.of_lines([Mined("q0", "d0", ["d5"], [])]), {}
 
     monkeypatch.setattr(mining_run, "mine", mine)
-    monkeypatch.setattr(mining_run, "embed", lambda *args, **options: type("Embedded", (), {"folder": None}))
+    kept = []
+
+    def embed(run, texts, *, keep_as, progress):
+        kept.append(keep_as)
+        return type("Embedded", (), {"folder": None})
+
+    monkeypatch.setattr(mining_run, "embed", embed)
     run = Run(tmp_path, 8, *[None] * 4)
     with pytest.warns(UserWarning, match="generation 2 of the negatives is skipped"):
-        generation = mining_run.mine_generation(run, mined, Miner(), keep=False)
+        generation = mining_run.mine_generation(run, mined, Miner(), source="a")
+    monkeypatch.setattr(mining_run.distributed, "is_alone", lambda: False)
+    mining_run.mine_generation(run, mined, Miner())
+    assert kept == ["mining_a", None]  # a process that mines alone goes on where it was killed
     np.testing.assert_array_equal(compared[0], [[10], [11]])
-    assert (generation.number, generations.numbers(tmp_path)) == (4, [1, 2, 4])
+    assert (generation.number, generations.numbers(tmp_path)) == (4, [1, 2, 4, 5])
 
 
 def test_a_miner_whose_earlier_generations_were_removed_goes_on_beyond_the_runs_switches(tmp_path, mined):

@@ -10,7 +10,7 @@ from de_jax.data.stores import corpus
 from de_jax.data.text import beir, tokenizing
 from de_jax.data.text.passages import PassageStore
 from de_jax.mining import generations, miner
-from de_jax.mining.generations import Mined
+from de_jax.mining.mined_pairs import Mined
 from de_jax.mining.miner import Embedded, Miner, mine, mine_bm25
 from de_jax.mining.negatives import TrainingTexts
 from de_jax.mining.rows_of_pairs import rows_of_pairs
@@ -50,6 +50,11 @@ def embedded():
     return Embedded(8, QUERY_ROWS, queries, docs, None, {})
 
 
+def mined_lines(*args, mine=mine, **options):
+    mined, facts = mine(*args, **options)
+    return list(mined.lines()), facts
+
+
 def docs_of(query):
     return {doc for other, doc in PAIRS.tolist() if other == query}
 
@@ -59,7 +64,7 @@ def queries_of(doc):
 
 
 def test_negatives_are_the_nearest_documents_and_queries_without_any_known_pair(texts, embedded):
-    lines, facts = mine(embedded, texts, Miner(num_neg_docs=4, num_neg_queries=2, last_rank=4))
+    lines, facts = mined_lines(embedded, texts, Miner(num_neg_docs=4, num_neg_queries=2, last_rank=4))
     for (query, doc), line in zip(PAIRS.tolist(), lines, strict=True):
         assert (line.query_id, line.doc_id) == (f"q{query}", f"d{doc}")
         place = QUERY_ROWS.tolist().index(query)
@@ -75,7 +80,7 @@ def test_negatives_are_the_nearest_documents_and_queries_without_any_known_pair(
 
 def test_each_checkpoint_draws_other_negatives_and_the_same_checkpoint_the_same(texts, embedded):
     miner = Miner(num_neg_docs=4, num_neg_queries=1, last_rank=20)
-    at_8, again, at_16 = (mine(embedded._replace(step=step), texts, miner)[0] for step in (8, 8, 16))
+    at_8, again, at_16 = (mined_lines(embedded._replace(step=step), texts, miner)[0] for step in (8, 8, 16))
     assert at_8 == again
     for field in ("neg_doc_ids", "neg_query_ids"):
         assert [getattr(line, field) for line in at_8] != [getattr(line, field) for line in at_16]
@@ -94,7 +99,7 @@ def test_a_document_of_several_passages_ranks_as_its_best_one(stores, texts):
     docs = rng.normal(size=(passages.num_texts, DIM)).astype(np.float32)
     queries = rng.normal(size=(len(QUERY_ROWS), DIM)).astype(np.float32)
     found = Embedded(8, QUERY_ROWS, queries, docs, None, {})
-    lines, _ = mine(found, texts._replace(passages=passages), Miner(num_neg_docs=3, last_rank=3, margin=0.5))
+    lines, _ = mined_lines(found, texts._replace(passages=passages), Miner(num_neg_docs=3, last_rank=3, margin=0.5))
     for (query, doc), line in zip(PAIRS.tolist(), lines, strict=True):
         scores = docs @ queries[QUERY_ROWS.tolist().index(query)]
         best = [max(scores[row] for row in range(len(scores)) if passages.doc_rows[row] == d) for d in range(NUM_DOCS)]
@@ -110,7 +115,7 @@ def test_a_teachers_file_refuses_in_both_directions(texts, embedded, tmp_path):
         "".join(f"q{q}\td{d}\t{0.9 if d == 1 or q == 4 else 0.1}\n" for q in range(NUM_QUERIES) for d in range(NUM_DOCS))
     )
     miner = Miner(num_neg_docs=30, num_neg_queries=9, teacher_scores=str(path), max_teacher_score=0.5)
-    lines, facts = mine(embedded, texts, miner)
+    lines, facts = mined_lines(embedded, texts, miner)
     assert all("d1" not in line.neg_doc_ids and "q4" not in line.neg_query_ids for line in lines)
     assert facts["neg_docs"]["num_filtered"]["max_teacher_score"] == 5 + (NUM_DOCS - 1)
     faults = {"q0\td0\n": "expected a query id, a document id and a score", "q0\td0\tnan\n": "the score 'nan' is not a finite"}
@@ -121,8 +126,8 @@ def test_a_teachers_file_refuses_in_both_directions(texts, embedded, tmp_path):
 
 
 def test_texts_that_say_what_the_positive_says_are_refused_in_both_directions(texts, embedded):
-    kept, _ = mine(embedded, texts, Miner(num_neg_docs=30, num_neg_queries=9))
-    lines, facts = mine(embedded, texts, Miner(num_neg_docs=30, num_neg_queries=9, max_resemblance=0.9))
+    kept, _ = mined_lines(embedded, texts, Miner(num_neg_docs=30, num_neg_queries=9))
+    lines, facts = mined_lines(embedded, texts, Miner(num_neg_docs=30, num_neg_queries=9, max_resemblance=0.9))
     assert "d5" in kept[0].neg_doc_ids
     assert "d5" not in lines[0].neg_doc_ids
     assert "d5" in lines[1].neg_doc_ids  # the same query, but another positive
@@ -134,12 +139,13 @@ def test_texts_that_say_what_the_positive_says_are_refused_in_both_directions(te
 def test_a_text_with_the_anchors_id_is_mined_only_when_asked(texts, embedded):
     docs = copy.copy(texts.doc_store)
     docs.ids = ["q0" if doc_id == "d12" else "q4" if doc_id == "d8" else doc_id for doc_id in texts.doc_store.ids]
-    row_of = {doc_id: row for row, doc_id in enumerate(docs.ids)}
+    docs.encoded_ids = np.array([doc_id.encode() for doc_id in docs.ids])
+    row_of = {doc_id: row for row, doc_id in enumerate(docs.encoded_ids.tolist())}
     docs.rows_of = lambda ids: np.array([row_of.get(doc_id, -1) for doc_id in ids])
     same = texts._replace(doc_store=docs, pairs=np.array([[0, 0], [2, 8], [4, 9], [6, 9]], np.int32))
     miner = Miner(num_neg_docs=30, num_neg_queries=9)
     for texts, is_mined in ((same, False), (same._replace(drop_identical_ids=False), True)):
-        lines, _ = mine(embedded, texts, miner)
+        lines, _ = mined_lines(embedded, texts, miner)
         assert ("q0" in lines[0].neg_doc_ids) == is_mined
         assert ("q4" in lines[1].neg_query_ids) == is_mined  # the document "q4"
         assert "q0" in lines[1].neg_doc_ids
@@ -149,23 +155,23 @@ def test_bm25_mines_a_document_with_the_querys_id_only_when_asked():
     docs = beir.Texts(["q", "d", "e"], ["red fox", "red fox runs", "a red whale"])
     dataset = beir.Dataset("same", docs, beir.Texts(["q"], ["red fox"]), {"q": {"d": 1, "empty": 1}, "empty": {"e": 1}})
     with pytest.warns(UserWarning, match="relevant pairs left out, .*: 2"):
-        (line,), _ = mine_bm25(dataset, Miner())
+        (line,), _ = mined_lines(dataset, Miner(), mine=mine_bm25)
     assert line.neg_doc_ids == ["e"]
-    (line,), _ = mine_bm25(dataset, Miner(last_rank=2**31 - 1), drop_identical_ids=False)  # as deep as the corpus
+    (line,), _ = mined_lines(dataset, Miner(last_rank=2**31 - 1), drop_identical_ids=False, mine=mine_bm25)  # as deep as the corpus
     assert sorted(line.neg_doc_ids) == ["e", "q"]
 
 
 def test_statistics_are_shares_of_what_was_mined(texts, embedded, tmp_path):
     miner = Miner(num_neg_docs=2, last_rank=4)
-    lines, facts = mine(embedded, texts, miner)
+    lines, facts = mined_lines(embedded, texts, miner)
     before = [Mined(line.query_id, line.doc_id, [line.neg_doc_ids[0], "d29"], []) for line in lines]
-    previous = rows_of_pairs(generations.write_generation(tmp_path / "negatives", 1, before, {}), texts)["neg_docs"]
-    generations.write_generation(tmp_path / "bm25", 1, [line._replace(neg_doc_ids=["d29"]) for line in before], {})
+    previous = rows_of_pairs(generations.write_lines(tmp_path / "negatives", 1, before, {}), texts)["neg_docs"]
+    generations.write_lines(tmp_path / "bm25", 1, [line._replace(neg_doc_ids=["d29"]) for line in before], {})
     qrels = tmp_path / "fuller.tsv"
     relevant, irrelevant = lines[0].neg_doc_ids
     qrels.write_text(f"q0\t{relevant}\t1\nq0\t{irrelevant}\t0\nq2\td0\t1\n")
     compared = Miner(num_neg_docs=2, last_rank=4, bm25_negatives_dir=str(tmp_path / "bm25"), judgements=str(qrels))
-    again, facts = mine(embedded, texts, compared, previous=previous, score=lambda index: {"ndcg@10": 0.5})
+    again, facts = mined_lines(embedded, texts, compared, previous=previous, score=lambda index: {"ndcg@10": 0.5})
     assert again == lines
     in_common = [len(set(line.neg_doc_ids) & set(old.neg_doc_ids)) for line, old in zip(lines, before, strict=True)]
     judged = [{relevant: 1, irrelevant: 0}.get(doc) for line in lines[:2] for doc in line.neg_doc_ids]

@@ -3,16 +3,18 @@
 import json
 import os
 import shutil
+import threading
 import warnings
 
 import numpy as np
 import pytest
+from written_folders import write_generation_of_lines
 
 from de_jax.data.batches import pair_batches
 from de_jax.data.stores import corpus
 from de_jax.files import outputs
 from de_jax.mining import generations, negatives
-from de_jax.mining.generations import Mined
+from de_jax.mining.mined_pairs import Mined
 from de_jax.mining.negatives import MinedNegatives, Switch
 from de_jax.mining.rows_of_pairs import TrainingTexts, rows_of_pairs
 from de_jax.types import InputError
@@ -54,24 +56,24 @@ def followed(folder, stores, known=(), **options):
 
 
 def test_a_run_passes_over_what_is_half_copied_or_does_not_fit_and_says_so_once(tmp_path, stores):
-    generations.write_generation(tmp_path / "negatives", 1, mined(), {})
+    generations.write_lines(tmp_path / "negatives", 1, mined(), {})
     run = followed(tmp_path, stores)
     assert run.newer() is None
-    generations.write_generation(tmp_path / "negatives", 2, mined(shift=2), {})
-    generations.write_generation(tmp_path / "negatives", 3, [Mined("q0", "d0", ["d99"], [])], {})
-    generations.write_generation(tmp_path / "negatives", 4, mined(), {})
-    part = tmp_path / "negatives" / "000004" / "part-00000.jsonl"
+    generations.write_lines(tmp_path / "negatives", 2, mined(shift=2), {})
+    generations.write_lines(tmp_path / "negatives", 3, [Mined("q0", "d0", ["d99"], [])], {})
+    generations.write_lines(tmp_path / "negatives", 4, mined(), {})
+    part = tmp_path / "negatives" / "000004" / "neg_docs.npy"
     part.write_bytes(part.read_bytes()[:-20])
-    with pytest.warns(UserWarning, match=r"generation \d of the negatives is skipped: .*(part-00000|d99)") as warned:
+    with pytest.warns(UserWarning, match=r"generation \d of the negatives is skipped: .*(neg_docs.npy|d99)") as warned:
         assert run.newer() == 2
     assert len(warned) == 2
     assert run.newer() == 2
 
 
 def test_a_generation_that_was_still_being_copied_is_taken_once_it_is_whole(tmp_path, stores):
-    generations.write_generation(tmp_path / "negatives", 1, mined(), {})
+    generations.write_lines(tmp_path / "negatives", 1, mined(), {})
     run = followed(tmp_path, stores)
-    part = generations.write_generation(tmp_path / "negatives", 2, mined(shift=2), {}).folder / "part-00000.jsonl"
+    part = generations.write_lines(tmp_path / "negatives", 2, mined(shift=2), {}).folder / "neg_docs.npy"
     whole = part.read_bytes()
     part.write_bytes(whole[:-20])
     with pytest.warns(UserWarning, match="generation 2 of the negatives is skipped"):
@@ -81,14 +83,14 @@ def test_a_generation_that_was_still_being_copied_is_taken_once_it_is_whole(tmp_
 
 
 def test_rows_stand_with_their_pairs_and_fillers_after_short_lists(tmp_path, stores):
-    generation = generations.write_generation(tmp_path, 1, mined()[::-1], {})
+    generation = generations.write_lines(tmp_path, 1, mined()[::-1], {})
     rows = rows_of_pairs(generation, texts_of(stores))
     np.testing.assert_array_equal(rows["neg_docs"], [[1, 2, 3], [2, 3, -1], [3, 4, 5], [4, 5, -1]])
     np.testing.assert_array_equal(rows["neg_queries"], [[1], [2], [3], [3]])
 
 
 def test_pairs_that_were_not_mined_get_fillers_and_other_pairs_are_left_out(tmp_path, stores):
-    generation = generations.write_generation(tmp_path, 1, mined(pairs=np.array([[1, 1], [7, 7]])), {})
+    generation = generations.write_lines(tmp_path, 1, mined(pairs=np.array([[1, 1], [7, 7]])), {})
     rows = rows_of_pairs(generation, texts_of(stores))
     np.testing.assert_array_equal(rows["neg_docs"][:, 0], [-1, 2, -1, -1])
 
@@ -101,23 +103,23 @@ def test_pairs_that_were_not_mined_get_fillers_and_other_pairs_are_left_out(tmp_
     ],
 )
 def test_a_generation_of_other_data_is_refused(tmp_path, stores, line, sentence):
-    generation = generations.write_generation(tmp_path, 1, [line], {})
+    generation = generations.write_lines(tmp_path, 1, [line], {})
     with pytest.raises(InputError, match=sentence):
         rows_of_pairs(generation, texts_of(stores))
 
 
 def test_a_corpus_that_changed_is_refused_with_the_reason(tmp_path, stores):
-    generation = generations.write_generation(tmp_path, 1, mined(), {**TEXTS, "docs": "of another corpus"})
+    generation = generations.write_lines(tmp_path, 1, mined(), {**TEXTS, "docs": "of another corpus"})
     with pytest.raises(InputError, match="000001 was mined from other docs than the training data has; mine again"):
         rows_of_pairs(generation, texts_of(stores, TEXTS))
 
 
 def test_a_run_begins_with_the_newest_generation_and_keeps_it_when_it_continues(tmp_path, stores):
     for number in (1, 2):
-        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+        generations.write_lines(tmp_path / "negatives", number, mined(shift=number), {})
     first = followed(tmp_path, stores)
     assert first.switches == [Switch(0, 2)]
-    generations.write_generation(tmp_path / "negatives", 3, mined(shift=3), {})
+    generations.write_lines(tmp_path / "negatives", 3, mined(shift=3), {})
     again = followed(tmp_path, stores)
     assert again.switches == [Switch(0, 2)]
     np.testing.assert_array_equal(again.at(50)["neg_docs"].rows, first.at(0)["neg_docs"].rows)
@@ -125,7 +127,7 @@ def test_a_run_begins_with_the_newest_generation_and_keeps_it_when_it_continues(
 
 def test_a_switch_is_on_the_disk_before_it_takes_effect_and_is_replayed(tmp_path, stores):
     for number in (1, 2):
-        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+        generations.write_lines(tmp_path / "negatives", number, mined(shift=number), {})
     (tmp_path / "run").mkdir()
     outputs.append_text(tmp_path / "run" / "switches.jsonl", json.dumps({"step": 0, "generation": 1}) + "\n")
     run = followed(tmp_path, stores)
@@ -141,8 +143,64 @@ def test_a_switch_is_on_the_disk_before_it_takes_effect_and_is_replayed(tmp_path
     assert [replayed.generation_at(step) for step in range(5)] == [1, 1, 1, 2, 2]
 
 
+def test_a_look_that_waits_for_nothing_finds_a_generation_once_it_is_read(tmp_path, stores, monkeypatch):
+    generations.write_lines(tmp_path / "negatives", 1, mined(), {})
+    run, is_free, read = followed(tmp_path, stores), threading.Event(), generations.open_generation
+    monkeypatch.setattr(generations, "open_generation", lambda *args: is_free.wait(60) and read(*args))
+    generations.write_lines(tmp_path / "negatives", 2, mined(shift=2), {})
+    assert [run.newer(within=0.0) for _ in range(3)] == [None] * 3
+    (folder := tmp_path / "negatives" / "000003").mkdir()
+    (folder / "manifest.json").write_text("garbage")
+    assert not run.accepts(2, within=0.0)
+    is_free.set()
+    with pytest.warns(UserWarning, match="generation 3 of the negatives is skipped") as warned:
+        assert (run.newer(within=60.0), run.newer(within=0.0)) == (2, 2)
+    assert len(warned) == 1
+
+
+def test_a_generation_that_is_whole_only_after_its_reading_began_is_read_again(tmp_path, stores, monkeypatch):
+    generations.write_lines(tmp_path / "negatives", 1, mined(), {})
+    run, read = followed(tmp_path, stores), generations.open_generation
+    is_read, is_free = threading.Event(), threading.Event()
+    part = generations.write_lines(tmp_path / "negatives", 2, mined(shift=2), {}).folder / "neg_docs.npy"
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-4])
+
+    def read_late(*args):
+        try:
+            return read(*args)
+        finally:
+            is_read.set()
+            is_free.wait(60)
+
+    monkeypatch.setattr(generations, "open_generation", read_late)
+    assert run.newer(within=0.0) is None
+    assert is_read.wait(60)
+    part.write_bytes(whole)
+    is_free.set()
+    with pytest.warns(UserWarning, match="generation 2 of the negatives is skipped"):
+        assert run.newer() is None  # as it was when its reading began
+    assert run.newer() == 2
+
+
+def test_negatives_by_version_0_1_0_and_by_now_are_the_same_to_a_run(tmp_path, stores):
+    write_generation_of_lines(tmp_path / "negatives", 1, mined(), {})
+    generations.write_lines(tmp_path / "negatives", 2, mined(), {})
+    old, new = (rows_of_pairs(generations.open_generation(tmp_path / "negatives", number), texts_of(stores)) for number in (1, 2))
+    for name, rows in old.items():
+        np.testing.assert_array_equal(new[name], rows)
+    assert followed(tmp_path, stores).switches == [Switch(0, 2)]
+
+
+def test_a_pair_that_was_mined_twice_has_its_last_list_and_one_that_is_trained_on_twice_has_it_twice(tmp_path, stores):
+    lines = [Mined("q1", "d1", ["d5", "d6"], []), Mined("q1", "d1", ["d7"], []), Mined("q9", "d1", ["d3"], [])]
+    generation = generations.write_lines(tmp_path, 1, lines, {})
+    rows = rows_of_pairs(generation, texts_of(stores)._replace(pairs=np.array([[1, 1], [2, 2], [1, 1]], np.int32)))
+    np.testing.assert_array_equal(rows["neg_docs"], [[7], [-1], [7]])
+
+
 def test_the_other_processes_read_what_the_first_wrote(tmp_path, stores):
-    generations.write_generation(tmp_path / "negatives", 1, mined(), {})
+    generations.write_lines(tmp_path / "negatives", 1, mined(), {})
     followed(tmp_path, stores)
     assert followed(tmp_path, stores, is_first=False).switches == [Switch(0, 1)]
 
@@ -154,7 +212,7 @@ def test_no_generation_at_all_is_refused_before_anything_is_written(tmp_path, st
 
 
 def test_a_damaged_file_of_switches_is_named(tmp_path, stores):
-    generations.write_generation(tmp_path / "negatives", 1, mined(), {})
+    generations.write_lines(tmp_path / "negatives", 1, mined(), {})
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "switches.jsonl").write_text('{"step": 0, "generation": 1}\n{"step": 0, "generation": 2}\n')
     with pytest.raises(InputError, match=r"switches.jsonl, line 2: step is 0, expected a step beyond 0"):
@@ -163,7 +221,7 @@ def test_a_damaged_file_of_switches_is_named(tmp_path, stores):
 
 def test_a_lost_file_of_switches_is_written_again_by_the_checkpoint_and_another_runs_is_refused(tmp_path, stores):
     for number in (1, 2):
-        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+        generations.write_lines(tmp_path / "negatives", number, mined(shift=number), {})
     known = [Switch(0, 1), Switch(3, 2)]
     assert followed(tmp_path, stores, known).switches == known
     path = tmp_path / "run" / "switches.jsonl"
@@ -177,7 +235,7 @@ def test_a_lost_file_of_switches_is_written_again_by_the_checkpoint_and_another_
 @pytest.mark.parametrize("num_known", [1, 2])
 def test_a_line_of_switches_that_was_cut_off_blocks_nothing(tmp_path, stores, kept, num_known):
     for number in (1, 2):
-        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+        generations.write_lines(tmp_path / "negatives", number, mined(shift=number), {})
     switches, path = [Switch(0, 1), Switch(3, 2)], tmp_path / "run" / "switches.jsonl"
     followed(tmp_path, stores, switches)
     path.write_bytes(path.read_bytes()[:kept])
@@ -189,12 +247,12 @@ def test_a_line_of_switches_that_was_cut_off_blocks_nothing(tmp_path, stores, ke
 
 def test_times_of_files_decide_nothing(tmp_path, stores):
     for number in (1, 2, 3):
-        folder = generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {}).folder
+        folder = generations.write_lines(tmp_path / "negatives", number, mined(shift=number), {}).folder
         for path in (folder, *folder.iterdir()):
             os.utime(path, (10**9 - number, 10**9 - number))  # the miner's clock runs backwards, years behind
     run = followed(tmp_path, stores)
     assert run.switches == [Switch(0, 3)]
-    generations.write_generation(tmp_path / "negatives", 4, mined(), {})
+    generations.write_lines(tmp_path / "negatives", 4, mined(), {})
     assert run.newer() == 4
 
 
@@ -203,21 +261,21 @@ def test_an_empty_file_of_switches_is_that_of_a_run_which_has_not_begun(tmp_path
     (tmp_path / "run" / "switches.jsonl").touch()  # killed between its making and its first line
     with pytest.raises(InputError, match="holds no generation of negatives"):
         followed(tmp_path, stores)
-    generations.write_generation(tmp_path / "negatives", 1, mined(), {})
+    generations.write_lines(tmp_path / "negatives", 1, mined(), {})
     assert followed(tmp_path, stores).switches == [Switch(0, 1)]
 
 
 def test_what_was_accepted_stays_in_force_when_its_folder_is_damaged_or_removed(tmp_path, stores):
     """Two generations arrive within eight updates, and all folders go before the first of them gives a batch."""
-    generations.write_generation(tmp_path / "negatives", 1, mined(), {"statistics": {"overlap_bm25": 0.5}})
+    generations.write_lines(tmp_path / "negatives", 1, mined(), {"statistics": {"overlap_bm25": 0.5}})
     run = followed(tmp_path, stores)
     for number, step in ((2, 8), (3, 9)):
-        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {"checkpoint_step": number})
+        generations.write_lines(tmp_path / "negatives", number, mined(shift=number), {"checkpoint_step": number})
         assert run.newer() == number
         run.record(Switch(step, number))
     expected = {step: rows_of_pairs(generations.open_generation(tmp_path / "negatives", number), texts_of(stores))["neg_docs"]
                 for step, number in ((7, 1), (8, 2), (9, 3))}  # fmt: skip
-    (tmp_path / "negatives" / "000003" / "part-00000.jsonl").write_text("")
+    (tmp_path / "negatives" / "000003" / "neg_docs.npy").write_text("")
     shutil.rmtree(tmp_path / "negatives" / "000001")
     shutil.rmtree(tmp_path / "negatives" / "000002")
     for step, rows in expected.items():
@@ -228,7 +286,7 @@ def test_what_was_accepted_stays_in_force_when_its_folder_is_damaged_or_removed(
 
 def test_a_run_that_continues_holds_what_later_switches_name_from_its_beginning(tmp_path, stores):
     for number in (1, 2, 3):
-        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+        generations.write_lines(tmp_path / "negatives", number, mined(shift=number), {})
     known = [Switch(0, 1), Switch(8, 2), Switch(16, 3)]
     whole, run = followed(tmp_path, stores, known), followed(tmp_path, stores, known)
     expected = [whole.at(step)["neg_docs"].rows for step in (0, 8, 16)]
@@ -241,7 +299,7 @@ def test_a_run_that_continues_holds_what_later_switches_name_from_its_beginning(
 
 def test_generations_that_are_used_up_leave_the_memory(tmp_path, stores):
     for number in range(1, 14):
-        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+        generations.write_lines(tmp_path / "negatives", number, mined(shift=number), {})
     run = followed(tmp_path, stores, [Switch(4 * number - 4, number) for number in range(1, 14)])
     assert len(run._held) == 1 + negatives.SWITCHES_AHEAD
     for step in range(48):
@@ -252,28 +310,29 @@ def test_generations_that_are_used_up_leave_the_memory(tmp_path, stores):
 DAMAGES = {
     "no manifest's text": lambda folder: (folder / "manifest.json").write_text("garbage"),
     "another format": lambda folder: (folder / "manifest.json").write_text("[1]"),
-    "a truncated part": lambda folder: (folder / "part-00000.jsonl").write_text('{"query_id"'),
-    "no part": lambda folder: (folder / "part-00000.jsonl").unlink(),
+    "a truncated array": lambda folder: (folder / "neg_docs.npy").write_bytes((folder / "neg_docs.npy").read_bytes()[:-4]),
+    "no array": lambda folder: (folder / "neg_docs.npy").unlink(),
     "wrong statistics": lambda folder: rewrite(folder, statistics={"overlap_bm25": "much"}),
     "a wrong step": lambda folder: rewrite(folder, checkpoint_step="eight"),
-    "lists that are text": lambda folder: rewrite(folder, lines=[line._replace(neg_doc_ids="d1") for line in mined()]),
-    "lists of numbers": lambda folder: rewrite(folder, lines=[line._replace(neg_doc_ids=[1]) for line in mined()]),
+    "an array of floats": lambda folder: rewrite(folder, neg_docs=np.zeros((4, 3), np.float32)),
+    "rows of no text": lambda folder: rewrite(folder, neg_docs=np.full((4, 3), 8, np.int32)),
 }
 
 
-def rewrite(folder, lines=(), **facts):
-    """A generation of these lines and facts whose checksums are right."""
+def rewrite(folder, neg_docs=None, **facts):
+    """A generation of these negatives and facts whose checksums are right."""
     manifest = outputs.read_json(folder / "manifest.json")
-    part = folder / "part-00000.jsonl"
-    if lines:
-        part.write_text("".join(json.dumps(line._asdict()) + "\n" for line in lines))
-    outputs.write_json(folder / "manifest.json", manifest | {"parts": {part.name: outputs.sha256_of(part)}} | facts)
+    part = folder / "neg_docs.npy"
+    if neg_docs is not None:
+        np.save(part, neg_docs)
+    parts = manifest["parts"] | {part.name: outputs.sha256_of(part)}
+    outputs.write_json(folder / "manifest.json", manifest | {"parts": parts} | facts)
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_new_run_begins_with_the_newest_whole_generation_and_says_once_what_it_passes_over(tmp_path, stores, damage):
     for number in (1, 2, 3):
-        generations.write_generation(tmp_path / "negatives", number, mined(shift=number), {})
+        generations.write_lines(tmp_path / "negatives", number, mined(shift=number), {})
     for number in (2, 3):
         damage(tmp_path / "negatives" / f"{number:06d}")
     run = MinedNegatives(tmp_path / "negatives", tmp_path / "switches.jsonl", texts_of(stores), num_drawn={"neg_docs": 2})
@@ -290,7 +349,7 @@ def test_a_new_run_begins_with_the_newest_whole_generation_and_says_once_what_it
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_run_without_a_whole_generation_needs_one_and_says_how_the_newest_is_damaged(tmp_path, stores, damage):
-    damage(generations.write_generation(tmp_path / "negatives", 1, mined(), {}).folder)
+    damage(generations.write_lines(tmp_path / "negatives", 1, mined(), {}).folder)
     run = MinedNegatives(tmp_path / "negatives", None, texts_of(stores), num_drawn={"neg_docs": 2})
     with pytest.warns(UserWarning, match="is skipped"):
         assert run.needs_first()
@@ -299,8 +358,8 @@ def test_a_run_without_a_whole_generation_needs_one_and_says_how_the_newest_is_d
 
 
 def test_a_new_run_refuses_a_whole_generation_of_other_texts_rather_than_an_older_one(tmp_path, stores):
-    generations.write_generation(tmp_path / "negatives", 1, mined(), TEXTS)
-    generations.write_generation(tmp_path / "negatives", 2, mined(), {**TEXTS, "docs": "of another corpus"})
+    generations.write_lines(tmp_path / "negatives", 1, mined(), TEXTS)
+    generations.write_lines(tmp_path / "negatives", 2, mined(), {**TEXTS, "docs": "of another corpus"})
     run = MinedNegatives(tmp_path / "negatives", None, texts_of(stores, TEXTS), num_drawn={"neg_docs": 2})
     for begin in (run.check, run.needs_first, run.begin):
         with pytest.raises(InputError, match="000002 was mined from other docs"):
@@ -308,12 +367,12 @@ def test_a_new_run_refuses_a_whole_generation_of_other_texts_rather_than_an_olde
 
 
 def test_a_part_of_the_right_size_is_looked_at_again_when_it_was_written_again(tmp_path, stores):
-    generations.write_generation(tmp_path / "negatives", 1, mined(), {})
+    generations.write_lines(tmp_path / "negatives", 1, mined(), {})
     run = followed(tmp_path, stores)
-    part = generations.write_generation(tmp_path / "negatives", 2, mined(shift=2), {}).folder / "part-00000.jsonl"
+    part = generations.write_lines(tmp_path / "negatives", 2, mined(shift=2), {}).folder / "neg_docs.npy"
     whole = part.read_bytes()
     with warnings.catch_warnings(record=True) as warned:
-        for copied in (0, 20, 40):  # by a copier that reserves the space first
+        for copied in (0, 20, 140):  # by a copier that reserves the space first
             part.write_bytes(whole[:copied].ljust(len(whole), b"\0"))
             assert run.newer() is None
     assert len(warned) == 1

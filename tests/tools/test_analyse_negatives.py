@@ -11,7 +11,7 @@ from de_jax.data.sources.training_set import open_stores, text_hashes
 from de_jax.data.text import beir
 from de_jax.evaluation import negative_analysis
 from de_jax.mining import generations
-from de_jax.mining.generations import Mined
+from de_jax.mining.mined_pairs import Mined
 from de_jax.retrieval import encode
 from de_jax.tools import analyse_negatives
 from de_jax.training.run.run_folder import load_run
@@ -44,7 +44,7 @@ def mined_dirs(tmp_path_factory, trained, dataset_dir):
     folder = tmp_path_factory.mktemp("negatives")
     facts = {**text_hashes(dataset_dir), "seconds": {"encode": 2.0, "index": 0.1, "search": 0.1, "choose": 0.1}}
     for name, lines in found.items():
-        generations.write_generation(folder / name, 1, lines, facts)
+        generations.write_lines(folder / name, 1, lines, facts)
     return folder
 
 

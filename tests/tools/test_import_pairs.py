@@ -1,6 +1,7 @@
 """`import_pairs` and `import_negatives`: from a csv to what every other command reads."""
 
 import csv
+import gzip
 import json
 
 import numpy as np
@@ -16,7 +17,7 @@ from de_jax.data.sources.training_set import beir_pairs
 from de_jax.data.text import beir
 from de_jax.evaluation import metrics
 from de_jax.types import InputError
-from tools import evaluate_beir, evaluate_pairs, import_negatives, import_pairs, search
+from tools import evaluate_beir, evaluate_pairs, export_negatives, import_negatives, import_pairs, search
 
 WORDS = ("fox", "whale", "wolf", "sea", "den", "red", "blue", "grey", "deep", "quick")
 ROWS = [{"Question": f"{one} of the {WORDS[i - 1]}", "Answer": f"the {one} and the {WORDS[i - 3]}"} for i, one in enumerate(WORDS)]
@@ -168,7 +169,10 @@ def test_a_trec_run_gives_its_best_ranks_but_for_relevant_documents(data, tmp_pa
     flags = [tmp_path / "bm25.trec", f"--dataset_dir={data}", f"--negatives_dir={tmp_path / 'mined'}"]
     report = printed_by(import_negatives, [*flags, "--first_rank=2", "--depth=4"], capsys)
     assert (report["num_pairs"], report["negatives"], report["unknown_pairs"]) == (3, 9, 1)
-    lines = [json.loads(line) for line in (tmp_path / "mined" / "000001" / "part-00000.jsonl").read_text().splitlines()]
+    printed_by(export_negatives, [tmp_path / "mined", f"--out={tmp_path / 'mined.jsonl.gz'}"], capsys)
+    lines = [json.loads(line) for line in gzip.decompress((tmp_path / "mined.jsonl.gz").read_bytes()).splitlines()]
+    with pytest.raises(InputError, match=r"--out .*mined\.jsonl\.gz is there already; choose another name, or remove it"):
+        export_negatives.main([str(tmp_path / "mined"), f"--out={tmp_path / 'mined.jsonl.gz'}"])
     for place, line in enumerate(lines):
         assert line["doc_id"] == ids[place]
         assert line["neg_doc_ids"] == [doc for doc in ids if doc != ids[place]][1:4]

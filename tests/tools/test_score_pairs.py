@@ -11,7 +11,7 @@ from de_jax.data.batches import teacher_scores
 from de_jax.data.sources import pair_store, pair_writer
 from de_jax.data.sources.training_set import open_stores
 from de_jax.mining import generations, teacher
-from de_jax.mining.generations import Mined
+from de_jax.mining.mined_pairs import Mined
 from de_jax.retrieval import encode
 from de_jax.tools import score_pairs
 from de_jax.training.run.run_folder import load_run
@@ -25,7 +25,7 @@ SCORED = [("q2", "d2"), ("q2", "d7"), ("q2", "d1"), ("q2", "d9")]
 @pytest.fixture
 def negatives_dir(tmp_path):
     lines = [Mined(*pair, found, []) for pair, found in NEGATIVES.items()]
-    generations.write_generation(tmp_path / "negatives", 1, lines, {})
+    generations.write_lines(tmp_path / "negatives", 1, lines, {})
     return tmp_path / "negatives"
 
 

@@ -62,19 +62,28 @@ def of_file(path: str | Path, pairs: Int[np.ndarray, "P 2"], query_store: TokenS
     Raises:
         InputError: a malformed line, or no score of any training pair.
     """
+    score_of = by_rows(path, query_store, doc_store)
+
+    def find(chosen: np.ndarray, docs: np.ndarray) -> np.ndarray:
+        return score_of(pairs[chosen, :1], docs).astype(np.float32)
+
+    if np.isnan(find(np.arange(len(pairs)), pairs[:, 1:])).all():
+        raise InputError(f"{path} contains no score of a training pair; score this data set and split with de-jax score_pairs.")
+    return find
+
+
+def by_rows(path: str | Path, query_store: TokenStore, doc_store: TokenStore) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """The scores of a file by rows of queries and of documents: float64, NaN for none, the last of several; see `read`."""
     query_rows, doc_rows, scores = read(path, query_store, doc_store)
     keys = query_rows.astype(np.int64) * doc_store.num_texts + doc_rows
     order = np.argsort(keys, kind="stable")
-    keys, scores = keys[order], scores[order]
+    keys, scores = np.append(keys[order], -1), np.append(scores[order], np.nan)  # of no text, at the end
 
-    def find(chosen: np.ndarray, docs: np.ndarray) -> np.ndarray:
-        wanted = pairs[chosen, :1].astype(np.int64) * doc_store.num_texts + docs
-        places = np.searchsorted(keys, wanted, side="right") - 1
-        is_there = (docs >= 0) & (places >= 0) & (keys[places] == wanted)
-        return np.where(is_there, scores[places], np.nan).astype(np.float32)
+    def find(queries: np.ndarray, docs: np.ndarray) -> np.ndarray:
+        wanted = np.where(docs >= 0, queries.astype(np.int64) * doc_store.num_texts + docs, -2)
+        places = np.searchsorted(keys[:-1], wanted, side="right") - 1  # of a text before all: the end
+        return np.where(keys[places] == wanted, scores[places], np.nan)
 
-    if not len(keys) or np.isnan(find(np.arange(len(pairs)), pairs[:, 1:])).all():
-        raise InputError(f"{path} contains no score of a training pair; score this data set and split with de-jax score_pairs.")
     return find
 
 

@@ -277,7 +277,7 @@ def _doc_texts(pairs: Pairs, passages: PassageStore | None, options: PairsOption
     expanded = curriculum_texts.open_expansion(
         options.expansion, pairs.doc_store, pairs.rows, golds, ranked, options.curriculum, MEASURES[options.relevance],
         tokenizer=pairs.doc_tokenizer, max_query_length=options.max_generated_length, is_part=pairs.is_part,
-        cache_dir=store_dir(options.cache_dir),
+        has_neg_docs=has_neg_docs, cache_dir=store_dir(options.cache_dir),
     )  # fmt: skip
     return DocTexts(expanded.store, expanded.rows_of)
 

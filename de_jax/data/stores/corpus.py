@@ -62,6 +62,7 @@ class TokenStore:
 
     Attributes:
         ids: text ids in row order.
+        encoded_ids: bytes [n], the same in UTF-8, memory-mapped.
         num_texts: n.
         tokens: int32 [total], memory-mapped.
         offsets: int64 [n + 1], memory-mapped.
@@ -76,9 +77,9 @@ class TokenStore:
         self.store_dir = store_dir
         self.tokens = np.asarray(arrays["tokens.npy"])
         self.offsets = np.asarray(arrays["offsets.npy"])
-        self._encoded_ids = np.asarray(arrays["ids.npy"])
+        self.encoded_ids = np.asarray(arrays["ids.npy"])
         self._id_order = np.asarray(arrays["id_order.npy"])
-        self.ids = TextIds(self._encoded_ids)
+        self.ids = TextIds(self.encoded_ids)
         self.num_texts = len(self.ids)
         self.prefix_ids = tuple(manifest["prefix_ids"])
         self.suffix_ids = tuple(manifest["suffix_ids"])
@@ -95,14 +96,14 @@ class TokenStore:
             raise InputError(f"{self.store_dir} holds no text with the id '{text_id}'.")
         return row
 
-    def rows_of(self, text_ids: Sequence[str]) -> Int[np.ndarray, " r"]:
-        """The row of each id, int64; -1 where the store has no such text."""
-        wanted = [text_id.encode() for text_id in text_ids]
-        keys = np.array(wanted, dtype=self._encoded_ids.dtype)  # [r], cut to the longest id of the store
-        positions = np.searchsorted(self._encoded_ids, keys, sorter=self._id_order)
+    def rows_of(self, text_ids: Sequence[str] | np.ndarray) -> Int[np.ndarray, " r"]:
+        """The row of each id, int64; -1 where the store has no such text. An array holds bytes, as `encoded_ids` does."""
+        if not isinstance(text_ids, np.ndarray):
+            text_ids = np.array([text_id.encode() for text_id in text_ids], dtype=bytes)
+        keys = text_ids.astype(self.encoded_ids.dtype)  # [r], cut to the longest id of the store
+        positions = np.searchsorted(self.encoded_ids, keys, sorter=self._id_order)
         rows = self._id_order[np.minimum(positions, self.num_texts - 1)]
-        fits = np.array([len(text_id) <= keys.dtype.itemsize for text_id in wanted], dtype=bool)
-        return np.where((self._encoded_ids[rows] == keys) & fits, rows, -1)
+        return np.where((self.encoded_ids[rows] == keys) & (np.strings.str_len(text_ids) <= keys.dtype.itemsize), rows, -1)
 
     def lengths(self, max_length: int) -> Int32[np.ndarray, " n"]:
         """Tokens of each text with its special tokens, after truncation to `max_length`."""

@@ -9,14 +9,17 @@ from __future__ import annotations
 import functools
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 
 import numpy as np
-from jaxtyping import Int, UInt64
+from jaxtyping import Bool, Int, UInt64
 
 SHINGLE_WORDS = 3
 _NUM_BANDS, _BAND_ROWS = 16, 4
+_BITS = 256
+_TOKENS = 1 << 21
+"""Compared at a time."""
 
 _WORD = re.compile(r"\w+")
 _WEIGHTS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], dtype=np.uint64)
@@ -26,11 +29,6 @@ _MULTIPLIERS = np.random.default_rng(0).integers(0, 2**63, _NUM_BANDS * _BAND_RO
 def shingles(text: str) -> UInt64[np.ndarray, " s"]:
     """The distinct three-word sequences of a text, hashed, in ascending order; case and punctuation do not count."""
     return _shingles(np.array([_hash_word(word) for word in _WORD.findall(text.lower())], dtype=np.uint64))
-
-
-def shingles_of(token_ids: Int[np.ndarray, " t"]) -> frozenset[int]:
-    """The distinct three-token sequences of a text, hashed."""
-    return frozenset(_shingles(np.asarray(token_ids).astype(np.uint64)).tolist())
 
 
 def _shingles(words: UInt64[np.ndarray, " w"]) -> UInt64[np.ndarray, " s"]:
@@ -61,6 +59,80 @@ def keep(shingle_sets: Iterable[np.ndarray], *, max_resemblance: float) -> list[
         for key in keys:
             buckets.setdefault(key, []).append(mine)
     return kept
+
+
+class Resemblances:
+    """Which texts of a token store share most of their three-token sequences, for many pairs of texts at once.
+
+    Of each text that is asked for, 256 bits are kept that its sequences set. The bits of one text that another lacks bound what the
+    two share, and only pairs that may be beyond the limit are compared by their sequences.
+
+    Args:
+        tokens: int32 [total] of all texts, end to end.
+        offsets: int64 [n + 1]; text i is tokens[offsets[i]:offsets[i + 1]].
+        max_resemblance: 0 to 1, of two texts' sequences together (Jaccard).
+    """
+
+    def __init__(self, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n_and_1"], *, max_resemblance: float) -> None:
+        self._tokens, self._offsets, self._limit = tokens, offsets, max_resemblance
+        self._bits = np.zeros((len(offsets) - 1, _BITS // 64), np.uint64)
+        self._sizes = np.zeros(len(offsets) - 1, np.int32)  # 0 before a text was asked for
+
+    def exceed(self, first: Int[np.ndarray, " c"], second: Int[np.ndarray, " c"]) -> Bool[np.ndarray, " c"]:
+        """Whether the texts of each two rows resemble each other more than the limit."""
+        self._prepare(np.concatenate([first, second]))
+        sizes, bits = (self._sizes[first], self._sizes[second]), (self._bits[first], self._bits[second])
+        lacking = [np.bitwise_count(own & ~other).sum(axis=1, dtype=np.int32) for own, other in (bits, bits[::-1])]
+        exceeds = _jaccard(np.minimum(sizes[0] - lacking[0], sizes[1] - lacking[1]), *sizes) > self._limit
+        maybe = np.flatnonzero(exceeds)
+        for pairs in self._blocks(first[maybe], second[maybe]):
+            both = maybe[pairs]
+            owners, values = self._shingles(np.concatenate([first[both], second[both]]))
+            owners %= len(both)
+            order = np.lexsort([values, owners])
+            is_shared = (np.diff(owners[order]) == 0) & (np.diff(values[order]) == 0)
+            shared = np.bincount(owners[order][1:][is_shared], minlength=len(both))
+            exceeds[both] = _jaccard(shared, sizes[0][both], sizes[1][both]) > self._limit
+        return exceeds
+
+    def _prepare(self, rows: np.ndarray) -> None:
+        """Keeps the bits of texts that were not asked for before."""
+        new = np.unique(rows[self._sizes[rows] == 0])
+        for block in self._blocks(new):
+            owners, values = self._shingles(new[block])
+            place = values >> np.uint64(64 - 8)  # _BITS = 2**8
+            firsts = np.searchsorted(owners, np.arange(len(new[block])))
+            for word in range(_BITS // 64):
+                of_word = np.where(place >> np.uint64(6) == word, np.uint64(1) << (place & np.uint64(63)), np.uint64(0))
+                self._bits[new[block], word] = np.bitwise_or.reduceat(of_word, firsts)
+            self._sizes[new[block]] = np.bincount(owners, minlength=len(firsts))
+
+    def _blocks(self, *rows: np.ndarray) -> Iterator[slice]:
+        """Slices of some lists of rows that hold about `_TOKENS` tokens each, of at least one text."""
+        ends = np.cumsum(sum(self._offsets[own + 1] - self._offsets[own] for own in rows))
+        cuts = np.searchsorted(ends, np.arange(_TOKENS, int(ends.max(initial=0)), _TOKENS)) + 1
+        bounds = np.unique([0, *cuts.tolist(), len(rows[0])])
+        yield from map(slice, bounds[:-1].tolist(), bounds[1:].tolist())
+
+    def _shingles(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The distinct three-token sequences of texts, hashed: the place of each one's text in `rows`, ascending, and itself."""
+        starts, lengths = self._offsets[rows], self._offsets[rows + 1] - self._offsets[rows]
+        counts = np.maximum(lengths - SHINGLE_WORDS + 1, 1)
+        owners = np.repeat(np.arange(len(rows)), counts)
+        within = np.arange(len(owners)) - (np.cumsum(counts) - counts)[owners]
+        values = np.zeros(len(owners), np.uint64)
+        for place, weight in enumerate(_WEIGHTS):
+            at = np.minimum(starts[owners] + within + place, len(self._tokens) - 1)
+            values += np.where(within + place < lengths[owners], self._tokens[at], 0).astype(np.uint64) * weight
+        values = _mix(values)
+        order = np.lexsort([values, owners])
+        owners, values = owners[order], values[order]
+        is_first = np.append(True, (np.diff(owners) != 0) | (np.diff(values) != 0))
+        return owners[is_first], values[is_first]
+
+
+def _jaccard(shared: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return shared / (first + second - shared)
 
 
 def resemblance(first: AbstractSet[int], second: AbstractSet[int]) -> float:

@@ -59,6 +59,11 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
+def is_alone() -> bool:
+    """Whether this is the only process."""
+    return jax.process_count() == 1
+
+
 def agreed(decision: bool) -> bool:
     """The first process's decision, in every process; all must ask."""
     return bool(agreed_number(int(decision)))
@@ -66,12 +71,12 @@ def agreed(decision: bool) -> bool:
 
 def agreed_number(number: int) -> int:
     """The first process's number, in every process; all must ask."""
-    return number if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.asarray(number)))
+    return number if is_alone() else int(multihost_utils.broadcast_one_to_all(np.asarray(number)))
 
 
 def all_agree(decision: bool) -> bool:
     """Whether every process decides so; all must ask."""
-    return decision if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.asarray(decision)).all())
+    return decision if is_alone() else bool(multihost_utils.process_allgather(np.asarray(decision)).all())
 
 
 def sigterm_reached(step: int) -> bool:

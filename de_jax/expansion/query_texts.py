@@ -1,0 +1,174 @@
+"""The generated queries of a corpus as text in memory-mapped arrays; those of a document are decompressed when asked for.
+
+texts.npy      uint8 [total]   the queries of each document, JSON under zlib, end to end
+offsets.npy    int64 [n + 1]   document i's are texts[offsets[i]:offsets[i + 1]]
+counts.npy     int32 [n]       queries of each document
+ids.npy        bytes [n]       UTF-8, in the order of the expansion
+id_order.npy   int64 [n]       the rows in ascending order of id
+manifest.json  written last
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO, overload
+
+import numpy as np
+from jaxtyping import Int, Int32, Int64, UInt8
+
+from de_jax.expansion.generated_queries import fingerprint, read_expansion
+from de_jax.files import folders, outputs, schema
+from de_jax.files.kind import Kind
+from de_jax.files.reading import read_array
+from de_jax.types import InputError
+
+QUERY_TEXTS = Kind(
+    "query texts",
+    {"num_docs": schema.integer(1), "num_bytes": schema.integer(1)},
+    make="it is made when an expansion is read",
+    mend="remove its folder, and it is made again",
+)
+_IDS = 8192
+"""Looked up at a time."""
+
+
+class QueryTexts(Sequence[list[str]]):
+    """The queries of each document of a corpus by its row, as the expansion has them.
+
+    Attributes:
+        counts: int64 [n] how many each document has.
+    """
+
+    def __init__(
+        self,
+        texts: UInt8[np.ndarray, " total"],
+        offsets: Int64[np.ndarray, " m_and_1"],
+        counts: Int32[np.ndarray, " m"],
+        rows: Int[np.ndarray, " n"],
+    ) -> None:
+        """Copies nothing.
+
+        Args:
+            texts, offsets, counts: of the folder, by its rows.
+            rows: the folder's row of each document of the corpus; -1 for a document without queries.
+        """
+        self._texts, self._offsets, self._rows = texts, offsets, rows
+        self.counts = np.where(rows >= 0, counts[np.maximum(rows, 0)], 0).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, row: int) -> list[str]: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[list[str]]: ...
+    def __getitem__(self, row: int | slice) -> list[str] | list[list[str]]:
+        if isinstance(row, slice):
+            return [self[one] for one in range(*row.indices(len(self)))]
+        place = int(self._rows[row])
+        return unpacked(self._texts[self._offsets[place] : self._offsets[place + 1]].tobytes()) if place >= 0 else []
+
+
+def packed(queries: Sequence[str]) -> bytes:
+    """The queries of a document in few bytes."""
+    return zlib.compress(json.dumps(queries, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def unpacked(raw: bytes) -> list[str]:
+    """What `packed` was given."""
+    return json.loads(zlib.decompress(raw))  # type: ignore[no-any-return]
+
+
+def queries_by_row(
+    path: str | Path,
+    doc_ids: Sequence[str],
+    cache_dir: str | Path,
+    *,
+    is_part: bool = False,
+    only: Int[np.ndarray, " d"] | None = None,
+) -> QueryTexts:
+    """The queries of each document of a corpus as the expansion has them; `curriculum` passes over blank and equal ones.
+
+    Args:
+        path: an expansion; documents without a line in it have no queries.
+        doc_ids: the corpus.
+        cache_dir: gets a folder with the texts on first use.
+        is_part: `doc_ids` may be a part of the corpus; the queries of others are passed over.
+        only: the rows of documents whose queries are wanted; all by default. Others have none then.
+
+    Raises:
+        InputError: a document that the corpus lacks, or a repeated document.
+    """
+    folder = Path(cache_dir) / f"query_texts-{folders.key_of(str(QUERY_TEXTS.format), fingerprint(path))}"
+    arrays = folders.build_once(folder, _open, lambda out_dir: _build(path, out_dir))
+    rows = np.concatenate([_rows_of(arrays, doc_ids[start : start + _IDS]) for start in range(0, len(doc_ids), _IDS)])
+    if not is_part and np.count_nonzero(rows >= 0) < len(arrays["ids"]):
+        unknown = arrays["ids"][np.setdiff1d(np.arange(len(arrays["ids"])), rows)[0]].decode()
+        raise InputError(f"{path} has queries for {unknown}, which is not a document here; the expansion is for another corpus.")
+    if not arrays["counts"][rows[rows >= 0]].any():
+        raise InputError(f"{path} has no query for any document here; the expansion is for another corpus.")
+    if only is not None:
+        wanted = np.full(len(rows), -1)
+        wanted[only] = rows[only]
+        rows = wanted
+    return QueryTexts(arrays["texts"], arrays["offsets"], arrays["counts"], rows)
+
+
+def _rows_of(arrays: dict[str, np.ndarray], doc_ids: Sequence[str]) -> Int[np.ndarray, " d"]:
+    """The folder's row of each document; -1 where it has none."""
+    ids, order = arrays["ids"], arrays["id_order"]
+    wanted = np.array([doc_id.encode() for doc_id in doc_ids], dtype=bytes)
+    rows = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
+    return np.where(ids[rows] == wanted, rows, -1)
+
+
+def _build(path: str | Path, folder: Path) -> dict[str, np.ndarray]:
+    sizes, counts, ids = array("q", [0]), array("i"), list[bytes]()
+    with QUERY_TEXTS.writing(folder) as temporary:
+        with open(temporary / "texts.npy", "wb") as file:
+            _write_header(file, 0)
+            for doc_id, queries in read_expansion(path):
+                raw = packed(queries)
+                file.write(raw)
+                sizes.append(len(raw))
+                counts.append(len(queries))
+                ids.append(doc_id.encode())
+            offsets = np.cumsum(np.frombuffer(sizes, np.int64))
+            file.seek(0)
+            _write_header(file, int(offsets[-1]))  # numpy leaves room for the length to grow
+        if not ids:
+            raise InputError(f"{path} has no query for any document here; the expansion is for another corpus.")
+        encoded = np.array(ids, dtype=bytes)
+        order = np.argsort(encoded, kind="stable")
+        if (twice := np.flatnonzero(encoded[order[1:]] == encoded[order[:-1]])).size:
+            raise InputError(f"{path} has two lines for the document {encoded[order[twice[0]]].decode()}; remove one.")
+        arrays: dict[str, np.ndarray] = {"offsets": offsets, "ids": encoded, "id_order": order}
+        arrays["counts"] = np.frombuffer(counts, np.int32)
+        for name, values in arrays.items():
+            outputs.save_array(temporary / f"{name}.npy", values)
+        QUERY_TEXTS.write_manifest(temporary, {"num_docs": len(ids), "num_bytes": int(offsets[-1])})
+    return _open(folder)
+
+
+def _open(folder: Path) -> dict[str, np.ndarray]:
+    manifest = QUERY_TEXTS.open(folder)
+    num_docs = manifest["num_docs"]
+    described = {
+        "texts": ("|u1", manifest["num_bytes"]),
+        "offsets": ("<i8", num_docs + 1),
+        "counts": ("<i4", num_docs),
+        "ids": ("S", num_docs),
+        "id_order": ("<i8", num_docs),
+    }
+    return {
+        name: read_array(folder / f"{name}.npy", dtype, (size,), rebuild=QUERY_TEXTS.mend)
+        for name, (dtype, size) in described.items()
+    }
+
+
+def _write_header(file: BinaryIO, num_bytes: int) -> None:
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (num_bytes,)})
