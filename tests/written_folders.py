@@ -15,12 +15,8 @@ from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.files import outputs
 from de_jax.interop import safetensors_model, t5x
 from de_jax.mining import generations, guide, teacher
-<<<<<<< HEAD
-from de_jax.mining.generations import Mined
-from de_jax.models.bert import BertConfig
-=======
 from de_jax.mining.mined_pairs import Mined
->>>>>>> generations
+from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.generator import Generator
 from de_jax.models.masked_lm import MaskedLanguageModel

@@ -196,7 +196,17 @@ OTHERS = {
     "compare_runs": "reads rankings and judgements alone; see tests/evaluation/test_trec_conformance.py",
     **dict.fromkeys(("import_pairs", "import_negatives"), "leave bad rows out; see tests/tools/test_import_pairs.py"),
     **dict.fromkeys(
-        ("doctor", "import_model", "export_model", "push_to_hub", "inspect_run", "plan_run", "verify", "export_negatives"),
+        (
+            "doctor",
+            "import_model",
+            "export_model",
+            "push_to_hub",
+            "inspect_run",
+            "plan_run",
+            "verify",
+            "export_negatives",
+            "reproduce",
+        ),
         "reads no texts",
     ),
 }
