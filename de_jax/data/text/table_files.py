@@ -1,7 +1,7 @@
 """Rows of tables: csv, tsv, jsonl, a JSON list, parquet, Arrow, a folder or hub name of Hugging Face `datasets`, Python sequences.
 
 Files are streamed, so they may be larger than memory. A row that cannot be read comes with its fault, for the caller to refuse or
-to pass over; a file of which nothing more can be read is an `InputError`.
+or skip; a file that cannot be read further is an `InputError`.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _files_of_dataset(folder: Path, split: str) -> list[Path]:
 
 
 def _files_of_hub(name: str, table: Table) -> list[Path]:
-    """The Arrow files in which `datasets` keeps what it fetched."""
+    """The Arrow files in which `datasets` keeps a fetched data set."""
     try:
         import datasets
     except ImportError:

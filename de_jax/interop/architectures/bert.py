@@ -125,7 +125,7 @@ def own_names(stored: Mapping[str, T]) -> dict[str, T]:
 
 
 def is_plain(config: Any) -> bool:
-    """Whether an encoder is a BERT or RoBERTa and no kin of it."""
+    """Whether an encoder is a BERT or RoBERTa and not a related kind."""
     return isinstance(config, BertConfig) and config.num_token_types > 0 and not config.num_buckets
 
 
