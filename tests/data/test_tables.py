@@ -62,7 +62,13 @@ def test_rows_in_memory_are_read_by_place_alone():
         def __getitem__(self, row):
             return {"query": f"q{row % 3}", "doc": "d"}
 
+    class Endless(Repeating):  # as a grain.MapDataset that is repeated
+        def __len__(self):
+            return sys.maxsize
+
     assert [one.query for one in examples(Repeating())] == ["q0", "q1", "q2"]
+    with pytest.raises(InputError, match=r"a table has an end, but this Endless repeats its rows for ever; leave out repeat\(\)"):
+        examples(Endless())
     with pytest.raises(InputError, match=r"^row 2: a str, not a dictionary; fix the row, or skip bad rows with --skip_bad"):
         examples([{"query": "q", "doc": "d"}, "q"])
     with pytest.raises(InputError, match="a table is a path or a sequence of rows, not a dict"):

@@ -11,6 +11,7 @@ import glob
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -178,6 +179,8 @@ def _files_of_hub(name: str, table: Table) -> list[Path]:
 def _rows_of(rows: Rows) -> Iterator[Row]:
     if isinstance(rows, Mapping) or not hasattr(rows, "__getitem__"):
         raise InputError(f"a table is a path or a sequence of rows, not a {type(rows).__name__}.")
+    if len(rows) == sys.maxsize:  # of a grain.MapDataset that is repeated
+        raise InputError(f"a table has an end, but this {type(rows).__name__} repeats its rows for ever; leave out repeat().")
     for number in range(len(rows)):  # a grain.MapDataset begins again at its end
         try:
             values = rows[number]
