@@ -31,11 +31,13 @@ def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
     common = ["--model", args.model, "--repeats", str(args.repeats), "--clock", args.clock]
+    common += ["--dataset_dir", args.dataset_dir] if args.dataset_dir else []
     peak = args.peak_tflops or measure.peak_tflops("bfloat16", args.clock)
     common += ["--peak_tflops", str(peak), *([] if args.no_compiled else ["--peer_compiled"])]
     sizes = ["--num_passages", str(args.num_passages), "--num_queries", str(args.num_queries)]
     encoding = encode_throughput.measured([*common, *sizes, "--peer_dtypes", "bfloat16"])
-    step = step_time.measured([*common, "--real_lengths", "--batch_size", str(args.batch_size)])
+    lengths = ["--query_length", "64", "--doc_length", "256"] if args.dataset_dir else ["--real_lengths"]
+    step = step_time.measured([*common, *lengths, "--batch_size", str(args.batch_size)])
     work = {"training_step": step, "encode_passages": encoding["passages"], "encode_queries": encoding["queries"]}
     report: dict[str, Any] = {"benchmark": "compare_peers", "model": args.model, "clock": args.clock, "peer": encoding["peer"]}
     report |= {"batch_size": args.batch_size, "peak_tflops": round(peak, 4)}
@@ -55,7 +57,8 @@ def _figure(figure: str, found: dict[str, Any]) -> Any:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="small", help="a model file: tiny, small, ..., or t5_1_0_small (default small)")
+    parser.add_argument("--model", default="small", help=measure.MODEL_HELP)
+    parser.add_argument("--dataset_dir", help="a BEIR folder, whose texts are taken; needs a model in a folder")
     parser.add_argument("--batch_size", type=int, default=32, help="pairs of a training step (default 32)")
     parser.add_argument("--num_passages", type=int, default=1000, help="passages to encode (default 1000)")
     parser.add_argument("--num_queries", type=int, default=4000, help="queries to encode (default 4000)")

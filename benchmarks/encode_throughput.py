@@ -1,9 +1,10 @@
 """Texts per second of encoding on MS MARCO-like lengths, beside torch in the same run; prints one JSON line.
 
 python -m benchmarks.encode_throughput --model small --num_passages 1000 --num_queries 4000 --repeats 5
+python -m benchmarks.encode_throughput --model all-MiniLM-L6-v2/ --dataset_dir data/beir/nfcorpus --max_doc_length 256
 
 Ours is de_jax.retrieval.encode with its defaults. The peer is sentence-transformers' encode where it is installed, else
-transformers with the texts sorted by length as sentence-transformers sorts them; both hold our parameters, and the cosine of
+transformers with the texts sorted by length as sentence-transformers sorts them; both hold the same parameters, and the cosine of
 its embeddings with ours is reported. Runs alternate; a speed-up is the median of the ratios within one repeat. On a machine
 that others use, put `taskset -c 0` before the command and add `--clock cpu`. Tokenization is left out on both sides.
 """
@@ -22,12 +23,13 @@ import numpy as np
 
 from benchmarks import lengths, measure, peers
 from de_jax import command
+from de_jax.interop.fine_tuning import TowerName
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval import encode
+from de_jax.retrieval.micro_batches import Store
 from de_jax.training.mesh import plan
 
-MAX_LENGTH = {"query": 64, "doc": 256}
-TEXTS = {"query": "queries", "doc": "passages"}
+TEXTS: dict[TowerName, str] = {"doc": "passages", "query": "queries"}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -38,44 +40,52 @@ def main(argv: list[str] | None = None) -> None:
 def measured(argv: list[str] | None = None) -> dict[str, Any]:
     """What the command prints."""
     args = _parse_args(argv)
-    model = measure.read_model(args.model, "recipes/sde.gin", [f"T5Config.dtype='{args.dtype}'"]).model
-    params = jax.jit(model.init)(jax.random.key(args.seed))
+    settings = [f"{measure.encoder_settings(args.model)}.dtype='{args.dtype}'"]
+    recipe = measure.read_model(args.model, "recipes/sde.gin", settings)
+    model, params = recipe.model, measure.params_of(recipe, args.seed)
     peak = args.peak_tflops or measure.peak_tflops(args.dtype, args.clock)
     report: dict[str, Any] = {"benchmark": "encode_throughput", "model": args.model, "dtype": args.dtype, "clock": args.clock}
     report["peak_tflops"] = round(peak, 4)
     reason = "--no_peer was given" if args.no_peer else measure.why_no_torch()
     report["peer"], report["peer_batch_size"] = None, args.peer_batch_size
-    for kind, num_texts in (("doc", args.num_passages), ("query", args.num_queries)):
-        drawn = lengths.msmarco_like(kind, num_texts, args.seed)
-        texts = lengths.RandomTexts(drawn, vocab_size=model.doc.encoder.vocab_size, seed=args.seed)
-        runs = {"ours": _ours(model, params, texts, kind, args)}
+    max_length = {"doc": args.max_doc_length, "query": args.max_query_length}
+    for kind in TEXTS:
+        texts = _texts(model, kind, args)
+        drawn = texts.lengths(max_length[kind])
+        runs = {"ours": _ours(model, params, texts, kind, max_length[kind], args)}
         if reason is None:
-            report["peer"], theirs = _theirs(model, params, texts, kind, args)
+            report["peer"], theirs = _theirs(model, params, lengths.ids_of(texts, max_length[kind]), kind, args)
             runs |= theirs
         report[TEXTS[kind]] = _report(runs, measure.in_turns(runs, args.repeats, args.clock), drawn, model, peak)
     return report | {"no_peer_because": reason, "sizes": measure.describe_model(model), **measure.environment()}
 
 
+def _texts(model: DualEncoder, kind: TowerName, args: argparse.Namespace) -> Store:
+    num_texts = {"doc": args.num_passages, "query": args.num_queries}[kind]
+    if args.dataset_dir:
+        return lengths.real_texts(args.dataset_dir, args.model, kind, num_texts)
+    drawn = lengths.msmarco_like(kind, num_texts, args.seed)
+    return lengths.RandomTexts(drawn, vocab_size=model.doc.encoder.vocab_size, seed=args.seed)
+
+
 def _ours(
-    model: DualEncoder, params: Any, texts: lengths.RandomTexts, kind: str, args: argparse.Namespace
+    model: DualEncoder, params: Any, texts: Store, kind: str, max_length: int, args: argparse.Namespace
 ) -> Callable[[], np.ndarray]:
     tower = jax.jit(lambda params, tokens, lengths: model.encode_rows(kind, params, tokens, lengths=lengths))
     encode_fn = functools.partial(tower, model.inference_params(params, kind))
     batching = {"tokens_per_batch": args.tokens_per_batch, "length_multiple": args.length_multiple}
-    return lambda: encode.encode(encode_fn, texts, max_length=MAX_LENGTH[kind], **batching)
+    return lambda: encode.encode(encode_fn, texts, max_length=max_length, **batching)
 
 
 def _theirs(
-    model: DualEncoder, params: Any, texts: lengths.RandomTexts, kind: str, args: argparse.Namespace
+    model: DualEncoder, params: Any, texts: list[np.ndarray], kind: TowerName, args: argparse.Namespace
 ) -> tuple[str, dict[str, Callable[[], np.ndarray]]]:
-    tower = getattr(model, kind)
-    parts = {**params.get("shared", {}), **params.get(kind, {})}
     runs, name = {}, ""
     for dtype in args.peer_dtypes:
         for compiled in (False, True) if args.peer_compiled else (False,):
-            name, peer = peers.encoder_peer(peers.torch_tower(tower, parts, dtype, compiled=compiled))
+            name, peer = peers.encoder_peer(peers.same_tower(args.model, model, params, kind, dtype, compiled=compiled))
             run = f"peer_{dtype}_compiled" if compiled else f"peer_{dtype}"
-            runs[run] = functools.partial(peer, texts.texts, args.peer_batch_size)
+            runs[run] = functools.partial(peer, texts, args.peer_batch_size)
     return name, runs
 
 
@@ -99,7 +109,10 @@ def _report(
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="small", help="a model file: tiny, small, ..., or t5_1_0_small (default small)")
+    parser.add_argument("--model", default="small", help=measure.MODEL_HELP)
+    parser.add_argument("--dataset_dir", help="a BEIR folder, whose texts are encoded; needs a model in a folder")
+    parser.add_argument("--max_doc_length", type=int, default=256, help="tokens of a passage (default 256)")
+    parser.add_argument("--max_query_length", type=int, default=64, help="tokens of a query (default 64)")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="ours computes in it")
     parser.add_argument("--num_passages", type=int, default=1000, help="passages of a run (default 1000)")
     parser.add_argument("--num_queries", type=int, default=4000, help="queries of a run (default 4000)")

@@ -18,18 +18,45 @@ import jax
 import jax.numpy as jnp
 
 from de_jax.configurables import read_recipe
+from de_jax.interop import any_model
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.recipe import Recipe
+from de_jax.types import Params
 
+MODEL_HELP = "a model file: tiny, small, ..., or t5_1_0_small (default small); or a folder with a model"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers", "sentence-transformers")
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 """`cpu` counts this process's processor seconds: on a shared machine it tells, for one thread, what a free core would take."""
 
 
-def read_model(model: str, recipe: str, bindings: list[str]) -> Any:
-    """The recipe with the model file `models/<model>.gin` ("small" is short for "t5_1_1_small") over its own."""
+def read_model(model: str, recipe: str, bindings: list[str]) -> Recipe:
+    """The recipe with the model file `models/<model>.gin` ("small" is short for "t5_1_1_small") over its own.
+
+    A model in a folder brings its sizes itself: its recipe is `recipes/fine_tune.gin`, whatever `recipe` is.
+    """
+    if is_folder(model):
+        return read_recipe(["recipes/fine_tune.gin"], [f"MODEL='{model}'", *bindings])
     name = model if model.startswith("t5_") else f"t5_1_1_{model}"
     return read_recipe([recipe, f"models/{name}.gin"], bindings)
+
+
+def is_folder(model: str) -> bool:
+    """Whether `--model` is a folder with a model, and not the name of a model file."""
+    return Path(model).is_dir()
+
+
+def encoder_settings(model: str) -> str:
+    """What the settings of the model's encoder are written behind."""
+    return "pretrained_tower" if is_folder(model) else "T5Config"
+
+
+def params_of(recipe: Recipe, seed: int = 0) -> Params:
+    """The parameters of the recipe's model: those of its folder, or random ones."""
+    source = recipe.initialization.init_from
+    if source is None:
+        return jax.jit(recipe.model.init)(jax.random.key(seed))
+    return jax.tree.map(jnp.asarray, any_model.read(str(source)).params)
 
 
 def in_turns(runs: Mapping[str, Callable[[], Any]], repeats: int, clock: str = "wall") -> dict[str, list[float]]:
@@ -109,7 +136,8 @@ def describe_model(model: DualEncoder) -> dict[str, Any]:
     """The sizes that decide the speed."""
     encoder = model.doc.encoder
     names = ("vocab_size", "model_dim", "num_layers", "num_heads", "head_dim", "mlp_dim", "activation", "dtype", "dropout_rate")
-    return {**{name: getattr(encoder, name) for name in names}, "projection_dim": model.doc.projection_dim}
+    sizes = {name: getattr(encoder, name) for name in names if hasattr(encoder, name)}
+    return {"encoder": type(encoder).__name__, **sizes, "projection_dim": model.doc.projection_dim}
 
 
 def log(line: str) -> None:

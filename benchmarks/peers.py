@@ -1,4 +1,4 @@
-"""The torch peer: transformers' T5 encoder with our parameters, mean pooling, projection and L2 norm.
+"""The torch peer: transformers' T5 encoder with our parameters, mean pooling, projection and L2 norm, or a folder's own model.
 
 Imports torch and transformers when a peer is built, so that the benchmarks run without them.
 """
@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from de_jax.interop.fine_tuning import TowerName, pretrained_tokenizer
+from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.types import Batch
+from de_jax.types import Batch, Params
 
 
 def torch_tower(tower: TowerConfig, parts: dict[str, Any], dtype: str, *, compiled: bool = False) -> Any:
@@ -47,25 +50,55 @@ def torch_tower(tower: TowerConfig, parts: dict[str, Any], dtype: str, *, compil
     return torch.compile(module, dynamic=True) if compiled else module
 
 
+def same_tower(source: str, model: DualEncoder, params: Params, kind: TowerName, dtype: str, *, compiled: bool = False) -> Any:
+    """A tower of `model` in torch, `torch_folder` where `source` is a folder and else `torch_tower`."""
+    if Path(source).is_dir():
+        return torch_folder(source, pretrained_tokenizer(source=source, tower=kind)().pad_id, dtype, compiled=compiled)
+    parts = {**params.get("shared", {}), **params.get(kind, {})}
+    return torch_tower({"query": model.query, "doc": model.doc}[kind], parts, dtype, compiled=compiled)
+
+
+def torch_folder(folder: str, pad_id: int, dtype: str, *, compiled: bool = False) -> Any:
+    """As `torch_tower`, the model of a folder as sentence-transformers opens it.
+
+    Args:
+        folder: the model.
+        pad_id: of its own vocabulary; ours has 0 in the place.
+        dtype, compiled: as of `torch_tower`.
+    """
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    class FolderTower(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = SentenceTransformer(folder, device=torch_device(), model_kwargs={"dtype": getattr(torch, dtype)})
+
+        def forward(self, tokens: Any) -> Any:
+            swapped = torch.where(tokens == 0, pad_id, torch.where(tokens == pad_id, 0, tokens)) if pad_id else tokens
+            features = {"input_ids": swapped, "attention_mask": (tokens != 0).long()}
+            return self.model(features)["sentence_embedding"].float()
+
+    module = FolderTower().eval()
+    return torch.compile(module, dynamic=True) if compiled else module
+
+
 class TorchStep:
     """A training step in torch over several batches in turn, one shared tower; one call is one pass over all of them.
 
     Args:
-        tower: of both sides.
-        parts: the first parameters.
+        module: of both sides, float32.
         batches: token ids; cut to each side's longest text, which is what padding to the batch gives.
         optimizer: "adafactor" or "adamw", torch's own, several parameters at a time.
         loss: "in_batch_softmax" (both directions, summed) or "samtone" (same-tower negatives among the queries).
         temperature: of the loss.
         learning_rate: constant.
         dtype: "bfloat16" for autocast over float32 parameters, or "float32".
-        compiled: by torch.compile, for any shape.
     """
 
     def __init__(
         self,
-        tower: TowerConfig,
-        parts: dict[str, Any],
+        module: Any,
         batches: Sequence[Batch],
         *,
         optimizer: str,
@@ -73,11 +106,10 @@ class TorchStep:
         temperature: float,
         learning_rate: float,
         dtype: str,
-        compiled: bool = False,
     ) -> None:
         import torch
 
-        self._module = torch_tower(tower, parts, "float32", compiled=compiled).train()
+        self._module = module.train()
         self._batches = [tuple(_cut(side) for side in (batch.query, batch.doc)) for batch in batches]
         fast = {"fused": True} if optimizer == "adamw" else {"foreach": True}
         make = {"adamw": torch.optim.AdamW, "adafactor": torch.optim.Adafactor}[optimizer]

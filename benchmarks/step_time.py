@@ -1,6 +1,7 @@
 """Pairs per second, model FLOP utilisation and memory of one training step, beside torch in the same run; prints one JSON line.
 
 python -m benchmarks.step_time --model small --batch_size 32 --real_lengths --repeats 3
+python -m benchmarks.step_time --model all-MiniLM-L6-v2/ --dataset_dir data/beir/scifact --optimizer adamw --repeats 3
 python -m benchmarks.step_time --model base --batch_size 512 --query_length 64 --doc_length 256 --peak_tflops 790 --no_peer
 
 A step is what `de-jax train` compiles: both towers, the loss, the gradient, clipping and the optimizer. The peer is the same
@@ -25,11 +26,13 @@ import numpy as np
 from benchmarks import lengths, measure, peers
 from de_jax import command
 from de_jax.data.batches import layout
+from de_jax.interop.fine_tuning import TowerName
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import Recipe
 from de_jax.training.mesh import plan
 from de_jax.types import Batch, InputError, Packed
 
+REAL_LENGTH: dict[TowerName, int] = {"query": 64, "doc": 256}
 LOSSES = ("in_batch_softmax", "samtone")
 
 
@@ -41,8 +44,8 @@ def main(argv: list[str] | None = None) -> None:
 def measured(argv: list[str] | None = None) -> dict[str, Any]:
     """What the command prints."""
     args = _parse_args(argv)
-    if not args.real_lengths and not (args.query_length and args.doc_length):
-        raise InputError("no lengths are given; add --real_lengths, or both --query_length and --doc_length.")
+    if not args.real_lengths and not args.dataset_dir and not (args.query_length and args.doc_length):
+        raise InputError("no lengths are given; add --real_lengths, --dataset_dir, or both --query_length and --doc_length.")
     recipe = measure.read_model(args.model, args.recipe, _bindings(args))
     peak = args.peak_tflops or measure.peak_tflops(args.dtype, args.clock)
     batches = _batches(recipe.model, args)
@@ -50,12 +53,13 @@ def measured(argv: list[str] | None = None) -> dict[str, Any]:
     runs: dict[str, Any] = {"ours": ours}
     reason = _why_no_peer(args)
     if reason is None:
-        parts = {**ours.state.params.get("shared", {}), **ours.state.params.get("query", {})}
         options = {name: getattr(args, name) for name in ("optimizer", "loss", "temperature", "dtype")}
         options["learning_rate"] = args.peer_learning_rate
         for name in ("peer", "peer_compiled") if args.peer_compiled else ("peer",):
             padded = [drawn.padded for drawn in batches]
-            runs[name] = peers.TorchStep(recipe.model.query, parts, padded, compiled=name == "peer_compiled", **options)
+            compiled = name == "peer_compiled"
+            module = peers.same_tower(args.model, recipe.model, ours.state.params, "query", "float32", compiled=compiled)
+            runs[name] = peers.TorchStep(module, padded, **options)
     seconds = measure.in_turns(runs, args.repeats, args.clock)
     report: dict[str, Any] = {"benchmark": "step_time", "model": args.model, "dtype": args.dtype, "clock": args.clock}
     report |= {"loss": args.loss, "optimizer": args.optimizer, "batch_size": args.batch_size, "peak_tflops": round(peak, 4)}
@@ -69,7 +73,7 @@ class Ours:
     """Our step over the batches in turn; one call is one pass over all of them."""
 
     def __init__(self, recipe: Recipe, batches: list[Batch]) -> None:
-        self.state = jax.jit(recipe.init)()
+        self.state = jax.jit(recipe.init)()._replace(params=measure.params_of(recipe))
         self._batches = batches
         jitted = jax.jit(recipe.train_step(jax.eval_shape(recipe.init).params), donate_argnums=0)
         self._compiled = {_shape(batch): jitted.lower(self.state, batch).compile() for batch in batches}
@@ -102,18 +106,11 @@ class Drawn(NamedTuple):
 
 
 def _batches(model: DualEncoder, args: argparse.Namespace) -> list[Drawn]:
-    """Batches of random tokens."""
+    """The batches of a run, in our layout and in the peer's."""
     rows = np.arange(args.batch_size, dtype=np.int32)
-    texts: dict[str, list[lengths.RandomTexts]] = {}
-    for kind, fixed in (("query", args.query_length), ("doc", args.doc_length)):
-        vocab_size = getattr(model, kind).encoder.vocab_size
-        texts[kind] = []
-        for seed in range(args.seed, args.seed + args.num_batches):
-            drawn = lengths.msmarco_like(kind, args.batch_size, seed) if args.real_lengths else np.full(args.batch_size, fixed)
-            texts[kind].append(lengths.RandomTexts(drawn, vocab_size=vocab_size, seed=seed))
-    sizes = {kind: [side.lengths(10**6) for side in sides] for kind, sides in texts.items()}
-    padded = {kind: [side.pad(rows, int(size.max()), int(size.max())) for side, size in zip(sides, sizes[kind], strict=True)]
-              for kind, sides in texts.items()}  # fmt: skip
+    texts = {kind: _texts(model, kind, fixed, args) for kind, fixed in (("query", args.query_length), ("doc", args.doc_length))}
+    sizes = {kind: [np.array([len(text) for text in batch], np.int32) for batch in of] for kind, of in texts.items()}
+    padded = {kind: [peers.pad(batch).astype(np.int32) for batch in of] for kind, of in texts.items()}
     ours = padded if args.pad else {kind: _packed(padded[kind], sizes[kind]) for kind in texts}
     return [
         Drawn(
@@ -123,6 +120,19 @@ def _batches(model: DualEncoder, args: argparse.Namespace) -> list[Drawn]:
         )
         for i in range(args.num_batches)
     ]
+
+
+def _texts(model: DualEncoder, kind: TowerName, length: int | None, args: argparse.Namespace) -> list[list[np.ndarray]]:
+    """The token ids of each text of each batch."""
+    if args.dataset_dir:
+        store = lengths.real_pairs(args.dataset_dir, args.model, args.batch_size * args.num_batches)[kind]
+        texts = lengths.ids_of(store, length or REAL_LENGTH[kind])
+        return [texts[start : start + args.batch_size] for start in range(0, len(texts), args.batch_size)]
+    batches, vocab_size = [], getattr(model, kind).encoder.vocab_size
+    for seed in range(args.seed, args.seed + args.num_batches):
+        drawn = lengths.msmarco_like(kind, args.batch_size, seed) if args.real_lengths else np.full(args.batch_size, length)
+        batches.append(lengths.RandomTexts(drawn, vocab_size=vocab_size, seed=seed).texts)
+    return batches
 
 
 def _packed(padded: list[np.ndarray], sizes: list[np.ndarray]) -> list[Packed]:
@@ -190,21 +200,23 @@ def _why_no_peer(args: argparse.Namespace) -> str | None:
 
 
 def _bindings(args: argparse.Namespace) -> list[str]:
-    settings = [f"T5Config.dtype='{args.dtype}'", f"T5Config.remat='{args.remat}'", f"train.loss=@{args.loss}"]
+    encoder = measure.encoder_settings(args.model)
+    settings = [f"{encoder}.dtype='{args.dtype}'", f"{encoder}.remat='{args.remat}'", f"train.loss=@{args.loss}"]
     settings += [f"train.optimizer=@{args.optimizer}", f"{args.loss}.temperature={args.temperature}", *args.gin]
     return [*settings, "DualEncoder.shared=('embedder', 'encoder', 'projection')"]
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="small", help="a model file: tiny, small, ..., or t5_1_0_small (default small)")
+    parser.add_argument("--model", default="small", help=measure.MODEL_HELP)
     parser.add_argument("--recipe", default="recipes/sde.gin", help="what the step is made of; its towers are shared here")
     parser.add_argument("--gin", action="append", default=[], metavar="NAME=VALUE", help="another setting of the recipe")
     parser.add_argument("--batch_size", type=int, default=32, help="pairs (default 32)")
     parser.add_argument("--num_batches", type=int, default=2, help="different batches in one run (default 2)")
     parser.add_argument("--real_lengths", action="store_true", help="MS MARCO-like lengths, see benchmarks/lengths.py")
-    parser.add_argument("--query_length", type=int, help="tokens of every query, where lengths are fixed")
-    parser.add_argument("--doc_length", type=int, help="tokens of every document, where lengths are fixed")
+    parser.add_argument("--dataset_dir", help="a BEIR folder, whose pairs are trained on; needs a model in a folder")
+    parser.add_argument("--query_length", type=int, help="tokens of every query; of real texts the most (default 64)")
+    parser.add_argument("--doc_length", type=int, help="tokens of every document; of real texts the most (default 256)")
     parser.add_argument("--pad", action="store_true", help="ours: pad each text instead of packing several in a row")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of the products, on both sides")
     parser.add_argument("--remat", default="none", choices=("none", "dots", "full"), help="ours: what is computed again backward")

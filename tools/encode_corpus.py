@@ -38,7 +38,8 @@ def main(argv: list[str] | None = None) -> None:
         raise InputError(f"{corpus} does not exist; give a corpus in .jsonl or .tsv, plain or .gz.")
     run = load_run(args.run_dir, args.step)
     docs = cached_token_store(corpus, run.doc.tokenizer, outputs.cache_dir() / "token_stores", skip_empty=args.skip_empty)
-    run = run._replace(doc=run.doc._replace(max_length=args.max_doc_length or run.doc.max_length))
+    doc = run.doc._replace(max_length=args.max_doc_length or run.doc.max_length)
+    run = run._replace(model=run.model.with_dtype(args.dtype), doc=doc)
     options = {name: getattr(args, name) for name in ("tokens_per_batch", "length_multiple", "texts_per_shard")}
     expansion = arguments.expansion(args)
     texts = expanded_search.texts(run, docs, expansion) if expansion else passages_of(run, docs) or docs
@@ -63,6 +64,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out_dir", required=True, help="folder of the embeddings; new, empty or started by this command")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of matrix products; default the run's own")
     parser.add_argument("--tokens_per_batch", type=int, help="size of a micro-batch; default by device")
     parser.add_argument("--length_multiple", type=int, help="pad texts to multiples of this; default by length")
     parser.add_argument(

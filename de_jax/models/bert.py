@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from de_jax.models.attention import AttentionDropout, RelativePositionBias, SelfAttention
 from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
-from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, places_of, split_by_rows, stream_dtype
+from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, gelu, places_of, split_by_rows, stream_dtype
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Range, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
@@ -119,8 +119,7 @@ class BertFeedForward(nn.Module):
     def __call__(self, x: Float[Array, "b L E"]) -> Float[Array, "b L E"]:
         config, dtype = self.config, jnp.dtype(self.config.dtype)
         hidden = Linear(config.mlp_dim, config.model_dim**-0.5, dtype, use_bias=True, name="wi")(x)
-        hidden = nn.gelu(hidden, approximate=False)
-        return Linear(config.model_dim, config.mlp_dim**-0.5, dtype, use_bias=True, name="wo")(hidden)
+        return Linear(config.model_dim, config.mlp_dim**-0.5, dtype, use_bias=True, name="wo")(gelu(hidden))
 
 
 class BertLayer(nn.Module):

@@ -6,7 +6,6 @@ They are ModernBERT (Warner et al. 2024), Nomic's and GTE's BERT, EuroBERT, Llam
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -19,12 +18,12 @@ from jaxtyping import Bool, Float, Int
 from de_jax.models import positions
 from de_jax.models.attention import AttentionDropout, attend
 from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
-from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, places_of, split_by_rows, stream_dtype
+from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, gelu, places_of, split_by_rows, stream_dtype
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne, check_fields
 from de_jax.types import Array, InputError
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": functools.partial(nn.gelu, approximate=False),
+    "gelu": gelu,
     "gelu_tanh": nn.gelu,
     "silu": nn.silu,
 }
@@ -271,7 +270,7 @@ class RotaryAttention(nn.Module):
             seen=seen,
             scale=config.query_scale or config.head_dim**-0.5,
             cap=config.attention_cap,
-            drop=functools.partial(dropout, deterministic=False) if is_dropped else None,
+            drop=dropout.draw if is_dropped else None,
         )
         joined = config.num_heads * config.head_dim
         out = Linear(config.model_dim, joined**-0.5, dtype, config.has_out_bias, name="out")

@@ -1,5 +1,7 @@
 """Products of low precision with their own derivative, and dropout."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from random_params import random_params, tower_params
 from de_jax.models.attention import SelfAttention
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.models.layers import Dropout, Linear, product
+from de_jax.models.layers import Dropout, Linear, gelu, product
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import Tower, TowerConfig
 
@@ -91,6 +93,13 @@ def test_dropout_is_off_when_deterministic_or_of_rate_zero():
     x = jnp.arange(6.0).reshape(1, 2, 3)
     assert Dropout(0.5).apply({}, x, True) is x
     assert Dropout(0.0).apply({}, x, False) is x
+
+
+def test_gelu_and_its_gradient_are_those_of_flax():
+    x = jnp.linspace(-6, 6, 97)
+    theirs = functools.partial(jax.nn.gelu, approximate=False)
+    for ours, expected in ((gelu(x), theirs(x)), (jax.vmap(jax.grad(gelu))(x), jax.vmap(jax.grad(theirs))(x))):
+        np.testing.assert_allclose(ours, expected, atol=1e-6)
 
 
 def test_inference_params_give_bit_equal_embeddings():
