@@ -115,7 +115,7 @@ def open_encoder(folder: Path) -> EncoderFolder:
             f"{folder}: the vocabulary has {tokenizer.vocab_size} entries, but {CONFIG_FILE} says vocab_size {config.vocab_size}."
         )
     pad_id = _pad_id(settings, kind, tokenizer)
-    stored = kind.own_names(stored_arrays(folder))
+    stored = kind.by_own_name(folder, stored_arrays(folder))
     if config.num_layers > len(stored):  # before a name is made up for each
         raise InputError(f"{file} tells of {config.num_layers} layers, but there are only {len(stored)} arrays.")
     longest = config.max_length or DEFAULT_LENGTH
