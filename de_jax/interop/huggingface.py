@@ -132,7 +132,9 @@ def open_encoder(folder: Path) -> EncoderFolder:
 def _pad_id(settings: Settings, kind: Kind, tokenizer: Tokenizer | None) -> int:
     """The padding of the vocabulary, which must be the one that positions depend on."""
     told = settings.values.get("pad_token_id")
-    pad_id = told if isinstance(told, int) else 0
+    if not isinstance(told, int | None) or isinstance(told, bool):
+        raise InputError(f"{settings.file}: pad_token_id is {told!r}; it must be a whole number or null.")
+    pad_id = told or 0
     if kind.position_pad_id:
         pad_id = kind.position_pad_id(settings)
         if tokenizer and tokenizer.pad_id != pad_id < tokenizer.vocab_size:
