@@ -52,6 +52,7 @@ GROUPS = {
         "evaluate_sentences": ("de_jax.tools.evaluate_sentences", "score a run on answer sentences, as MultiReQA does"),
         "evaluate_openqa": ("de_jax.tools.evaluate_openqa", "score a run by the answers in the passages it finds"),
         "evaluate_pairs": ("de_jax.tools.evaluate_pairs", "score a run on the dev split of a folder of pairs"),
+        "reproduce": ("de_jax.tools.reproduce", "run a recorded result again and compare its scores"),
         "compare_runs": ("de_jax.tools.compare_runs", "say whether systems differ by more than chance"),
         "compare_expansions": ("de_jax.tools.compare_expansions", "score runs on documents with generated queries, in every form"),
         "measure_query_latency": ("de_jax.tools.measure_query_latency", "time query towers beside each other"),

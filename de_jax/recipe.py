@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from de_jax import losses
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.expansion import curriculum_texts
@@ -36,6 +37,9 @@ from de_jax.types import InputError, LossFn, Params, TrainState
 
 FOLLOW_EVERY_STEPS = 10
 """A look at a folder is cheap, and a miner's work is fresh for a while only."""
+
+TEACHER_LOSSES = ("kl_distillation", "margin_mse", "relevance_weighted")
+"""The losses that read a teacher's scores."""
 
 
 @settings_group
@@ -249,6 +253,7 @@ class Recipe:
         Args:
             texts: for `plan.batch_shapes`; by default what the settings tell, and all that the source of pairs may bring.
         """
+        self._check_used()
         state = self.shapes()
         step = self._step_of(self._trained(self.model.with_scanned_layers()), state.params)
         told = [_texts_before_data(source, self.negatives.negative_cache) for source in self.sources] if texts is None else [texts]
@@ -266,6 +271,19 @@ class Recipe:
         known = [_given(_texts_before_data(source, self.negatives.negative_cache)) for source in self.sources]
         if texts is not None and _given(texts) not in known:
             self.check(texts)
+
+    def _check_used(self) -> None:
+        """Refuses a teacher's scores or a guide that no part of the loss reads; of losses that are not ours nothing is known."""
+        names = {name_of(loss) for loss in parts(self.loss)}
+        if not names <= {*losses.__all__}:
+            return
+        for options in filter(None, map(_options_of, self.sources)):
+            for field, readers in (("teacher_scores", TEACHER_LOSSES), ("guide_dir", ("guided",))):
+                if getattr(options, field) and names.isdisjoint(readers):
+                    raise InputError(
+                        f"{self.options_name}.{field} is set, but train.loss does not read it; leave it out, or put "
+                        f"{' or '.join(readers)} into the loss."
+                    )
 
     def check_sizes(
         self, mesh: jax.sharding.Mesh, *, batch_size: int, max_query_length: int, max_doc_length: int, has_negatives: bool

@@ -4,9 +4,9 @@ python -m experiments.curriculum --model=all-MiniLM-L6-v2/ --dataset_dir=../shar
     --expansion=queries/squad --out_dir=runs/curriculum
 
 For every strategy and seed a plain `de-jax train` with recipes/curriculum.gin, and with recipes/vanilla.gin for the line to beat;
-then `de-jax compare_expansions` of them all, whose table and pictures are figures 5 and 7 of He et al. (2023) for this set. All
-commands are printed to stderr, so that any line can be repeated by hand; what is finished is not done again. Settings are equal for
-all, and nothing is chosen on the test split.
+then `de-jax compare_expansions` of them all, whose table and pictures are figures 5 and 7 of He et al. (2023) for this set. One
+JSON line for each split, strategy and form, and one of what the forms cost. All commands are printed to stderr, so that any line
+can be repeated by hand; what is finished is not done again. Settings are equal for all, and nothing is chosen on the test split.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def main(argv: list[str] | None = None) -> None:
     of_splits = {
         split: processes.run([*compared, f"--split={split}", f"--out_dir={args.out_dir / split}"]) for split in args.splits
     }
-    print(json.dumps(of_splits))
+    for split, report in of_splits.items():
+        for line in report["lines"]:
+            print(json.dumps({"split": split, **line}), flush=True)
+        print(json.dumps({"split": split, "costs": report["costs"]}), flush=True)
 
 
 def _train(base: Path, run_dir: Path, strategy: str, seed: int, args: argparse.Namespace) -> None:

@@ -18,7 +18,9 @@ from real_data import SHARED_DATA
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-install_import_hook("de_jax", "beartype.beartype").__enter__()
+WITH_SHAPES = ("types", "losses", "models", "retrieval", "evaluation", "expansion", "mining", "training.step", "data.batches")
+"""The packages whose annotations have shapes; mypy sees to the others."""
+install_import_hook([f"de_jax.{name}" for name in WITH_SHAPES], "beartype.beartype").__enter__()
 
 M_ARENA_MAX = -8  # of glibc's malloc.h
 QUICK_TO_COMPILE = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("de_jax", "tools", "tasks", "tests", "benchmarks", "experiments", "demos", "docs", "gin_configs")
+FOLDERS = ("de_jax", "tools", "tasks", "tests", "benchmarks", "experiments", "results", "demos", "docs", "gin_configs")
 WRITTEN_BY_A_COMMAND = {"encoder.py"}
 PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./]*|[\w/]+\.py)`")
 PROGRAM = re.compile(r"python -m ((?:de_jax|tools|benchmarks|experiments)(?:\.\w+)+)")
-DOCUMENTS = [ROOT / "CONTRIBUTING.md", ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "CONTRIBUTING.md", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def absent_from(text):

@@ -45,6 +45,7 @@ RULES = {
     "de_jax.settings": Rule(("types",)),
     "de_jax.files": FILES,
     "de_jax.files.progress": FILES.allowing("tqdm"),
+    "de_jax.files.yaml_files": FILES._replace(packages=(*FILES.packages, "yaml")),
     "de_jax.command": Rule(("types", "settings", "files")),
     "de_jax.cli": Rule(("types", "command")),
     "de_jax.__main__": Rule(("cli",)),

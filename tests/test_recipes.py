@@ -126,6 +126,12 @@ def test_a_student_of_some_layers_may_share_its_towers(pretrained):
         ("guided", ["PairsOptions.guide_dir="], "guided needs a guide's embeddings of the texts, but batches come without"),
         ("guided", ["guided.loss=@margin_mse"], r"guided\.loss is margin_mse, which takes every negative as it is"),
         ("guided", ["train.negative_cache=@NegativeCache()"], r"guided does not know what train\.negative_cache draws"),
+        ("distil", ["train.loss=@in_batch_softmax"], r"beir_pairs\.teacher_scores is set, but train\.loss does not read it"),
+        (
+            "guided",
+            ["train.loss=@in_batch_softmax"],
+            r"beir_pairs\.guide_dir is set, but train\.loss does not read it",
+        ),
         ("matryoshka", ["matryoshka.dims=(64, 32)"], r"matryoshka\.dims has 64, but embeddings have 32 dimensions"),
         ("matryoshka", ["pretrained_tower.normalize=True", "matryoshka.normalize=False"], "the towers have normalize = True"),
     ],

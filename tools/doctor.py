@@ -54,10 +54,11 @@ def main(argv: list[str] | None = None) -> None:
     else:
         for topic, lines in report.found.items():
             print(topic, *(textwrap.fill(line, 100, initial_indent="  ", subsequent_indent="    ") for line in lines), sep="\n")
-        print("\nNothing stands in the way." if not report.problems else "")
     if report.problems:
         print(*(f"problem: {problem}" for problem in report.problems), sep="\n", file=sys.stderr)
         raise InputError(f"problems found: {len(report.problems)}, listed above, each with what mends it.")
+    if not args.json:
+        print("\nNothing stands in the way.")
 
 
 def examine() -> Report:

@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.pairs_dir and args.skip_empty:
         raise InputError("--skip_empty goes with --dataset_dir; a folder of pairs has left empty texts out.")
     run = load(args.model).run
-    name = " ".join([args.model, *(encode.tower_hash(run, tower)[:16] for tower in ("query", "doc"))])
+    name = encode.name_with_hashes(args.model, run)
     if args.pairs_dir:
         texts = guide.of_pair_store(run, args.pairs_dir)
     else:

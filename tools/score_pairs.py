@@ -50,8 +50,7 @@ def _teacher(args: argparse.Namespace, candidates: Candidates) -> tuple[str, Cal
         options = {"batch_size": args.batch_size, "max_length": args.max_length}
         return args.cross_encoder, functools.partial(teacher.by_cross_encoder, args.cross_encoder, candidates, **options)
     run = load(args.model).run
-    hashes = (encode.tower_hash(run, tower)[:16] for tower in ("query", "doc"))
-    return " ".join([args.model, *hashes]), functools.partial(teacher.by_run, run, candidates, args.out_dir)
+    return encode.name_with_hashes(args.model, run), functools.partial(teacher.by_run, run, candidates, args.out_dir)
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -222,6 +222,11 @@ def tower_hash(run: Run, tower: str) -> str:
     return model_hash(f"{tower} {run.model!r}", {name: run.params[name] for name in (tower, "shared") if name in run.params})
 
 
+def name_with_hashes(name: str, run: Run) -> str:
+    """A model's name and its towers' hashes, which tell it from another model of that name."""
+    return " ".join([name, *(tower_hash(run, tower)[:16] for tower in ("query", "doc"))])
+
+
 def _dispatched(
     encode_fn: EncodeFn, store: Store, rows: np.ndarray, batches: Iterator[MicroBatch], max_length: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, Array]]:

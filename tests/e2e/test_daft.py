@@ -145,6 +145,7 @@ def test_an_aligned_run_ends_saves_and_stays_ended(folders, aligned):
     assert [line["step"] for line in read_metrics(run_dir / "metrics.jsonl") if "alignment/kl_divergence" in line] == [0, 2]
 
 
+@pytest.mark.soak
 def test_towers_of_two_models_are_aligned_each_with_its_own_tokenizer(aligned):
     run = load_run(aligned[0])
     assert run.query.tokenizer.fingerprint != run.doc.tokenizer.fingerprint

@@ -112,6 +112,7 @@ def test_full_disk_while_tokenizing(capsys, small_disk, dataset_dir):
     assert open_token_store(made["docs"]["store_dir"]).num_texts == 96
 
 
+@pytest.mark.soak
 def test_full_disk_while_encoding(capsys, small_disk, dataset_dir, finished_run):
     out_dir = small_disk.folder / "embeddings"
     argv = [f"--run_dir={finished_run}", f"--dataset_dir={dataset_dir}", f"--out_dir={out_dir}"]
@@ -153,6 +154,7 @@ def test_checkpoint_folder_that_is_half_copied_is_refused_and_left_alone(capsys,
     assert newest.is_dir()
 
 
+@pytest.mark.soak
 def test_loss_that_is_not_finite_names_the_step_and_its_pairs(capsys, dataset_dir, tmp_path):
     run_dir = tmp_path / "run"
     changes = {"train__learning_rate": 1e30, "train__clip_norm": None, "adamw__weight_decay": 0.0, "train__optimizer": "@adamw"}

@@ -67,6 +67,7 @@ def lines_of(run_dir):
     return [{name: value for name, value in line.items() if "per_second" not in name} for line in lines]
 
 
+@pytest.mark.soak
 def test_log_has_the_loss_of_each_source_as_its_batches_give_it(recipe, run_dir):
     abstract, mesh = check(recipe, None)
     shardings = sharding_rules.state_shardings(abstract, mesh, None)
@@ -89,6 +90,7 @@ def test_log_has_the_loss_of_each_source_as_its_batches_give_it(recipe, run_dir)
         assert line["loss"] == pytest.approx(np.mean([losses[step] for step in of_line]), abs=1e-6)
 
 
+@pytest.mark.soak
 def test_the_run_says_what_its_sources_were(recipe, run_dir):
     assert [source.keywords["options"].max_doc_length for source in recipe.sources] == [32, 16]
     assert (recipe.options.max_doc_length, recipe.options_name) == (32, "PairsOptions")

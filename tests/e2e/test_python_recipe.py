@@ -59,6 +59,7 @@ def test_it_trains_the_same_parameters_and_describes_itself(dataset_dir, finishe
     assert (settings["samtone.temperature"], settings["train.loss"]) == ("0.05", "@samtone")
 
 
+@pytest.mark.soak
 def test_a_run_is_logged_to_wandb_once_over_its_sessions_and_never_waits_for_it(dataset_dir, tmp_path, monkeypatch):
     """A service that hangs from the first line on takes the lines when it wakes; the run is done long before."""
     is_awake, runs = threading.Event(), []

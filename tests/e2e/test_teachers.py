@@ -24,6 +24,7 @@ from de_jax.training.run import run_log
 from de_jax.types import InputError
 
 
+@pytest.mark.soak
 def test_a_run_learns_from_the_scores_of_its_mined_negatives(dataset_dir, tmp_path):
     mined = [Mined(f"q{i}", f"d{i}", [f"d{(i + more) % 96}" for more in (8, 16, 24)], []) for i in range(80)]
     generations.write_generation(tmp_path / "negatives", 1, mined, text_hashes(dataset_dir))

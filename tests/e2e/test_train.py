@@ -154,6 +154,7 @@ def as_version_0_1_0(run_dir, step):
     (run_dir / "run.json").write_text(json.dumps(description))
 
 
+@pytest.mark.soak
 def test_a_run_of_version_0_1_0_opens_and_ends_with_the_bits_of_one_that_never_stopped(finished_run, dataset_dir, tmp_path):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     as_version_0_1_0(run_dir, 10)

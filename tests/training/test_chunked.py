@@ -77,6 +77,7 @@ def test_chunks_of_packed_rows_change_neither_loss_nor_gradient(params, whole):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), pieces, whole)
 
 
+@pytest.mark.soak
 def test_packed_rows_on_eight_devices_give_the_gradient_of_one(params, whole):
     mesh = sharding.make_mesh(8)
     model = ChunkedModel(MODEL, 2)

@@ -1,0 +1,73 @@
+"""How YAML is read: plain data that people write by hand, such as the papers' tables. As strict as JSON is read (`reading`)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from de_jax.files.reading import MAX_JSON_DEPTH, read_bytes
+from de_jax.files.schema import Check, Mismatch
+from de_jax.types import InputError
+
+MAX_YAML_BYTES = 4 << 20
+
+
+def read_yaml(path: str | Path, check: Check | None = None, *, mend: str = "correct the file") -> Any:
+    """The value in a UTF-8 file of YAML 1.1, made of objects, lists, texts, numbers, dates, true, false and null.
+
+    Refused beside malformed YAML: a key that an object has twice, an alias (`*name`), a tag that makes a Python object, and values
+    more than `MAX_JSON_DEPTH` deep.
+
+    Args:
+        path: the file.
+        check: what the value must look like, of `files.schema`; by default anything.
+        mend: what to do where it does not, for the error.
+
+    Raises:
+        InputError: the file cannot be read, is not such YAML or does not fit; names the file, and the line or the keys.
+    """
+    content = read_bytes(path, max_bytes=MAX_YAML_BYTES)
+    try:
+        value = yaml.load(content.decode("utf-8-sig"), Loader=_Strict)
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text.") from None
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise InputError(f"{path}{line}: not valid YAML ({error.problem}).") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-01
+        raise InputError(f"{path}: not valid YAML ({str(error).splitlines()[0]}).") from None
+    try:
+        return value if check is None else check(value)
+    except Mismatch as error:
+        raise InputError(f"{path}: {error}; {mend}.") from None
+
+
+class _Strict(yaml.SafeLoader):
+    """PyYAML's loader of plain values, which alone would keep the last of two equal keys and follow aliases without end."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int | yaml.Node | None) -> yaml.Node | None:
+        mark = self.peek_event().start_mark
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "an alias; write its value out", mark)
+        if self._depth > MAX_JSON_DEPTH:
+            raise yaml.composer.ComposerError(None, None, f"more than {MAX_JSON_DEPTH} levels deep", mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        found = super().construct_mapping(node, deep)
+        if len(found) < len(node.value):
+            keys = [self.construct_object(key) for key, _ in node.value]
+            twice = next(number for number, key in enumerate(keys) if key in keys[:number])
+            problem, mark = f"the key {keys[twice]!r} is there twice", node.value[twice][0].start_mark
+            raise yaml.constructor.ConstructorError(None, None, problem, mark)
+        return found

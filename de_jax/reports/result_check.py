@@ -1,0 +1,147 @@
+"""Runs the commands of a recorded result again and compares their scores with the recorded ones."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from de_jax.files.reading import parse_object
+from de_jax.reports import tables
+from de_jax.reports.result_files import Entry, Scores, Table, entries_of, expected, read_all, tolerances
+from de_jax.types import InputError
+
+RESULTS_DIR = "results"
+
+
+def check_entry(name: str) -> None:
+    """What `de-jax reproduce --check` does in the working directory: one JSON object on stdout, a table on stderr.
+
+    Raises:
+        InputError: as of `check`.
+        SystemExit: with code 1, where a score is not within its tolerance.
+    """
+    report = check(name)
+    rows = [[str(value) for value in score.values()] for score in report["scores"]]
+    print(tables.text_table(list(report["scores"][0]), rows), file=sys.stderr)
+    print(json.dumps(report))
+    if not report["within"]:
+        sys.exit(1)
+
+
+def check(name: str, root: str | Path = ".") -> dict[str, Any]:
+    """Runs an entry's commands, after those of the entries that it builds on, and compares the scores.
+
+    The commands are bash, run in `root` by this Python; their progress goes to stderr. Most continue earlier runs, so an
+    interrupted check continues too.
+
+    Args:
+        name: of the entry.
+        root: a clone of the repository; it holds `results/`, and data below `data/` unless the entry says otherwise.
+
+    Returns:
+        {"entry", "scores": [{"score", "expected", "tolerance", "got", "within"}], "within"}: "within" at the end where all are.
+
+    Raises:
+        InputError: no such entry, one without scores, data that is missing, a command that fails, or commands that do not print a
+            score.
+    """
+    root = Path(root)
+    entries = entries_of(read_all(root / RESULTS_DIR))
+    if name not in entries:
+        raise InputError(
+            f"--check is {name!r}, which is no entry of {root / RESULTS_DIR}; take one of {', '.join(_checkable(entries))}."
+        )
+    entry = entries[name]
+    if name not in _checkable(entries):
+        raise InputError(f"the entry {name} has no scores to compare; take one of {', '.join(_checkable(entries))}.")
+    chain = [entries[one] for one in _before(name, entries)]
+    missing = [path for one in (*chain, entry) for path in one.needs if not (root / path).exists()]
+    if missing:
+        raise InputError(f"the entry {name} needs {', '.join(missing)} in {root.resolve()}; put it there, or a link to it.")
+    for one in chain:
+        _run(one, root)
+    printed = _run(entry, root)
+    compared = (_compared(name, entry, table, scores, printed) for table in entry.tables for scores in table.scores)
+    scores = list(itertools.chain.from_iterable(compared))
+    return {"entry": name, "scores": scores, "within": all(score["within"] for score in scores)}
+
+
+def _checkable(entries: Mapping[str, Entry]) -> list[str]:
+    return [name for name, entry in entries.items() if any(table.scores for table in entry.tables)]
+
+
+def _before(name: str, entries: Mapping[str, Entry]) -> list[str]:
+    """The entries that one builds on, the first to run first."""
+    found = [one for earlier in entries[name].after for one in (*_before(earlier, entries), earlier)]
+    return list(dict.fromkeys(found))
+
+
+def _run(entry: Entry, root: Path) -> list[dict[str, Any]]:
+    """The JSON objects that an entry's commands print."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    printed: list[dict[str, Any]] = []
+    for command in entry.commands:
+        print(command.rstrip(), file=sys.stderr, flush=True)
+        line = ["bash", "-eo", "pipefail", "-c", command]
+        done = subprocess.run(line, cwd=root, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise InputError(
+                f"a command of {entry.title!r} ended with exit code {done.returncode}, and has said why: {command.split()[0]}."
+            )
+        printed += _objects(done.stdout)
+    return printed
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects among the lines of a text, each on one line or on several; other lines are passed over."""
+    lines = text.splitlines(keepends=True)
+    while lines:
+        rest = "".join(lines)
+        try:
+            found, end = parse_object(rest)
+        except ValueError:
+            lines = lines[1:]
+            continue
+        yield found
+        lines = rest[end:].splitlines(keepends=True)
+
+
+def _compared(
+    name: str, entry: Entry, table: Table, scores: Scores, printed: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    for column, keys in scores.columns.items():
+        cells = [table.cell(row, column) for row in scores.lines]
+        allowed = [scores.tolerance] * len(cells) if scores.tolerance is not None else _from_seeds(cells, entry)
+        for (row, wanted), cell, most in zip(scores.lines.items(), cells, allowed, strict=True):
+            lines = [line for line in printed if all(key in line and line[key] == value for key, value in wanted.items())]
+            found = [value for line in lines if (value := _value(line, keys)) is not None]
+            if not found:
+                place = json.dumps({"line": wanted, "value": keys})
+                raise InputError(
+                    f"the commands of the entry {name} printed no score {row}, {column} ({place}); correct one of them."
+                )
+            (mean, _), got = expected(cell), statistics.fmean(found)
+            compared = {"score": f"{row}, {column}", "expected": mean, "tolerance": round(most, 6), "got": round(got, 6)}
+            yield compared | {"within": abs(got - mean) <= most}
+
+
+def _from_seeds(cells: Sequence[str], entry: Entry) -> list[float]:
+    derived = [scores for table in entry.tables for scores in table.scores if scores.tolerance is None]
+    return tolerances(cells, len(entry.seeds), sum(len(scores.columns) * len(scores.lines) for scores in derived))
+
+
+def _value(line: Any, keys: Sequence[str | int]) -> float | None:
+    """The number at the end of the keys; None without such a number."""
+    for key in keys:
+        try:
+            line = line[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return float(line) if isinstance(line, int | float) and not isinstance(line, bool) else None

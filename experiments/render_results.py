@@ -1,0 +1,144 @@
+"""Writes docs/results.md, docs/results/ and the pictures that are drawn from the tables alone, all of them from results/*.yaml.
+
+python -m experiments.render_results
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from de_jax import command
+from de_jax.files import outputs
+from de_jax.reports import plots
+from de_jax.reports.result_files import Drawing, Entry, Paper, Statement, Theme, entries_of, expected, read_all
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS_DIR = ROOT / "docs"
+
+INTRO = """# Results
+
+Which claims of the five papers show here, and which do not. All runs are small: two CPU cores, minutes to hours, small models and
+sets. The papers start from pretrained language models and train for long on large sets such as MS MARCO: what does not show here
+may still hold there.
+
+The numbers are in `results/*.yaml`, with commands, commits, machines and seeds; this page and those below `docs/results/` are
+rendered from them. In a clone of the repository, `de-jax reproduce --check <entry>` runs an entry's commands again and compares the
+scores; it ends with exit code 1 where one is not within its tolerance. Tolerances are such that other seeds stay within all of an
+entry's with a confidence of 95 %, or they are stated with a reason. Data is expected in `data/` (`data/beir/scifact`,
+`data/tokenizers/t5`), MiniLM in `all-MiniLM-L6-v2/`. Runs that `runs/` holds already are not trained again, so check a change in a
+fresh clone."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    command.Parser(description=__doc__).parse_args(argv)
+    themes = read_all(ROOT / "results")
+    for name, text in pages(themes).items():
+        with outputs.atomic_file(DOCS_DIR / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+        print(DOCS_DIR / name, file=sys.stderr)
+    for paper in _papers(themes):
+        if paper.drawing:
+            draw(paper.drawing, entries_of(themes), DOCS_DIR / "images" / paper.picture.file)
+
+
+def pages(themes: Mapping[str, Theme]) -> dict[str, str]:
+    """The text of each page, by its place below docs/."""
+    of_themes = {f"results/{name}.md": _theme_page(name, theme) for name, theme in themes.items()}
+    return {"results.md": _front_page(themes), **{name: f"{text}\n" for name, text in of_themes.items()}}
+
+
+def draw(drawing: Drawing, entries: Mapping[str, Entry], out_png: str | Path) -> None:
+    """Means and deviations of the same rows, a panel for each column; the dashed line is the first row's mean."""
+    with plots.new_figure(out_png, figsize=(1.6 + 1.5 * len(drawing.panels), 0.7 + 0.24 * len(drawing.rows))) as figure:
+        axes = figure.subplots(1, len(drawing.panels), sharey=True, squeeze=False)[0]
+        for axis, panel in zip(axes, drawing.panels, strict=True):
+            table = entries[panel.entry].tables[panel.table - 1]
+            numbers = [expected(table.cell(row, panel.column)) for row in drawing.rows]
+            places, means = range(len(numbers)), [mean for mean, _ in numbers]
+            axis.axvline(means[0], color=plots.INK, linewidth=0.8, linestyle="--")
+            deviations = [deviation or 0.0 for _, deviation in numbers]
+            axis.errorbar(means, places, xerr=deviations, fmt="o", markersize=4, color=plots.DOC_COLOUR, linewidth=1)
+            axis.set_title(panel.title, fontsize=9)
+            axis.tick_params(labelsize=8)
+            axis.locator_params(axis="x", nbins=3)
+        axes[0].set_yticks(range(len(drawing.rows)), [row.replace("`", "") for row in drawing.rows])
+        axes[0].set_ylim(len(drawing.rows) - 0.5, -0.5)
+
+
+def _papers(themes: Mapping[str, Theme]) -> list[Paper]:
+    return sorted((paper for theme in themes.values() for paper in theme.papers), key=lambda paper: paper.name)
+
+
+def _front_page(themes: Mapping[str, Theme]) -> str:
+    papers, page_of = _papers(themes), {name: page for page, theme in themes.items() for name in theme.entries}
+    lines = [_RENDERED.format("results/"), INTRO, _table([["paper", "here"], *([paper.name, paper.verdict] for paper in papers)])]
+    for paper in papers:
+        lines += [f"## {paper.name}", f"![{paper.picture.alt}](images/{paper.picture.file})"]
+        lines += _statements("Holds here", paper.holds, page_of) + _statements("Does not hold here", paper.fails, page_of)
+        lines += ["Not testable here:", _bullets(paper.untested)]
+    rows = [["result", "question and verdict"]]
+    for page, theme in themes.items():
+        rows += [
+            [f"[{entry.title}](results/{page}.md#{name})", f"{entry.question} **{entry.verdict}**"]
+            for name, entry in theme.entries.items()
+        ]
+    return "\n\n".join([*lines, "## All results", _table(rows)]) + "\n"
+
+
+def _statements(head: str, statements: Sequence[Statement], page_of: Mapping[str, str]) -> list[str]:
+    links = [f"{one.says} ([numbers](results/{page_of[one.entry]}.md#{one.entry}))" for one in statements]
+    return [f"{head}:", _bullets(links)] if links else []
+
+
+def _theme_page(name: str, theme: Theme) -> str:
+    lines = [_RENDERED.format(f"results/{name}.yaml"), f"# {theme.title}", theme.intro.rstrip()]
+    for entry_name, entry in theme.entries.items():
+        lines += _entry(entry_name, entry)
+    return "\n\n".join(filter(None, lines))
+
+
+def _entry(name: str, entry: Entry) -> Iterator[str]:
+    yield f'<a id="{name}"></a>\n\n## {entry.title}'
+    yield f"{entry.question} **{entry.verdict}**"
+    yield entry.method.rstrip()
+    if entry.commands:
+        yield "\n".join(["```bash", *(command.rstrip() for command in entry.commands), "```"])
+    for table in entry.tables:
+        yield table.caption.rstrip()
+        yield _table(table.rows)
+    yield from (f"![{picture.alt}](../images/{picture.file})" for picture in entry.pictures)
+    yield _bullets(entry.findings)
+    if entry.caveats:
+        yield "Read with care:"
+        yield _bullets(entry.caveats)
+    yield " ".join(_provenance(name, entry))
+
+
+def _provenance(name: str, entry: Entry) -> Iterator[str]:
+    """Where, when and by which code; and whether a command checks it."""
+    seeds = f"seed{'s' if len(entry.seeds) > 1 else ''} {', '.join(map(str, entry.seeds))}; " if entry.seeds else ""
+    commits = f"commit{'s' if len(entry.commits) > 1 else ''} {', '.join(entry.commits)}"
+    yield f"*{entry.date}; {entry.machine}; {entry.versions}; {seeds}{commits}.*"
+    if entry.design:
+        yield f"*Registered before a test split was scored: [{entry.design}](../../{entry.design}).*"
+    if any(table.scores for table in entry.tables):
+        yield f"*Check it: `de-jax reproduce --check {name}`.*"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *others = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([head, "|---" * len(rows[0]) + "|", *others])
+
+
+def _bullets(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {' '.join(sentence.split())}" for sentence in sentences)
+
+
+_RENDERED = "<!-- Rendered from {} by python -m experiments.render_results: edit that. -->"
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,57 @@
+"""A recorded result of three seeds, whose command prints what the test says."""
+
+TOY = """
+title: Toys
+papers:
+  - name: Toy paper
+    verdict: It plays.
+    picture: {file: toys.png, alt: Toys}
+    drawing: {rows: [a, b], panels: [{title: Left, entry: toy, column: nDCG@10}]}
+    holds: [{says: It plays., entry: toy}]
+    fails: []
+    untested: [Outdoors.]
+entries:
+  base:
+    title: A model
+    question: Is there one?
+    verdict: There is.
+    date: 2026-11-23
+    commits: [abcdef0]
+    machine: a toy
+    versions: any
+    seeds: []
+    commands:
+      - |
+        echo '{"method": "a", "scores": {"ndcg@10": 0.9}}' && touch model
+  toy:
+    title: A toy
+    question: Does it roll?
+    verdict: It rolls.
+    date: 2026-11-23
+    commits: [abcdef0]
+    machine: a toy
+    versions: any
+    seeds: [0, 1, 2]
+    needs: [data]
+    after: [base]
+    commands:
+      - |
+        test -e model
+        cat data
+    tables:
+      - rows: |
+          | method | nDCG@10 | p |
+          | a | .500 ± .010 | |
+          | b | **.400** ± .010 | .02 |
+        scores:
+          - columns: {nDCG@10: [scores, ndcg@10]}
+            lines: {a: {method: a}, b: {method: b}}
+"""
+
+
+def write_results(root, text=TOY, theme="toys"):
+    """Writes a theme below `root`/results."""
+    folder = root / "results"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{theme}.yaml").write_text(text, encoding="utf-8")
+    return folder

@@ -1,0 +1,79 @@
+"""A recorded result is run again: what its commands print is within the tolerance, or is said not to be."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from recorded_results import TOY, write_results
+
+from de_jax.reports.result_check import check
+from de_jax.tools import reproduce
+from de_jax.types import InputError
+
+
+def printed(scores):
+    """What an experiment prints: a line of text, and a JSON object for each method and seed."""
+    lines = [
+        json.dumps({"method": method, "seed": seed, "scores": {"ndcg@10": score}})
+        for method, own in scores.items()
+        for seed, score in enumerate(own)
+    ]
+    return "\n".join(["not JSON", *lines, json.dumps({"compared": {}}, indent=1)])
+
+
+def toy(root, scores, text=TOY):
+    write_results(root, text)
+    (root / "data").write_text(printed(scores))
+    return root
+
+
+def test_means_over_seeds_are_compared(tmp_path):
+    report = check("toy", toy(tmp_path, {"a": [0.49, 0.50, 0.54], "b": [0.3, 0.3, 0.3]}))
+    assert [score["got"] for score in report["scores"]] == [pytest.approx(0.51), pytest.approx(0.3)]
+    assert [score["within"] for score in report["scores"]] == [True, False]
+    assert [score["score"] for score in report["scores"]] == ["a, nDCG@10", "b, nDCG@10"]
+    assert not report["within"]
+
+
+def test_the_command_ends_with_exit_code_1_where_a_score_is_not_within(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(toy(tmp_path, {"a": [0.5], "b": [0.4]}))
+    reproduce.main(["--check", "toy"])
+    assert json.loads(capsys.readouterr().out)["within"]
+    toy(tmp_path, {"a": [0.5], "b": [0.3]})
+    with pytest.raises(SystemExit) as stopped:
+        reproduce.main(["--check", "toy"])
+    assert stopped.value.code == 1
+    out, err = capsys.readouterr()
+    assert not json.loads(out)["within"]
+    assert err.splitlines()[-1].split()[-1] == "False"
+
+
+def test_a_stated_tolerance_counts_instead(tmp_path):
+    stated = TOY.replace("lines: {a:", "tolerance: 0.2\n            because: it rolls\n            lines: {a:")
+    report = check("toy", toy(tmp_path, {"a": [0.49, 0.50, 0.54], "b": [0.3, 0.3, 0.3]}, stated))
+    assert [score["tolerance"] for score in report["scores"]] == [0.2, 0.2]
+    assert report["within"]
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "changed", "sentence"),
+    [
+        ("toys", "", "", "no entry of .*; take one of toy"),
+        ("base", "", "", "the entry base has no scores"),
+        ("toy", "needs: [data]", "needs: [weights]", "needs weights in"),
+        ("toy", "test -e model", "test -e no_model", "a command of 'A toy' ended with exit code 1"),
+        ("toy", "b: {method: b}", "b: {method: c}", "printed no score b, nDCG@10"),
+        ("toy", "[scores, ndcg@10]", "[scores, mrr]", "printed no score a, nDCG@10"),
+    ],
+)
+def test_what_stands_in_the_way_is_a_sentence(tmp_path, name, written, changed, sentence):
+    assert written in TOY
+    with pytest.raises(InputError, match=sentence):
+        check(name, toy(tmp_path, {"a": [0.5], "b": [0.4]}, TOY.replace(written, changed) if written else TOY))
+
+
+def test_commands_run_by_this_python(tmp_path):
+    own = str(Path(sys.executable).parent)
+    text = TOY.replace("test -e model", f'test "$(dirname "$(command -v python)")" = {own}')
+    assert check("toy", toy(tmp_path, {"a": [0.5], "b": [0.4]}, text))["within"]
