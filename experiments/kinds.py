@@ -37,6 +37,7 @@ from de_jax import command, trainer
 from de_jax.data.batches import layout
 from de_jax.data.stores.corpus import tokenized
 from de_jax.data.text import beir
+from de_jax.files.outputs import atomic_file
 from de_jax.training.optim import paths
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, Run, complete_steps, load_run
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
@@ -107,7 +108,11 @@ def _record(kind: str, args: argparse.Namespace) -> dict[str, Any]:
     is_random = kind != "bert" or args.minilm is None
     model = folder / "model" if is_random else args.minilm
     if is_random:
-        _apart(_write_start, STARTS[kind], model, args.data_dir)
+        vocabulary = args.out_dir / f"padding_{STARTS[kind].pad_id}.json"
+        if not vocabulary.exists():  # one for all: the texts are tokenized once
+            _apart(_write_vocabulary, vocabulary, args.data_dir, STARTS[kind].pad_id)
+        _apart(_write_start, STARTS[kind], model)
+        shutil.copy(vocabulary, model / "tokenizer.json")
     train = _arguments(model, args)
     _apart(_train, [*train, f"--run_dir={folder / 'whole'}"])
     killed_after = random.Random(kind).randrange(args.num_steps // 2, args.num_steps - 2)
@@ -187,8 +192,8 @@ def _logged(run_dir: Path) -> int:
     return max((line["step"] for line in read_metrics(path)), default=0) if path.exists() else 0
 
 
-def _write_start(start: Start, folder: Path, data_dir: Path) -> None:
-    """Random weights, as transformers saves them, and a vocabulary of the texts."""
+def _write_start(start: Start, folder: Path) -> None:
+    """Random weights, as transformers saves them."""
     import torch
     import transformers
 
@@ -202,10 +207,9 @@ def _write_start(start: Start, folder: Path, data_dir: Path) -> None:
         for parameter in model.parameters():  # kernels near 0 would hide what attention sees
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
-    _vocabulary(data_dir, start.pad_id).save(str(folder / "tokenizer.json"))
 
 
-def _vocabulary(data_dir: Path, pad_id: int) -> Any:
+def _write_vocabulary(file: Path, data_dir: Path, pad_id: int) -> None:
     """WordPiece of the documents, with [CLS] and [SEP] around a text."""
     import tokenizers
 
@@ -218,7 +222,8 @@ def _vocabulary(data_dir: Path, pad_id: int) -> Any:
     tokenizer.train_from_iterator((text for _, text in beir.iter_docs(beir.find_file(data_dir, "corpus"))), trainer)
     around = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=around)
-    return tokenizer
+    with atomic_file(file) as temporary:
+        tokenizer.save(str(temporary))
 
 
 def _sha256(params: Params) -> str:

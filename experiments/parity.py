@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     largest: dict[str, dict[str, float]] = collections.defaultdict(lambda: dict.fromkeys(WAYS.values(), 0.0))
     for case in ElementTree.parse(args.report).iter("testcase"):
-        kind = re.search(r"\[([\w-]+)", case.attrib["name"])
+        kind = re.search(r"\[([\w-]+?)(-padded|-packed)?[\], ]", case.attrib["name"])
         way = next((way for test, way in WAYS.items() if case.attrib["name"].startswith(test)), None)
         if way is None or kind is None:
             continue
