@@ -1,9 +1,9 @@
-"""Dual encoders for dense retrieval in JAX. Importing this package imports nothing else; a name is loaded when it is used.
+"""Dual encoders for dense retrieval in JAX. Importing this package is fast: each name loads its module on first use.
 
-load       a model from a run, a folder of another library or the Hugging Face hub, to encode and search with
-evaluate   its scores on a data set
-train      a run by a `Recipe`, in a folder
-Recipe     what is trained, on what, and how; its parts are in `de_jax.recipe`
+load       opens a model from a run, a folder of another library or the Hugging Face hub
+evaluate   scores a model on a data set
+train      trains a run from a `Recipe`, in a folder
+Recipe     model, data, loss, optimization and logging of a run; its parts are in `de_jax.recipe`
 losses     functions for `Recipe.loss`
 """
 

@@ -1,4 +1,4 @@
-"""Flags that several commands have, and what they say: of a run that is scored, of a table that is read."""
+"""Flags shared by several commands: the scored run, the scoring policy, the table to read."""
 
 from __future__ import annotations
 
@@ -24,56 +24,66 @@ MIN_DEPTH = 100
 def add(parser: argparse.ArgumentParser, *, measures: Sequence[str] = (), beir: bool = False) -> None:
     """Adds the flags of a run and of a policy.
 
-    Args:
-        parser: gets them.
-        measures: the default; with none the command says itself what it is.
-        beir: the identical-id policy of BEIR. Elsewhere the ids of queries and documents may be equal by chance.
+        Args:
+            parser: gets them.
+    measures: the default; without measures the command's own help names it.
+    beir: apply BEIR's rule for identical ids. Elsewhere ids of queries and documents may be equal by chance.
     """
     add_run(parser)
-    default = " ".join(measures) or "as said above"
-    policy = parser.add_argument_group("how it is scored")
-    policy.add_argument("--measures", nargs="+", default=list(measures), help=f"as ir-measures has them; default {default}")
-    policy.add_argument("--min_relevance", type=int, default=1, help="grade from which MRR, recall and their kin take a document")
-    policy.add_argument("--depth", type=int, help=f"documents ranked; default as deep as measures look, at least {MIN_DEPTH}")
+    default = " ".join(measures) or "see above"
+    policy = parser.add_argument_group("scoring")
+    policy.add_argument("--measures", nargs="+", default=list(measures), help=f"names of ir-measures; default {default}")
+    policy.add_argument(
+        "--min_relevance", type=int, default=1, help="lowest relevant grade for MRR, recall and similar measures (default 1)"
+    )
+    policy.add_argument(
+        "--depth", type=int, help=f"ranked documents per query; default the depth of the measures, at least {MIN_DEPTH}"
+    )
     input_policy.add_flags(policy, identical_ids=beir)
-    policy.add_argument("--no_bm25", action="store_true", help="leave BM25 and its fusion with the run out")
+    policy.add_argument("--no_bm25", action="store_true", help="skip BM25 and its fusion with the run")
     policy.add_argument("--k1", type=numeric(NonNegativeFloat), default=0.9, help="BM25's k1 (default 0.9)")
     policy.add_argument("--b", type=numeric(Share), default=0.4, help="BM25's b (default 0.4)")
-    policy.add_argument("--passage_length", type=int, help="cut documents into passages of so many tokens; the best one counts")
-    policy.add_argument("--passage_stride", type=int, help="tokens from one passage to the next; default no overlap")
+    policy.add_argument(
+        "--passage_length", type=int, help="cut documents into passages of this many tokens; the best passage counts"
+    )
+    policy.add_argument("--passage_stride", type=int, help="tokens between passage starts; default without overlap")
     add_expansion(policy)
 
 
 def add_expansion(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Adds the flags that say how documents are expanded."""
-    parser.add_argument("--expansion", help="generated queries of the corpus (de-jax doc2query) that its documents are read with")
-    parser.add_argument("--expand_as", choices=expanded_search.FORMS, default="views", help="what becomes of them (default views)")
-    parser.add_argument("--num_generated", type=int, default=10, help="the first so many of each document (default 10)")
-    parser.add_argument("--max_generated_length", type=int, default=32, help="tokens of each (default 32)")
+    """Adds the flags of document expansion."""
+    parser.add_argument("--expansion", help="generated queries of the corpus (from de-jax doc2query), to expand its documents")
+    parser.add_argument(
+        "--expand_as", choices=expanded_search.FORMS, default="views", help="form of the expanded documents (default views)"
+    )
+    parser.add_argument("--num_generated", type=int, default=10, help="generated queries used per document (default 10)")
+    parser.add_argument("--max_generated_length", type=int, default=32, help="tokens of a generated query (default 32)")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say which model, how it reads and how its embeddings are searched."""
+    """Adds the flags that select the model, its lengths and prompts, and the index."""
     run = parser.add_argument_group("the run")
-    run.add_argument("--run_dir", help="the run to score; without it, BM25 alone")
+    run.add_argument("--run_dir", help="the run to score; default BM25 alone")
     run.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     run.add_argument("--max_query_length", type=int, help="tokens; default the run's")
     run.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
-    run.add_argument("--max_passages", type=int, help="of so many tokens, of a document; the best one counts; default the run's")
-    run.add_argument("--query_prompt", type=str, help='before every query, such as "query: "; default the run\'s, "" for none')
-    run.add_argument("--doc_prompt", type=str, help="before every document; default the run's")
-    run.add_argument("--embedding_dim", type=int, help="the first so many dimensions, for a Matryoshka model; default all")
+    run.add_argument("--max_passages", type=int, help="passages of max_doc_length per document; the best counts; default the run's")
+    run.add_argument(
+        "--query_prompt", type=str, help='text before every query, such as "query: "; default the run\'s; "" removes it'
+    )
+    run.add_argument("--doc_prompt", type=str, help="text before every document; default the run's")
+    run.add_argument("--embedding_dim", type=int, help="use the first dimensions only, for a Matryoshka model; default all")
     run.add_argument("--index", default="exact", help="exact (default), or a FAISS factory string such as IVF1024,Flat")
-    run.add_argument("--nprobe", type=int, help="inverted lists to visit, of an IVF index")
-    run.add_argument("--ef_search", type=int, help="candidates to keep, of an HNSW index")
+    run.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index")
+    run.add_argument("--ef_search", type=int, help="candidates to keep in an HNSW index")
     run.add_argument("--faiss_device", default="cpu", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
 
 
 def named(flag: str, values: Sequence[str]) -> dict[str, str]:
-    """What a flag whose values are written NAME=VALUE was given, by name.
+    """The values of a flag of the form NAME=VALUE, by name.
 
-    Raises:
-        InputError: a value without a name, or a name that is given twice.
+        Raises:
+    InputError: a value without a name, or a repeated name.
     """
     found: dict[str, str] = {}
     for argument in values:
@@ -85,10 +95,10 @@ def named(flag: str, values: Sequence[str]) -> dict[str, str]:
 
 
 def expansion(args: argparse.Namespace) -> Expansion | None:
-    """What the flags of `add_expansion` say; None where there is no expansion.
+    """The expansion selected by the flags of `add_expansion`, or None.
 
-    Raises:
-        InputError: a value that makes none.
+        Raises:
+    InputError: an invalid value.
     """
     if not args.expansion:
         return None
@@ -98,16 +108,16 @@ def expansion(args: argparse.Namespace) -> Expansion | None:
 
 
 def policy(args: argparse.Namespace) -> Policy:
-    """What the flags say; nothing is loaded.
+    """The scoring policy selected by the flags; loads nothing.
 
-    Raises:
-        InputError: a depth that the measures look beyond, an unknown measure or index, a value out of range.
+        Raises:
+    InputError: a depth too small for the measures, an unknown measure or index, a value out of range.
     """
     measures = metrics.with_min_relevance(args.measures, args.min_relevance)
     deepest = metrics.deepest(measures)
     depth = max(MIN_DEPTH, deepest) if args.depth is None else args.depth
     if depth < deepest or depth < 1:
-        raise InputError(f"--depth is {depth}; ask for at least {max(1, deepest)} documents, as deep as the measures look.")
+        raise InputError(f"--depth is {depth}; ask for at least {max(1, deepest)} documents, the depth of the measures.")
     search = faiss_index.SearchOptions(args.nprobe, args.ef_search, args.faiss_device)
     faiss_index.index_builder(args.index, search)
     if args.passage_stride and not args.passage_length:
@@ -132,10 +142,10 @@ def policy(args: argparse.Namespace) -> Policy:
 
 
 def run(args: argparse.Namespace) -> Run | None:
-    """The run with the lengths and prompts of the flags; None where no folder was given.
+    """The run with the lengths and prompts of the flags, or None without --run_dir.
 
-    Raises:
-        InputError: no such run, or a length that its model cannot take.
+        Raises:
+    InputError: the run is missing, or its model cannot take the length.
     """
     if args.run_dir is None:
         return None
@@ -152,7 +162,7 @@ def run(args: argparse.Namespace) -> Run | None:
 
 
 def _changed(run: Run, tower: str, max_length: int | None, prompt: str | None) -> Side:
-    """A side of a run with another length and prompt, where they are given."""
+    """A side of a run, with the length and prompt of the flags if given."""
     if max_length is not None and max_length < 1:
         raise InputError(f"--max_{tower}_length is {max_length}; give at least 1 token.")
     side = run.side(tower)
@@ -162,14 +172,21 @@ def _changed(run: Run, tower: str, max_length: int | None, prompt: str | None) -
 
 
 def add_table(parser: argparse.ArgumentParser) -> None:
-    """Adds what says where a table is and how it is read."""
-    parser.add_argument("tables", nargs="+", metavar="TABLE", help="a file, a datasets folder or a name of the Hugging Face hub")
-    group = parser.add_argument_group("how a table is read")
-    group.add_argument("--columns", nargs="+", default=[], type=str, metavar="NAME=COLUMN", help="of query, doc, neg_docs, ...")
-    group.add_argument("--header", type=str, default="", help="columns, with commas, of a file that does not begin with them")
-    group.add_argument("--split", default="train", help="of a datasets folder or of the hub (default train)")
-    group.add_argument("--subset", default="", help="of a name of the hub that has several")
-    group.add_argument("--skip_bad_rows", action="store_true", help="count rows that cannot be used instead of refusing them")
+    """Adds the flags that locate and describe a table."""
+    parser.add_argument("tables", nargs="+", metavar="TABLE", help="a file, a datasets folder or a name on the Hugging Face hub")
+    group = parser.add_argument_group("reading the table")
+    group.add_argument(
+        "--columns",
+        nargs="+",
+        default=[],
+        type=str,
+        metavar="NAME=COLUMN",
+        help="the table's columns for query, doc, neg_docs, ...",
+    )
+    group.add_argument("--header", type=str, default="", help="comma-separated columns, for a file without a header line")
+    group.add_argument("--split", default="train", help="split of a datasets folder or of the hub (default train)")
+    group.add_argument("--subset", default="", help="subset of a data set on the hub")
+    group.add_argument("--skip_bad_rows", action="store_true", help="skip and count unusable rows instead of refusing them")
 
 
 def table(args: argparse.Namespace) -> Table:
@@ -179,7 +196,7 @@ def table(args: argparse.Namespace) -> Table:
 
 
 def columns(args: argparse.Namespace) -> dict[str, str]:
-    """What --columns says, by NAME.
+    """The columns given with --columns, by NAME.
 
     Raises:
         InputError: a setting without "=".

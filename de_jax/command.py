@@ -34,7 +34,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Parser(argparse.ArgumentParser):
-    """A command's arguments. What is wrong with them is one sentence, and no path may be an address: `gs://` would make a folder.
+    """A command's arguments. An error is one sentence, and no path may be an address: `gs://` would make a folder.
 
     `type=int` stands for a whole number from 1 on, `type=float` for a finite number, no type for a path or a name. Other ranges are
     written `type=settings.numeric(Seed)`; `type=str` is for texts, in which anything may stand.
@@ -60,7 +60,7 @@ def _local(text: str) -> str:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Runs a command's `main`; what a user can mend becomes `error: <sentence>` and a non-zero exit, our own faults raise."""
+    """Runs a command's `main`; a user's error becomes `error: <sentence>` and a non-zero exit, our own faults raise."""
     keep_freed_memory()
     try:
         keep_compiled()
@@ -95,7 +95,7 @@ def keep_freed_memory() -> None:
 
 def add_memory_fraction(parser: argparse.ArgumentParser) -> None:
     """Adds the flag for `use_memory_fraction`."""
-    parser.add_argument("--memory_fraction", type=float, help="share of a GPU's memory to take, where several processes use it")
+    parser.add_argument("--memory_fraction", type=float, help="share of the GPU's memory for this process, if several use it")
 
 
 def use_memory_fraction(fraction: float | None) -> None:

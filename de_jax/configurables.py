@@ -64,7 +64,7 @@ _own: dict[str, Any] = {}
 def register(*more: tuple[str, Any]) -> None:
     """Makes functions and classes known to gin under the names given, so that `train.loss = @name` finds them.
 
-    What is given again under a name replaces what had it, so that a notebook's cell can be mended and run again.
+    A repeated name replaces the former function, so that a notebook's cell can be corrected and run again.
     """
     _own.update(more)
 
@@ -124,7 +124,7 @@ def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | N
 
 
 class _Builder:
-    """Makes objects of what is bound, and remembers what it read for that; names and values are checked at once."""
+    """Makes objects from bindings, and remembers the settings that it read; names and values are checked at once."""
 
     def __init__(self, bound: Settings) -> None:
         self.bound, self._known = bound, known()
@@ -139,7 +139,7 @@ class _Builder:
                 raise (error if is_typed else InputError(f"{place}: {error}")) from None
 
     def call(self, name: str, scope: str) -> Any:
-        """What a configurable gives with its settings in a scope."""
+        """The result of a configurable with its settings in a scope."""
         configurable, arguments = self._known[name], self._arguments(name, scope)
         missing = [
             parameter.name
@@ -151,12 +151,12 @@ class _Builder:
         if missing:
             raise InputError(
                 f"the recipe cannot be used: @{name}() has no value for {missing[0]}; set {name}.{missing[0]}, or write @{name} "
-                "without parentheses where a function is wanted."
+                "without parentheses to pass a function."
             )
         return configurable(**arguments)
 
     def check_all_read(self) -> None:
-        """Refuses settings that nothing has read, which is what a misplaced or leftover one looks like.
+        """Refuses unread settings, such as misplaced or leftover ones.
 
         A file may hold the settings of a part that a later file or setting replaces or takes out: a model, a loss, a source of
         data, a miner, an alarm. A setting typed on the command line must be read.
@@ -170,7 +170,7 @@ class _Builder:
             and (bound.is_typed or setting.name not in replaced | (set() if setting.parameter else referred))
         ]
         if unread:
-            raise InputError(f"nothing in this recipe reads {', '.join(sorted(unread))}; remove the setting or mend its name.")
+            raise InputError(f"nothing in this recipe reads {', '.join(sorted(unread))}; remove the setting or correct its name.")
 
     def _arguments(self, name: str, scope: str) -> dict[str, Any]:
         label = str(Setting(scope, name))
@@ -244,7 +244,7 @@ class _Builder:
             self._known[name] = found
         if name not in self._known:
             near = difflib.get_close_matches(name, self._known, 1)
-            raise InputError(f"{why} a recipe can set nothing called '{name}'{_meant(near)}.")
+            raise InputError(f"{why} recipes have no setting called '{name}'{_meant(near)}.")
         return self._known[name]
 
     def _without_macros(self, value: Any, above: tuple[str, ...]) -> Any:

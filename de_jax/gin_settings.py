@@ -1,6 +1,6 @@
-"""gin files as plain values: what is bound to which setting, and where it stands. Only gin's grammar is used, not its globals.
+"""gin files as plain values: each setting, its value and its place. Only gin's grammar is used, not its globals.
 
-A gin file is code: it chooses what is called. So imports of modules outside the package need a flag, and every fault names the file
+A gin file is code: it chooses the called functions. Imports from outside the package need a flag, and every fault names the file
 and the line.
 """
 
@@ -27,7 +27,7 @@ RECIPES_DIR = Path(str(importlib.resources.files(f"{PACKAGE}.gin_configs")))
 
 
 class Reference(NamedTuple):
-    """`@scope/name`, or with parentheses what a call of it gives."""
+    """`@scope/name`, or with parentheses the result of calling it."""
 
     scope: str
     name: str
@@ -47,7 +47,7 @@ class Macro(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What a value is bound to. A macro has no parameter."""
+    """The setting that a value is bound to. A macro has no parameter."""
 
     scope: str
     name: str

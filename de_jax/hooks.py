@@ -27,11 +27,11 @@ from de_jax.types import Params
 
 
 def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoints) -> list[Hook]:
-    """What happens between updates of a run that begins or goes on; checkpoints are saved last.
+    """The actions between updates of a new or continued run; checkpoints are saved last.
 
     Args:
-        recipe: what is asked for.
-        data: what is trained on.
+        recipe: the run's recipe.
+        data: the training data.
         run: the run with its first state.
         best: its folder for the best checkpoint.
     """
@@ -121,5 +121,5 @@ def _measure_of_alignment(
 
 
 def run_of(recipe: Recipe, run_dir: Path, data: TrainingSet, step: int, params: Params) -> Run:
-    """What is trained, as the tools know it; `params` are all of a state's."""
+    """The trained model in the form of `load_run`; `params` are all of a state's."""
     return Run(run_dir, step, recipe.model, recipe.merged(params), data.query, data.doc)

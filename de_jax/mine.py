@@ -1,10 +1,10 @@
-"""Mines hard negatives beside a run that trains: a generation from every new checkpoint, until the run is complete.
+"""Mines hard negatives beside a training run: a generation from each new checkpoint, until the run is complete.
 
 de-jax train --gin_file=recipes/ance_firstp.gin --gin.MODEL=runs/bm25 --gin.beir_pairs.dataset_dir=data/scifact --run_dir=runs/ance
 de-jax mine  --gin_file=recipes/ance_firstp.gin --gin.MODEL=runs/bm25 --gin.beir_pairs.dataset_dir=data/scifact --run_dir=runs/ance
 
-Both take the same arguments. They may run on one machine or on two that see the same folders, and either may be stopped and
-started again at any time: without its miner a run goes on with the negatives it has. Prints one JSON object for each generation.
+Both commands take the same arguments. Run them on one machine, or on two that see the same folders. Stop and restart either at any
+time: without its miner, a run continues with its current negatives. Prints one JSON object for each generation.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from de_jax.types import InputError
 
 
 def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_seconds: float = 5.0) -> Iterator[Generation]:
-    """Yields a generation mined by the run's newest checkpoint, then by newer ones as they come; ends with the run's last.
+    """Yields a generation mined by the run's newest checkpoint, then by each newer checkpoint; ends with the run's last.
 
     Each is mined when it is asked for: `for generation in mine(recipe, run_dir): ...`.
 
-    A checkpoint that the trainer removes in the meantime is passed over, and so is one for which the disk was too full; of those
-    that came while another was mined, the newest is taken.
+    Skipped are checkpoints that the trainer removes in the meantime, and checkpoints for which the disk was too full. If several
+    checkpoints appear while another is mined, the newest is taken.
 
     Args:
         recipe: the run's own.
-        run_dir: the run, which need not be there yet.
-        once: mine by the newest checkpoint there is, and end.
+        run_dir: the run; it may start later.
+        once: mine with the newest checkpoint, then end.
         poll_seconds: between two looks for a newer checkpoint.
 
     Raises:
@@ -57,7 +57,7 @@ def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_second
     recipe.negatives.miner.check()
     data = recipe.data(share=Share(run_dir=str(run_dir)))
     if not data.all_mined:
-        raise InputError(f"generations have no folder to go to; set {recipe.options_name}.negatives_dir.")
+        raise InputError(f"no folder is set for the generations; set {recipe.options_name}.negatives_dir.")
     if not once:
         # The folder is the run's until it has a first generation, which the run mines itself where there is none.
         all_begun = lambda: all(mined.newest() is not None for mined in data.all_mined.values())  # noqa: E731
@@ -123,7 +123,7 @@ def _wait_until(condition: Callable[[], bool], what: str, poll_seconds: float) -
 def _newest_step(run_dir: Path) -> int:
     steps = complete_steps(run_dir / CHECKPOINTS_DIR)
     if not steps:
-        raise InputError(f"{run_dir} has no checkpoint to mine by; start the run first, or leave --once out to wait for it.")
+        raise InputError(f"{run_dir} has no checkpoint to mine with; start the run first, or leave --once out to wait for it.")
     return steps[-1]
 
 
@@ -151,11 +151,13 @@ def _check_same_texts(run: Run, data: TrainingSet) -> None:
 
 def _parser() -> command.Parser:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--gin_file", action="append", default=[], required=True, help="the run's recipe, as for de-jax train")
-    parser.add_argument("--run_dir", required=True, help="the run; it may begin later")
-    parser.add_argument("--once", action="store_true", help="mine by the newest checkpoint, and end")
     parser.add_argument(
-        "--poll_seconds", type=numeric(PositiveFloat), default=5.0, help="between two looks for a newer checkpoint (default 5)"
+        "--gin_file", action="append", default=[], required=True, help="the run's recipe, as for de-jax train; repeatable"
+    )
+    parser.add_argument("--run_dir", required=True, help="the run; it may start later")
+    parser.add_argument("--once", action="store_true", help="mine once with the newest checkpoint, then exit")
+    parser.add_argument(
+        "--poll_seconds", type=numeric(PositiveFloat), default=5.0, help="seconds between checks for a newer checkpoint (default 5)"
     )
     command.add_memory_fraction(parser)
     return parser

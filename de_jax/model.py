@@ -64,7 +64,7 @@ def load(
 ) -> Model:
     """A model to encode with.
 
-    What was assumed about a model of another library is told as a warning.
+    Assumptions about a model of another library are warnings.
 
     Args:
         source: a run's folder; a folder of sentence-transformers, Hugging Face, T5X or `model.save(format="safetensors")`; or a
@@ -110,7 +110,7 @@ def load(
 class Model:
     """A dual encoder with its tokenizers, prompts and lengths; made by `load`.
 
-    Texts go through the device sorted by length and packed, in few shapes, each of which is compiled once.
+    Texts go through the device sorted by length and packed, in few shapes; each is compiled once.
 
     Attributes:
         run: the model as the rest of the library takes it.
@@ -145,7 +145,7 @@ class Model:
 
         Args:
             texts: a str, or an iterable of str in any order and of any lengths; cut to the model's.
-            batch_tokens: tokens in a batch on the devices, padding included; by default what is quick.
+            batch_tokens: tokens in a batch on the devices, padding included; the default is fast.
             progress: show a bar on stderr.
             precision: "float32", "int8" or "binary", the same bytes as sentence-transformers gives; see `quantization.quantize`.
             ranges: [2, D], the least and the greatest value of each dimension, for "int8"; by default those of these texts.
@@ -155,7 +155,7 @@ class Model:
             [n, ceil(D / 8)]. They have length 1 where the model normalizes.
 
         Raises:
-            InputError: what is no text, by its place; a text of which the vocabulary leaves nothing; another precision.
+            InputError: a value that is not a text, with its place; a text that is empty after tokenization; an unknown precision.
         """
         return self._encode("query", texts, batch_tokens, progress, precision, ranges)
 
@@ -241,7 +241,7 @@ class Model:
         return index
 
     def save(self, folder: str | Path, *, format: str = RUN_FORMAT) -> None:
-        """Writes the model, for another library with its card; what a reader should know is told as a warning.
+        """Writes the model, for another library with its card; notes for the user are warnings.
 
         Args:
             folder: must not exist; it appears once it is complete.
@@ -249,7 +249,7 @@ class Model:
                 or "peft", for the adapters of a run that trained such.
 
         Raises:
-            InputError: the folder exists, another format, or one that has no place for this model.
+            InputError: the folder exists, or the format is unknown or cannot hold this model.
         """
         if format not in (RUN_FORMAT, *FORMATS):
             raise InputError(f"format is {format!r}; it is one of {', '.join((RUN_FORMAT, *FORMATS))}.")
@@ -406,5 +406,5 @@ def _checked_texts(texts: Texts) -> Iterator[str]:
             try:
                 text.encode()
             except UnicodeEncodeError:
-                raise InputError(f"the text in place {place} holds half of a surrogate pair, which is no character.") from None
+                raise InputError(f"the text in place {place} holds half of a surrogate pair, which is not a character.") from None
         yield text

@@ -1,4 +1,4 @@
-"""What a recipe's training step needs of devices that need not be there: compiled ahead of time, never run."""
+"""The memory, FLOPs and collectives of a recipe's training step on remote devices: compiled ahead of time, never run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from de_jax.types import InputError, Params
 GIB = 2**30
 Effort = Annotated[float, Range(-1, 1)]
 SIZES = {"batch_size": "batch_size", "query_length": "max_query_length", "doc_length": "max_doc_length"}
-"""What a batch's shape is made of, and the names of `PairsOptions` for it."""
+"""The sizes of a batch, and their names in `PairsOptions`."""
 NEGATIVES = {"query": "num_neg_queries", "doc": "num_neg_docs"}
 
 
@@ -37,7 +37,7 @@ def plan(
     Neither data nor a tokenizer is read: every text is taken to be as long as the recipe allows, one a row. Nothing is run.
 
     Args:
-        recipe: what is trained, on which mesh, in how many chunks.
+        recipe: model, loss, mesh and number of chunks.
         topology: TPU chips and their grid, "v5e:16x16", or simulated devices, "cpu:8", asked for before JAX looks for devices; or
             what `open_topology` gave for such a name.
         batch_size: pairs of the global batch; by default the recipe's.
@@ -47,7 +47,7 @@ def plan(
 
     Returns:
         JSON values: the topology, the mesh and the batch's shape; num_parameters, and how many of them are not the base of
-        adapters; what each device needs (state_gib, of which base_gib, negative_cache_gib, memory_gib by kind) beside
+        adapters; what each device needs (state_gib with its part base_gib, negative_cache_gib, memory_gib by kind) beside
         available_gib, and whether it fits, with the compiler's sentence in why_not; checkpoint_gib, what each checkpoint takes on
         the disk before it is compressed;
         executed_flops of a step on all devices together and useful_flops, those of the towers by formula; collectives, each with

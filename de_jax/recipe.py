@@ -1,4 +1,4 @@
-"""A training recipe: what is trained, on what, how, and what is kept of it. Plain Python; gin files are one way to write one."""
+"""A training recipe: model, data, loss, optimization and logging. Plain Python; gin files are one way to write it."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ class Initialization:
 
 @settings_group
 class HardNegatives:
-    """Where hard negatives come from while training goes on; a source of pairs may bring fixed ones of its own.
+    """Where hard negatives come from during training; a source of pairs may bring its own fixed negatives.
 
     Attributes:
-        miner: how this run mines; None trains with what the folder of negatives holds.
+        miner: how this run mines; None trains with the generations in the folder of negatives.
         mine_every_steps: updates between two minings, for which training waits; None leaves all but the first to `de-jax mine`.
             Without a miner it has no effect, so that `train.miner=None` turns a recipe that mines into a static one.
         follow_every_steps: updates between two looks for newer hard negatives; by default as often as they are mined here, every
@@ -108,7 +108,7 @@ class HardNegatives:
 
 @settings_group
 class Devices:
-    """What a step runs on, and in which pieces.
+    """The devices of a step, and its chunks.
 
     Attributes:
         mesh: gives the devices to train on.
@@ -135,7 +135,7 @@ class Recipe:
     """All that decides a training run; nothing is read or computed before a method is called.
 
     Attributes:
-        model: both towers and what they share.
+        model: both towers and their shared parts.
         data: opens the training set, given a `Share`: `functools.partial(beir_pairs, "data/scifact", options=PairsOptions(...))`.
         loss: one of `de_jax.losses` with its settings bound, or a function of the same type.
         optimization, initialization, negatives, devices, logging: see there.
@@ -179,7 +179,7 @@ class Recipe:
         check_fields(self)
         if self.adapters and not self.initialization.init_from:
             warnings.warn(
-                "train.adapters are trained beside random parameters, which no update changes; set train.init_from.", stacklevel=3
+                "train.adapters would leave the random parameters beside them untrained; set train.init_from.", stacklevel=3
             )
         for loss in parts(self.loss):
             check_call("train.loss", loss, "embeddings", like="samtone")
@@ -211,12 +211,12 @@ class Recipe:
 
     @property
     def options_name(self) -> str:
-        """What a setting of the source of pairs is written behind; of a mixture the group that holds for all sources."""
+        """The prefix of settings of the source of pairs; for a mixture the group that applies to all sources."""
         return name_of(self.data) if self.sources == (self.data,) else PairsOptions.__name__
 
     @functools.cached_property
     def trained(self) -> Model:
-        """The model as a step sees it: in chunks, and what is frozen left out of the gradient."""
+        """The model as a step sees it: in chunks, without gradients of frozen parameters."""
         return self._trained(self.model)
 
     def shapes(self) -> TrainState:
@@ -267,7 +267,7 @@ class Recipe:
         return state
 
     def check_texts(self, texts: Mapping[str, int] | None) -> None:
-        """`check` once more, where a source has not brought what it was thought to: negatives, or a teacher's scores."""
+        """Repeats `check` if a source turned out to lack negatives or a teacher's scores."""
         known = [_given(_texts_before_data(source, self.negatives.negative_cache)) for source in self.sources]
         if texts is not None and _given(texts) not in known:
             self.check(texts)
@@ -302,7 +302,7 @@ class Recipe:
             )
 
     def check_parts(self, *, has_mined: bool, max_passages: int, has_queries_for_both: bool, has_dev: bool) -> None:
-        """Refuses a miner or an alignment that lacks what it needs of the data.
+        """Refuses a miner or an alignment without its data.
 
         Args:
             has_mined: there is a folder for mined negatives.
@@ -326,11 +326,11 @@ class Recipe:
         if measure == KL and not has_queries_for_both:
             take = "" if name_of(self.data) == "beir_pairs" else "take @beir_pairs and "
             raise InputError(
-                f"train.alignment compares the towers on queries, but the data have none for that; {take}set "
+                f"train.alignment compares the towers on queries, but the data have no queries for that; {take}set "
                 "beir_pairs.num_for_both = 1000."
             )
         if measure not in (None, KL) and not has_dev:
-            raise InputError(f"train.alignment waits for {measure} on the dev set, but there is none; set dev_split.")
+            raise InputError(f"train.alignment waits for {measure} on the dev set; set dev_split.")
 
     def check_before_data(self, mesh: jax.sharding.Mesh, params: Params, *, is_fresh: bool) -> None:
         """Refuses what shows before anything is traced or read: sizes, parts that do not fit, and the sources of parameters.
@@ -394,7 +394,7 @@ class Recipe:
         return make_train_step(model, loss, self._tx(params), group_norms, cache, self._temperature() if cache else None)
 
     def _tx(self, params: Params) -> Any:
-        """The optimizer of what is trained; factors and frozen patterns may name the base too."""
+        """The optimizer of the trained parameters; factors and frozen patterns may name the base too."""
         adapters = self.adapters
         if adapters is None:
             return self.optimization.tx(params)
@@ -434,7 +434,7 @@ def _texts_of_a_pair(options: PairsOptions | None) -> dict[str, int]:
 
 
 def _texts_before_data(source: Callable[..., TrainingSet], cache: NegativeCache | None) -> dict[str, int]:
-    """`_texts_of_a_pair`, and what a source may bring with its pairs that is known only when it is open."""
+    """`_texts_of_a_pair`, with additions of a source that are known only when it is open."""
     options = _options_of(source)
     found = _texts_of_a_pair(options)
     if name_of(source) == "beir_pairs" or options is None:

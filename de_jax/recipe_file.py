@@ -1,4 +1,4 @@
-"""What a run was made with, as JSON in `<run_dir>/recipe.json`: every setting by its name, functions and classes by their place."""
+"""The recipe of a run as JSON in `<run_dir>/recipe.json`: every setting by name, functions and classes by their place."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def write(recipe: Recipe, run_dir: Path) -> None:
 
 
 def changes(recipe: Recipe, run_dir: Path, gin: str = "") -> list[str]:
-    """What the run that is there was made with otherwise, as "setting = value" with the new value.
+    """The settings that differ from the existing run's, as "setting = value" with the new value.
 
     Args:
-        recipe: what the run continues with.
+        recipe: the recipe of the continued run.
         run_dir: the run; one of version 0.1 has no `recipe.json`, so its `config.gin` is held against `gin`.
         gin: the recipe as a gin file.
     """

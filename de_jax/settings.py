@@ -1,6 +1,6 @@
-"""Whether the value of a setting is one that its annotation allows: choices, types, finite numbers and ranges.
+"""Checks values of settings against their annotations: choices, types, finite numbers and ranges.
 
-A setting is a field of a config class, or a keyword of a function that gin configures. Its annotation says all there is to check:
+A setting is a field of a config class, or a keyword of a function that gin configures. Its annotation contains every check:
 `Literal` for choices, `Annotated[int, Range(1)]` for a range. Arrays and tracers are passed over, so nothing is checked in a step.
 """
 
@@ -86,13 +86,13 @@ def check_call(name: str, function: Callable[..., Any], *arguments: str, like: s
 
     Args:
         name: of the setting, as the user wrote it.
-        function: what it is set to; arguments bound by `functools.partial` count as given.
-        arguments: what the function gets, in words for a message.
-        like: one that fits.
+        function: the setting's value; arguments bound by `functools.partial` count as given.
+        arguments: the function's arguments, in words for a message.
+        like: a function that fits.
         options: names of keyword arguments.
 
     Raises:
-        InputError: names the setting, the function, and one that fits.
+        InputError: names the setting, the function, and a function that fits.
     """
     try:
         inspect.signature(function).bind(*arguments, **dict.fromkeys(options))
@@ -180,7 +180,7 @@ def is_address(text: str) -> bool:
 
 
 LOCAL = "a path on this machine, because buckets and web addresses are not read"
-"""What a path must be."""
+"""The kind of a path."""
 
 
 def _is_array(value: Any) -> bool:
@@ -188,7 +188,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _wanted(value: Any, hint: Any) -> str | None:
-    """What the value must be instead; None where it is fine."""
+    """The required value, or None if the value is valid."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated and ADDRESSES in arguments:
         return None if _is_text(value) else "a string"

@@ -1,4 +1,4 @@
-"""Trains a dual encoder from a gin recipe; the same command continues a run that was stopped.
+"""Trains a dual encoder from a gin recipe; repeat the command to continue a stopped run.
 
 de-jax train --gin_file=recipes/samtone_query.gin --gin.beir_pairs.dataset_dir=data/scifact \\
     --gin.beir_pairs.tokenizer=data/spiece.model --run_dir=runs/samtone
@@ -45,7 +45,7 @@ def train(recipe: Recipe, run_dir: str | Path, *, gin: str = "") -> dict[str, An
     """Trains to the recipe's last step, from the newest checkpoint in `run_dir` if there is one; returns a summary.
 
     Args:
-        recipe: what is trained, on what, and how.
+        recipe: model, data, loss, optimization and logging.
         run_dir: gets checkpoints, logs and `recipe.json`; see `training.run`.
         gin: the recipe as a gin file, where it was written as one; kept as `config.gin`.
 
@@ -208,7 +208,7 @@ def _ended(recipe: Recipe, run: Session) -> Stop | None:
 
 @contextlib.contextmanager
 def _only_miners(recipe: Recipe, data: TrainingSet) -> Iterator[None]:
-    """The locks of the folders of negatives, where this process is the one that mines."""
+    """The locks of the folders of negatives, if this process mines."""
     with contextlib.ExitStack() as locks:
         if recipe.negatives.mine_every_steps and distributed.is_first():
             for mined in data.all_mined.values():
@@ -217,7 +217,7 @@ def _only_miners(recipe: Recipe, data: TrainingSet) -> Iterator[None]:
 
 
 def _begin_negatives(recipe: Recipe, data: TrainingSet, run: Session) -> None:
-    """Takes up the negatives where the checkpoint left them; where there are none yet, they are mined by the first parameters."""
+    """Continues with the checkpoint's negatives; at the start without negatives, mines them with the first parameters."""
     for name, mined in data.all_mined.items():
         if recipe.negatives.miner and distributed.agreed(mined.needs_first()):
             is_held = recipe.negatives.mine_every_steps or not distributed.is_first()
@@ -236,22 +236,20 @@ def _check_vocabularies(model: DualEncoder, data: TrainingSet) -> None:
 
 def _parser() -> command.Parser:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--gin_file", action="append", default=[], required=True, help="a recipe; may be given several times")
-    parser.add_argument("--run_dir", help="folder of checkpoints and logs; if it holds a run, that run continues")
-    parser.add_argument(
-        "--dry_run", action="store_true", help="refuse what training would refuse without data, and count the parameters"
-    )
+    parser.add_argument("--gin_file", action="append", default=[], required=True, help="a recipe; repeatable")
+    parser.add_argument("--run_dir", help="folder for checkpoints and logs; a run in it continues")
+    parser.add_argument("--dry_run", action="store_true", help="check the recipe without data, and count the parameters")
     command.add_memory_fraction(parser)
-    processes = parser.add_argument_group("several processes", "the same command on every host, but for --process_id")
-    processes.add_argument("--distributed", action="store_true", help="join the processes that a TPU pod, SLURM or MPI started")
-    processes.add_argument("--coordinator_address", help="host:port of process 0, where nothing knows it by itself")
+    processes = parser.add_argument_group("several processes", "the same command on every host, with its own --process_id")
+    processes.add_argument("--distributed", action="store_true", help="join the processes started by a TPU pod, SLURM or MPI")
+    processes.add_argument("--coordinator_address", help="host:port of process 0, outside a known cluster")
     processes.add_argument("--num_processes", type=int)
     processes.add_argument("--process_id", type=numeric(NonNegativeInt), help="0 to num_processes - 1; process 0 writes the logs")
     processes.add_argument(
         "--lost_after_seconds",
         type=int,
         default=60,
-        help="a process that is silent for so long is lost, and the others end",
+        help="end the run if a process is silent for this long",
     )
     return parser
 

@@ -150,8 +150,9 @@ def test_the_first_code_of_the_readme_runs(minilm, tmp_path, monkeypatch):
     exec(code_of_the_readme()[0], told)
     assert asked == ["sentence-transformers/all-MiniLM-L6-v2"]
     assert told["ranking"].doc_rows[0, 0] == 0
-    assert told["q"].dtype == np.float32
-    assert told["q"].shape == (1, 384)
+    assert told["ranking"].scores.shape == (1, 2)
+    assert told["model"].encode_query(["red fox"]).shape == (1, 384)
+    told["model"].save("exported", format="sentence_transformers")
     assert (tmp_path / "exported" / "modules.json").exists()
     card = (tmp_path / "exported" / "README.md").read_text(encoding="utf-8")
     assert "| started from | `all-MiniLM-L6-v2` |" in card
@@ -166,7 +167,6 @@ def code_of_the_readme():
 
 def test_the_training_of_the_readme_is_a_recipe(sde, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sde.save("exported", format="sentence_transformers")
     called = []
     monkeypatch.setattr(de_jax, "train", lambda recipe, run_dir: called.append(trainer.check(recipe, Path(run_dir))))
     monkeypatch.setattr(de_jax, "load", called.append)

@@ -124,8 +124,8 @@ def test_a_student_of_some_layers_may_share_its_towers(pretrained):
         ("distil", ["combined.weights=(1.0,)"], r"combined\.weights has 1 numbers for 2 losses"),
         ("distil", ["combined.losses=(@in_batch_softmax, @adamw)"], "train.loss is @adamw, which cannot be called with embeddings"),
         ("guided", ["PairsOptions.guide_dir="], "guided needs a guide's embeddings of the texts, but batches come without"),
-        ("guided", ["guided.loss=@margin_mse"], r"guided\.loss is margin_mse, which takes every negative as it is"),
-        ("guided", ["train.negative_cache=@NegativeCache()"], r"guided does not know what train\.negative_cache draws"),
+        ("guided", ["guided.loss=@margin_mse"], r"guided\.loss is margin_mse, which masks no negatives"),
+        ("guided", ["train.negative_cache=@NegativeCache()"], r"guided has no embeddings of the draws of train\.negative_cache"),
         ("distil", ["train.loss=@in_batch_softmax"], r"beir_pairs\.teacher_scores is set, but train\.loss does not read it"),
         (
             "guided",
@@ -196,8 +196,8 @@ def test_model_file_gives_the_published_size(model):
     ("setting", "message"),
     [
         ("train.nun_steps=3", "train has no setting 'nun_steps' .did you mean num_steps"),
-        ("samton.temperature=1.0", "a recipe can set nothing called 'samton' .did you mean samtone"),
-        ("train.loss=@samton", "train.loss is @samton, but a recipe can set nothing called 'samton' .did you mean samtone"),
+        ("samton.temperature=1.0", "recipes have no setting called 'samton' .did you mean samtone"),
+        ("train.loss=@samton", "train.loss is @samton, but recipes have no setting called 'samton' .did you mean samtone"),
         ("pair.alpha=0.2", r"nothing in this recipe reads .*pair\.alpha"),
         ("doc/T5Config.num_layer=2", "T5Config has no setting 'num_layer' .did you mean num_layers"),
         ("documents/T5Config.num_layers=2", r"nothing in this recipe reads .*documents/T5Config\.num_layers"),

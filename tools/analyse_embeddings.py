@@ -1,9 +1,9 @@
-"""Shows what a run's embeddings look like on a BEIR data set: pictures, analysis.json and report.html; prints the JSON object.
+"""Analyses a run's embeddings on a BEIR data set: pictures, analysis.json and report.html; prints the JSON object.
 
 de-jax analyse_embeddings --run_dir=runs/sde --dataset_dir=data/beir/scifact
 
-Documents are embedded once and kept in the run's folder; --max_docs embeds a sample instead, with all judged documents in it, in
-which every score is higher than in the whole.
+Documents are embedded once and kept in the run's folder. --max_docs embeds a sample that contains all judged documents; scores in a
+sample are higher than in the whole collection.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--run_dir", type=Path, required=True, help="the run to look into")
+    parser.add_argument("--run_dir", type=Path, required=True, help="the run to analyse")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
-    parser.add_argument("--split", default="test", help="which judgements (default test)")
+    parser.add_argument("--split", default="test", help="split of the judgements (default test)")
     input_policy.add_flags(parser, identical_ids=True)
-    parser.add_argument("--max_docs", type=int, help="embed a sample of so many documents; default all")
-    parser.add_argument("--depth", type=int, default=100, help="ranks that count as recalled (default 100)")
-    parser.add_argument("--seed", type=numeric(Seed), default=0, help="of samples and of t-SNE")
+    parser.add_argument("--max_docs", type=int, help="embed a sample of this many documents; default all")
+    parser.add_argument("--depth", type=int, default=100, help="ranks counted as recalled (default 100)")
+    parser.add_argument("--seed", type=numeric(Seed), default=0, help="seed of samples and t-SNE")
     parser.add_argument(
         "--out_dir",
         type=Path,
-        help="absent, empty, or a former analysis, which is replaced; default <run_dir>/analysis/<data set>-<split>-<step>",
+        help="output folder; a former analysis in it is replaced; default <run_dir>/analysis/<data set>-<split>-<step>",
     )
     return parser.parse_args(argv)
 

@@ -1,10 +1,10 @@
-"""Shows what kinds of negatives teach a run, at one or more of its checkpoints, and what mining them costs; prints one JSON object.
+"""Compares kinds of negatives at one or more checkpoints of a run: gradients, loss, ranks, mining cost; prints one JSON object.
 
 de-jax analyse_negatives --run_dir=runs/ance --dataset_dir=data/beir/scifact \\
     --negatives bm25=runs/bm25/negatives/000001 ance=runs/ance/negatives --steps 0 500 1000
 
-For the same training pairs, each kind's loss, gradient norms before clipping, score margins, ranks and overlap with the model's top
-100; documents of other pairs (in_batch) and any documents (random) are always beside those that are named. Pictures, analysis.json,
+Measures each kind on the same training pairs: loss, gradient norms before clipping, score margins, ranks, and overlap with the
+model's top 100. Documents of other pairs (in_batch) and any documents (random) are always included. Pictures, analysis.json,
 efficiency.md and report.html go to --out_dir.
 """
 
@@ -71,22 +71,24 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--run_dir", type=Path, required=True, help="the run to look into")
-    parser.add_argument("--steps", nargs="+", help="its checkpoints: steps, or best; default the newest")
-    parser.add_argument("--dataset_dir", required=True, help="the BEIR folder that it trains on")
-    parser.add_argument("--split", default="train", help="whose pairs (default train)")
+    parser.add_argument("--run_dir", type=Path, required=True, help="the run to analyse")
+    parser.add_argument("--steps", nargs="+", help="checkpoints: steps, or best; default the newest")
+    parser.add_argument("--dataset_dir", required=True, help="the run's BEIR folder of training data")
+    parser.add_argument("--split", default="train", help="split of the pairs (default train)")
     input_policy.add_flags(parser, identical_ids=True)
-    parser.add_argument("--negatives", nargs="+", default=[], metavar="NAME=FOLDER", help="a generation, or a folder's newest one")
-    parser.add_argument("--num_pairs", type=int, default=64, help="a sample of the training pairs (default 64)")
-    parser.add_argument("--num_negatives", type=int, default=1, help="of each pair in the loss (default 1, as in ANCE)")
-    parser.add_argument("--temperature", type=numeric(PositiveFloat), help="of the loss; default the run's")
-    parser.add_argument("--groups", nargs="+", default=[], metavar="NAME=PATTERN", help="over parameter paths; default thirds")
-    parser.add_argument("--depth", type=int, default=100, help="of the ranking that negatives are looked for in (default 100)")
-    parser.add_argument("--seed", type=numeric(Seed), default=0, help="of the sample and of the negatives drawn")
+    parser.add_argument(
+        "--negatives", nargs="+", default=[], metavar="NAME=FOLDER", help="a generation, or a folder of generations: its newest"
+    )
+    parser.add_argument("--num_pairs", type=int, default=64, help="sampled training pairs (default 64)")
+    parser.add_argument("--num_negatives", type=int, default=1, help="negatives per pair in the loss (default 1, as in ANCE)")
+    parser.add_argument("--temperature", type=numeric(PositiveFloat), help="temperature of the loss; default the run's")
+    parser.add_argument("--groups", nargs="+", default=[], metavar="NAME=PATTERN", help="groups of parameter paths; default thirds")
+    parser.add_argument("--depth", type=int, default=100, help="depth of the ranking for the overlap (default 100)")
+    parser.add_argument("--seed", type=numeric(Seed), default=0, help="seed of the sample and of the drawn negatives")
     parser.add_argument(
         "--out_dir",
         type=Path,
-        help="absent, empty, or a former analysis, which is replaced; default <run_dir>/analysis/negatives-<data set>-<split>",
+        help="output folder; a former analysis in it is replaced; default <run_dir>/analysis/negatives-<data set>-<split>",
     )
     return parser.parse_args(argv)
 

@@ -1,10 +1,10 @@
-"""Builds the embedded retrieval data set from the docstrings on this machine; prints one JSON object to stdout.
+"""Builds a retrieval data set from the docstrings on this machine; prints one JSON object to stdout.
 
 de-jax build_pydocs --out_dir=data/pydocs
 
-A query is the first sentence of a docstring, its document the signature and the rest, out of the standard library and the
-packages that de_jax stands on. The folder is in the BEIR layout, with the splits train, dev and test. Nothing is downloaded
-and no package is imported. Running it again changes nothing while the installed versions are the same.
+A query is the first sentence of a docstring; its document is the signature and the rest. Sources are the standard library and the
+dependencies of de_jax. The folder has the BEIR layout with the splits train, dev and test. Nothing is downloaded, and no package
+is imported. With the same installed versions, a second run changes nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--out_dir", required=True, help="where the data set goes")
-    parser.add_argument("--max_docs", type=int, help="at most so many documents, always the same ones; fewer files are read")
-    parser.add_argument("--num_processes", type=int, help="processes that read sources; by default one per processor")
+    parser.add_argument("--out_dir", required=True, help="folder of the data set")
+    parser.add_argument("--max_docs", type=int, help="limit the documents, always to the same subset; fewer files are read")
+    parser.add_argument("--num_processes", type=int, help="processes that read sources; default one per processor")
     return parser.parse_args(argv)
 
 

@@ -1,14 +1,14 @@
-"""Scores runs on documents with generated queries: every form, every number of queries, beside BM25; prints one JSON object.
+"""Scores runs on documents with generated queries, for every form and number of queries, with BM25; prints one JSON object.
 
 de-jax compare_expansions --runs vanilla=runs/vanilla curriculum=runs/curriculum random=runs/random \\
     --dataset_dir=data/beir/medquad --expansion=queries/medquad --num_generated 1 2 3 5 10
 
-For every run the documents as they are (0 queries), and with their first so many queries in each of --forms: a vector for each
-query (views: corpus expansion), the mean of these (typical), one text (document). BM25 with and without the same queries. The
-pictures are figures 5 and 7 of He et al. (2023) for these runs: forms.png of the last run, strategies.png of all, both with the
-first run's score for documents as they are as the line to beat. A table goes to stderr, with a star where a cell differs from that
-line by more than chance, and what each form costs. Several seeds of a run are written with commas between them and averaged. Scores
-and embeddings stay in the runs' folders: the same command goes on where it was stopped.
+Each run is scored on the original documents (0 queries), and on documents with their first generated queries in each of --forms:
+one vector per query (views: corpus expansion), their mean (typical), or one text (document). BM25 is scored with and without the
+same queries. The baseline is the first run on the original documents. forms.png shows the last run and strategies.png all runs,
+like figures 5 and 7 of He et al. (2023). A table on stderr gives the cost of each form, and a star marks significant differences
+from the baseline. Separate the seeds of a run with commas to average them. Scores and embeddings stay in the runs' folders: repeat
+the command to continue after a stop.
 """
 
 from __future__ import annotations
@@ -152,17 +152,21 @@ def _text(line: Mapping[str, Any], number: int) -> str:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--runs", nargs="+", required=True, metavar="NAME=RUN[,RUN]", help="the last one's forms are drawn apart")
-    parser.add_argument("--step", help="of all runs: a step, or best; default the newest")
+    parser.add_argument(
+        "--runs", nargs="+", required=True, metavar="NAME=RUN[,RUN]", help="runs to score; forms.png shows the last"
+    )
+    parser.add_argument("--step", help="checkpoint of all runs: a step, or best; default the newest")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
-    parser.add_argument("--split", default="test", help="which judgements (default test)")
-    parser.add_argument("--expansion", required=True, help="generated queries of its corpus, by de-jax doc2query")
-    parser.add_argument("--num_generated", nargs="+", type=int, default=[1, 2, 3, 5, 10], help="default 1 2 3 5 10")
-    parser.add_argument("--forms", nargs="+", default=["views", "typical"], help="default views typical; see --expand_as elsewhere")
+    parser.add_argument("--split", default="test", help="split of the judgements (default test)")
+    parser.add_argument("--expansion", required=True, help="generated queries of the corpus, from de-jax doc2query")
+    parser.add_argument(
+        "--num_generated", nargs="+", type=int, default=[1, 2, 3, 5, 10], help="numbers of queries (default 1 2 3 5 10)"
+    )
+    parser.add_argument("--forms", nargs="+", default=["views", "typical"], help="forms of expansion (default views typical)")
     parser.add_argument("--max_generated_length", type=int, default=32, help="tokens of each query (default 32)")
-    parser.add_argument("--measure", default="nDCG@10", help="as ir-measures has it (default nDCG@10)")
+    parser.add_argument("--measure", default="nDCG@10", help="a measure of ir-measures (default nDCG@10)")
     input_policy.add_flags(parser, identical_ids=True)
-    parser.add_argument("--out_dir", type=Path, default=Path("runs/expansions"), help="gets comparison.json and the pictures")
+    parser.add_argument("--out_dir", type=Path, default=Path("runs/expansions"), help="folder of comparison.json and the pictures")
     return parser.parse_args(argv)
 
 

@@ -1,13 +1,12 @@
-"""Says whether systems differ by more than chance: TREC run files beside a baseline's, query by query.
+"""Tests whether systems differ significantly from a baseline, query by query, from TREC run files.
 
 de-jax compare_runs --qrels=data/beir/scifact/qrels/test.tsv --systems bm25=bm25.trec minilm=minilm.trec
 de-jax compare_runs --qrels=test.tsv --out_png=gains.png \\
     --systems minilm=runs/minilm/evaluations/scifact-0a tuned=seed0.trec,seed1.trec,seed2.trec
 
-The first system is the baseline of the others. A system is a run file or a folder that an evaluate command kept, or several of
-either with commas between, which are seeds of one training: each query then has its mean over the seeds, and the tests are over
-queries. Paired t-test and paired permutation test, two-sided, each with Holm's correction for the number of systems beside it.
-Prints one JSON object to stdout, a table to stderr.
+The first system is the baseline. A system is a TREC run file or a folder in <run_dir>/evaluations. Separate the seeds of a system
+with commas: each query then has its mean over the seeds. The tests are a paired t-test and a paired permutation test over queries,
+two-sided, each also with Holm's correction for the number of systems. Prints one JSON object to stdout and a table to stderr.
 """
 
 from __future__ import annotations
@@ -84,13 +83,15 @@ def _cell(value: int | float | None) -> str:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--qrels", required=True, help="judgements, BEIR's three columns or TREC's four")
-    parser.add_argument("--systems", nargs="+", required=True, metavar="NAME=RUN[,RUN]", help="the baseline first")
-    parser.add_argument("--measure", default="nDCG@10", help="as ir-measures has it (default nDCG@10)")
+    parser.add_argument("--qrels", required=True, help="judgements with BEIR's three columns or TREC's four")
+    parser.add_argument(
+        "--systems", nargs="+", required=True, metavar="NAME=RUN[,RUN]", help="systems to compare, the baseline first"
+    )
+    parser.add_argument("--measure", default="nDCG@10", help="a measure of ir-measures (default nDCG@10)")
     parser.add_argument("--k", type=int, default=10, help="depth of hole@k and overlap@k (default 10)")
-    parser.add_argument("--num_resamples", type=int, default=significance.NUM_RESAMPLES, help="of the permutation test")
-    parser.add_argument("--seed", type=numeric(Seed), default=0, help="of the permutation test")
-    parser.add_argument("--out_png", help="draw the gain of each query")
+    parser.add_argument("--num_resamples", type=int, default=significance.NUM_RESAMPLES, help="resamples of the permutation test")
+    parser.add_argument("--seed", type=numeric(Seed), default=0, help="seed of the permutation test")
+    parser.add_argument("--out_png", help="picture of the gain of each query")
     return parser.parse_args(argv)
 
 

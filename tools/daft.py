@@ -1,21 +1,21 @@
-"""Gives a retrieval model light query towers by DAFT, and shows what their speed costs; prints one JSON object, a table to stderr.
+"""Makes light query towers for a model with DAFT, and plots quality against speed; prints one JSON object, a table to stderr.
 
 de-jax daft --model=all-MiniLM-L6-v2/ --query_layers 1 2 3 --dataset_dir=data/beir/nfcorpus --out_dir=runs/daft
 
-For each number of layers: the first stage aligns a query tower of so many of the model's layers with the document tower, which is
-frozen; the second one trains both (Leonhardt et al.). What comes out is a run for search, export and evaluation:
+The first stage aligns a query tower of some of the model's layers with the frozen document tower. The second stage trains both
+towers (Leonhardt et al.). The result for each number of layers is a run for search, export and evaluation:
 
-<out_dir>/model                    the model as it came
+<out_dir>/model                    the original model
           2_layers/aligned         the first stage
-          2_layers/tuned           the second: the pair of towers
-          report.json              scores, latencies, what collapsed
-          tradeoff.png             quality against the time a query takes
-          alignment.png            divergence over the first stage
+          2_layers/tuned           the second stage: the pair of towers
+          report.json              scores, latencies, collapses
+          tradeoff.png             quality against milliseconds per query
+          alignment.png            divergence during the first stage
           towers.png               the same queries by both towers, before, between and after the stages
 
-A setting of both recipes is written --gin.NAME=VALUE, of recipes/daft_stage1.gin alone --gin1.NAME=VALUE, of the second --gin2.
---num_align_steps=0 trains both towers at once, by recipes/daft_one_stage.gin, in 2_layers/at_once. The same command continues one
-that was stopped.
+--gin.NAME=VALUE changes a setting of both recipes, --gin1.NAME=VALUE of recipes/daft_stage1.gin alone, and --gin2.NAME=VALUE of
+recipes/daft_stage2.gin alone. --num_align_steps=0 trains both towers at once with recipes/daft_one_stage.gin, in 2_layers/at_once.
+Repeat the command to continue after a stop.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ OWN_PROJECTION = {
     **dict.fromkeys((f"pretrained_tower.projection_{what}" for what in ("dim", "bias", "init")), None),
     "train.init_new": (),
 }
-"""Of a model that was trained with a projection, which it keeps; the paper's models have none at first."""
+"""Settings for a model trained with a projection: it keeps the projection. The paper's models start without."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 class _Pair(NamedTuple):
-    """What came out of training a pair of towers."""
+    """The result of training a pair of towers."""
 
     run: Run
     folders: list[Path]  # of its stages
@@ -105,7 +105,7 @@ class _Pair(NamedTuple):
 
 
 def _pair(args: argparse.Namespace, settings: Settings, layers: tuple[int, ...], folder: Path, queries: list[str]) -> _Pair:
-    """Trains the stages, each from the one before it, the first from the model as it came."""
+    """Trains the stages, each from the previous stage, the first from the original model."""
     source, runs = args.out_dir / daft_report.MODEL, {}
     for stage in STAGES[bool(args.num_align_steps)]:
         recipe = read_recipe([f"recipes/{RECIPES[stage]}.gin"], _bindings(args, source, settings, stage, layers))
@@ -119,13 +119,13 @@ def _pair(args: argparse.Namespace, settings: Settings, layers: tuple[int, ...],
 
 
 def _train(recipe: Recipe, run_dir: Path) -> None:
-    """A stage to its end; a machine that is taken away ends the command, as it does `de-jax train`."""
+    """Trains a stage to its end; SIGTERM ends the command, as in `de-jax train`."""
     if train(recipe, run_dir)["stopped"] == StopOnTerminate.REASON:
         sys.exit(command.EXIT_STOPPED)
 
 
 def _import(args: argparse.Namespace, folder: Path) -> None:
-    """The model as a run, its lengths those that it is trained and tested with."""
+    """Imports the model as a run, with the lengths of training and test."""
     pretrained: Pretrained = any_model.read(args.model)
     query, doc = pretrained.query.tokenizer, pretrained.doc.tokenizer
     if query is None or doc is None:
@@ -179,22 +179,28 @@ def _parse_args(argv: list[str] | None) -> tuple[argparse.Namespace, Settings]:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--model", required=True, help="a folder of sentence-transformers or Hugging Face, a run, or a hub name")
     parser.add_argument(
-        "--query_layers", nargs="+", type=numeric(NonNegativeInt), required=True, help="of the query tower; a pair each"
+        "--query_layers",
+        nargs="+",
+        type=numeric(NonNegativeInt),
+        required=True,
+        help="numbers of query layers; one pair of towers each",
     )
-    parser.add_argument("--which", choices=("first", "spread"), default="first", help="of the model's layers (default first)")
-    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder; its dev split, if any, chooses checkpoints")
-    parser.add_argument("--test_split", default="test", help="that scores are of (default test)")
-    parser.add_argument("--out_dir", type=Path, default=Path("runs/daft"), help="gets everything (default runs/daft)")
     parser.add_argument(
-        "--num_align_steps", type=numeric(NonNegativeInt), default=500, help="updates of the first stage, at most; 0 leaves it out"
+        "--which", choices=("first", "spread"), default="first", help="choice of the model's layers (default first)"
     )
-    parser.add_argument("--num_steps", type=int, default=500, help="of the second stage (default 500)")
-    parser.add_argument("--learning_rate", type=numeric(PositiveFloat), default=5e-5, help="at its peak (default 5e-5)")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder; its dev split, if any, selects checkpoints")
+    parser.add_argument("--test_split", default="test", help="split for the scores (default test)")
+    parser.add_argument("--out_dir", type=Path, default=Path("runs/daft"), help="output folder (default runs/daft)")
+    parser.add_argument(
+        "--num_align_steps", type=numeric(NonNegativeInt), default=500, help="most updates of the first stage; 0 skips it"
+    )
+    parser.add_argument("--num_steps", type=int, default=500, help="updates of the second stage (default 500)")
+    parser.add_argument("--learning_rate", type=numeric(PositiveFloat), default=5e-5, help="peak learning rate (default 5e-5)")
     parser.add_argument("--batch_size", type=int, default=48, help="pairs (default 48, as in the paper)")
     parser.add_argument("--max_query_length", type=int, default=64, help="tokens (default 64)")
     parser.add_argument("--max_doc_length", type=int, default=256, help="tokens (default 256)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of all towers' products; default the model's")
-    parser.add_argument("--num_calls", type=int, default=200, help="for each latency (default 200)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="type of matrix products; default the model's")
+    parser.add_argument("--num_calls", type=int, default=200, help="calls per latency (default 200)")
     input_policy.add_flags(parser, identical_ids=True)
     parser.add_argument("--seed", type=numeric(Seed), default=0)
     args, rest = parser.parse_known_args(argv)

@@ -1,11 +1,11 @@
-"""Trains a generator of queries, and writes queries for the documents of a corpus; prints one JSON object.
+"""Trains a query generator, and generates queries for the documents of a corpus; prints one JSON object.
 
 de-jax doc2query train --dataset_dirs data/beir/medquad --init_from=google-t5/t5-small --run_dir=runs/doc2query
 de-jax doc2query generate --model=runs/doc2query --dataset_dir=data/beir/scifact --out_dir=queries/scifact --num_queries=20
 de-jax doc2query import --predictions predicted_queries_*.txt* --dataset_dir=data/msmarco --out_dir=queries/msmarco
 
-The same command continues what was stopped. --init_from and --model take a run of `train`, a folder of Hugging Face's T5 or a name
-of its hub; without --init_from the model begins anew, with the sizes of --size and the vocabulary of --tokenizer.
+Repeat a command to continue after a stop. --init_from and --model accept a run of `train`, a folder of Hugging Face's T5 or a name
+on the hub. Without --init_from, the model starts from random parameters, with --size and the vocabulary of --tokenizer.
 """
 
 from __future__ import annotations
@@ -152,64 +152,77 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     actions = parser.add_subparsers(dest="action", required=True)
     _add_train(actions.add_parser("train", help="train on (document, query) pairs"))
     _add_generate(actions.add_parser("generate", help="write queries for every document"))
-    released = actions.add_parser("import", help="read predictions that others released")
+    released = actions.add_parser("import", help="import released predictions")
     released.add_argument("--predictions", nargs="+", required=True, help="files: .jsonl, .tsv, or docTTTTTquery's text files")
     for action in actions.choices.values():
         input_policy.add_flags(action)
         if "--dataset_dirs" not in action._option_string_actions:
             action.add_argument("--dataset_dir", required=True, help="a BEIR folder")
-            action.add_argument("--out_dir", required=True, help="the expansion's folder")
-            action.add_argument("--docs_per_part", type=int, default=4096, help="documents between two points to continue from")
+            action.add_argument("--out_dir", required=True, help="folder of the expansion")
+            action.add_argument(
+                "--docs_per_part", type=int, default=4096, help="documents per part; a stopped command continues with the next part"
+            )
     return parser.parse_args(argv)
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset_dirs", nargs="+", required=True, help="BEIR folders")
-    parser.add_argument("--split", default="train", help="whose judgements are the pairs")
-    parser.add_argument("--run_dir", required=True, help="if it holds a run, that run continues")
-    parser.add_argument("--init_from", help="a run, a folder or a name of the hub")
-    parser.add_argument("--size", choices=SIZES, default="tiny", help="T5 1.1's, of a model that begins anew")
+    parser.add_argument("--split", default="train", help="split of the training pairs")
+    parser.add_argument("--run_dir", required=True, help="folder of the run; a run in it continues")
+    parser.add_argument("--init_from", help="a run, a folder or a name on the hub")
+    parser.add_argument("--size", choices=SIZES, default="tiny", help="T5 1.1's size for a model with random parameters")
     parser.add_argument("--tokenizer", help="a spiece.model or tokenizer.json")
     parser.add_argument("--num_steps", type=numeric(PositiveInt), default=4000)
     parser.add_argument("--batch_size", type=numeric(PositiveInt), default=32, help="pairs")
     parser.add_argument("--max_query_length", type=int, default=32, help="tokens")
     parser.add_argument("--max_doc_length", type=int, default=256, help="tokens")
-    parser.add_argument("--length_multiple", type=int, default=64, help="of a batch's width; smaller computes less, compiles more")
+    parser.add_argument(
+        "--length_multiple",
+        type=int,
+        default=64,
+        help="the batch width is a multiple of this; smaller computes less, compiles more",
+    )
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adafactor")
-    parser.add_argument("--learning_rate", type=numeric(PositiveFloat), default=1e-3, help="its peak; falls to 0 linearly")
+    parser.add_argument(
+        "--learning_rate", type=numeric(PositiveFloat), default=1e-3, help="peak learning rate; falls to 0 linearly"
+    )
     parser.add_argument("--warmup_steps", type=numeric(NonNegativeInt), default=0)
     parser.add_argument("--dropout_rate", type=numeric(ShareBelowOne), default=0.1)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="of matrix products")
-    parser.add_argument("--remat", choices=("none", "dots", "full"), default="none", help="of the encoder; see docs/scaling.md")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="type of matrix products")
+    parser.add_argument(
+        "--remat", choices=("none", "dots", "full"), default="none", help="rematerialisation of the encoder; see docs/scaling.md"
+    )
     parser.add_argument("--seed", type=numeric(Seed), default=0)
     parser.add_argument("--log_every_steps", type=numeric(PositiveInt), default=50)
     parser.add_argument("--save_every_steps", type=numeric(PositiveInt), default=500)
     parser.add_argument("--keep_checkpoints", type=numeric(PositiveInt), default=2)
-    parser.add_argument("--cache_dir", default="", help="of tokenized texts; default $DE_JAX_CACHE")
+    parser.add_argument("--cache_dir", default="", help="folder of tokenized texts; default $DE_JAX_CACHE")
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, help="a run, a folder or a name of the hub")
-    parser.add_argument("--step", type=numeric(NonNegativeInt), help="of a run; default the newest checkpoint")
-    parser.add_argument("--tokenizer", help="where the model brings none")
+    parser.add_argument("--model", required=True, help="a run, a folder or a name on the hub")
+    parser.add_argument("--step", type=numeric(NonNegativeInt), help="checkpoint of a run; default the newest")
+    parser.add_argument("--tokenizer", help="vocabulary, if the model has none")
     parser.add_argument("--method", choices=("sample", "greedy", "beam"), default="sample")
-    parser.add_argument("--num_queries", type=int, default=10, help="of each document")
+    parser.add_argument("--num_queries", type=int, default=10, help="queries per document")
     parser.add_argument("--max_length", type=int, default=32, help="tokens of a query")
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the model's")
-    parser.add_argument("--top_k", type=numeric(NonNegativeInt), default=10, help="likeliest tokens to draw from; 0 for all")
+    parser.add_argument(
+        "--top_k", type=numeric(NonNegativeInt), default=10, help="draw from the most likely tokens only; 0 for all"
+    )
     parser.add_argument(
         "--top_p",
         type=numeric(Share),
         default=1.0,
-        help="least likelihood of the tokens to draw from",
+        help="draw from the most likely tokens with this total probability",
     )
     parser.add_argument("--temperature", type=numeric(PositiveFloat), default=1.0)
     parser.add_argument("--num_beams", type=int, default=4)
     parser.add_argument("--length_penalty", type=float, default=1.0)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of matrix products; default the model's")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="type of matrix products; default the model's")
     parser.add_argument("--seed", type=numeric(Seed), default=0)
-    parser.add_argument("--docs_per_batch", type=int, default=16, help="of each device")
-    parser.add_argument("--cache_dir", default="", help="of tokenized texts; default $DE_JAX_CACHE")
+    parser.add_argument("--docs_per_batch", type=int, default=16, help="documents per device at a time")
+    parser.add_argument("--cache_dir", default="", help="folder of tokenized texts; default $DE_JAX_CACHE")
 
 
 if __name__ == "__main__":

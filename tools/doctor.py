@@ -1,10 +1,9 @@
-"""Says what this installation has, what it lacks, and what stands in its way.
+"""Checks this installation and says how to fix each problem.
 
 de-jax doctor
 de-jax doctor --json
 
-Versions, devices, extras, caches, disk, and settings of the environment. Exits with 2 where something must be mended; each problem
-says how. Nothing is changed.
+Reports versions, devices, extras, caches, disk and environment variables. Exits with 2 if it finds a problem. Changes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ READ_BY_JAX = re.compile(r"(DE_JAX|JAX|XLA|TPU|LIBTPU)_\w+|CUDA_VISIBLE_DEVICES|
 
 @dataclasses.dataclass
 class Report:
-    """What was found, as {topic: lines}, and what must be mended, a sentence each."""
+    """The findings, as {topic: lines}, and the problems, one sentence each."""
 
     found: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -56,9 +55,9 @@ def main(argv: list[str] | None = None) -> None:
             print(topic, *(textwrap.fill(line, 100, initial_indent="  ", subsequent_indent="    ") for line in lines), sep="\n")
     if report.problems:
         print(*(f"problem: {problem}" for problem in report.problems), sep="\n", file=sys.stderr)
-        raise InputError(f"problems found: {len(report.problems)}, listed above, each with what mends it.")
+        raise InputError(f"problems found: {len(report.problems)}, listed above, each with its fix.")
     if not args.json:
-        print("\nNothing stands in the way.")
+        print("\nNo problem found.")
 
 
 def examine() -> Report:
@@ -153,7 +152,7 @@ def _environment(problems: list[str]) -> Iterator[str]:
 
 
 def _requirements(name: str, extra: str = "") -> Iterator[Requirement]:
-    """What a package needs on this machine, or what one of its extras adds; with what an extra of that package adds in turn."""
+    """The requirements of a package on this machine, or those added by an extra, including the extras of its dependencies."""
     for line in metadata.requires(name) or ():
         requirement = Requirement(line)
         is_of_extra = requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})

@@ -1,10 +1,10 @@
-"""Writes the document embeddings of a corpus by a trained run; a run that was stopped continues with the same command.
+"""Embeds the documents of a corpus with a trained run; repeat the command to continue after a stop.
 
 de-jax encode_corpus --run_dir=runs/sde --dataset_dir=data/beir/scifact --out_dir=embeddings/scifact
 
-The folder gets embeddings.npy (float32 [documents, D]), ids.json and, when all is complete, manifest.json. By a run with several
-passages a document (MaxP) it has a row for each passage, under the document's id. With --expansion it has a row for each view of a
-document, likewise, or with --expand_as=typical or document a row for each document:
+Writes embeddings.npy (float32 [documents, D]), ids.json and, when complete, manifest.json. A run with several passages per document
+(MaxP) writes a row for each passage, under the document's id. --expansion writes a row for each view of a document, or with
+--expand_as=typical or document a row for each document:
 
 de-jax encode_corpus --run_dir=runs/curriculum --dataset_dir=data/beir/medquad --out_dir=embeddings/medquad \\
     --expansion=queries/medquad --expand_as=typical
@@ -56,16 +56,18 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--run_dir", required=True, help="the run whose document tower encodes")
+    parser.add_argument("--run_dir", required=True, help="the run with the document tower")
     texts = parser.add_mutually_exclusive_group(required=True)
     texts.add_argument("--dataset_dir", help="a BEIR folder")
     texts.add_argument("--corpus", help="a corpus file, .jsonl or .tsv, plain or .gz")
-    parser.add_argument("--out_dir", required=True, help="folder of the embeddings; absent, empty or begun by this command")
+    parser.add_argument("--out_dir", required=True, help="folder of the embeddings; new, empty or started by this command")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
     parser.add_argument("--tokens_per_batch", type=int, help="size of a micro-batch; default by device")
-    parser.add_argument("--length_multiple", type=int, help="texts are padded to multiples of it; default by length")
-    parser.add_argument("--texts_per_shard", type=int, default=32768, help="texts between points that a stopped run continues from")
+    parser.add_argument("--length_multiple", type=int, help="pad texts to multiples of this; default by length")
+    parser.add_argument(
+        "--texts_per_shard", type=int, default=32768, help="texts per shard; a stopped command continues with the next shard"
+    )
     input_policy.add_flags(parser)
     arguments.add_expansion(parser)
     return parser.parse_args(argv)

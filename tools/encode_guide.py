@@ -1,10 +1,10 @@
-"""Embeds all texts of training pairs by a model that is not trained, a guide; prints one JSON object.
+"""Embeds all texts of training pairs with a guide, a fixed model; prints one JSON object.
 
 de-jax encode_guide --dataset_dir=data/beir/scifact --model=all-MiniLM-L6-v2 --out_dir=guides/scifact
 de-jax encode_guide --pairs_dir=data/questions_pairs --model=runs/large --out_dir=guides/questions
 
-The folder gets queries/ and docs/, embeddings as encode_corpus writes them; after a stop the same command continues. The loss
-`guided` masks by them what the guide takes for false negatives:
+Writes queries/ and docs/, in the format of encode_corpus. Repeat the command to continue after a stop. The loss `guided` uses them
+to mask likely false negatives:
 
 de-jax train --gin_file=recipes/guided.gin --gin.PairsOptions.guide_dir=guides/scifact ...
 """
@@ -44,10 +44,10 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     texts = parser.add_mutually_exclusive_group(required=True)
     texts.add_argument("--dataset_dir", help="a BEIR folder")
-    texts.add_argument("--pairs_dir", help="a folder of pairs, whose texts are what their tokens spell")
+    texts.add_argument("--pairs_dir", help="a folder of pairs; its texts are decoded from their tokens")
     input_policy.add_flags(parser)
     parser.add_argument("--model", required=True, help="the guide: a run, or any model that import_model reads")
-    parser.add_argument("--out_dir", required=True, help="folder of the embeddings; absent, empty or begun by this command")
+    parser.add_argument("--out_dir", required=True, help="folder of the embeddings; new, empty or started by this command")
     return parser.parse_args(argv)
 
 

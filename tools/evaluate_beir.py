@@ -1,13 +1,12 @@
-"""Scores a run on BEIR data sets, with BM25 and their fusion beside it; prints one JSON object to stdout, a table to stderr.
+"""Scores a run on BEIR data sets, with BM25 and their fusion; prints one JSON object to stdout, a table to stderr.
 
 de-jax evaluate_beir --run_dir=runs/sde --dataset_dir=data/beir/scifact
 de-jax evaluate_beir --run_dir=runs/sde --dataset_dirs data/beir/*
 de-jax evaluate_beir --dataset_dirs data/beir/scifact data/beir/nfcorpus        # BM25 alone
 
-Measures are means over the judged queries of the split. A document whose id is the query's is left out, as BEIR does for
-ArguAna and Quora, unless --keep_identical_ids is given. A folder of data sets, such as CQADupStack's, counts once, as their
-mean. Reports and rankings stay in <run_dir>/evaluations, embeddings in <run_dir>/embeddings: the same command goes on where
-it was stopped.
+Measures are means over the judged queries of the split. A document with the id of the query is left out, as BEIR does for ArguAna
+and Quora, unless --keep_identical_ids is given. A folder of data sets, such as CQADupStack's, counts once, as their mean. Reports
+and rankings stay in <run_dir>/evaluations, embeddings in <run_dir>/embeddings. Repeat the command to continue after a stop.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     datasets = parser.add_mutually_exclusive_group(required=True)
     datasets.add_argument("--dataset_dir", help="a BEIR folder")
-    datasets.add_argument("--dataset_dirs", nargs="+", help="several; each has a row in the table")
-    parser.add_argument("--split", default="test", help="which judgements (default test)")
+    datasets.add_argument("--dataset_dirs", nargs="+", help="several BEIR folders; one row of the table each")
+    parser.add_argument("--split", default="test", help="split of the judgements (default test)")
     arguments.add(parser, measures=metrics.MEASURES, beir=True)
     return parser.parse_args(argv)
 

@@ -4,8 +4,8 @@ de-jax evaluate_msmarco --run_dir=runs/sde --dataset_dir=data/msmarco --split=de
 de-jax evaluate_msmarco --run_dir=runs/sde --dataset_dir=data/msmarco --kind=documents --split=dev \\
     --passage_length=512                                                       # MaxP; without it, the first tokens: FirstP
 
-Passages: MRR@10, Recall@50 and Recall@1000. Documents: MRR@100 and nDCG@10. Every mean is divided by the number of judged
-queries (6,980 for passages' dev.small), whatever was found. BM25 holds all texts in memory; --no_bm25 leaves it out.
+Passages: MRR@10, Recall@50 and Recall@1000. Documents: MRR@100 and nDCG@10. Every mean is over all judged queries (6,980 for
+passages' dev.small). BM25 holds all texts in memory; --no_bm25 skips it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--dataset_dir", type=Path, required=True, help="MS MARCO's files as they are distributed")
-    parser.add_argument("--kind", default="passages", choices=msmarco.KINDS, help="default passages")
-    parser.add_argument("--split", default="dev.small", help="which queries and judgements (default dev.small)")
+    parser.add_argument("--dataset_dir", type=Path, required=True, help="MS MARCO's files as distributed")
+    parser.add_argument("--kind", default="passages", choices=msmarco.KINDS, help="passages or documents (default passages)")
+    parser.add_argument("--split", default="dev.small", help="split of queries and judgements (default dev.small)")
     arguments.add(parser)
     return parser.parse_args(argv)
 

@@ -4,8 +4,8 @@ de-jax evaluate_nanobeir --run_dir=runs/sde --dataset_dir=data/nanobeir
 de-jax evaluate_nanobeir --run_dir=runs/sde --hub_name=sentence-transformers/NanoBEIR-en
 de-jax evaluate_nanobeir --run_dir=runs/sde --hub_name=zeta-alpha-ai/NanoNQ
 
-A folder holds the sets as the hub has them, as parquet files, or in the BEIR layout. Every set counts once in the average. As in
-sentence-transformers' NanoBEIREvaluator, a document whose id is the query's is ranked like any other.
+A folder holds the sets as parquet files from the hub, or in the BEIR layout. Every set counts once in the average. A document with
+the id of the query is ranked like any other, as in sentence-transformers' NanoBEIREvaluator.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def _tasks(args: argparse.Namespace) -> list[Task]:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     datasets = parser.add_mutually_exclusive_group(required=True)
-    datasets.add_argument("--dataset_dir", type=Path, help="a folder with the sets")
-    datasets.add_argument("--hub_name", help="a data set of the Hugging Face hub, which is fetched")
-    parser.add_argument("--sets", nargs="+", help="some of them, such as NanoNQ; default all that are there")
+    datasets.add_argument("--dataset_dir", type=Path, help="a folder of sets")
+    datasets.add_argument("--hub_name", help="a data set to fetch from the Hugging Face hub")
+    parser.add_argument("--sets", nargs="+", help="names of sets, such as NanoNQ; default all in the folder")
     arguments.add(parser, measures=MEASURES)
     return parser.parse_args(argv)
 

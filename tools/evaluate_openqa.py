@@ -1,9 +1,9 @@
-"""Scores a run by the answers in the passages it finds; prints one JSON object to stdout, a table to stderr.
+"""Scores a run by the answers in its passages (open-domain QA); prints one JSON object to stdout, a table to stderr.
 
 de-jax evaluate_openqa --run_dir=runs/sde --dataset_dir=data/beir/nq-open-oracle
 
-Top-20 and Top-100 coverage, as success@20 and success@100: the share of questions of which one of the answers stands in one of the
-first so many passages, word by word, as DPR compares them. No judgements are used; answers are looked for in texts, not in titles.
+success@20 and success@100 are the top-20 and top-100 coverage: the share of questions with an answer in the first 20 or 100
+passages, compared word by word as in DPR. Answers are searched in texts, not in titles. Judgements are not used.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--dataset_dir", type=Path, required=True, help="corpus and queries in BEIR's layout")
-    parser.add_argument("--answers", help="jsonl of _id and answers; default answers.jsonl of the data set, or .gz")
+    parser.add_argument("--dataset_dir", type=Path, required=True, help="corpus and queries in the BEIR layout")
+    parser.add_argument("--answers", help="jsonl of _id and answers; default answers.jsonl of the data set, plain or .gz")
     arguments.add(parser, measures=answers.MEASURES)
     return parser.parse_args(argv)
 

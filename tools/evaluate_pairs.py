@@ -1,10 +1,10 @@
-"""Scores a trained run on the dev split of a folder of pairs, of a table or a seqio task; prints one JSON object to stdout.
+"""Scores a trained run on the dev split of a folder of pairs, from a table or a seqio task; prints one JSON object to stdout.
 
 de-jax export_batches --task=nq --module=my_tasks --dev_split=dev --out_dir=data/nq_pairs
 de-jax evaluate_pairs --run_dir=runs/sde --pairs_dir=data/nq_pairs
 
-The corpus is every document of the folder, unless --max_docs makes it smaller. The folder must hold the run's vocabulary. Beside
-nDCG@10, MRR@10 and Recall@100 there are P@1 and MRR without a cut-off, but for documents of several passages.
+The corpus is every document of the folder, unless --max_docs makes it smaller. The folder must hold the run's vocabulary. Measures
+are nDCG@10, MRR@10 and Recall@100; with one passage per document also P@1 and MRR without a cut-off.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--run_dir", type=Path, required=True, help="a folder that training made")
-    parser.add_argument("--step", help="a step with a checkpoint, or 'best' (default: the newest)")
-    parser.add_argument("--pairs_dir", type=Path, required=True, help="a folder that import_pairs or export_batches wrote")
+    parser.add_argument("--run_dir", type=Path, required=True, help="the run to score")
+    parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
+    parser.add_argument("--pairs_dir", type=Path, required=True, help="a folder written by import_pairs or export_batches")
     input_policy.add_identical_ids(parser)
-    parser.add_argument("--max_queries", type=int, help="score a fixed sample of so many (default: all)")
-    parser.add_argument("--max_docs", type=int, help="search a fixed sample of so many, and all relevant ones (default: all)")
+    parser.add_argument("--max_queries", type=int, help="score a fixed sample of this many queries; default all")
+    parser.add_argument(
+        "--max_docs", type=int, help="search a fixed sample of this many documents and all relevant documents; default all"
+    )
     return parser.parse_args(argv)
 
 

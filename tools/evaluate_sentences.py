@@ -1,9 +1,9 @@
-"""Scores a run on retrieval of answer sentences, as MultiReQA does; prints one JSON object to stdout, a table to stderr.
+"""Scores a run on retrieval of answer sentences, as in MultiReQA; prints one JSON object to stdout, a table to stderr.
 
 de-jax evaluate_sentences --run_dir=runs/sde --dataset_dir=data/beir/xquad-en-sentence
 
-P@1, and MRR without a cut-off over all sentences of the corpus, where the best correct one counts. The rankings that are kept are
-cut at --depth; MRR, which looks deeper, is given for the run and for BM25.
+Measures are P@1, and MRR without a cut-off over all sentences of the corpus, by the best correct sentence. Stored rankings are cut
+at --depth. MRR looks deeper and is given for the run and for BM25.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder whose documents are sentences")
-    parser.add_argument("--split", default="test", help="which judgements (default test)")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder with sentences as documents")
+    parser.add_argument("--split", default="test", help="split of the judgements (default test)")
     arguments.add(parser, measures=MEASURES)
     return parser.parse_args(argv)
 

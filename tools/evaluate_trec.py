@@ -4,9 +4,9 @@ de-jax evaluate_trec --run_dir=runs/sde --corpus=collection.tsv --topics=topics.
     --qrels=qrels.dl19-passage.txt --measures nDCG@10 RR@10 R@1000 --min_relevance 2
 de-jax evaluate_trec --run_file=bm25.trec --qrels=qrels.dl19-passage.txt --min_relevance 2
 
-The corpus is jsonl (BEIR's), or tsv with 2 columns (id, text) or 4 (MS MARCO's documents); topics are jsonl or tsv. Judgements are
-TREC's or BEIR's. With --min_relevance 2, as for TREC DL, MRR, recall and their kin take grade 1 as not relevant; nDCG takes grades
-as they are. Without --run_dir and --run_file BM25 is scored alone.
+The corpus is jsonl (BEIR's), or tsv with 2 columns (id, text) or 4 (MS MARCO's documents). Topics are jsonl or tsv. Judgements are
+TREC's or BEIR's. With --min_relevance 2, as for TREC DL, grade 1 is not relevant for MRR, recall and similar measures; nDCG uses
+the grades unchanged. Without --run_dir and --run_file, BM25 is scored alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
         print(json.dumps({"run_file": args.run_file, **counts, **scores}))
         return
     if not args.corpus or not args.topics:
-        raise InputError("--corpus and --topics say what is searched; give both, or a --run_file that was searched before.")
+        raise InputError("give --corpus and --topics to search, or --run_file with the results of a search.")
     for path in (args.corpus, args.topics):
         if not path.is_file():
             raise InputError(f"{path} does not exist.")
@@ -52,8 +52,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--qrels", type=Path, required=True, help="judgements, TREC's four columns or BEIR's three")
-    parser.add_argument("--topics", type=Path, help="queries: jsonl, tsv or txt, plain or .gz; those with judgements are asked")
+    parser.add_argument("--qrels", type=Path, required=True, help="judgements with TREC's four columns or BEIR's three")
+    parser.add_argument("--topics", type=Path, help="queries: jsonl, tsv or txt, plain or .gz; judged queries are used")
     parser.add_argument("--corpus", type=Path, help="documents: jsonl or tsv, plain or .gz")
     parser.add_argument("--run_file", help="score this TREC run file instead of a model")
     arguments.add(parser, measures=MEASURES)

@@ -1,10 +1,10 @@
-"""Writes a seqio task or mixture as tokens, for training where TensorFlow is not installed; prints one JSON object to stdout.
+"""Writes a seqio task or mixture as tokens, for training without TensorFlow; prints one JSON object to stdout.
 
 de-jax export_batches --task=scifact --module=de_jax.tasks.beir --module_arg dataset_dir=data/beir/scifact \\
     --module_arg tokenizer=data/t5/spiece.model --dev_split=test --out_dir=data/scifact_pairs
 
-A recipe trains from the folder with `train.data = @stored_pairs` and `stored_pairs.pairs_dir = "data/scifact_pairs"`. What is there
-already is not made again.
+A recipe trains from the folder with `train.data = @stored_pairs` and `stored_pairs.pairs_dir = "data/scifact_pairs"`. Existing
+parts are reused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def main(argv: list[str] | None = None) -> None:
     is_there = pair_store.PAIR_STORE.is_in(args.out_dir)
     store = pair_store.open_pair_store(args.out_dir) if is_there else seqio_tasks.export(selection, args.out_dir, made_from)
     if store.made_from != made_from:
-        raise InputError(f"{args.out_dir} holds something else than this task as it is now; choose another folder, or remove it.")
+        raise InputError(
+            f"{args.out_dir} holds data of another task, or of another version of it; choose another folder, or remove it."
+        )
     report: dict[str, Any] = {"pairs_dir": str(args.out_dir), "pairs": len(store.pairs)}
     report |= {"tasks": {part.task: part.num_pairs for part in store.parts}}
     for name, texts in (("queries", store.query_store), ("docs", store.doc_store)):
@@ -54,16 +56,16 @@ def _argument(setting: str) -> tuple[str, Any]:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--task", required=True, help="a seqio task or mixture")
-    parser.add_argument("--module", default="", help="the Python module that registers it")
+    parser.add_argument("--module", default="", help="the Python module that registers the task")
     parser.add_argument(
-        "--module_arg", action="append", default=[], metavar="NAME=VALUE", help="an argument of the module's register(); repeated"
+        "--module_arg", action="append", default=[], metavar="NAME=VALUE", help="an argument of the module's register(); repeatable"
     )
-    parser.add_argument("--split", default="train", help="of the training pairs (default train)")
-    parser.add_argument("--dev_task", default="", help="scores checkpoints; default --task")
-    parser.add_argument("--dev_split", help="of the pairs that score checkpoints; without it there are none")
+    parser.add_argument("--split", default="train", help="split of the training pairs (default train)")
+    parser.add_argument("--dev_task", default="", help="the task that scores checkpoints; default --task")
+    parser.add_argument("--dev_split", help="split of the pairs that score checkpoints; default without such pairs")
     input_policy.add_flags(parser)
-    parser.add_argument("--use_cached", action="store_true", help="read what seqio_cache_tasks wrote")
-    parser.add_argument("--task_cache_dir", type=str, action="append", default=[], help="where to look for that; repeated")
+    parser.add_argument("--use_cached", action="store_true", help="read the cache of seqio_cache_tasks")
+    parser.add_argument("--task_cache_dir", type=str, action="append", default=[], help="folder of that cache; repeatable")
     parser.add_argument("--out_dir", type=Path, required=True, help="the folder to write")
     return parser.parse_args(argv)
 

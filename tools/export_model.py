@@ -1,14 +1,14 @@
-"""Writes a run as other programs load it; prints one JSON object.
+"""Writes a run in the format of another program; prints one JSON object.
 
 de-jax export_model --run_dir=runs/sde --format=sentence_transformers --out_dir=sde_for_sentence_transformers
 
-sentence_transformers  SentenceTransformer(out_dir); towers that differ as query/ and document/, and a Router over both
+sentence_transformers  SentenceTransformer(out_dir); different towers become query/ and document/, with a Router over both
 safetensors            every parameter by its path in one file, with model.json
 t5x                    out_dir/checkpoint_<step>, without an optimizer's state
-peft                   the adapters of a run that trained such (`train.adapters`), as peft's PeftModel.from_pretrained loads them
-serving                both towers by jax.export, and encoder.py that runs them where this library is not installed
+peft                   the adapters of a run with `train.adapters`, for peft's PeftModel.from_pretrained
+serving                both towers by jax.export, and encoder.py, which runs them without this library
 
-README.md in it is a model card: base model, data, loss, recipe, and the scores that `de-jax evaluate_*` kept of this checkpoint.
+README.md in the folder is a model card: base model, data, loss, recipe, and this checkpoint's scores from `de-jax evaluate_*`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--run_dir", required=True, help="the run to export")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--format", required=True, choices=tuple(FORMATS))
-    parser.add_argument("--out_dir", type=Path, required=True, help="must not exist; its name is the model's in its card")
-    parser.add_argument("--license", help="identifier on the Hugging Face hub, such as apache-2.0; without it the card has none")
-    parser.add_argument("--base_model", help="name on the hub of what was trained further; default what the run says")
+    parser.add_argument("--out_dir", type=Path, required=True, help="a new folder; its name is the model's name in the card")
+    parser.add_argument("--license", help="licence identifier of the Hugging Face hub, such as apache-2.0")
+    parser.add_argument("--base_model", help="hub name of the original model; default from the run")
     return parser.parse_args(argv)
 
 

@@ -1,12 +1,11 @@
-"""Writes a model from elsewhere as a run, which every command takes by --run_dir and training by --gin.train.init_from.
+"""Turns a model of another library into a run, for --run_dir of every command and for --gin.train.init_from.
 
 de-jax import_model --from=all-MiniLM-L6-v2/ --run_dir=runs/minilm
 de-jax import_model --from=simcse-bert-base/ --pooling=cls --run_dir=runs/simcse
 de-jax import_model --from=intfloat/e5-base-v2 --query_prompt="query: " --doc_prompt="passage: " --run_dir=runs/e5
 
---from takes a folder of sentence-transformers, Hugging Face (T5, BERT, ModernBERT, Qwen3 and their kin) or T5X, another run, or a
-name of the Hugging Face hub. Nothing is unpickled. An array that is missing or has no place is refused, and so is a setting without
-a place.
+--from accepts a folder of sentence-transformers, Hugging Face (T5, BERT, ModernBERT, Qwen3 and related models) or T5X, another run,
+or a name on the Hugging Face hub. Nothing is unpickled. Missing arrays, and arrays or settings without a place, are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from de_jax.training.run.run_folder import write_run
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command; prints what was written as a JSON object, and what was assumed on stderr too."""
+    """The command; prints the written run and all assumptions as a JSON object, and the assumptions also on stderr."""
     args = _parse_args(argv)
     pretrained = any_model.read(args.source, ignored=args.ignored, pooling=args.pooling)
     if args.doc_source:
@@ -60,20 +59,20 @@ def _pooling_of(tower: TowerConfig) -> str:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--from", dest="source", required=True, help="a folder, or a name of the Hugging Face hub")
-    parser.add_argument("--doc_from", dest="doc_source", help="the document tower's model, where it is another one")
+    parser.add_argument("--from", dest="source", required=True, help="a folder, or a name on the Hugging Face hub")
+    parser.add_argument("--doc_from", dest="doc_source", help="another model for the document tower")
     parser.add_argument(
         "--pooling",
         choices=tuple(POOLING),
-        help="of an encoder of Hugging Face, which does not say; default mean, lasttoken of causal ones",
+        help="pooling of a Hugging Face encoder; default lasttoken for causal encoders, otherwise mean",
     )
     parser.add_argument("--run_dir", required=True, help="the new run's folder")
-    parser.add_argument("--tokenizer", help="a spiece.model or tokenizer.json, where the model brings none")
-    parser.add_argument("--query_prompt", type=str, help='before every query, such as "query: "; default the model\'s')
-    parser.add_argument("--doc_prompt", type=str, help="before every document; default the model's")
+    parser.add_argument("--tokenizer", help="a spiece.model or tokenizer.json, if the model has none")
+    parser.add_argument("--query_prompt", type=str, help='text before every query, such as "query: "; default the model\'s')
+    parser.add_argument("--doc_prompt", type=str, help="text before every document; default the model's")
     parser.add_argument("--max_query_length", type=int, help="tokens; default the model's")
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the model's")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of matrix products; default float32, a run's own")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="type of matrix products; default float32, or the run's")
     parser.add_argument("--ignored", nargs="+", default=[], help="regular expressions of arrays that may be left over")
     return parser.parse_args(argv)
 

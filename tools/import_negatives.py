@@ -1,16 +1,16 @@
-"""Makes hard negatives that others mined a generation that training reads; prints one JSON object to stdout.
+"""Imports hard negatives as a generation for training; prints one JSON object to stdout.
 
 From a table with texts: triplets (query, positive, negative), n-tuples (negative_1, negative_2, ...), labelled pairs and labelled
-lists, as mine_hard_negatives of sentence-transformers and others write them:
+lists, such as the outputs of sentence-transformers' mine_hard_negatives:
 
     de-jax import_negatives mined.parquet --dataset_dir=data/qa --negatives_dir=data/qa/negatives
 
-From a TREC run (.trec, .run or .txt, plain or .gz) with the ids of the folder; relevant documents are passed over:
+From a TREC run (.trec, .run or .txt, plain or .gz) with the ids of the folder; relevant documents are skipped:
 
     de-jax import_negatives bm25.trec --dataset_dir=data/qa --first_rank=1 --depth=30 --negatives_dir=data/qa_negatives
 
-A training run takes the newest generation: --gin.beir_pairs.negatives_dir=data/qa_negatives. With --pairs_dir the pairs are those
-of a folder that import_pairs wrote, for stored_pairs.negatives_dir.
+A training run uses the newest generation: --gin.beir_pairs.negatives_dir=data/qa_negatives. --pairs_dir reads the pairs from a
+folder written by import_pairs, for stored_pairs.negatives_dir.
 """
 
 from __future__ import annotations
@@ -67,13 +67,15 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     arguments.add_table(parser)
     of = parser.add_mutually_exclusive_group(required=True)
-    of.add_argument("--dataset_dir", type=Path, help="a BEIR folder, whose training pairs get the negatives")
-    of.add_argument("--pairs_dir", type=Path, help="in its place, a folder that import_pairs wrote")
-    parser.add_argument("--split_of_pairs", default="train", help="of --dataset_dir (default train)")
-    parser.add_argument("--first_rank", type=int, default=1, help="of a TREC run, relevant documents not counted (default 1)")
-    parser.add_argument("--depth", type=int, default=30, help="the last rank to take (default 30)")
+    of.add_argument("--dataset_dir", type=Path, help="a BEIR folder with the training pairs")
+    of.add_argument("--pairs_dir", type=Path, help="or a folder written by import_pairs")
+    parser.add_argument("--split_of_pairs", default="train", help="split of --dataset_dir (default train)")
+    parser.add_argument(
+        "--first_rank", type=int, default=1, help="first rank of a TREC run, without relevant documents (default 1)"
+    )
+    parser.add_argument("--depth", type=int, default=30, help="last rank of a TREC run (default 30)")
     input_policy.add_identical_ids(parser)
-    parser.add_argument("--negatives_dir", type=Path, required=True, help="folder of generations; gets the next one")
+    parser.add_argument("--negatives_dir", type=Path, required=True, help="folder of generations; the next is added")
     return parser.parse_args(argv)
 
 

@@ -1,15 +1,15 @@
-"""Makes training data of a table with a column of queries and one of documents; prints one JSON object to stdout.
+"""Makes training data from a table with a column of queries and a column of documents; prints one JSON object to stdout.
 
-As tokens, for train.data = @stored_pairs, by the vocabulary of a model or a file:
+As tokens, for train.data = @stored_pairs, with the vocabulary of a model or a file:
 
     de-jax import_pairs qa.csv --model=sentence-transformers/all-MiniLM-L6-v2 --dev_fraction=0.1 --out_dir=data/qa_pairs
 
-As a folder that every other command reads with --dataset_dir, to train from, to search and to score:
+As a BEIR folder for --dataset_dir of every other command, to train, search and score:
 
     de-jax import_pairs qa.csv --format=beir --dev_fraction=0.1 --out_dir=data/qa
 
-Tables are csv, tsv, jsonl or a JSON list (plain or .gz), parquet, Arrow, a folder of datasets.save_to_disk or a name of the Hugging
-Face hub. docs/data.md says what columns are called. A column with another name:
+Tables are csv, tsv, jsonl or a JSON list (plain or .gz), parquet, Arrow, a folder of datasets.save_to_disk or a name on the Hugging
+Face hub. docs/data.md lists the known column names. For other names:
 
     de-jax import_pairs posts.parquet --columns query=title doc=body neg_docs=other,another --format=beir --out_dir=data/posts
 """
@@ -75,11 +75,13 @@ def _write_pairs(args: argparse.Namespace, readings: Readings) -> dict[str, Any]
 
 
 def _open(out_dir: Path, made_from: str) -> pair_store.PairStore | None:
-    """What an earlier call of the same command wrote."""
+    """The output of an earlier call of the same command, or None."""
     if not out_dir.is_dir() or not any(out_dir.iterdir()):
         return None
     if not (out_dir / "manifest.json").is_file() or (store := pair_store.open_pair_store(out_dir)).made_from != made_from:
-        raise InputError(f"{out_dir} holds something else than this table as it is now; choose another folder, or remove it.")
+        raise InputError(
+            f"{out_dir} holds data of another table, or of another version of it; choose another folder, or remove it."
+        )
     return store
 
 
@@ -92,7 +94,7 @@ def _tokenizers(args: argparse.Namespace) -> dict[str, Tokenizer]:
 
 
 def _rows_read(readings: Readings) -> dict[str, Any]:
-    """Counts of the rows; none where nothing was read anew."""
+    """Counts of the rows; empty if nothing was read."""
     both = [reading for reading in (readings.train, readings.dev) if reading]
     rows, bad_rows = (sum(getattr(one, name) for one in both) for name in ("num_rows", "num_bad_rows"))
     return {"rows": rows, "bad_rows": bad_rows, "columns": readings.train.columns} if rows else {}
@@ -101,15 +103,17 @@ def _rows_read(readings: Readings) -> dict[str, Any]:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     arguments.add_table(parser)
-    parser.add_argument("--dev_table", default="", help="a table that scores checkpoints")
-    parser.add_argument("--dev_split", help="the split of a datasets folder or of the hub that scores checkpoints")
+    parser.add_argument("--dev_table", default="", help="a table of dev pairs, to score checkpoints")
+    parser.add_argument("--dev_split", help="split of dev pairs of a datasets folder or of the hub")
     parser.add_argument(
-        "--dev_fraction", type=numeric(ShareBelowOne), default=0.0, help="else the share of the queries that do (default 0)"
+        "--dev_fraction", type=numeric(ShareBelowOne), default=0.0, help="or the share of the queries for the dev split (default 0)"
     )
-    parser.add_argument("--format", choices=FORMATS, default="pairs", help="tokens to train from, or texts for every command")
-    parser.add_argument("--model", help="whose vocabulary and prompts tokens are made with: a run, a folder or a name of the hub")
-    parser.add_argument("--tokenizer", help="in its place spiece.model, tokenizer.json, or a folder with one")
-    parser.add_argument("--doc_tokenizer", help="the documents', where it differs")
+    parser.add_argument(
+        "--format", choices=FORMATS, default="pairs", help="pairs: tokens for training; beir: texts for every command"
+    )
+    parser.add_argument("--model", help="model with the vocabulary and prompts: a run, a folder or a name on the hub")
+    parser.add_argument("--tokenizer", help="or spiece.model, tokenizer.json, or a folder with either")
+    parser.add_argument("--doc_tokenizer", help="another vocabulary for documents")
     parser.add_argument("--out_dir", type=Path, required=True, help="the folder to write")
     return parser.parse_args(argv)
 

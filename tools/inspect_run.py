@@ -1,4 +1,4 @@
-"""Shows what a run is and how it went: settings, curves as a picture, parameters with what is shared and how they lie.
+"""Shows a run: settings, training curves, parameters, shared parts and sharding.
 
 de-jax inspect_run --run_dir=runs/sde
 
@@ -76,7 +76,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", type=Path, required=True, help="the run to show")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
-    parser.add_argument("--out_dir", type=Path, help="gets the files (default <run_dir>/report)")
+    parser.add_argument("--out_dir", type=Path, help="output folder (default <run_dir>/report)")
     return parser.parse_args(argv)
 
 

@@ -1,10 +1,10 @@
-"""Measures how long a query waits for its embedding, by one or more runs in turn; prints one JSON object, a table to stderr.
+"""Measures the latency of query embeddings for one or more runs; prints one JSON object, a table to stderr.
 
 de-jax measure_query_latency --runs full=runs/model light=runs/daft/2_layers --dataset_dir=data/beir/scifact
 JAX_PLATFORMS=cpu de-jax measure_query_latency --runs full=runs/model light=runs/daft/2_layers --queries=queries.txt
 
-Milliseconds a query, at batches of 1 and 32, at the 50th, 95th and 99th percentile of the calls, without and with the tokenizer, on
-the device that JAX finds first. The ratio is the first run's time over that of the run, call by call: the runs take turns.
+Reports milliseconds a query at batches of 1 and 32, at the 50th, 95th and 99th percentile of the calls, with and without the
+tokenizer, on JAX's default device. The runs take turns call by call; the ratio is the first run's time over each run's time.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ def _queries(args: argparse.Namespace) -> list[str]:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     parser.add_argument(
-        "--runs", nargs="+", required=True, metavar="NAME=FOLDER", help="the first is what others are compared with"
+        "--runs", nargs="+", required=True, metavar="NAME=FOLDER", help="runs to measure; the first is the baseline"
     )
-    parser.add_argument("--step", help="of all runs: a step, or best; default the newest")
+    parser.add_argument("--step", help="checkpoint of all runs: a step, or best; default the newest")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--dataset_dir", type=Path, help="a BEIR folder, whose queries are taken")
-    source.add_argument("--queries", type=Path, help="a file with a query a line")
-    parser.add_argument("--split", default="test", help="of the BEIR folder (default test)")
+    source.add_argument("--dataset_dir", type=Path, help="a BEIR folder with the queries")
+    source.add_argument("--queries", type=Path, help="a file with one query a line")
+    parser.add_argument("--split", default="test", help="split of the BEIR folder (default test)")
     input_policy.add_flags(parser)
-    parser.add_argument("--batch_sizes", nargs="+", type=int, default=[1, 32], help="queries of a call (default 1 32)")
-    parser.add_argument("--num_calls", type=int, default=200, help="of each run and batch size (default 200)")
+    parser.add_argument("--batch_sizes", nargs="+", type=int, default=[1, 32], help="queries per call (default 1 32)")
+    parser.add_argument("--num_calls", type=int, default=200, help="calls per run and batch size (default 200)")
     return parser.parse_args(argv)
 
 

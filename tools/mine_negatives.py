@@ -1,10 +1,10 @@
-"""Mines hard negatives for the training pairs of a BEIR folder, by a run or by BM25; prints one JSON object.
+"""Mines hard negatives for the training pairs of a BEIR folder, with a run or BM25; prints one JSON object.
 
 de-jax mine_negatives --dataset_dir=data/beir/scifact --bm25 --negatives_dir=runs/bm25/negatives
 de-jax mine_negatives --dataset_dir=data/beir/scifact --run_dir=runs/warm_up --num_neg_queries=20
 
-Each call adds a generation to --negatives_dir. A training run takes the newest one there when it begins, and with
-train.follow_every_steps also those that come later:
+Each call adds a generation to --negatives_dir. A training run starts with the newest generation; with train.follow_every_steps it
+also uses later generations:
 
 de-jax train --gin_file=recipes/fine_tune.gin --gin.train.loss=@ance --gin.beir_pairs.negatives_dir=runs/bm25/negatives ...
 """
@@ -73,36 +73,38 @@ def _mined_by_run(args: argparse.Namespace, miner: Miner) -> tuple[list[Mined], 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
-    parser.add_argument("--split", default="train", help="whose pairs get negatives (default train)")
+    parser.add_argument("--split", default="train", help="split of the pairs (default train)")
     input_policy.add_flags(parser, identical_ids=True)
     by = parser.add_mutually_exclusive_group(required=True)
     by.add_argument("--run_dir", help="the run that ranks")
     by.add_argument("--bm25", action="store_true", help="BM25 ranks")
     parser.add_argument("--step", help="checkpoint of the run: a step, or best; default the newest")
     parser.add_argument("--negatives_dir", help="folder of generations; default <run_dir>/negatives")
-    parser.add_argument("--num_neg_docs", type=int, help="of each pair, at most (default 20)")
-    parser.add_argument("--num_neg_queries", type=numeric(NonNegativeInt), help="for DANCE's dual task, at most (default 0)")
-    parser.add_argument("--first_rank", type=int, help="best rank to draw from, positives not counted (default 1)")
+    parser.add_argument("--num_neg_docs", type=int, help="most negatives per pair (default 20)")
+    parser.add_argument(
+        "--num_neg_queries", type=numeric(NonNegativeInt), help="most negative queries per pair, for DANCE's dual task (default 0)"
+    )
+    parser.add_argument("--first_rank", type=int, help="best rank to draw from, without positives (default 1)")
     parser.add_argument("--last_rank", type=int, help="worst rank to draw from (default 200)")
-    parser.add_argument("--seed", type=numeric(Seed), help="of the draw (default 0)")
-    guards = parser.add_argument_group("against relevant documents that nobody judged")
+    parser.add_argument("--seed", type=numeric(Seed), help="seed of the draw (default 0)")
+    guards = parser.add_argument_group("filters against unjudged relevant documents")
     guards.add_argument("--margin", type=float, help="negatives score at most the positive's score minus this")
     guards.add_argument(
         "--max_score_ratio", type=numeric(PositiveFloat), help="negatives score at most this share of the positive's score"
     )
     guards.add_argument("--teacher_scores", help="another model's scores: query id, document id, score, tab-separated")
-    guards.add_argument("--max_teacher_score", type=float, help="of a negative that the teacher has scored")
+    guards.add_argument("--max_teacher_score", type=float, help="highest teacher score of a negative")
     guards.add_argument(
-        "--max_resemblance", type=numeric(Share), help="of a negative to the positive, by three-token sequences (0 to 1)"
+        "--max_resemblance", type=numeric(Share), help="highest share of three-token sequences in common with the positive (0 to 1)"
     )
-    search = parser.add_argument_group("how documents are searched")
+    search = parser.add_argument_group("search")
     search.add_argument("--index", help="exact (default), or a FAISS factory string")
-    search.add_argument("--nprobe", type=int, help="inverted lists to visit, of an IVF index")
-    search.add_argument("--ef_search", type=int, help="candidates to keep, of an HNSW index")
+    search.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index")
+    search.add_argument("--ef_search", type=int, help="candidates to keep in an HNSW index")
     search.add_argument("--faiss_device", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
-    statistics = parser.add_argument_group("what the negatives are compared with")
-    statistics.add_argument("--bm25_negatives_dir", help="generations by BM25: which share of the negatives is among theirs")
-    statistics.add_argument("--judgements", help="fuller qrels: which share of the judged negatives is relevant")
+    statistics = parser.add_argument_group("statistics")
+    statistics.add_argument("--bm25_negatives_dir", help="BM25's generations, to report the share of common negatives")
+    statistics.add_argument("--judgements", help="more complete qrels, to report the share of relevant negatives")
     return parser.parse_args(argv)
 
 

@@ -1,9 +1,9 @@
-"""Sends an exported folder to the Hugging Face hub; without --yes it only shows what would be sent.
+"""Uploads an exported folder to the Hugging Face hub; without --yes it only shows the upload.
 
 de-jax push_to_hub exported --repo=my-org/my-retriever
 de-jax push_to_hub exported --repo=my-org/my-retriever --private --yes
 
-Prints one JSON object: the files with their sizes, the card, and with --yes the address. The token is that of `hf auth login` or
+Prints one JSON object: the files with their sizes, the card, and with --yes the address. The token comes from `hf auth login` or
 HF_TOKEN.
 """
 
@@ -36,10 +36,10 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="what de-jax export_model wrote")
-    parser.add_argument("--repo", required=True, help="organisation/name; a new repository, or one to which this is added")
+    parser.add_argument("folder", type=Path, help="a folder written by de-jax export_model")
+    parser.add_argument("--repo", required=True, help="organisation/name; an existing repository gets a new commit")
     parser.add_argument("--private", action="store_true", help="make a new repository private")
-    parser.add_argument("--yes", action="store_true", help="send it; otherwise this is a dry run")
+    parser.add_argument("--yes", action="store_true", help="upload; default a dry run")
     return parser.parse_args(argv)
 
 

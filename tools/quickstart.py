@@ -2,10 +2,10 @@
 
 de-jax quickstart --run_dir=runs/quickstart
 
-Reads the docstrings of Python and of the installed packages as a retrieval task (query: the first sentence; document: the
-signature and the rest), trains a tiny T5 dual encoder on it from random parameters, and scores it on modules that it has not
-seen, beside BM25 and the untrained model. Writes report.json, curves.png and embeddings.png into the run's folder. The same
-command continues one that was stopped.
+Turns the docstrings of Python and of the installed packages into a retrieval task (query: the first sentence; document: the
+signature and the rest). Trains a tiny T5 dual encoder from random parameters, and scores it on modules that it has not seen, beside
+BM25 and the untrained model. Writes report.json, curves.png and embeddings.png into the run's folder. Repeat the command to
+continue after a stop.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def _say(sentence: str) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--run_dir", type=Path, default=Path("runs/quickstart"), help="gets everything (default runs/quickstart)")
-    parser.add_argument("--dataset_dir", type=Path, help="where the data set is or will be (default <run_dir>/pydocs)")
-    parser.add_argument("--max_docs", type=int, help="at most so many documents, for a quick look (default: all, about 17,000)")
+    parser.add_argument("--run_dir", type=Path, default=Path("runs/quickstart"), help="output folder (default runs/quickstart)")
+    parser.add_argument("--dataset_dir", type=Path, help="folder of the data set (default <run_dir>/pydocs)")
+    parser.add_argument("--max_docs", type=int, help="limit the documents, for a quick look (default all, about 17,000)")
     parser.add_argument("--num_steps", type=int, help="updates (default the recipe's)")
     parser.add_argument("--gin_file", default="recipes/quickstart.gin", help="the recipe (default recipes/quickstart.gin)")
     return parser.parse_args(argv)

@@ -1,12 +1,12 @@
-"""Scores training pairs and their hard negatives by a teacher, once; prints one JSON object.
+"""Scores training pairs and their hard negatives with a teacher, once; prints one JSON object.
 
 de-jax score_pairs --dataset_dir=data/beir/scifact --negatives_dir=runs/bm25/negatives --cross_encoder=<model> \\
     --out_dir=scores/scifact
 de-jax score_pairs --pairs_dir=data/questions_pairs --model=runs/large --out_dir=scores/questions
 
-A teacher is a cross-encoder that sentence-transformers opens, whose logits count, or a dual encoder that this library opens, whose
-inner products count. The folder gets scores.tsv (query id, document id, score); after a stop the same command continues. Losses
-that learn from a teacher read it, and so does mine_negatives for --teacher_scores:
+The scores are the logits of a cross-encoder that sentence-transformers opens, or the inner products of a dual encoder that this
+library opens. Writes scores.tsv (query id, document id, score). Repeat the command to continue after a stop. Distillation losses
+and mine_negatives --teacher_scores read the file:
 
 de-jax train --gin_file=recipes/distil.gin --gin.beir_pairs.teacher_scores=scores/scifact ...
 """
@@ -57,18 +57,18 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     pairs = parser.add_mutually_exclusive_group(required=True)
     pairs.add_argument("--dataset_dir", help="a BEIR folder")
-    pairs.add_argument("--pairs_dir", help="a folder of pairs, whose texts are what their tokens spell")
-    parser.add_argument("--split", default="train", help="of --dataset_dir, whose pairs are scored (default train)")
+    pairs.add_argument("--pairs_dir", help="a folder of pairs; its texts are decoded from their tokens")
+    parser.add_argument("--split", default="train", help="split of --dataset_dir with the pairs (default train)")
     parser.add_argument(
-        "--negatives_dir", help="of --dataset_dir: a generation, or a folder of which the newest whole one is taken"
+        "--negatives_dir", help="for --dataset_dir: a generation, or a folder of generations: its newest complete one"
     )
     input_policy.add_flags(parser)
     by = parser.add_mutually_exclusive_group(required=True)
-    by.add_argument("--cross_encoder", help="a folder, or a name of the hub, that sentence-transformers opens")
+    by.add_argument("--cross_encoder", help="a folder or hub name for sentence-transformers")
     by.add_argument("--model", help="a run, or any model that import_model reads")
-    parser.add_argument("--out_dir", required=True, help="folder of the scores; absent, empty or begun by this command")
-    parser.add_argument("--batch_size", type=int, default=32, help="pairs at a time, of a cross-encoder (default 32)")
-    parser.add_argument("--max_length", type=int, help="tokens of a query and a document, of a cross-encoder; default the model's")
+    parser.add_argument("--out_dir", required=True, help="folder of the scores; new, empty or started by this command")
+    parser.add_argument("--batch_size", type=int, default=32, help="batch size of a cross-encoder, in pairs (default 32)")
+    parser.add_argument("--max_length", type=int, help="tokens of a cross-encoder's input; default the model's")
     return parser.parse_args(argv)
 
 

@@ -1,10 +1,10 @@
-"""Searches a corpus with a trained run: one query to a JSON object, or a prompt to try many.
+"""Searches a corpus with a trained run: prints one query's hits as a JSON object, or opens a prompt.
 
 de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact --query "does vitamin D prevent colds?"
 de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact
 
-The corpus is encoded the first time and kept under <run_dir>/embeddings/, a FAISS index beside it, so that the next search
-starts at once.
+The first search encodes the corpus and keeps it, with a FAISS index if used, in <run_dir>/embeddings/. Later searches start at
+once.
 """
 
 from __future__ import annotations
@@ -90,16 +90,16 @@ def _ask() -> str:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--run_dir", required=True, help="the run that searches")
-    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder; its corpus is searched")
-    parser.add_argument("--query", type=str, help="one query; without it a prompt asks")
+    parser.add_argument("--run_dir", required=True, help="the run to search with")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder with the corpus")
+    parser.add_argument("--query", type=str, help="one query; default a prompt")
     parser.add_argument("--k", type=int, default=10, help="documents to show (default 10)")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     input_policy.add_flags(parser)
-    parser.add_argument("--embeddings_dir", help="embeddings that encode_corpus made; default the run's own")
+    parser.add_argument("--embeddings_dir", help="embeddings from encode_corpus; default the run's own")
     parser.add_argument("--index", default="exact", help="exact (default), or a FAISS factory string such as IVF1024,Flat")
-    parser.add_argument("--nprobe", type=int, help="inverted lists to visit, of an IVF index")
-    parser.add_argument("--ef_search", type=int, help="candidates to keep, of an HNSW index")
+    parser.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index")
+    parser.add_argument("--ef_search", type=int, help="candidates to keep in an HNSW index")
     parser.add_argument("--faiss_device", default="cpu", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
     return parser.parse_args(argv)
 

@@ -1,14 +1,14 @@
 """Tokenizes a BEIR folder, or one file of texts, into token stores; prints one JSON object to stdout.
 
-With a vocabulary that is there:
+With an existing vocabulary:
 
     de-jax tokenize_corpus --dataset_dir=data/beir/scifact --tokenizer=vocabularies/t5
 
-With one trained on the documents first (sentencepiece, unigram), kept in the folder --tokenizer:
+With a vocabulary trained on the documents first (sentencepiece, unigram), kept in the folder --tokenizer:
 
     de-jax tokenize_corpus --dataset_dir=data/pydocs --tokenizer=data/pydocs_vocabulary --train_vocab_size=8000
 
-The stores go where training looks for them, under names made from their content; what is there already is not made again.
+By default the stores go into the cache that training reads, under names made from their content. Existing stores are reused.
 """
 
 from __future__ import annotations
@@ -73,13 +73,15 @@ def _train(texts_file: Path, kind: str, args: argparse.Namespace) -> None:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     inputs = parser.add_mutually_exclusive_group(required=True)
-    inputs.add_argument("--dataset_dir", type=Path, help="a BEIR folder; its queries and its corpus are tokenized")
+    inputs.add_argument("--dataset_dir", type=Path, help="a BEIR folder; queries and corpus are tokenized")
     inputs.add_argument("--texts_file", type=Path, help="one .jsonl or .tsv, plain or .gz")
-    parser.add_argument("--kind", choices=("docs", "queries"), default="docs", help="what --texts_file holds; docs have titles")
-    parser.add_argument("--tokenizer", type=Path, required=True, help="spiece.model, tokenizer.json, or a folder with one")
-    parser.add_argument("--train_vocab_size", type=int, help="train so many pieces on the documents, into the folder --tokenizer")
-    parser.add_argument("--seed", type=numeric(Seed), default=0, help="of the texts a vocabulary is trained on, beyond a million")
-    parser.add_argument("--out_dir", type=Path, help="holds the stores; default the cache of de_jax, where training looks")
+    parser.add_argument("--kind", choices=("docs", "queries"), default="docs", help="content of --texts_file; docs have titles")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="spiece.model, tokenizer.json, or a folder with either")
+    parser.add_argument(
+        "--train_vocab_size", type=int, help="train a vocabulary of this size on the documents, into the folder --tokenizer"
+    )
+    parser.add_argument("--seed", type=numeric(Seed), default=0, help="seed of the sample for a vocabulary, beyond a million texts")
+    parser.add_argument("--out_dir", type=Path, help="folder of the stores; default the cache of de_jax")
     input_policy.add_flags(parser)
     return parser.parse_args(argv)
 

@@ -1,11 +1,11 @@
-"""Reads every file that was written with its checksum, anywhere below a folder, and prints one JSON object.
+"""Checks every file with a checksum anywhere below a folder; prints one JSON object.
 
 de-jax verify runs/sde
 de-jax verify ~/.cache/de_jax
 
-Restoring a checkpoint reads all of its files for their checksums, and opening any other folder its small ones. Large arrays, which
-are memory-mapped, are checked by this command alone. Exits with 2 where a file is damaged; "damaged" names all of them. Folders of
-version 0.1.0 without checksums are "unchecked".
+Restoring a checkpoint checks all of its files, and opening any other folder its small files. Only this command checks large,
+memory-mapped arrays. Exits with 2 if a file is damaged; "damaged" lists the files. Folders of version 0.1.0 without checksums are
+"unchecked".
 """
 
 from __future__ import annotations

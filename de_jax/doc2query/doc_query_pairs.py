@@ -1,4 +1,4 @@
-"""What a generator is trained on: the (document, query) pairs of BEIR folders, padded, as batches."""
+"""Training data of a generator: the (document, query) pairs of BEIR folders, padded, as batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHUNK_TEXTS = 8192
 
 
 class DocQueryPairs(NamedTuple):
-    """What a generator is trained on."""
+    """Training pairs of a generator."""
 
     batches: Batches  # endless and resumable
     batch_size: int
@@ -60,7 +60,7 @@ def doc_query_pairs(
         InputError: anything in the folders that cannot be used.
     """
     if not tokenizer.suffix_ids:
-        raise InputError("the tokenizer puts no end after a text, so a generator could not learn to stop; take T5's.")
+        raise InputError("the tokenizer adds no end token, so a generator could not learn to stop; use T5's.")
     stores, pairs = [], []
     for folder in dataset_dirs:
         qrels = beir.read_qrels(beir.find_qrels(folder, split))

@@ -73,7 +73,7 @@ def train_generator(
 
     Args:
         run: the folder, the model and where it starts; its `params` are not read where `is_fresh`.
-        data: what is trained on.
+        data: the training pairs.
         optimization: docTTTTTquery: Adafactor, 1e-3, constant (Nogueira and Lin 2019).
         logging: `evaluate_every_steps` and `collapse_alarm` are of embeddings, and have no effect.
         seed: of fresh parameters and of dropout.
@@ -174,7 +174,7 @@ def load_generator(run_dir: str | Path, step: int | None = None) -> GeneratorRun
 
 
 def _keep_settings(run_dir: Path, batch_size: int, optimization: Optimization, logging: Logging, seed: int) -> None:
-    """Writes the settings beside the description; warns where the run goes on with others than it had."""
+    """Writes the settings beside the description; warns if a continued run has other settings."""
     settings = {
         "num_steps": optimization.num_steps,
         "batch_size": batch_size,

@@ -47,7 +47,7 @@ def judge(results: Results, texts: Mapping[str, str], answers: Answers) -> Qrels
 
     Args:
         results: passages by question.
-        texts: of the passages by id, without titles, in which nobody looks for answers.
+        texts: of the passages by id, without titles; answers are not searched in titles.
         answers: of every question that counts, results or not.
     """
     passages: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What the papers look at in a run's embeddings on a task, as numbers and as the series that `embedding_plots` draws."""
+"""The papers' analyses of a run's embeddings on a task, as numbers and as the series that `embedding_plots` draws."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Texts(NamedTuple):
 
 
 class Analysis(NamedTuple):
-    """What was found."""
+    """The results of the analysis."""
 
     numbers: dict[str, Any]  # JSON
     pairs: tuple[Array, Array]  # [p, D] queries, [p, D] each one's best judged document

@@ -1,4 +1,4 @@
-"""What is made of rankings without asking which documents are relevant: fusion, overlap, and how much was never judged."""
+"""Fusion of rankings, their overlap, and their share of unjudged documents; none of them uses relevance."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fuse(rankings: Sequence[Results], *, depth: int, k: int = RANK_CONSTANT) -> 
 
 
 def hole(results: Results, qrels: Qrels, k: int) -> float:
-    """Hole@k: the share of the first k documents that nobody judged, mean over the judged queries that have results.
+    """Hole@k: the share of unjudged documents among the first k, mean over the judged queries with results.
 
     Xiong et al. (2021). A score can be trusted the less, the more holes the ranking has.
 

@@ -1,4 +1,4 @@
-"""What the geometry of embeddings tells, without judgements: how close pairs are, how evenly the space is used."""
+"""The geometry of embeddings, without judgements: how close pairs are, how evenly the space is used."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from de_jax.types import InputError
 
 PERCENTILES = (50, 95, 99)
 LENGTH_MULTIPLE = 8
-"""Queries are padded to multiples of so many tokens, each of which is compiled once."""
+"""Queries are padded to multiples of this many tokens; each length is compiled once."""
 
 
 class Latency(NamedTuple):
@@ -55,7 +55,7 @@ def measure(
     turns call by call, on the same queries.
 
     Args:
-        runs: by name; the first one is what the others are compared with.
+        runs: by name; the first is the baseline.
         queries: taken in order, again from the start where there are too few.
         batch_sizes: queries of a call.
         num_calls: of each run and batch size.
@@ -84,7 +84,7 @@ def measure(
 
 
 def device() -> str:
-    """What the towers run on, in words."""
+    """The device of the towers, in words."""
     first = jax.devices()[0]
     return "CPU" if first.platform == "cpu" else first.device_kind
 

@@ -1,4 +1,4 @@
-"""Rankings and judgements to numbers. The measures are ir-measures'; what is ours is which documents count, and in which order."""
+"""Rankings and judgements to numbers. Measures are those of ir-measures; this module selects and orders the documents."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def deepest(measures: Sequence[str]) -> int:
 
 
 def names_of(measures: Sequence[str]) -> list[str]:
-    """The measures' names in what is reported."""
+    """The measures' names in reports."""
     return [_parse(measure)[0] for measure in measures]
 
 

@@ -28,7 +28,7 @@ from de_jax.types import PADDING_ID, Array, Batch, InputError, LossFn, Metrics, 
 
 IN_BATCH, RANDOM = "in_batch", "random"
 NUM_LOCAL = 20
-"""Negatives of each pair of the kinds that nobody mined, from which the ones that are trained on are drawn."""
+"""Negatives drawn for each pair of the unmined kinds; the training negatives are drawn from these."""
 WHOLE = "all"
 """The group of all parameters."""
 MAX_SCORES = 2**26
@@ -86,7 +86,9 @@ def sample(
     if num_pairs < 1 or not 1 <= num_negatives <= NUM_LOCAL:
         raise InputError(f"{num_pairs} pairs of {num_negatives} negatives cannot be; give at least 1 and 1 to {NUM_LOCAL}.")
     if taken := generations.keys() & {IN_BATCH, RANDOM}:
-        raise InputError(f"negatives are named {taken.pop()!r}, which stands for a kind that is always there; name them otherwise.")
+        raise InputError(
+            f"negatives are named {taken.pop()!r}, a name reserved for a kind that is always included; choose another name."
+        )
     pairs = texts.pairs
     tables = {name: negatives.rows_of_pairs(generation, texts)["neg_docs"] for name, generation in generations.items()}
     of_pairs, identical = np.unique(pairs[:, 1]), _identical(texts)
@@ -251,7 +253,7 @@ def place_numbers(ranks: Int[np.ndarray, "S K"], margins: Float[np.ndarray, "S K
 
 
 def _identical(texts: TrainingTexts) -> Int[np.ndarray, " P"]:
-    """By pair, the document with the id of its query, which is no negative of it; -1 where there is none, or it is kept."""
+    """By pair, the document with the id of its query, which is not a negative of it; -1 if missing or kept."""
     if not texts.drop_identical_ids:
         return np.full(len(texts.pairs), -1)
     return texts.doc_store.rows_of([texts.query_store.ids[row] for row in texts.pairs[:, 0].tolist()])

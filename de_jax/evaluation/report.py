@@ -1,4 +1,4 @@
-"""What an evaluation says, as one JSON object, and the folder that it is kept in.
+"""The report of an evaluation as one JSON object, and its folder.
 
 <run_dir>/evaluations/<task>-<key>/   result.json   the report, written last
                                       dense.trec    the rankings as TREC run files
@@ -35,7 +35,7 @@ def keep(evaluation_dir: Path, report: Report, results: Mapping[str, Results], *
 
     Args:
         evaluation_dir: must not exist.
-        report, results: of each system what it scored and ranked.
+        report, results: the scores and the rankings of each system.
         name: what TREC run files call the model.
     """
     with folders.atomic_dir(evaluation_dir, KIND) as temporary:
@@ -80,7 +80,7 @@ def kept_reports(run_dir: str | Path, step: int) -> list[Report]:
 
 
 def kept_ranking(evaluation_dir: str | Path) -> Results:
-    """What a model ranked, of the folder that `evaluate` kept.
+    """A model's ranking in the folder that `evaluate` wrote.
 
     Raises:
         InputError: a damaged folder.

@@ -17,7 +17,7 @@ Scores = Mapping[str, float]
 """One measure of each query, by query id."""
 
 TIE = 1e-9
-"""Scores that differ by less are equal but for rounding."""
+"""Scores that differ by less are equal up to rounding."""
 NUM_RESAMPLES = 9999
 
 
@@ -48,7 +48,7 @@ class Spread(NamedTuple):
 def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     """The 95 % confidence interval of the mean of a measure over queries, by Student's t distribution (Sakai 2014, section 3).
 
-    The queries are taken for a sample of those that users ask. The interval is symmetric, so one of a mean close to 1 may pass 1.
+    The queries are treated as a sample of users' queries. The interval is symmetric, so one of a mean close to 1 may pass 1.
 
     Example:
         >>> [round(end, 4) for end in confidence_interval([0.2, 0.4, 0.6, 0.8])]
@@ -63,7 +63,7 @@ def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     from scipy import stats
 
     if len(values) < 2:
-        raise InputError(f"{len(values)} query tells nothing about chance; score at least 2.")
+        raise InputError(f"{len(values)} query is too few for a significance test; score at least 2.")
     mean = math.fsum(values) / len(values)
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
     return mean - half, mean + half
@@ -114,7 +114,7 @@ def paired_differences(system: Scores, baseline: Scores) -> Float[np.ndarray, " 
     if other := sorted(system.keys() ^ baseline.keys()):
         raise InputError(f"{len(other)} queries are scored for one system only ({other[0]}, ...); score both on the same queries.")
     if len(baseline) < 2:
-        raise InputError(f"{len(baseline)} query tells nothing about chance; score at least 2.")
+        raise InputError(f"{len(baseline)} query is too few for a significance test; score at least 2.")
     return np.array([system[query_id] - baseline[query_id] for query_id in baseline], np.float64)
 
 
@@ -142,7 +142,7 @@ def permutation_test(differences: Float[np.ndarray, " q"], *, num_resamples: int
     from scipy import stats
 
     if num_resamples < 1:
-        raise InputError(f"{num_resamples} resamples make no test; give at least 1.")
+        raise InputError(f"{num_resamples} resamples are too few; give at least 1.")
     if np.all(np.abs(differences) <= TIE):
         return 1.0
     batch = max(1, 2**24 // len(differences))  # bounds memory
@@ -173,7 +173,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def mean_over_seeds(seeds: Sequence[Scores]) -> dict[str, float]:
-    """Each query's mean over runs that differ by their seed alone; what a test over queries takes for a trained system.
+    """Each query's mean over runs that differ only by seed, as input of a test over queries.
 
     Raises:
         InputError: no seed, or seeds that were scored on different queries.

@@ -228,13 +228,13 @@ def _query_ids(task: Task, known: Sequence[str], empty: Sequence[str]) -> list[s
 
 
 def _cut(ranking: Ranking, query_ids: list[str], doc_ids: Sequence[str], policy: Policy) -> Results:
-    """A ranking one document deeper than asked, of which one may have been dropped."""
+    """A ranking one document deeper than asked, because one may have been dropped."""
     found = metrics.results_of(ranking, query_ids, doc_ids, drop_identical_ids=policy.drop_identical_ids)
     return {query_id: dict(itertools.islice(docs.items(), policy.depth)) for query_id, docs in found.items()}
 
 
 def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
-    """What a reader of the scores wants to know; what does not apply is left out."""
+    """The settings that a reader of the scores needs, without those that do not apply."""
     settings: dict[str, Any] = {"measures": list(policy.measures), "depth": policy.depth, "skip_empty": policy.skip_empty}
     settings["identical_ids"] = "dropped" if policy.drop_identical_ids else "kept"
     if policy.bm25 or not run:
@@ -254,7 +254,7 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
 
 
 def _key(task: Task, policy: Policy, run: Run) -> str:
-    """Names what the scores depend on: both towers, both texts with their vocabularies, the judgements and the settings."""
+    """A key of everything that the scores depend on: towers, texts with vocabularies, judgements and settings."""
     models = [encode.tower_hash(run, tower) for tower in ("query", "doc")]
     texts = [*(store.content_hash for store in _stores(run, task, policy)), outputs.sha256_of(task.corpus)]
     judgements = json.dumps(task.qrels if task.answers is None else task.answers, sort_keys=True)

@@ -2,7 +2,7 @@
 
 The generated queries of a pair's document are sorted by their relevance to the pair's own query and split into K groups. Training
 draws from the least relevant group first and from the most relevant one last. A choice is a function of the pair, the step and the
-seed alone, so a resumed run goes on in the same group with the same draws.
+seed alone, so a resumed run continues in the same group with the same draws.
 """
 
 from __future__ import annotations
@@ -176,9 +176,7 @@ def ranked_pairs(
         empty = {text_id for text_id, text in every(docs_file, with_title=True) if not text} if skip_empty else set()
         pairs = [(query_id, doc_id) for query_id, judged in qrels.items() for doc_id, score in judged.items() if score > 0]
         if unknown := next((query_id for query_id, _ in pairs if query_id not in golds), None):
-            raise InputError(
-                f"{qrels_file} judges the query {unknown}, which {queries_file} has not; give files that fit together."
-            )
+            raise InputError(f"{qrels_file} judges the query {unknown}, which {queries_file} lacks; give matching files.")
         if skip_empty:
             pairs = [(query_id, doc_id) for query_id, doc_id in pairs if golds[query_id] and doc_id not in empty]
         return pairs, [golds[query_id] for query_id, _ in pairs]

@@ -54,7 +54,7 @@ class CurriculumTexts:
             queries: the generated ones as text.
             golds: each pair's own query.
             ranked: of each pair.
-            curriculum: what is chosen when.
+            curriculum: the strategy and its settings.
             measure: of relevance, for hard negatives.
             max_query_length: tokens of a query, beyond which it is cut.
         """
@@ -138,7 +138,7 @@ def check(options: PairsOptions, *, has_neg_docs: bool) -> None:
     if options.max_passages > 1:
         raise InputError("a curriculum expands documents of one passage; set max_passages to 1.")
     if not options.expansion:
-        raise InputError("the curriculum has no queries to choose from; set `expansion` beside it to what de-jax doc2query writes.")
+        raise InputError("the curriculum has no queries to choose from; also set `expansion` to the output of de-jax doc2query.")
     if options.curriculum.strategy == "gold" and has_neg_docs:
         raise InputError("Curriculum.strategy is 'gold', which has no query for hard negatives; train without them.")
     if options.relevance_file and has_neg_docs:

@@ -91,9 +91,7 @@ class ExpandedTexts:
             InputError: stores of different vocabularies, or no room for a query.
         """
         if docs.tokenizer_fingerprint != queries.tokenizer_fingerprint:
-            raise InputError(
-                "documents and generated queries are by different tokenizers; tokenize the queries with the documents'."
-            )
+            raise InputError("documents and generated queries have different tokenizers; tokenize the queries with the documents'.")
         if max_query_length < 1:
             raise InputError(f"max_query_length is {max_query_length}; give a query at least 1 token.")
         self._docs, self._queries, self._max_query_length = docs, queries, max_query_length
@@ -176,7 +174,7 @@ def corpus_expansion(docs: TokenStore, generated: GeneratedQueries, num_queries:
 def document_expansion(docs: TokenStore, generated: GeneratedQueries, num_queries: int, **options: int) -> ExpandedTexts:
     """Each document once, with its first S queries one after another.
 
-    A retriever trained with one query and searched with this is what the paper calls asymmetric expansion.
+    A retriever trained with one query and searched with this is the paper's asymmetric expansion.
     """
     indices = np.full((docs.num_texts, num_queries), NONE)
     for row, own in enumerate(_first_usable(docs, generated, num_queries)):

@@ -46,11 +46,11 @@ class Expansion(NamedTuple):
         return self.form == "typical" and bool(run.model.doc.normalize)
 
     def check(self) -> None:
-        """Raises InputError where it is none."""
+        """Raises InputError for an invalid expansion."""
         if self.form not in FORMS:
             raise InputError(f"documents cannot be expanded as {self.form!r}; there are {', '.join(map(repr, FORMS))}.")
         if self.num_queries < 1:
-            raise InputError(f"{self.num_queries} generated queries are no expansion; give at least 1.")
+            raise InputError(f"{self.num_queries} generated queries are too few for an expansion; give at least 1.")
 
 
 def texts(run: Run, docs: TokenStore, expansion: Expansion) -> ExpandedTexts:

@@ -105,7 +105,7 @@ def read_expansion(path: str | Path) -> Iterator[DocQueries]:
 
 
 def _counted(manifest_file: Path, docs: Iterator[DocQueries], num_docs: int | None) -> Iterator[DocQueries]:
-    """The documents, of which there are as many as the manifest says; a part that it lost would be passed over."""
+    """The documents, as many as the manifest says; a lost part would otherwise be skipped."""
     num_found = 0
     for num_found, doc in enumerate(docs, start=1):  # noqa: B007 - counted after the loop
         yield doc
@@ -128,7 +128,7 @@ def queries_by_row(path: str | Path, doc_ids: Sequence[str], *, is_part: bool = 
         is_part: `doc_ids` may be a part of the corpus; the queries of others are passed over.
 
     Raises:
-        InputError: a document that the corpus has not, or one that is there twice.
+        InputError: a document that the corpus lacks, or a repeated document.
     """
     row_of = {doc_id: row for row, doc_id in enumerate(doc_ids)}
     found: list[list[str] | None] = [None] * len(row_of)
@@ -137,12 +137,12 @@ def queries_by_row(path: str | Path, doc_ids: Sequence[str], *, is_part: bool = 
         if row is None:
             if is_part:
                 continue
-            raise InputError(f"{path} has queries for {doc_id}, which is no document here; it is of another corpus.")
+            raise InputError(f"{path} has queries for {doc_id}, which is not a document here; the expansion is for another corpus.")
         if found[row] is not None:
             raise InputError(f"{path} has two lines for the document {doc_id}; remove one.")
         found[row] = queries
     if not any(found):
-        raise InputError(f"{path} has no query for any document here; it is of another corpus.")
+        raise InputError(f"{path} has no query for any document here; the expansion is for another corpus.")
     return [queries or [] for queries in found]
 
 
@@ -155,7 +155,7 @@ def write_released(
     skip_empty: bool = False,
     about: dict[str, Any],
 ) -> int:
-    """Makes an expansion of what others released; gives the number of documents. Continues as `ExpansionWriter` does.
+    """Makes an expansion from released predictions; returns the number of documents. Continues like `ExpansionWriter`.
 
     Args:
         paths: see `iter_released`.
@@ -237,7 +237,7 @@ def _iter_tsv(paths: Sequence[Path]) -> Iterator[DocQueries]:
                 if doc_id is not None:
                     yield DocQueries(doc_id, queries)
                 if own in seen:
-                    raise InputError(f"{path}, line {line}: the document {own} was there before; sort the lines by document.")
+                    raise InputError(f"{path}, line {line}: the document {own} appeared before; sort the lines by document.")
                 seen.add(own)
                 doc_id, queries = own, []
             queries.append(query)

@@ -1,4 +1,4 @@
-"""Folders that are complete or absent, that say of which kind they are, and that hold the checksums of their files.
+"""Folders that are complete or absent, name their kind, and hold the checksums of their files.
 
 <folder>/checksums.json    the kind, and the size and the SHA-256 of every file; written last
 
@@ -143,7 +143,7 @@ def names(folder: Path) -> list[str]:
 
 
 def read_checksums(folder: Path) -> dict[str, Any] | None:
-    """What `checksums.json` says; None where there is none, as in the folders of version 0.1.0.
+    """The content of `checksums.json`; None if it is missing, as in folders of version 0.1.0.
 
     Raises:
         InputError: it is damaged.
@@ -200,7 +200,7 @@ def find_outputs(folder: Path) -> list[Path]:
 
 
 def check(folder: Path, *, mend: str, is_thorough: bool = False) -> None:
-    """Compares a folder's files with what was kept of them; of those beyond `SMALL_BYTES` the size alone, unless `is_thorough`.
+    """Compares a folder's files with their recorded sizes and checksums; files beyond `SMALL_BYTES` by size, unless `is_thorough`.
 
     Raises:
         InputError: a file is damaged; names it, and says what helps, `mend`.
@@ -216,7 +216,7 @@ def kind_said(manifest: Any) -> str | None:
 
 
 def _kept(folder: Path) -> tuple[str, dict[str, dict[str, Any]]]:
-    """What was kept of a folder's files when they were written, by name, and the file that says it: SHA-256 and mostly size."""
+    """The recorded SHA-256 and mostly size of a folder's files, by name, and the file that holds the record."""
     if record := read_checksums(folder):
         return CHECKSUMS_FILE, record["files"]
     manifest = outputs.read_json(folder / MANIFEST_FILE) if (folder / MANIFEST_FILE).is_file() else None

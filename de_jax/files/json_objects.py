@@ -39,7 +39,7 @@ def read(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 class _Text:
-    """What is left of a file of JSON, a part of it in memory."""
+    """The rest of a JSON file, partly in memory."""
 
     def __init__(self, path: Path, read_more: Callable[[int], str]) -> None:
         self._path, self._read_more, self._left, self._line = path, read_more, "", 1

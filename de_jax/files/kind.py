@@ -1,4 +1,4 @@
-"""A kind of folder: its name, the manifest that makes such a folder complete, and the sentences about one that cannot be used."""
+"""A kind of folder: its name, the manifest that makes such a folder complete, and the error sentences about an unusable folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Kind:
 
     @property
     def format(self) -> str | int:
-        """What the manifest says of kind and version: "de_jax token store 1"."""
+        """Kind and version in the manifest: "de_jax token store 1"."""
         return self.version if self.is_bare else f"de_jax {self.name} {self.version}"
 
     def writing(self, folder: str | Path) -> contextlib.AbstractContextManager[Path]:

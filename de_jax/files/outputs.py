@@ -92,7 +92,7 @@ def write_all(file: FileIO, data: memoryview) -> None:
 
 
 def save_array(path: str | Path, array: np.ndarray) -> None:
-    """Writes a .npy file. Unlike `np.save`, an error says what the system said, a full disk for example."""
+    """Writes a .npy file. Unlike `np.save`, an error gives the system's reason, for example a full disk."""
     array = np.ascontiguousarray(array)
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))

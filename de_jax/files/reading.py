@@ -1,4 +1,4 @@
-"""How files are read: JSON, lines of text and arrays. What cannot be read is an `InputError` that names the file, and the line.
+"""Readers of JSON, lines of text and arrays. An unreadable file raises an `InputError` that names the file, and the line.
 
 Whatever stands in a file's place (a folder, a pipe) and however a file is damaged, the outcome is its content or that error: no
 traceback, no wait, and no more memory than the content needs.
@@ -60,7 +60,7 @@ def regular_file(path: str | Path) -> Path:
 
 
 def is_there(path: str | Path) -> bool:
-    """Whether anything stands at a path where a file may be absent; what is no file (a link to nothing) is refused when read."""
+    """Whether anything exists at the path of an optional file; a broken link is refused when read."""
     return os.path.lexists(path)
 
 
@@ -164,7 +164,7 @@ def read_byte_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """Yields (number from 1, line with its end) of a file, plain or .gz, for readers that can pass over lines that are not UTF-8.
 
     Raises:
-        InputError: as of `read_lines`, but for the encoding.
+        InputError: as of `read_lines`, except for the encoding.
     """
     path = regular_file(path)
     line = 0
@@ -239,7 +239,7 @@ def _array_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
 
 @contextlib.contextmanager
 def _opened(path: Path, place: Callable[[], str] = str, *, is_plain: bool = False) -> Iterator[IO[bytes]]:
-    """A file's bytes, decompressed where its name ends in .gz; what goes wrong while reading becomes InputError.
+    """A file's bytes, decompressed if its name ends in .gz; errors while reading become InputError.
 
     `place` says how far the reader came.
     """
@@ -263,7 +263,7 @@ def _text(raw: bytes) -> str:
 
 
 def _decode(text: str, decoder: json.JSONDecoder, *, is_prefix: bool = False) -> Any:
-    """The JSON value of a text, or with its end that which the text begins with; ValueError says why there is none."""
+    """The JSON value of a text, or with its end the value at its start; ValueError gives the reason for invalid JSON."""
     try:
         value, end = decoder.raw_decode(text) if is_prefix else (decoder.decode(text), len(text))
     except RecursionError:
@@ -283,7 +283,7 @@ def _check(value: Any, levels: int) -> None:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            raise ValueError("half of a surrogate pair, which is no character") from None
+            raise ValueError("half of a surrogate pair, which is not a character") from None
     elif isinstance(value, dict | list):
         if not levels:
             raise ValueError(f"more than {MAX_JSON_DEPTH} levels deep")

@@ -1,4 +1,4 @@
-"""What the JSON of a file must look like: checks that are put together to a description, and readers that apply them.
+"""Schemas of JSON files: checks that combine to a description, and readers that apply them.
 
     MANIFEST = record({"format": constant("de_jax store 1"), "num_texts": integer(1), "dev": Maybe(text, "")})
     manifest = read(folder / "manifest.json", MANIFEST, mend="build it again")
@@ -33,7 +33,7 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
 
 
 class Mismatch(ValueError):
-    """A value that does not fit, where it stands, and what is expected there."""
+    """A value that does not fit, its place, and the expected value."""
 
     def __init__(self, found: Any, expected: str, path: str = "") -> None:
         self.found, self.expected, self.path = found, expected, path
@@ -45,7 +45,7 @@ class Mismatch(ValueError):
 
 
 class Absent:
-    """Stands for the value of a key that is not there."""
+    """Stands for the value of a missing key."""
 
     def __repr__(self) -> str:
         return "absent"

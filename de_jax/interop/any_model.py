@@ -1,4 +1,4 @@
-"""A model from wherever it is: a run of this library, or a checkpoint of another one, told apart by what the folder holds.
+"""Opens any model: a run of this library, or a checkpoint of another library, recognised by the files in the folder.
 
 run.json            a run of this library
 modules.json        sentence-transformers
@@ -41,7 +41,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         pooling: "mean", "cls" or "lasttoken", for an encoder of Hugging Face; the other formats say it themselves.
 
     Raises:
-        InputError: nothing that is known, or as of the format's own `read`.
+        InputError: an unknown format, or the errors of the format's own `read`.
     """
     folder = folder_of(source)
     if peft_adapters.is_in(folder):
@@ -58,7 +58,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
             )
         return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling)
     if pooling is not None:
-        raise InputError(f"{source} says itself how its token vectors are pooled; leave pooling={pooling} out.")
+        raise InputError(f"{source} specifies its own pooling; leave pooling={pooling} out.")
     if is_run(folder):
         run = load_run(folder, only_sizes=only_sizes)
         query, doc = (PretrainedSide(side.tokenizer, side.max_length) for side in (run.query, run.doc))
@@ -70,7 +70,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
     if t5x.recognises(folder):
         return t5x.read(folder, ignored=ignored)
     raise InputError(
-        f"{folder} holds no model that is known: neither {RUN.file} (a run), {sentence_transformers.MODULES_FILE} "
+        f"{folder} holds no known model: neither {RUN.file} (a run), {sentence_transformers.MODULES_FILE} "
         f"(sentence-transformers), {huggingface.CONFIG_FILE} (Hugging Face), {peft_adapters.CONFIG_FILE} (peft), "
         f"{safetensors_model.MODEL_FOLDER.file} nor a checkpoint of T5X."
     )

@@ -28,7 +28,7 @@ class Keys(NamedTuple):
 
 
 def account(file: Path, values: Mapping[str, Any], keys: Keys) -> None:
-    """Checks that nothing in a file is passed over in silence.
+    """Checks that nothing in a file is skipped in silence.
 
     Args:
         file: for messages.

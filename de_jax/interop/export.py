@@ -23,7 +23,7 @@ DROPPED = "the learned temperature is left out: it scales scores while training,
 
 
 def export(run: Run, out_dir: str | Path, format: str, *, card: Callable[[Sequence[str]], str] | None = None) -> list[str]:
-    """Writes a run in one of `FORMATS`; gives what a reader should know, in sentences.
+    """Writes a run in one of `FORMATS`; returns notes for the user, in sentences.
 
     Args:
         run: any run.

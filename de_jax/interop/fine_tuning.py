@@ -233,8 +233,8 @@ def _check_complete(
     if missing := [path for path in wanted if path not in kept]:
         part = "/".join(missing[0].split("/")[:2])
         raise InputError(
-            f"{names} has no value for {len(missing)} parameters, {missing[0]} for one; those that should start fresh are named in "
-            f'train.init_new, ("{part}/.*",) for example.'
+            f"{names} has no value for {len(missing)} parameters, for example {missing[0]}; to start them fresh, set "
+            f'train.init_new = ("{part}/.*",).'
         )
     used = set(places.values())
     for tower, source in sources.items():

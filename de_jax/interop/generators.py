@@ -24,7 +24,7 @@ def read(source: str | Path, *, step: int | None = None, tokenizer: Tokenizer | 
         tokenizer: where the folder brings none.
 
     Raises:
-        InputError: nothing that is known, no vocabulary, or as of the format's own `read`.
+        InputError: an unknown format, a missing vocabulary, or the errors of the format's own `read`.
     """
     folder = folder_of(source)
     if GENERATOR_RUN.is_in(folder):

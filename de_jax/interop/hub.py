@@ -46,12 +46,12 @@ def exported_files(folder: str | Path) -> list[Path]:
 
 
 def push(folder: str | Path, repo: str, *, private: bool) -> str:
-    """Sends an exported folder to the hub, into a new repository or one that is there; gives its address.
+    """Uploads an exported folder to a new or existing repository of the hub; returns its address.
 
     Args:
         folder: see `exported_files`.
         repo: "org/name".
-        private: of a new repository; one that is there stays as it is.
+        private: of a new repository; an existing repository keeps its visibility.
 
     Raises:
         InputError: no such folder, no token, or the hub or the network says no.
@@ -99,13 +99,13 @@ def fetched_dataset(name: str, patterns: Sequence[str]) -> Path:
 
 
 def card_of(folder: str | Path) -> str | None:
-    """The card in an exported folder; None where there is none."""
+    """The card in an exported folder, or None."""
     path = Path(folder) / CARD_FILE
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def _asked(refusal: str, ask: Callable[[], T]) -> T:
-    """What the hub answers."""
+    """The answer of the hub."""
     try:
         return ask()
     except Exception as error:  # the package's own errors, httpx's and the system's have no common base
@@ -113,5 +113,5 @@ def _asked(refusal: str, ask: Callable[[], T]) -> T:
 
 
 def reason(error: Exception) -> str:
-    """The first sentence of what a package says, without its line breaks."""
+    """The first sentence of a package's error, without its line breaks."""
     return " ".join(str(error).split()).split(". ")[0].rstrip(".:") or type(error).__name__

@@ -76,7 +76,7 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
 
 
 def checked_pooling(name: str) -> str:
-    """What a tower calls a pooling of `POOLING`.
+    """A tower's name for a pooling of `POOLING`.
 
     Raises:
         InputError: an unknown pooling.
@@ -130,7 +130,7 @@ def open_encoder(folder: Path) -> EncoderFolder:
 
 
 def _pad_id(settings: Settings, kind: Kind, tokenizer: Tokenizer | None) -> int:
-    """The padding of the vocabulary, which must be the one that positions depend on."""
+    """The padding of the vocabulary, which must be the padding that positions depend on."""
     told = settings.values.get("pad_token_id")
     if not isinstance(told, int | None) or isinstance(told, bool):
         raise InputError(f"{settings.file}: pad_token_id is {told!r}; it must be a whole number or null.")

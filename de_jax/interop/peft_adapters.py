@@ -67,7 +67,7 @@ def write(folder: Path, run: Run) -> None:
     """Writes the adapters of a run into an existing folder, those of towers that share no encoder into query/ and document/.
 
     Raises:
-        InputError: a run without adapters, or one that trained more than adapters of an encoder.
+        InputError: a run without adapters, or with other trained parameters than adapters of an encoder.
     """
     found = load_adapters(run.run_dir, run.step)
     if found is None:
@@ -142,7 +142,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _product(file: Path, module: str, settings: dict[str, Any], read: Mapping[str, Any]) -> np.ndarray:
-    """What is added to the weight of a module, [out, in] float32."""
+    """The sum to add to the weight of a module, [out, in] float32."""
     a, b = (np.asarray(read[module + suffix](), np.float32) for suffix in _SUFFIXES)
 
     rank = _of_module(module, settings["rank_pattern"], settings["r"])
@@ -166,7 +166,7 @@ def write_encoder(
         folder: where to.
         encoder: whose they are.
         pad_id: of its vocabulary.
-        adapters: what they were made with.
+        adapters: their settings.
         leaves: by path within a tower, "encoder/layers_0/attention/query/lora_a/kernel".
         source: the name or folder of the model that they are for.
 
@@ -223,6 +223,6 @@ def _among_parts(origin: Origin, b: np.ndarray) -> np.ndarray:
 
 
 def _source_of(run_dir: Path, tower: str) -> str | None:
-    """What a tower of a run started from, as its recipe names it."""
+    """The model that a tower of a run started from, as its recipe names it."""
     start = (read_recipe_file(run_dir) or {}).get("initialization", {}).get("init_from")
     return start.get(tower) if isinstance(start, dict) else start

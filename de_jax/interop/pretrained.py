@@ -26,7 +26,7 @@ class PretrainedSide(NamedTuple):
 
 
 class Pretrained(NamedTuple):
-    """What a checkpoint of another library holds; a single text encoder is a `DualEncoder` that shares all its parts."""
+    """The content of another library's checkpoint; a single text encoder is a `DualEncoder` that shares all its parts."""
 
     model: DualEncoder
     params: Params  # float32, numpy
@@ -58,7 +58,7 @@ def side_of(
     max_length: int | None = None,
     prompt: str | None = None,
 ) -> Side:
-    """How a tower ("query" or "doc") reads its texts: as the checkpoint says, but for what is given.
+    """How a tower ("query" or "doc") reads its texts: as the checkpoint says, except for the given values.
 
     Args:
         pretrained: the model.

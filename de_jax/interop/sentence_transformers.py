@@ -159,7 +159,7 @@ def _route(router: Path, route: str) -> list[tuple[str, Path]]:
     if missing := [name for name in names if name not in values["types"]]:
         raise InputError(f"{file}: the module {missing[0]!r} of the route {route!r} has no type; copy it again.")
     if more := sorted(set(values["structure"]) - set(ROUTES.values())):
-        raise InputError(f"{file} has the route {more[0]!r} too; a model of two towers has none but query and document.")
+        raise InputError(f"{file} has the route {more[0]!r} too; a model of two towers has only query and document.")
     return [(_kind(file, values["types"][name]), router / name) for name in names]
 
 
@@ -252,9 +252,7 @@ def _check_loading(file: Path, values: dict[str, Any], encoder: huggingface.Enco
         if isinstance(arguments := values.get(name), dict):
             config_keys.account(file, arguments, config_keys.TRANSFORMER_ARGUMENTS)
     if values.get("do_lower_case") and encoder.tokenizer and not _is_uncased(encoder.tokenizer):
-        raise InputError(
-            f"{file} asks for lower case, which the vocabulary does not bring about; add it to tokenizer.json's normalizer."
-        )
+        raise InputError(f"{file} asks for lower case, which the vocabulary does not apply; add it to tokenizer.json's normalizer.")
 
 
 def _max_length(file: Path, values: dict[str, Any], own_name: str, encoder: huggingface.EncoderFolder) -> int:
@@ -274,7 +272,7 @@ def _is_uncased(tokenizer: Tokenizer) -> bool:
 
 
 def _prompt(file: Path, values: dict[str, Any], tower: str) -> str:
-    """What goes before a tower's texts; mostly nothing."""
+    """The prompt before a tower's texts; mostly empty."""
     prompts = values.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str | None) for prompt in prompts.values()):
         raise InputError(f"{file}: prompts is {prompts!r}; it must be an object of texts by name.")

@@ -9,7 +9,7 @@ python encoder.py --tower=query "how high is mont blanc"
 
 serving.json            the towers: lengths, special tokens, names of files
 query.bin, doc.bin      the two towers, by jax.export
-parameters.npz          what they are called with
+parameters.npz          their parameters
 tokenizers/             the vocabularies
 """
 

@@ -92,7 +92,7 @@ def write(folder: str | Path, model: DualEncoder, params: Params, step: int) -> 
     if model.initial_temperature is not None or not all(isinstance(tower.encoder, T5Config) for tower in towers):
         raise InputError("a T5X checkpoint holds T5 towers without a learned temperature; choose another format.")
     if any(tower.projection_activation != "identity" for tower in towers):
-        raise InputError("a T5X checkpoint tells nothing of projection_activation; choose another format.")
+        raise InputError("a T5X checkpoint cannot store projection_activation; choose another format.")
     with folders.atomic_dir(folder) as temporary:
         t5x_files.write(temporary, disassemble(params, _origins(params)), step)
 

@@ -99,7 +99,7 @@ def _inline(folder: Path, name: str, extension: Any) -> Leaf:
     try:
         shape, dtype, data = msgpack.unpackb(extension.data)
         if extension.code != ARRAY_EXTENSION or dtype not in DTYPES:
-            raise ValueError(f"{dtype} is no type of numbers")
+            raise ValueError(f"{dtype} is not a type of numbers")
         array = np.frombuffer(data, np.dtype(dtype)).reshape([int(size) for size in shape])
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise InputError(f"{folder / MSGPACK_FILE}: {name} is not an array ({error}).") from None

@@ -19,14 +19,14 @@ from de_jax.types import InputError
 
 FILE = "tokenizer_config.json"
 UNKNOWN_LENGTH = 10**9
-"""transformers writes 10^30 where nobody knows."""
+"""transformers writes 10^30 for an unknown length."""
 ADDED_FILE, SPECIALS_FILE = "added_tokens.json", "special_tokens_map.json"
 BERT_SETTINGS = {"do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"}
-"""Settings by their names in a BertNormalizer, which transformers builds anew from them."""
+"""Settings by their names in a BertNormalizer, which transformers rebuilds from them."""
 
 
 class TokenizerSettings(NamedTuple):
-    """What an importer needs of them."""
+    """The tokenizer settings that an importer needs."""
 
     max_length: int | None  # tokens, where it is told
     special_tokens: frozenset[str]  # transformers finds them within texts too
@@ -63,7 +63,7 @@ def check_prompt(file: Path, folder: Path, prompt: str) -> None:
     Args:
         file: where the prompt stands, for the message.
         folder: with the vocabulary.
-        prompt: what goes before each text.
+        prompt: the text before each text.
     """
     special = next((token for token in sorted(read(folder).special_tokens) if token in prompt), None) if prompt else None
     if special is not None:

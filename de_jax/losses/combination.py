@@ -80,7 +80,7 @@ def matryoshka(
         dims: numbers of dimensions, each from 1 to D and none twice; None for the whole, the half, a quarter and an eighth of D.
             Without D itself whole embeddings are not trained.
         weights: >= 0, one for each of `dims`; None for 1 each.
-        normalize: whether what is cut is scaled to length 1 again, as embeddings of a model with `normalize` are.
+        normalize: whether cut embeddings are scaled to length 1 again, as in a model with `normalize`.
 
     Returns:
         The sum, and: the scalars of the loss over the most dimensions, and for each of `dims` loss_dim_<d>, unweighted.
@@ -149,14 +149,16 @@ def guided(
         0.393
     """
     if not any(_has_masks(part) for part in parts(loss)):
-        raise InputError(f"guided.loss is {name_of(loss)}, which takes every negative as it is; wrap a loss that masks some.")
+        raise InputError(f"guided.loss is {name_of(loss)}, which masks no negatives; wrap a loss with masks.")
     if e.guide is None:
         raise InputError(
             "guided needs a guide's embeddings of the texts, but batches come without; make some with de-jax encode_guide and set "
             "PairsOptions.guide_dir to them."
         )
     if e.neg_docs is not None and e.guide.neg_docs is None:
-        raise InputError("guided does not know what train.negative_cache draws; train with mined negatives or with none.")
+        raise InputError(
+            "guided has no embeddings of the draws of train.negative_cache; train with mined negatives, or without a cache."
+        )
     own = jnp.einsum("BG,BG->B", e.guide.query, e.guide.doc, **dense.EXACT)
     limit = own - margin * (jnp.abs(own) if relative else 1.0) - _TIE
     return loss(e._replace(guide=e.guide._replace(limit=limit)))  # type: ignore[no-any-return]

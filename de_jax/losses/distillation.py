@@ -1,7 +1,7 @@
 """Losses that learn from a teacher: its scores of a row's document and of the negatives mined for that row, as `scores` [B, 1 + N].
 
-A score is any finite number that is higher for the better document; NaN stands where the teacher was not asked, and what it would
-have taught is left out. `de-jax score_pairs` writes such scores.
+A score is any finite number that is higher for the better document. NaN marks a missing score, which does not contribute.
+`de-jax score_pairs` writes such scores.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def kl_distillation(
         teacher_temperature: > 0, the divisor of the teacher's scores.
 
     Returns:
-        The mean in nats over the real rows of which the teacher has scored two candidates or more, and `margin_mse`'s scalars.
+        The mean in nats over the real rows with two or more candidates scored by the teacher, and `margin_mse`'s scalars.
 
     Raises:
         InputError: the batch has no mined documents, or no scores of them.
@@ -109,7 +109,7 @@ def relevance_weighted(
     mask_duplicates: bool = True,
     block_size: PositiveInt | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """`in_batch_softmax` whose rows count by what the teacher thinks of their pair: sum_i w_i loss_i / sum_i w_i.
+    """`in_batch_softmax` with rows weighted by the teacher's score of their pair: sum_i w_i loss_i / sum_i w_i.
 
     After the relevance-aware contrastive loss of Lei et al. (2023), which weights pairs by the scores of the model that is trained.
     Ours: the teacher is fixed, and the weights of a batch sum to 1. A row of little weight is still a negative of the others.

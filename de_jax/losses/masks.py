@@ -23,7 +23,7 @@ NO_ROW = -1
 
 
 class Ids(NamedTuple):
-    """What the masks know of K queries or documents. An id of -1 is unknown and equals that of no real anchor."""
+    """The ids of K queries or documents for the masks. An id of -1 is unknown and differs from every real anchor's."""
 
     row: Array  # [K] int32: its row of the batch; NO_ROW for a mined negative, which is nobody's own pair
     query_id: Array  # [K] int32
@@ -53,7 +53,7 @@ def neg_query_ids(e: Embeddings, num_mined: int) -> Ids:
 
 
 def guided(ids: Ids, guide: Guide | None, name: str) -> Ids:
-    """The ids of the texts that are called `name` in a batch, with what a guide says of them where the loss is guided."""
+    """The ids of the texts called `name` in a batch, with their guide vectors if the loss is guided."""
     if guide is None or guide.limit is None:
         return ids
     vectors = getattr(guide, name)

@@ -29,7 +29,7 @@ def ance(
     Args:
         e: `query` and `doc` [B, D]; `neg_docs` [B, N, D].
         temperature: tau > 0, the divisor of the scores; None takes the one the model learns.
-        in_batch: the documents of the other rows join the softmax, but not what was mined for them.
+        in_batch: the documents of the other rows join the softmax, but not their mined negatives.
         mask_duplicates: leave out negatives that share the row's query or document; False compares no ids.
 
     Returns:
@@ -93,7 +93,7 @@ def sampled_softmax(e: Embeddings, *, temperature: PositiveFloat | None = 0.05) 
     """Softmax of each query's document among all that a negative cache holds, by the few that were drawn from it.
 
     Lindgren et al. (2021): the value is -log p, p the document's share of the softmax, and the gradient that of
-    stop_gradient(1 - p) * (negative - positive) in scaled scores. Its mean over the draws is the gradient of the value, but for
+    stop_gradient(1 - p) * (negative - positive) in scaled scores. Its mean over the draws is the gradient of the value, except for
     the age of the cached embeddings. The paper draws one negative; ours weights several so that the mean stays the same.
 
     Args:

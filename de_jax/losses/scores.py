@@ -1,6 +1,6 @@
-"""Scores of a batch, reduced to what the losses need: positive scores, and the log-sum-exp of each anchor's negatives.
+"""Scores of a batch, reduced to the positive scores and the log-sum-exp of each anchor's negatives.
 
-Every loss of this package is built of these two:
+Every loss of this package is built from these two:
 
     softmax of a positive among negatives   log(1 + exp(lse - logit))   `softmax_loss`
     ratio of a positive to its negatives    lse - logit                 PAIR as the SamToNe paper prints it
@@ -116,7 +116,7 @@ def softmax_loss(logit: Float[Array, " B"], log_sum_exp: Float[Array, " B"]) -> 
 
 
 def mean_of_real(values: Float[Array, " *v"], is_real: Bool[Array, " *v"]) -> Float[Array, ""]:
-    """The mean over what is no padding; 0 where all of it is."""
+    """The mean without padding; 0 if everything is padding."""
     total = jnp.sum(jnp.where(is_real, values, 0.0))
     return total / jnp.maximum(jnp.sum(is_real, dtype=jnp.float32), 1.0)
 

@@ -1,4 +1,4 @@
-"""How widely a batch's embeddings are spread: what tells a tower that collapses from one that learns."""
+"""The spread of a batch's embeddings, which tells a collapsing tower from a learning tower."""
 
 from __future__ import annotations
 

@@ -24,14 +24,14 @@ from de_jax.losses.dense import EXACT, EXCLUDED, Contrast, Items, real_vectors
 
 
 class _Plan(NamedTuple):
-    """What is fixed when a loss is traced."""
+    """The settings that are fixed when a loss is traced."""
 
     pairs: tuple[tuple[str, str], ...]  # the names of anchors and candidates
     mask_duplicates: bool
 
 
 class _Seen(NamedTuple):
-    """What the derivative needs to know of a contrast, each [B]."""
+    """The values of a contrast that the derivative needs, each [B]."""
 
     highest: Array  # unscaled score
     best: Array  # int32: which candidate has it, counted block by block; -1 where there is none

@@ -30,7 +30,7 @@ TeacherScore = Callable[[int, int], float | None]
 class Filters(NamedTuple):
     """Which candidates may be negatives, besides not being known positives.
 
-    ANCE (Xiong et al. 2021) takes the first 200. The others guard against relevant documents that nobody judged.
+    ANCE (Xiong et al. 2021) takes the first 200. The others guard against unjudged relevant documents.
     """
 
     first_rank: int = 1  # of the candidates left once the known positives are removed
@@ -44,7 +44,7 @@ ALL_IN_DEPTH = Filters()
 
 
 class Mining(NamedTuple):
-    """The negatives of each pair, and what was left out on the way, in candidates."""
+    """The negatives of each pair, and the number of refused candidates by filter."""
 
     chosen: list[Int[np.ndarray, " m"]]  # rows, in the order drawn
     num_candidates: int  # within the ranks, known positives removed
@@ -74,7 +74,7 @@ def choose(
     is_duplicate: IsDuplicate | None = None,
     teacher: TeacherScore | None = None,
 ) -> Mining:
-    """Draws each pair's negatives, evenly among those that the filters leave.
+    """Draws each pair's negatives, uniformly among the candidates that pass the filters.
 
     Args:
         ranking: [a, r] the candidates near each anchor; deep enough that `last_rank` are left without the positives.
@@ -86,7 +86,7 @@ def choose(
         seed: with the step and a pair's place, decides the draw.
         step: the checkpoint whose ranking this is. Each refresh draws other ranks, as ANCE's public code does.
         filters: see there.
-        is_duplicate, teacher: what the filters of those names ask.
+        is_duplicate, teacher: the tests of the filters of these names.
 
     Raises:
         InputError: ranks or a number of negatives out of range.

@@ -1,4 +1,4 @@
-"""What hard negatives cost, from what the miner and the trainer wrote: ANCE (Xiong et al. 2021), Table 6."""
+"""The cost of hard negatives, from the records of miner and trainer: ANCE (Xiong et al. 2021), Table 6."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEP = "training step, ms a batch"
 
 
 class Costs(NamedTuple):
-    """What there is to say; what nobody measured is absent."""
+    """The measured values; unmeasured ones are absent."""
 
     training: dict[str, float]  # "batch_size" and "step_ms"
     generations: dict[str, dict[str, float]]  # by the name of their kind, under the names of ROWS
@@ -48,7 +48,7 @@ def of_run(run_dir: Path, generations: Mapping[str, Generation], *, num_docs: in
 
 
 def of_generation(generation: Generation, *, num_docs: int, batch_size: float | None) -> dict[str, float]:
-    """What a generation cost; what its manifest does not say is left out.
+    """The cost of a generation, without values that its manifest lacks.
 
     Args:
         generation: its manifest tells seconds by stage; without "encode_queries" in it, queries count to "encode".

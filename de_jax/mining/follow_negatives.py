@@ -18,7 +18,7 @@ class FollowNegatives:
     """A hook that looks for a newer generation every `every_steps` updates.
 
     The first process looks, and all accept the generation or none does: each has it in memory then, and the switch is on the disk
-    before a batch is made by it. Whatever the miner does, the run goes on with what it has.
+    before a batch is made by it. Whatever the miner does, the run continues with its current negatives.
 
     Args:
         mined: the run's negatives.

@@ -1,8 +1,8 @@
-"""Generations of hard negatives: what a miner writes, and what others read.
+"""Generations of hard negatives: the files that a miner writes and a trainer reads.
 
 <negatives_dir>/000003/
     part-00000.jsonl    one training pair a line: {"query_id", "doc_id", "neg_doc_ids": [...], "neg_query_ids": [...]}
-    manifest.json       what they were mined from and with, and the checksum of every part; written last
+    manifest.json       the texts and the model they were mined with, and the checksum of every part; written last
 
 A generation appears by one rename and is never changed.
 """
@@ -55,7 +55,7 @@ NEGATIVES = Kind(
 
 
 class Generation(NamedTuple):
-    """A complete generation; `manifest` holds what the miner says of it."""
+    """A complete generation; `manifest` holds the miner's facts."""
 
     number: int
     folder: Path
@@ -70,20 +70,20 @@ def write_generation(
     *,
     lines_per_part: int = LINES_PER_PART,
 ) -> Generation:
-    """Writes a generation; it is not there until it is whole.
+    """Writes a generation; it appears when it is complete.
 
     Args:
         negatives_dir: of all generations.
-        number: of this one; higher than those that are there.
+        number: of this generation; higher than the existing numbers.
         mined: one for each training pair, at least one.
         facts: for the manifest: "docs" and "queries" (content hashes of the texts) and what else the miner wants to say.
 
     Raises:
-        InputError: nothing was mined, or that generation is there already.
+        InputError: nothing was mined, or the generation exists already.
     """
     folder = generation_dir(negatives_dir, number)
     if folder.exists():
-        raise InputError(f"{folder} is there already; one miner writes to a folder at a time.")
+        raise InputError(f"{folder} exists already; one miner writes to a folder at a time.")
     lines, num_pairs = iter(mined), 0
     parts: dict[str, str] = {}
     with folders.atomic_dir(folder) as temporary:
@@ -136,19 +136,21 @@ def open_newest(folder: str | Path) -> Generation:
     if not there and folder.is_dir() and (number := _number(folder.name)) is not None:
         return open_generation(folder.parent, number)
     if not there:
-        raise InputError(f"{folder} is no generation of negatives and holds none; make one with de-jax mine_negatives.")
+        raise InputError(
+            f"{folder} is not a generation of negatives and contains no generation; make one with de-jax mine_negatives."
+        )
     for number in reversed(there):
         try:
             return open_generation(folder, number)
         except DamagedGeneration as error:
             if number == there[0]:
                 raise
-            warnings.warn(f"generation {number} of the negatives is passed over: {error}", stacklevel=2)
+            warnings.warn(f"generation {number} of the negatives is skipped: {error}", stacklevel=2)
     raise AssertionError("the loop returns or raises")
 
 
 def read_manifest(negatives_dir: str | Path, number: int) -> dict[str, Any]:
-    """What the miner says of a generation; its parts are not looked at.
+    """The miner's facts about a generation; its parts are not read.
 
     Raises:
         DamagedGeneration: it is absent, of another format, or says what no miner says.
@@ -177,7 +179,7 @@ def read_mined(generation: Generation) -> Iterator[Mined]:
 
 
 def parsed(raw: str, where: str) -> Mined:
-    """One line; a list that is not there is empty. DamagedGeneration for another, with its place, `where`."""
+    """One line; a missing list is empty. DamagedGeneration for a malformed line, with its place, `where`."""
     try:
         record = parse_json(raw)
         mined = Mined(record["query_id"], record["doc_id"], record.get("neg_doc_ids", []), record.get("neg_query_ids", []))
@@ -192,7 +194,7 @@ def parsed(raw: str, where: str) -> Mined:
 
 @contextlib.contextmanager
 def _damage() -> Iterator[None]:
-    """What goes wrong while a generation is read is its damage: another one may be whole."""
+    """Errors while a generation is read count as its damage: another generation may be complete."""
     try:
         yield
     except (InputError, OSError) as error:

@@ -21,7 +21,7 @@ _TOWERS = {"queries": "query", "docs": "doc"}
 
 
 class Texts(NamedTuple):
-    """What a guide encodes, by "queries" and "docs"."""
+    """The texts that a guide encodes, by "queries" and "docs"."""
 
     stores: dict[str, TokenStore]  # by the guide's tokenizers
     hashes: dict[str, str]  # of the files that the texts come from, or of the training pairs' own token stores
@@ -63,7 +63,7 @@ def write(out_dir: str | Path, run: Run, guide: str, texts: Texts, *, progress: 
         out_dir: absent, empty, or begun by the same call.
         run: the guide, which embeds a document as one text.
         guide: tells this guide from every other.
-        texts: what is encoded.
+        texts: the texts to encode.
         progress: called with the number of texts just encoded.
 
     Raises:

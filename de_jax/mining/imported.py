@@ -23,7 +23,7 @@ class Target(NamedTuple):
         pairs: (query id, document id), in order.
         query_ids, doc_ids: the ids of a text, several where it is there several times, none where it is not.
         is_doc: whether there is a document with this id.
-        facts: what the manifest of a generation says of the texts.
+        facts: the facts about the texts for the manifest of a generation.
     """
 
     name: str
@@ -141,7 +141,7 @@ def from_ranking(
         As of `from_examples`.
 
     Raises:
-        InputError: a document that is not there, or no negative for any pair.
+        InputError: a missing document, or no negative for any pair.
     """
     excluded = target.not_negative(keep_identical_ids=keep_identical_ids)
     chosen: dict[str, list[str]] = {}

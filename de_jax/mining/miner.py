@@ -36,7 +36,7 @@ Score = Callable[[Index], dict[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Miner:
-    """What is mined; ANCE's settings (Xiong et al. 2021) but for the number of negatives kept.
+    """Settings of mining: those of ANCE (Xiong et al. 2021), except for the number of negatives kept.
 
     `num_neg_docs`, `num_neg_queries`: of each training pair, at most. Queries are for DANCE's dual task (Li et al. 2021).
     `first_rank`, `last_rank`: candidates by rank, known positives not counted.
@@ -96,7 +96,7 @@ class Miner:
 
 
 class Embedded(NamedTuple):
-    """What is searched, by one checkpoint."""
+    """The encoded texts of a search by one checkpoint."""
 
     step: int  # of the checkpoint
     query_rows: Int[np.ndarray, " q"]  # of the query store: every query of a training pair
@@ -144,7 +144,7 @@ def mine(
     Args:
         embedded: see `embed`.
         texts: of the training pairs.
-        miner: what is mined.
+        miner: the settings of mining.
         previous: the document rows of the generation before, for the statistics.
         score: scores the index of documents, for the statistics.
 
@@ -212,7 +212,7 @@ def mine_bm25(
     used = ("num_neg_docs", "first_rank", "last_rank", "seed")
     others = [field for field in dataclasses.fields(miner) if field.name not in used]
     if wrong := [field.name for field in others if getattr(miner, field.name) != field.default]:
-        raise InputError(f"BM25 knows nothing of {', '.join(wrong)}; leave them out, or mine by a run.")
+        raise InputError(f"BM25 does not support {', '.join(wrong)}; leave them out, or mine with a run.")
     clock = _Clock()
     judged = [(query, doc) for query, docs in dataset.qrels.items() for doc, grade in docs.items() if grade >= MIN_RELEVANCE]
     row_of_query, row_of_doc = ({text_id: row for row, text_id in enumerate(side.ids)} for side in (dataset.queries, dataset.docs))
@@ -257,7 +257,7 @@ def lines_of(
     query_ids: Sequence[str],
     doc_ids: Sequence[str],
 ) -> list[Mined]:
-    """What a generation says of each pair; all are rows of the ids, one array a pair."""
+    """A generation's negatives of each pair; all are rows of the ids, one array a pair."""
     return [
         Mined(query_ids[query], doc_ids[doc], [doc_ids[row] for row in found], [query_ids[row] for row in asked])
         for (query, doc), found, asked in zip(

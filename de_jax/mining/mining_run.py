@@ -32,7 +32,7 @@ def mine_generation(
         run: whose parameters rank.
         mined: the pairs, and where generations lie.
         miner: what is mined.
-        keep: whether embeddings go to the run's folder, so that a process that is killed goes on where it was.
+        keep: whether embeddings go to the run's folder, so that a killed process continues from them.
         source: of a mixture; its embeddings are kept apart.
         score: see `miner.mine`.
 
@@ -101,7 +101,7 @@ class MineNegatives:
 
 @contextlib.contextmanager
 def only_miner(negatives_dir: Path) -> Iterator[None]:
-    """Holds the folder of negatives for one miner, and clears away what a killed one left.
+    """Locks the folder of negatives for one miner, and removes the remains of a killed miner.
 
     Raises:
         InputError: another miner is at work there.

@@ -14,7 +14,7 @@ from de_jax.mining.negatives import TrainingTexts
 from de_jax.types import PADDING_ID, Ranking
 
 DEPTH = 100
-"""How deep a ranking is taken to be what a searcher sees, as in ANCE's analysis (Xiong et al. 2021)."""
+"""The depth of a ranking that a searcher sees, as in ANCE's analysis (Xiong et al. 2021)."""
 _PAIRS = 4096
 """Compared at a time."""
 

@@ -111,11 +111,11 @@ class MinedNegatives:
         return not self._read(at_least=0) and self.newest() is None
 
     def begin(self, step: int = 0, known: Sequence[Switch] = ()) -> None:
-        """Goes on as the file of switches says; a run without one begins with the newest whole generation.
+        """Continues as the file of switches says; without a switch, the run begins with the newest complete generation.
 
         Args:
-            step: that training goes on from.
-            known: the switches that a checkpoint of the run was saved with. What the file has lost is written again by them.
+            step: the step at which training continues.
+            known: the switches in the run's checkpoint. They restore lost lines of the file.
 
         Raises:
             InputError: no generation, a damaged one that the run has switched to, one mined over other texts, or a file that does
@@ -153,7 +153,7 @@ class MinedNegatives:
         return self._switch_at(step).generation
 
     def manifest_at(self, step: int) -> Mapping[str, Any]:
-        """What the miner said of the generation in force at a step, when it was accepted; empty for one not read yet."""
+        """The miner's facts about the generation in force at a step; empty for an unread generation."""
         return self._manifests.get(self.generation_at(step), {})
 
     def newest(self) -> Held | None:
@@ -237,7 +237,7 @@ class MinedNegatives:
             return read(number)
         except passes_over as error:
             if number not in self._refused:
-                warnings.warn(f"generation {number} of the negatives is passed over: {error}", stacklevel=3)
+                warnings.warn(f"generation {number} of the negatives is skipped: {error}", stacklevel=3)
             self._refused[number] = state
             return None
 

@@ -41,7 +41,7 @@ def rows_of_pairs(generation: Generation, texts: TrainingTexts) -> dict[str, np.
     """
     for name, expected in texts.hashes.items():
         if generation.manifest.get(name) != expected:
-            raise InputError(f"{generation.folder} was mined from other {name} than are trained on; mine again.")
+            raise InputError(f"{generation.folder} was mined from other {name} than the training data has; mine again.")
     stores = {"neg_docs": texts.doc_store, "neg_queries": texts.query_store}
     mined = list(generations.read_mined(generation))
     own = [texts.query_store.rows_of([line.query_id for line in mined]), texts.doc_store.rows_of([line.doc_id for line in mined])]

@@ -2,10 +2,10 @@
 
 <out_dir>/
     scores.tsv       query id, document id, score; every two texts once
-    manifest.json    of which texts by which teacher; written last
+    manifest.json    the texts and the teacher; written last
     progress.json    the same, while the folder is incomplete
 
-What was scored is durable part by part, so that a teacher that was stopped goes on where it was.
+Scores are kept part by part, so that a stopped teacher continues from the last part.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Score = Callable[[Sequence[tuple[str, str]]], Float[np.ndarray, " s"]]
 
 
 class Candidates(NamedTuple):
-    """What a teacher scores."""
+    """The candidates for a teacher."""
 
     queries: dict[str, str]  # texts by id
     docs: dict[str, str]
@@ -111,7 +111,7 @@ def write(
 
     Args:
         out_dir: absent, empty, or begun by the same call.
-        candidates: what is scored.
+        candidates: the texts to score.
         teacher: tells this teacher from every other.
         make_score: opens the teacher; not called for a complete folder.
         pairs_per_part: scores between two points from which a killed call continues.
@@ -200,7 +200,7 @@ def by_cross_encoder(model: str, candidates: Candidates, *, batch_size: int = 32
 
 
 def _wanted(file: Path, ids: set[str], *, skip_empty: bool, with_title: bool = False) -> dict[str, str]:
-    """The texts of some ids, but for the empty ones; raises InputError for an id that is not there."""
+    """The texts of some ids, without empty texts; raises InputError for an unknown id."""
     texts, empty = beir.read_texts(file, with_title=with_title, skip_empty=skip_empty)
     found = {text_id: text for text_id, text in zip(texts.ids, texts.texts, strict=True) if text_id in ids}
     beir.require_known(ids - set(empty), found, f"{file}: ids without a text")
@@ -224,7 +224,7 @@ def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
 
 
 def _num_whole_lines(path: Path) -> int:
-    """The lines of a file, after what a kill has left of one more was cut off."""
+    """The complete lines of a file; the rest of a line cut off by a kill is removed."""
     written = path.read_bytes()
     whole = written.rfind(b"\n") + 1
     if whole < len(written):

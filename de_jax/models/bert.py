@@ -1,4 +1,4 @@
-"""BERT's encoder (Devlin et al. 2019) and its kin: absolute positions, and a LayerNorm after each sum.
+"""BERT's encoder (Devlin et al. 2019) and related encoders: absolute positions, and a LayerNorm after each sum.
 
 RoBERTa (Liu et al. 2019) counts positions otherwise, DistilBERT (Sanh et al. 2019) has no token types, and MPNet (Song et al. 2020)
 has T5's relative position bias too.
@@ -95,7 +95,7 @@ class BertConfig:
 
 
 class BertEmbedder(nn.Module):
-    """Sum of a token's word, position and type vectors, normalised. Positions are counted anew in each text of a row."""
+    """Sum of a token's word, position and type vectors, normalised. Positions start again in each text of a row."""
 
     config: BertConfig
 

@@ -210,7 +210,7 @@ def _beam_search(model: Generator, params: Params, docs: Int[Array, "b L"], deco
 
 
 def _rearranged(earlier: Any, of_beam: Int[Array, "b W"]) -> Any:
-    """Keys and values [b * W, ...] of the beams that each one goes on from."""
+    """Keys and values [b * W, ...] of the beams that each beam continues."""
 
     def one(array: Array) -> Array:
         beams = array.reshape(*of_beam.shape, *array.shape[1:])

@@ -1,4 +1,4 @@
-"""Two towers and what they share."""
+"""Two towers and their shared parts."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class DualEncoder:
         return self if dtype is None else self._with_encoders(dtype=dtype)
 
     def with_scanned_layers(self) -> DualEncoder:
-        """The same model, of which one layer of each encoder is traced, whatever their number."""
+        """The same model with only one traced layer per encoder, whatever their number."""
         towers = (self.query, self.doc)
         return self._with_encoders(scan_layers=True) if all(hasattr(tower.encoder, "scan_layers") for tower in towers) else self
 

@@ -17,7 +17,7 @@ from de_jax.settings import PositiveInt, check_fields
 from de_jax.types import Array, Batch, InputError, Metrics, Params
 
 START_ID = 0
-"""What the first token is predicted from: T5 begins with padding."""
+"""The token before the first token: T5 begins with padding."""
 
 
 class ReadDocs(NamedTuple):

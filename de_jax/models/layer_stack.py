@@ -1,4 +1,4 @@
-"""The layers of an encoder, one after another: what is kept of them for the backward pass, and whether they are a loop."""
+"""The layers of an encoder, one after another: rematerialisation for the backward pass, and loops over layers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def through_layers(
         encoder: a module with its `config`, and `layers` by `make_layers`.
         x, segments, deterministic: as of an encoder.
         context: what every layer gets besides.
-        of_layer: a tree of arrays [layers, ...], of which each layer gets its own entries last; None for none.
+        of_layer: a tree of arrays [layers, ...]; each layer gets its own entries as the last argument; or None.
     """
     own = lambda entry: () if of_layer is None else (entry,)  # noqa: E731
     if not encoder.config.scan_layers or encoder.is_initializing() or not encoder.layers:

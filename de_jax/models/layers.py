@@ -25,13 +25,13 @@ _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("target", d
 
 
 def platform() -> str:
-    """What the model is compiled for: "cpu", "gpu" or "tpu"."""
+    """The platform that the model is compiled for: "cpu", "gpu" or "tpu"."""
     return _target.get() or jax.default_backend()
 
 
 @contextlib.contextmanager
 def compiling_for(platform: str) -> Iterator[None]:
-    """Within it, what is traced is for devices of another platform than JAX runs on."""
+    """A context in which programs are traced for another platform than JAX runs on."""
     token = _target.set(platform)
     try:
         yield

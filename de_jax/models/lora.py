@@ -1,4 +1,4 @@
-"""Low-rank adapters of linear maps (LoRA: Hu et al. 2022), added to what the maps give while a model is applied."""
+"""Low-rank adapters of linear maps (LoRA: Hu et al. 2022), added to the outputs of the maps while a model is applied."""
 
 from __future__ import annotations
 

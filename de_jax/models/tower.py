@@ -15,7 +15,7 @@ from de_jax.types import Array, InputError
 
 Part = Literal["embedder", "encoder", "projection"]
 PARTS: tuple[Part, ...] = ("embedder", "encoder", "projection")
-"""What a tower is made of; the units of sharing between two towers."""
+"""The parts of a tower; the units of sharing between two towers."""
 ProjectionInit = Literal["lecun_normal", "orthogonal"]
 ProjectionActivation = Literal["identity", "tanh"]
 PROJECTION_INITS: dict[str, Any] = {

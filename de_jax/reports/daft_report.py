@@ -14,7 +14,7 @@ from de_jax.training.run.run_log import METRICS_FILE, read_metrics
 
 MEASURE = "ndcg@10"
 MODEL = "model"
-GROUPS = ("light query tower", "as it came")
+GROUPS = ("light query tower", "original model")
 
 
 def name_of(num_layers: int) -> str:

@@ -45,7 +45,7 @@ def write_embeddings(
 
     Args:
         out_html, title, pictures: as of `write`.
-        about: what was analysed, by name.
+        about: facts about the analysis, by name.
         numbers: as of an `Analysis`; "groups" is left to its picture and to analysis.json.
     """
     counts = {name: value for name, value in numbers.items() if name.startswith("num_")}
@@ -59,7 +59,7 @@ def write(out_html: Path, title: str, sections: Mapping[str, str], pictures: Seq
     Args:
         out_html: the file.
         title: its headline.
-        sections: HTML by headline; what stands under "" has none.
+        sections: HTML by headline; the section "" has no headline.
         pictures: in the order of the page, after all sections.
     """
     figures = "".join(_figure(out_html.parent / picture.file, picture.caption) for picture in pictures)

@@ -1,8 +1,8 @@
 """A model card: the README.md of an exported model, with the front matter that the Hugging Face hub reads.
 
-All of it comes from the run's folder: `recipe.json`, `origin.json` and the kept evaluations of the exported checkpoint. What the
-folder does not say is left out; of a model that is no run, its card has the model and where it is from. Paths of this machine are
-cut to their last part.
+Facts come from the run's folder: `recipe.json`, `origin.json` and the evaluations of the exported checkpoint. Facts missing there
+are left out. The card of a model without a run describes only the model and its origin. Paths of this machine are cut to their
+last part.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def export(
         out_dir: must not exist; its name is the model's.
         format: a name out of `interop.export.FORMATS`.
         license: its identifier on the hub, such as "apache-2.0"; None leaves it out.
-        base_model: the name on the hub of what was trained further; None for what the run's folder says.
+        base_model: hub name of the original model; None for the name in the run's folder.
         source: the folder or name of a model that is no run; None for a run.
 
     Raises:
@@ -256,7 +256,7 @@ _SIZES = ("pairs", "queries", "documents")
 
 
 def _sources(described: Any) -> Iterator[dict[str, Any]]:
-    """The sources of pairs in what a recipe says of its data, those of a mixture each."""
+    """The sources of pairs in a recipe's data, each source of a mixture."""
     inner = described.values() if isinstance(described, dict) else described if isinstance(described, list) else ()
     below = [source for value in inner for source in _sources(value)]
     if _is_function(described) and not below and _last(described["function"]).endswith("_pairs"):

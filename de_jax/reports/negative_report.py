@@ -37,7 +37,7 @@ def write(
     Args:
         out_dir: gets the files.
         title: of the page.
-        about: what was analysed, by name.
+        about: facts about the analysis, by name.
         checkpoints: at least one.
         costs: of the negatives.
         depth: as of `negative_analysis.analyse`.

@@ -51,7 +51,7 @@ STYLE: Any = {
 
 
 class Picture(NamedTuple):
-    """A picture's file, and what it shows."""
+    """A picture's file, and its description."""
 
     file: str
     caption: str
@@ -62,7 +62,7 @@ def training_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: st
 
     Args:
         metrics_jsonl: one JSON object a line, with "step" and scalars; a series that never occurs is left out. A last
-            line cut off by a kill is passed over.
+            line cut off by a kill is skipped.
         out_png: appears by rename.
         title: above all panels.
 
@@ -75,7 +75,7 @@ def training_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: st
         if drawn := {found: series[found] for found in sorted(series) if re.fullmatch(pattern, found)}:
             panels.append((name, unit, drawn))
     if not panels:
-        raise InputError(f"{metrics_jsonl} holds no loss, dev/ score, learning_rate or pairs_per_second; it is no training log.")
+        raise InputError(f"{metrics_jsonl} holds no loss, dev/ score, learning_rate or pairs_per_second; it is not a training log.")
     with new_figure(out_png, figsize=(10.0, 3.1 * ((len(panels) + 1) // 2) + 0.3)) as figure:
         if title:
             figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
@@ -119,12 +119,12 @@ def embedding_map(
     if method not in ("tsne", "pca"):
         raise InputError(f"method {method!r} is unknown; give 'tsne' or 'pca'.")
     if min(len(query_embeddings), max_pairs) < 3:
-        raise InputError(f"{min(len(query_embeddings), max_pairs)} pairs make no map; give at least 3.")
+        raise InputError(f"{min(len(query_embeddings), max_pairs)} pairs are too few for a map; give at least 3.")
     num_pairs = min(len(query_embeddings), max_pairs)
     chosen = np.sort(np.random.default_rng(seed).permutation(len(query_embeddings))[:num_pairs])
     both = np.concatenate([query_embeddings[chosen], doc_embeddings[chosen]]).astype(np.float32)
     if not np.isfinite(both).all():
-        raise InputError("an embedding has a value that is not finite, so it has no place on a map; the model diverged.")
+        raise InputError("an embedding has a value that is not finite, so it cannot be drawn; the model diverged.")
     places, note = _project(both, method, seed)
     with new_figure(out_png, figsize=(7.2, 7.2)) as figure:
         _draw_map(figure, places[:num_pairs], places[num_pairs:], title, f"{num_pairs} pairs, {note}")

@@ -1,8 +1,8 @@
-"""Embeddings on disk: a folder that grows shard by shard, and counts as embeddings once its manifest is there.
+"""Embeddings on disk: a folder that grows shard by shard, and is complete once its manifest exists.
 
 embeddings.npy   float32 [n, D]   in the order of the token store
 ids.json         the texts' ids, parallel to the rows
-manifest.json    what was encoded by what; makes the folder complete
+manifest.json    the texts and the model; makes the folder complete
 checksums.json   of all these, see `folders`
 progress.json    the same and the rows done, while the folder is incomplete
 """
@@ -87,8 +87,8 @@ class EmbeddingWriter:
 
         Args:
             out_dir: absent, empty, or begun by an equal call.
-            source: what the embeddings are of, "num_texts" among it; complete ones need no more than this to be equal.
-            batching: what else decides the last bits; an incomplete folder goes on with the same only.
+            source: the origin of the embeddings with "num_texts"; complete folders are equal if their sources are.
+            batching: everything else that decides the last bits; an incomplete folder continues only with the same.
 
         Raises:
             InputError: the folder holds something else; names the first difference.
@@ -135,7 +135,7 @@ class EmbeddingWriter:
         self._clean()
 
     def _clean(self) -> None:
-        """Removes what is of no use in a complete folder."""
+        """Removes files that a complete folder does not need."""
         self._progress.unlink(missing_ok=True)
         outputs.remove_leftovers(self._dir)
 

@@ -52,7 +52,7 @@ def encode(
         store: the tokenized texts.
         max_length: tokens, special ones included; longer texts are cut.
         rows: which texts, in which order; all by default.
-        tokens_per_batch: tokens of a micro-batch, padding included; by default what was measured best on this backend.
+        tokens_per_batch: tokens of a micro-batch, padding included; by default the fastest size measured on this backend.
         length_multiple: see `micro_batches.padded_length`; smaller wastes less work and compiles more.
         progress: called with the number of texts of each finished micro-batch.
 
@@ -255,7 +255,7 @@ def _encode_options(batching: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_options(run: Run, tower: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What a caller leaves open: the run's length, and as a micro-batch one device's, times the devices that share its rows."""
+    """The defaults of a caller: the run's length, and one device's micro-batch times the devices that share its rows."""
     options = {"max_length": run.side(tower).max_length, **options}
     run.model.check_length(tower, options["max_length"])
     if options.get("tokens_per_batch") is None:

@@ -25,7 +25,7 @@ TRAIN_DOCS, TRAIN_DOCS_A_LIST = 65536, 64
 RESULT_ENTRIES = 2**22
 """Results fetched at a time; bounds the memory of a search of many queries."""
 GPU_DEPTH = 2048
-"""FAISS gives no more results than these from a GPU."""
+"""The most results that FAISS returns from a GPU."""
 Device = Literal["cpu", "gpu", "all_gpus"]
 GPUMode = Literal["shard", "replicate"]
 DEVICES, GPU_MODES = get_args(Device), get_args(GPUMode)
@@ -201,7 +201,7 @@ class FaissIndex:
     def _best(
         self, queries: Float[np.ndarray, "q D"], k: int, depth: int
     ) -> tuple[Int[np.ndarray, "q k"], Float[np.ndarray, "q k"]]:
-        """Rows and scores of the k best of `depth` results; a query whose k-th score may go on below them is searched deeper."""
+        """Rows and scores of the k best of `depth` results; a query whose k-th score may continue below them is searched deeper."""
         doc_rows, scores = np.empty((len(queries), k), np.int32), np.empty((len(queries), k), np.float32)
         block_size = max(1, RESULT_ENTRIES // depth)
         for start in range(0, len(queries), block_size):

@@ -2,7 +2,7 @@
 
 index.faiss      as FAISS writes it; its i-th vector is row i of the corpus
 ids.json         the documents' ids, parallel to the rows
-manifest.json    what the two hold
+manifest.json    sizes of the two
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def write(folder: Path, write_index: Callable[[Path], None], ids: Sequence[str],
         folder: absent, empty or a saved index.
         write_index: called with the path of the index file.
         ids: the documents' ids.
-        about: what the manifest says beside format, sizes and checksums.
+        about: facts of the manifest beside format, sizes and checksums.
 
     Raises:
         InputError: the folder holds something else.

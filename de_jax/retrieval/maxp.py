@@ -68,7 +68,7 @@ class MaxPIndex:
         """The k best documents of each query; fewer fill up with row -1 and score -inf.
 
         Raises:
-            InputError: `k` is below 1, and what the index of passages refuses.
+            InputError: `k` is below 1, and the errors of the index of passages.
         """
         if k < 1:
             raise InputError(f"k is {k}; ask for at least 1 document.")

@@ -61,7 +61,7 @@ def plan(lengths: Int[np.ndarray, " n"], *, tokens_per_batch: int, length_multip
 
     Args:
         lengths: tokens of each text.
-        tokens_per_batch: bound of rows times width, but for a row that is longer.
+        tokens_per_batch: bound of rows times width, except for a single longer row.
         length_multiple: see `padded_length`.
     """
     order = np.argsort(-lengths, kind="stable").astype(np.int32)

@@ -88,6 +88,6 @@ def packed_bits(codes: Int8[Any, "n E"] | UInt8[Any, "n E"]) -> UInt8[np.ndarray
 
 
 def check_precision(precision: str) -> None:
-    """Refuses what is not in `PRECISIONS`."""
+    """Refuses precisions outside `PRECISIONS`."""
     if precision not in PRECISIONS:
         raise InputError(f"precision is {precision!r}; it is one of {', '.join(PRECISIONS)}.")

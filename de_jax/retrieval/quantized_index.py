@@ -1,4 +1,4 @@
-"""Search among embeddings in fewer bytes, and once more among what it finds with the embeddings themselves, where they are kept."""
+"""Search with quantized embeddings; candidates are scored again with the float32 embeddings if they are kept."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class QuantizedIndex:
         return found._replace(scores=found.scores + (queries @ self._middle)[:, None])
 
     def _probes(self, queries: Float[Any, "q D"]) -> Float[np.ndarray, "q E"]:
-        """What the codes are scored with."""
+        """The arrays that score the codes."""
         if not self._is_binary:
             return np.asarray(queries, np.float32) * self._steps
         probes = np.zeros((len(queries), 8 * self._codes.shape[1]), np.float32)

@@ -58,7 +58,7 @@ def keep(folder: Path, hashes: UInt64[np.ndarray, " n"]) -> None:
 
 
 def find(embeddings_dir: Path, *, model: str, max_length: int) -> Known | None:
-    """The largest embeddings of a run's folder by one model, for texts cut to one length; None where there are none."""
+    """The largest embeddings of a run's folder by one model, for texts cut to one length, or None."""
     found: Known | None = None
     for path in sorted(embeddings_dir.glob(f"*/step_*/{HASHES_FILE}")):
         try:

@@ -41,7 +41,7 @@ VECTOR_INDEX = Kind(
 
 
 class Arrays(NamedTuple):
-    """What an index is made of; as the files of its folder, which are named alike."""
+    """The arrays of an index, which are also the names of its files."""
 
     vectors: Array
     embeddings: Array | None = None
@@ -109,7 +109,7 @@ class VectorIndex:
             ids: the documents' as str, distinct; by default their rows as text.
             precision: how they are searched. "int8" takes a quarter of the bytes, "binary" a thirty-second.
             ranges: [2, D] that "int8" is made with, or was; by default those of the embeddings.
-            keep_embeddings: beside codes, to score again what is found by them. Without it they are not held.
+            keep_embeddings: keep them beside codes, to score candidates again.
             dim: D; needed of "binary" codes alone, where it is no multiple of 8.
             doc_rows: int [n] the document of each row, if these are passages; ascending from 0, none left out.
             devices: that share the search; by default all of this process.

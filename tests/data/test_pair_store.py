@@ -145,7 +145,7 @@ def test_sources_that_use_one_id_for_different_texts_are_kept_apart(tokenizer, t
     ("changes", "message"),
     [
         ({"neg_doc_ids": [["d9"]] * 9}, r"pairs: values of neg_doc_ids that have no text: 1 \(d9\)"),
-        ({"doc": [f"a {word}" for word in WORDS]}, "the id 'd0' stands for two different texts"),
+        ({"doc": [f"a {word}" for word in WORDS]}, "the id 'd0' names two different texts"),
         ({"query_id": [], "query": [], "doc_id": [], "doc": [], "neg_doc_ids": []}, "pairs yields no pair"),
     ],
 )
@@ -185,7 +185,7 @@ def test_what_is_no_whole_folder_is_refused(tokenizer, tmp_path):
         pair_store.open_pair_store(tmp_path / "store")
     manifest.write_text(json.dumps(whole))
     np.save(tmp_path / "store" / "pairs.npy", np.full((9, 2), 9, np.int32))
-    with pytest.raises(InputError, match=r"pairs\.npy is damaged: it refers to a text that is not there"):
+    with pytest.raises(InputError, match=r"pairs\.npy is damaged: it refers to a missing text"):
         pair_store.open_pair_store(tmp_path / "store")
     (tmp_path / "store" / "pairs.npy").write_bytes(b"")
     with pytest.raises(InputError, match=r"pairs\.npy is no \.npy file or is damaged at its beginning"):

@@ -108,9 +108,9 @@ def test_a_curriculum_expands_documents_of_a_task_as_those_of_the_token_stores(d
 
 def test_what_no_task_can_be_expanded_with_is_refused(dataset_dir, spiece, tmp_path):
     write_jsonl(tmp_path / "expansion.jsonl", [{"_id": "x1", "queries": ["of another corpus"]}])
-    with pytest.raises(InputError, match="no query for any document here; it is of another corpus"):
+    with pytest.raises(InputError, match="no query for any document here; the expansion is for another corpus"):
         beir_task(dataset_dir, spiece, curriculum=Curriculum(), expansion=str(tmp_path / "expansion.jsonl"))
-    with pytest.raises(InputError, match="set `expansion` beside it"):
+    with pytest.raises(InputError, match="also set `expansion`"):
         beir_task(dataset_dir, spiece, curriculum=Curriculum())
 
 
@@ -301,7 +301,7 @@ def test_a_task_of_mined_negatives_is_a_generation_or_the_newest_whole_one_of_a_
     assert (len(newest), newest[3]) == (16, [b"d42", b"d43", b"d44"])
     assert negatives_of(generations_dir / "000001")[3] == [b"d41", b"d42", b"d43"]
     (generations_dir / "000002" / "part-00001.jsonl").unlink()
-    with pytest.warns(UserWarning, match="generation 2 of the negatives is passed over"):
+    with pytest.warns(UserWarning, match="generation 2 of the negatives is skipped"):
         assert negatives_of(generations_dir)[3] == [b"d41", b"d42", b"d43"]
     (generations_dir / "000002" / "manifest.json").unlink()
     with pytest.raises(InputError, match=r"000002 holds no complete negatives"):
@@ -387,7 +387,7 @@ def test_an_export_gives_the_batches_of_its_task_and_is_made_once(dataset_dir, s
     written = {file: file.stat().st_mtime_ns for file in (tmp_path / "export").rglob("*")}
     export_batches.main(command)
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "export").rglob("*")} == written
-    with pytest.raises(InputError, match="holds something else than this task"):
+    with pytest.raises(InputError, match="holds data of another task"):
         export_batches.main([*command, "--split=dev"])
     stored = flat(pair_store.stored_pairs)(pairs_dir=str(tmp_path / "export"), **BATCHING)
     assert_same(take(stored, 3, 9), take(beir_task(dataset_dir, spiece), 3, 9))
@@ -585,7 +585,7 @@ def test_what_cannot_be_a_task_of_pairs_is_refused(dataset_dir, spiece, tmp_path
     pairs = lambda name="pairs", **settings: flat(seqio_batches.seqio_pairs)(task=name, **{"batch_size": 2} | settings)  # noqa: E731
     with pytest.raises(InputError, match="no seqio task or mixture is named 'pair'; there are pairs"):
         pairs("pair")
-    with pytest.raises(InputError, match="no task is named"):
+    with pytest.raises(InputError, match="no task is set"):
         pairs("")
     with pytest.raises(InputError, match="has no split 'test'; it has train"):
         pairs(split="test")

@@ -62,8 +62,14 @@ def test_rows_in_memory_are_read_by_place_alone():
         def __getitem__(self, row):
             return {"query": f"q{row % 3}", "doc": "d"}
 
+    class Endless(Repeating):  # as a grain.MapDataset that is repeated
+        def __len__(self):
+            return sys.maxsize
+
     assert [one.query for one in examples(Repeating())] == ["q0", "q1", "q2"]
-    with pytest.raises(InputError, match=r"^row 2: a str, not a dictionary; mend the row, or pass over bad rows with --skip_bad"):
+    with pytest.raises(InputError, match=r"a table has an end, but this Endless repeats its rows for ever; leave out repeat\(\)"):
+        examples(Endless())
+    with pytest.raises(InputError, match=r"^row 2: a str, not a dictionary; fix the row, or skip bad rows with --skip_bad"):
         examples([{"query": "q", "doc": "d"}, "q"])
     with pytest.raises(InputError, match="a table is a path or a sequence of rows, not a dict"):
         examples({"query": ["q"], "doc": ["d"]})
@@ -278,7 +284,7 @@ def test_bad_rows_are_refused_by_place_or_counted_and_damaged_files_refused(name
 def test_rows_of_parquet_that_are_not_utf8_are_bad_rows(tmp_path):
     texts = pyarrow.array([b"d", b"W\xf6rter", b"e"], pyarrow.binary()).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({"query": ["q", "r", "s"], "doc": texts}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"a\.parquet, row 2: not UTF-8 text; mend the row"):
+    with pytest.raises(InputError, match=r"a\.parquet, row 2: not UTF-8 text; fix the row"):
         examples(str(tmp_path / "a.parquet"))
     with pytest.warns(UserWarning, match="bad rows left out: 1"):
         assert [one.query for one in examples(str(tmp_path / "a.parquet"), skip_bad_rows=True)] == ["q", "s"]

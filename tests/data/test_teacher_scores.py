@@ -99,8 +99,8 @@ def test_a_file_scores_any_negatives_by_their_ids_and_its_last_line_counts(store
     [
         ("q0\td0\n", r"scores\.tsv, line 1: expected a query id, a document id and a score, tab-separated\."),
         ("q0\td0\t1\nq0\td0\tnan\n", r"scores\.tsv, line 2: the score 'nan' is not a finite number"),
-        ("q0\td13\t1\nx\td0\t1\n", r"scores\.tsv has no score of any training pair; score this data set and split with de-jax"),
-        ("", r"scores\.tsv has no score of any training pair"),
+        ("q0\td13\t1\nx\td0\t1\n", r"scores\.tsv contains no score of a training pair; score this data set and split with de-jax"),
+        ("", r"scores\.tsv contains no score of a training pair"),
     ],
 )
 def test_files_that_score_nothing_are_refused(stores, score_file, content, sentence):

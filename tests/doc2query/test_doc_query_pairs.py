@@ -47,5 +47,5 @@ def test_batches_from_a_step_on_are_the_same_without_those_before(folders, tmp_p
 def test_a_vocabulary_without_an_end_is_refused(folders, tmp_path):
     tokenizer = load_tokenizer(folders[0] / "spiece.model")
     tokenizer.suffix_ids = ()
-    with pytest.raises(InputError, match="no end after a text"):
+    with pytest.raises(InputError, match="adds no end token"):
         doc_query_pairs(folders, tokenizer, cache_dir=tmp_path)

@@ -184,7 +184,7 @@ def test_a_manifest_of_garbage_costs_the_miner_a_warning(dataset_dir, beside, te
     (run_dir / "negatives" / "000004").mkdir()
     warm_up = [Mined("q0", "d0", ["d1"], [])]  # of a run that is further than this one
     generations.write_generation(run_dir / "negatives", 5, warm_up, {**text_hashes(dataset_dir), "checkpoint_step": 1000})
-    with pytest.warns(UserWarning, match="generation 2 of the negatives is passed over: .*000002/manifest.json"):
+    with pytest.warns(UserWarning, match="generation 2 of the negatives is skipped: .*000002/manifest.json"):
         generation = next(mine.mine(recipe, run_dir, poll_seconds=0.01))
     assert (generation.number, generation.manifest["checkpoint_step"]) == (6, 24)
 
@@ -217,7 +217,7 @@ def test_a_corpus_that_changed_is_refused_by_both_with_the_reason(dataset_dir, t
     )
     recipe = recipe_of(settings(changed_dir, run_dir, BESIDE, train__num_steps=32))
     for command in (lambda: next(mine.mine(recipe, run_dir, once=True)), opened(recipe, run_dir).mined.begin):
-        with pytest.raises(InputError, match="was mined from other docs than are trained on; mine again"):
+        with pytest.raises(InputError, match="was mined from other docs than the training data has; mine again"):
             command()
 
 
@@ -226,7 +226,7 @@ def test_a_corpus_that_changed_is_refused_by_both_with_the_reason(dataset_dir, t
     [
         ({"train__miner": None}, "the recipe mines nothing; set train.miner"),
         ({"train__mine_every_steps": 4}, "the run mines by itself every train.mine_every_steps updates"),
-        ({"beir_pairs__negatives_dir": ""}, "generations have no folder to go to; set beir_pairs.negatives_dir"),
+        ({"beir_pairs__negatives_dir": ""}, "no folder is set for the generations; set beir_pairs.negatives_dir"),
         ({"Miner__index": "IVF,no"}, "IVF,no"),
     ],
 )
@@ -260,5 +260,5 @@ def test_a_slow_miner_takes_the_newest_checkpoint_and_skips_those_before(tmp_pat
 
 def test_mining_once_needs_a_checkpoint(dataset_dir, tmp_path):
     recipe = recipe_of(settings(dataset_dir, tmp_path / "run", BESIDE))
-    with pytest.raises(InputError, match="has no checkpoint to mine by"):
+    with pytest.raises(InputError, match="has no checkpoint to mine with"):
         next(mine.mine(recipe, tmp_path / "run", once=True))

@@ -225,8 +225,8 @@ def test_a_document_with_the_id_of_its_query_is_no_negative_unless_it_is_kept(tm
         ({"num_negatives": 0}, "64 pairs of 0 negatives cannot be"),
         ({"num_negatives": 21}, "give at least 1 and 1 to 20"),
         ({"num_pairs": 0}, "0 pairs of 1 negatives"),
-        ({"name": "random"}, "are named 'random', which stands for"),
-        ({"hashes": {"docs": "of others"}}, "was mined from other docs than are trained on"),
+        ({"name": "random"}, "are named 'random', a name reserved for"),
+        ({"hashes": {"docs": "of others"}}, "was mined from other docs than the training data has"),
     ],
 )
 def test_samples_that_cannot_be_drawn_are_refused(tmp_path, stores, options, sentence):

@@ -88,7 +88,7 @@ def test_seeds_are_averaged_query_by_query():
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(InputError, match=r"1 queries are scored for one system only \(q2, ...\)"):
         compare([1, 2, 3], [1, 2])
-    with pytest.raises(InputError, match="1 query tells nothing"):
+    with pytest.raises(InputError, match="1 query is too few"):
         compare([1], [2])
     with pytest.raises(InputError, match="the seeds were scored on different queries"):
         significance.mean_over_seeds([scores([1]), scores([1, 2])])
@@ -117,5 +117,5 @@ def test_intervals_hold_the_mean_of_their_population_as_often_as_they_say():
 
 
 def test_one_query_has_no_interval():
-    with pytest.raises(InputError, match="1 query tells nothing"):
+    with pytest.raises(InputError, match="1 query is too few"):
         significance.confidence_interval([0.5])

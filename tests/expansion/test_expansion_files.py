@@ -40,7 +40,7 @@ def test_queries_of_a_corpus_stand_by_row(tmp_path):
 
 def test_what_is_incomplete_changed_or_of_another_corpus_is_refused(tmp_path):
     folder = written(tmp_path / "queries")
-    with pytest.raises(InputError, match="has queries for d7, which is no document here"):
+    with pytest.raises(InputError, match="has queries for d7, which is not a document here"):
         queries_by_row(folder, ["d0", "d1"])
     twice = written(tmp_path / "twice", [*DOCS, DOCS[0]])
     with pytest.raises(InputError, match="two lines for the document d1"):
@@ -76,7 +76,7 @@ def test_tables_are_read_and_documents_that_come_again_refused(tmp_path):
         DocQueries("d5", ["x y", "z"]),
         DocQueries("d2", ["w\t1"]),
     ]
-    with pytest.raises(InputError, match=r"bad\.tsv, line 3: the document d5 was there before"):
+    with pytest.raises(InputError, match=r"bad\.tsv, line 3: the document d5 appeared before"):
         released(tmp_path, {"bad.tsv": "d5\tx\nd2\ty\nd5\tz\n"})
     with pytest.raises(InputError, match=r"bad\.tsv, line 1: expected a document id, a tab and a query"):
         released(tmp_path, {"bad.tsv": "d5 x\n"})

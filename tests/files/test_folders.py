@@ -45,11 +45,11 @@ def test_a_folder_of_somebody_else_stays_as_it_is(tmp_path, tokenizer, write):
     folder = tmp_path / "000001"
     write_thesis(folder)
     (folder / "manifest.json").write_text("{}")
-    with pytest.raises(InputError, match=r"000001 (exists already and holds manifest.json|is there already)"):
+    with pytest.raises(InputError, match="000001 exists already"):
         write(folder, tokenizer)
     assert content(tmp_path).keys() == {Path("000001/thesis.txt"), Path("000001/manifest.json")}
     (tmp_path / "2").write_text("precious")
-    with pytest.raises(InputError, match=r"is a file|is there already"):
+    with pytest.raises(InputError, match=r"is a file|exists already"):
         write(tmp_path / "2" if write is not write_generation else folder, tokenizer)
 
 

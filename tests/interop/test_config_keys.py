@@ -353,5 +353,5 @@ def test_pooling_of_an_encoder_alone_is_chosen_and_assumptions_are_noted(tmp_pat
 
 
 def test_pooling_of_a_model_that_says_it_itself_is_refused(bert):
-    with pytest.raises(InputError, match="says itself how its token vectors are pooled; leave pooling=cls out"):
+    with pytest.raises(InputError, match="specifies its own pooling; leave pooling=cls out"):
         any_model.read(bert, pooling="cls")

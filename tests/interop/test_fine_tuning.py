@@ -113,8 +113,18 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(folders, monkeypat
     wide["query"]["projection"]["bias"] = np.zeros(25)
     pair = {"query": t5, "doc": bert}
     refusals = [
-        (bert, fresh(bert, bert, initial_temperature=0.05), (), "no value for 1 parameters, shared/temperature/log_scale for one"),
-        (plain, both, (), r'no value for 4 parameters, doc/projection/bias for one.*train.init_new, \("doc/projection/.\*",\)'),
+        (
+            bert,
+            fresh(bert, bert, initial_temperature=0.05),
+            (),
+            "no value for 1 parameters, for example shared/temperature/log_scale",
+        ),
+        (
+            plain,
+            both,
+            (),
+            r'no value for 4 parameters, for example doc/projection/bias.*train.init_new = \("doc/projection/.\*",\)',
+        ),
         (bert, fresh(plain, plain), (), "bert holds shared/projection/bias, which this model has no place for"),
         (pair, fresh(t5, t5, ("projection",)), (), "shared/projection/kernel is shared, but would start from"),
         (bert, wide, (), r"has the shape \(24,\) for query/projection/bias, but this model \(25,\)"),

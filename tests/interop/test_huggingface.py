@@ -1,4 +1,4 @@
-"""Folders of transformers against transformers itself; and that nothing in a folder is passed over in silence."""
+"""Folders of transformers against transformers itself; and that nothing in a folder is skipped in silence."""
 
 import json
 import shutil
@@ -220,8 +220,8 @@ def config(**values):
         (lambda folder: (folder / "config.json").write_text('{"model_type": "bert",'), r"config\.json, line 1: not valid JSON"),
         (lambda folder: (folder / "config.json").write_text("[]"), r"config\.json: found \[\], expected an object"),
         (lambda folder: (folder / "config.json").unlink(), r"config\.json does not exist"),
-        (config(model_type="gpt2"), "model_type 'gpt2' has no tower here; there are t5, mt5, umt5, bert"),
-        (config(model_type=None), "model_type None has no tower here"),
+        (config(model_type="gpt2"), "model_type 'gpt2' is not supported; supported types are t5, mt5, umt5, bert"),
+        (config(model_type=None), "model_type None is not supported"),
         (config(model_type="t5"), "d_model is None; it must be a positive whole number"),
         (config(hidden_size="32"), "hidden_size is '32'; it must be a positive whole number"),
         (config(num_attention_heads=5), "model_dim is 32, which num_heads = 5 does not divide"),

@@ -202,5 +202,5 @@ def test_lower_case_is_left_to_the_vocabulary(dense_bert, tmp_path):
     vocab = tokenizer["model"]["vocab"]
     tokenizer["model"]["vocab"] = {**{w: i for w, i in vocab.items() if w != "a"}, "xyz": vocab["a"]}
     write(folder / "tokenizer.json", {**tokenizer, "normalizer": None})
-    with pytest.raises(InputError, match="asks for lower case, which the vocabulary does not bring about"):
+    with pytest.raises(InputError, match="asks for lower case, which the vocabulary does not apply"):
         sentence_transformers.read(folder, only_sizes=True)

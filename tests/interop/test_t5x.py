@@ -262,8 +262,8 @@ def test_a_checkpoint_cut_off_anywhere_ends_in_a_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (("U" * 2, [2], b"\0" * 8), "is no type of numbers"),
-        (("object", [1], b"\0" * 8), "is no type of numbers"),
+        (("U" * 2, [2], b"\0" * 8), "is not a type of numbers"),
+        (("object", [1], b"\0" * 8), "is not a type of numbers"),
         (("float32", [3], b"\0" * 8), "is not an array"),
         (("float32", [-1, 2], b"\0" * 16), "in the place of"),  # numpy infers the size
         (("float32", [2**62, 8], b"\0" * 16), "is not an array"),

@@ -93,7 +93,7 @@ def test_garbage_is_passed_over_with_one_warning_and_the_next_whole_generation_i
     with warnings.catch_warnings(record=True) as warned:
         logged(mined, range(1, 6), between)
     assert mined.switches == [Switch(0, 1), Switch(11, 3)]
-    assert ["generation 2 of the negatives is passed over" in str(warning.message) for warning in warned] == [True]
+    assert ["generation 2 of the negatives is skipped" in str(warning.message) for warning in warned] == [True]
 
 
 def test_a_generation_that_one_process_does_not_see_comes_into_force_in_none(tmp_path, mined, monkeypatch):
@@ -119,7 +119,7 @@ def test_a_run_that_mines_itself_passes_over_garbage_and_mines_a_step_again_whos
         for step in range(1, 33):
             hook(step, STATE, {})
     assert steps == [16, 24]
-    assert ["generation 3 of the negatives is passed over" in str(warning.message) for warning in warned] == [True]
+    assert ["generation 3 of the negatives is skipped" in str(warning.message) for warning in warned] == [True]
 
 
 def test_mining_compares_with_the_newest_whole_generation_and_writes_beyond_every_folder(tmp_path, mined, monkeypatch):
@@ -134,7 +134,7 @@ def test_mining_compares_with_the_newest_whole_generation_and_writes_beyond_ever
     monkeypatch.setattr(mining_run, "mine", mine)
     monkeypatch.setattr(mining_run, "embed", lambda *args, **options: type("Embedded", (), {"folder": None}))
     run = Run(tmp_path, 8, *[None] * 4)
-    with pytest.warns(UserWarning, match="generation 2 of the negatives is passed over"):
+    with pytest.warns(UserWarning, match="generation 2 of the negatives is skipped"):
         generation = mining_run.mine_generation(run, mined, Miner(), keep=False)
     np.testing.assert_array_equal(compared[0], [[10], [11]])
     assert (generation.number, generations.numbers(tmp_path)) == (4, [1, 2, 4])

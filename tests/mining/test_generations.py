@@ -36,7 +36,7 @@ def test_a_generation_is_not_there_until_it_is_whole(tmp_path):
 
 def test_two_miners_in_one_folder_and_nothing_mined_are_refused(tmp_path):
     generations.write_generation(tmp_path, 1, MINED, {})
-    with pytest.raises(InputError, match="000001 is there already; one miner"):
+    with pytest.raises(InputError, match="000001 exists already; one miner"):
         generations.write_generation(tmp_path, 1, MINED, {})
     with pytest.raises(InputError, match="there are no pairs to write"):
         generations.write_generation(tmp_path, 2, [], {})
@@ -124,13 +124,15 @@ def test_fewer_pairs_than_the_manifest_says_are_refused(tmp_path):
 
 
 def test_a_folder_stands_for_its_newest_whole_generation(tmp_path):
-    with pytest.raises(InputError, match="is no generation of negatives and holds none; make one with de-jax mine_negatives"):
+    with pytest.raises(
+        InputError, match="is not a generation of negatives and contains no generation; make one with de-jax mine_negatives"
+    ):
         generations.open_newest(tmp_path)
     for number in (1, 2, 3):
         generations.write_generation(tmp_path, number, MINED, {})
     (tmp_path / "000003" / "manifest.json").write_text("{")
     for found in (tmp_path, tmp_path / "000002"):
-        with pytest.warns(UserWarning, match="generation 3 .* passed over") if found == tmp_path else contextlib.nullcontext():
+        with pytest.warns(UserWarning, match="generation 3 .* skipped") if found == tmp_path else contextlib.nullcontext():
             assert generations.open_newest(found).number == 2
     for damaged in ("000003", "000004"):
         (tmp_path / damaged).mkdir(exist_ok=True)

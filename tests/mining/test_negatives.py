@@ -62,7 +62,7 @@ def test_a_run_passes_over_what_is_half_copied_or_does_not_fit_and_says_so_once(
     generations.write_generation(tmp_path / "negatives", 4, mined(), {})
     part = tmp_path / "negatives" / "000004" / "part-00000.jsonl"
     part.write_bytes(part.read_bytes()[:-20])
-    with pytest.warns(UserWarning, match=r"generation \d of the negatives is passed over: .*(part-00000|d99)") as warned:
+    with pytest.warns(UserWarning, match=r"generation \d of the negatives is skipped: .*(part-00000|d99)") as warned:
         assert run.newer() == 2
     assert len(warned) == 2
     assert run.newer() == 2
@@ -74,7 +74,7 @@ def test_a_generation_that_was_still_being_copied_is_taken_once_it_is_whole(tmp_
     part = generations.write_generation(tmp_path / "negatives", 2, mined(shift=2), {}).folder / "part-00000.jsonl"
     whole = part.read_bytes()
     part.write_bytes(whole[:-20])
-    with pytest.warns(UserWarning, match="generation 2 of the negatives is passed over"):
+    with pytest.warns(UserWarning, match="generation 2 of the negatives is skipped"):
         assert run.newer() is None
     part.write_bytes(whole)
     assert run.newer() == 2
@@ -108,7 +108,7 @@ def test_a_generation_of_other_data_is_refused(tmp_path, stores, line, sentence)
 
 def test_a_corpus_that_changed_is_refused_with_the_reason(tmp_path, stores):
     generation = generations.write_generation(tmp_path, 1, mined(), {**TEXTS, "docs": "of another corpus"})
-    with pytest.raises(InputError, match="000001 was mined from other docs than are trained on; mine again"):
+    with pytest.raises(InputError, match="000001 was mined from other docs than the training data has; mine again"):
         rows_of_pairs(generation, texts_of(stores, TEXTS))
 
 
@@ -285,14 +285,14 @@ def test_a_new_run_begins_with_the_newest_whole_generation_and_says_once_what_it
         assert set(run.manifests()) == {1}
     assert run.switches == [Switch(0, 1)]
     told = [str(warning.message).partition(":")[0] for warning in warned]
-    assert told == [f"generation {number} of the negatives is passed over" for number in (3, 2)]
+    assert told == [f"generation {number} of the negatives is skipped" for number in (3, 2)]
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_run_without_a_whole_generation_needs_one_and_says_how_the_newest_is_damaged(tmp_path, stores, damage):
     damage(generations.write_generation(tmp_path / "negatives", 1, mined(), {}).folder)
     run = MinedNegatives(tmp_path / "negatives", None, texts_of(stores), num_drawn={"neg_docs": 2})
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="is skipped"):
         assert run.needs_first()
     with pytest.raises(InputError, match="000001"):
         run.begin()

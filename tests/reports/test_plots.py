@@ -75,7 +75,7 @@ def test_a_line_cut_off_at_the_end_is_passed_over_and_one_before_is_refused(tmp_
 
 
 def test_a_log_with_nothing_to_draw_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no training log"):
+    with pytest.raises(InputError, match="not a training log"):
         plots.training_curves(write_lines(tmp_path / "m.jsonl", [{"step": 1, "other": 1.0}]), tmp_path / "curves.png")
     with pytest.raises(InputError, match="does not exist"):
         plots.training_curves(tmp_path / "absent.jsonl", tmp_path / "curves.png")
@@ -115,7 +115,7 @@ def test_embedding_map_refuses_bad_input(tmp_path):
         plots.embedding_map(queries, docs[:-1], tmp_path / "map.png", title="")
     with pytest.raises(InputError, match="method 'umap' is unknown"):
         plots.embedding_map(queries, docs, tmp_path / "map.png", title="", method="umap")
-    with pytest.raises(InputError, match="2 pairs make no map"):
+    with pytest.raises(InputError, match="2 pairs are too few for a map"):
         plots.embedding_map(queries[:2], docs[:2], tmp_path / "map.png", title="")
     docs[5, 1] = np.nan
     with pytest.raises(InputError, match="not finite"):

@@ -94,4 +94,4 @@ def test_bad_input_is_refused(files):
     assert "absent.tsv does not exist" in fault(base, f"x={files / 'good.trec'}", qrels=files / "absent.tsv")
     assert "measure 'nope' is unknown" in fault(base, f"x={files / 'good.trec'}", more=["--measure=nope"])
     assert "k is 0" in fault(base, f"x={files / 'good.trec'}", more=["--k=0"])
-    assert "1 query tells nothing" in fault(base, f"x={files / 'good.trec'}", qrels=file("one.tsv", "q0\trelevant\t1\n"))
+    assert "1 query is too few" in fault(base, f"x={files / 'good.trec'}", qrels=file("one.tsv", "q0\trelevant\t1\n"))

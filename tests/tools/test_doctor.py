@@ -49,4 +49,4 @@ def test_problems_are_listed_with_what_mends_them(capsys, monkeypatch, tmp_path)
     ):
         assert sentence in shown.err
     assert "gpu: pip install 'de_jax[gpu]' adds jax-cuda12-plugin" in " ".join(shown.out.split())
-    assert "Nothing stands in the way" not in shown.out
+    assert "No problem found" not in shown.out

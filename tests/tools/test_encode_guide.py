@@ -86,8 +86,8 @@ def test_a_guide_of_other_texts_or_without_some_is_refused(printed, trained, run
     stores, hashes = open_stores(dataset_dir, *[run.doc.tokenizer] * 2), text_hashes(dataset_dir)
     open_guide(guide_dir, *stores, hashes)
     for changed, sentence in (
-        ({"docs": "0"}, r"guide was made of other docs than the training pairs have; run de-jax encode_guide on their data set"),
-        ({"queries": "0"}, "guide was made of other queries than the training pairs have"),
+        ({"docs": "0"}, r"guide was made of other docs than the training pairs; run de-jax encode_guide on their data set"),
+        ({"queries": "0"}, "guide was made of other queries than the training pairs"),
     ):
         with pytest.raises(InputError, match=sentence):
             open_guide(guide_dir, *stores, hashes | changed)

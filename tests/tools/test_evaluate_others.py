@@ -143,7 +143,7 @@ def test_bad_trec_files_are_refused(tmp_path, trec):
 
     assert "absent.tsv does not exist" in fault(corpus="absent.tsv")
     assert "absent.txt does not exist" in fault(qrels="absent.txt")
-    assert "--corpus and --topics say what is searched" in fault(topics=None)
+    assert "give --corpus and --topics to search" in fault(topics=None)
     assert "line 1: expected 2 tab-separated columns" in fault(topics=file("topics.tsv", "q0 red fox\n"))
     assert "qrels.txt, line 1: expected 3 (BEIR) or 4 (TREC) columns, found 2" in fault(qrels=file("qrels.txt", "q0 d0\n"))
     assert "judged queries that are not in" in fault(qrels=file("other.txt", "q7 0 d0 1\n"))

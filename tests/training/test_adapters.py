@@ -273,5 +273,5 @@ def test_a_fresh_part_must_be_trained_and_a_base_should_not_be_random(monkeypatc
         recipe.check_before_data(sharding.make_mesh(), model.shapes(), is_fresh=True)
     recipe = dataclasses.replace(recipe, adapters=Lora(rank=2, trained=start.init_new))
     recipe.check_before_data(sharding.make_mesh(), model.shapes(), is_fresh=True)
-    with pytest.warns(UserWarning, match="beside random parameters"):
+    with pytest.warns(UserWarning, match="would leave the random parameters"):
         dataclasses.replace(recipe, initialization=Initialization())

@@ -174,7 +174,7 @@ def test_where_none_is_intact_that_is_said(intact, tmp_path):
     shutil.copytree(intact, tmp_path / "copy")
     for step in (1, 2):
         shutil.rmtree(tmp_path / "copy" / str(step) / "params")
-    with pytest.raises(InputError, match=r"begin anew, as no older one is intact"):
+    with pytest.raises(InputError, match=r"start again, because no older checkpoint is intact"):
         restored(tmp_path / "copy", 2)
 
 

@@ -2,7 +2,7 @@
 
 <guide_dir>/
     queries/, docs/    embeddings.npy float32 [n, G] and ids.json, as encode_corpus writes them
-    manifest.json      which guide made them, and of which texts; written last
+    manifest.json      the guide and the texts it embedded; written last
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GUIDE = Kind(
 _KIND_OF = {"query": "queries", "doc": "docs", "neg_docs": "docs", "neg_queries": "queries"}
 
 GuideOf = Callable[[Mapping[str, np.ndarray]], Guide]
-"""Rows of texts [B] or [B, N] by the names of `Batch`, `PADDING_ID` where there is none, to a guide's embeddings of them."""
+"""Rows of texts [B] or [B, N] by the names of `Batch`, `PADDING_ID` for a missing text, to a guide's embeddings of them."""
 
 
 class _Embeddings(NamedTuple):
@@ -52,8 +52,8 @@ def open_guide(guide_dir: str | Path, query_store: TokenStore, doc_store: TokenS
 
     Args:
         guide_dir: written by `de-jax encode_guide`.
-        query_store, doc_store: what the rows refer to.
-        hashes: of the files that the stores were made from, of "queries" and of "docs"; {} where there are none.
+        query_store, doc_store: the texts of the rows.
+        hashes: of the files that the stores were made from, of "queries" and of "docs"; {} if unknown.
 
     Raises:
         InputError: a folder that is not complete, of other texts, or without some of them.
@@ -64,7 +64,7 @@ def open_guide(guide_dir: str | Path, query_store: TokenStore, doc_store: TokenS
     for kind, store in zip(KINDS, (doc_store, query_store), strict=True):
         if manifest["texts"][kind] not in (hashes.get(kind), store.content_hash):
             raise InputError(
-                f"{folder} was made of other {kind} than the training pairs have; run de-jax encode_guide on their data set, or on "
+                f"{folder} was made of other {kind} than the training pairs; run de-jax encode_guide on their data set, or on "
                 "their folder of pairs."
             )
         sides[kind] = _opened(folder / kind, kind, store, manifest["dim"])

@@ -46,9 +46,7 @@ class JoinedStore:
         ends = np.cumsum([store.num_texts for _, store, _ in self._own])
         self._starts, self.num_texts = [0, *ends[:-1].tolist()], int(ends[-1])
         if self.num_texts > LARGEST:
-            raise InputError(
-                f"the sources of the mixture hold {self.num_texts} texts of a kind; at most {LARGEST} can be told apart."
-            )
+            raise InputError(f"the sources of the mixture hold {self.num_texts} texts of a kind; at most {LARGEST} are supported.")
         places = dict(zip(own, self._starts, strict=True))
         self.firsts = [places[store.content_hash] for store in stores.values()]
         self.ids = _JoinedIds([(name, store.ids) for name, store, _ in self._own], self._starts)

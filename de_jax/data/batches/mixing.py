@@ -88,7 +88,7 @@ def mixed_epochs(
     """
     sizes, shares = np.asarray(num_pairs, np.int64), np.asarray(rates, np.float64)
     if (shares <= 0).any():
-        raise InputError(f"a task's mixing rate is {shares.min():g}; rates are above 0, and a task without one is left out.")
+        raise InputError(f"a task's mixing rate is {shares.min():g}; it must be above 0, or leave the task out.")
     counts = _apportion(shares / shares.sum(), int(sizes.sum()))
     if not counts.all():
         smallest, share = int(np.argmin(counts)), (shares / shares.sum()).min()

@@ -46,7 +46,7 @@ class BatchesOfPairs(Protocol):
     """Batches that can be some of a run's, with those of other sources between them."""
 
     def __call__(self, start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
-        """The batches from number `start` on; the same number always gives the same batch, but for what changes as a run goes on.
+        """The batches from number `start` on; the same number always gives the same batch, except for data that the run changes.
 
         Args:
             start: batches of these pairs before.
@@ -63,7 +63,7 @@ class Drawable(Protocol):
 
 
 class Negatives(NamedTuple):
-    """Hard negatives of each pair, of which a row of a batch gets `num_drawn`, drawn anew in every epoch."""
+    """Hard negatives of each pair; each epoch draws `num_drawn` of them for a row of a batch."""
 
     rows: np.ndarray  # int32 [P, mined] rows of a store; `PADDING_ID` where a pair has fewer
     num_drawn: int
@@ -92,7 +92,7 @@ class Positives(NamedTuple):
 
 
 class DocTexts(NamedTuple):
-    """What stands for documents where it is not their beginning: their passages, or the document with a generated query."""
+    """Replacements of the documents' beginnings: their passages, or the document with a generated query."""
 
     store: Store
     rows_of: Callable[[np.ndarray, np.ndarray, int], np.ndarray]
@@ -159,7 +159,7 @@ def pair_batches(
     Every epoch has the same number of full batches. Pairs that fill none wait for the shuffle of another epoch.
 
     Args:
-        query_store, doc_store: what the rows of `pairs` refer to.
+        query_store, doc_store: the texts of the rows of `pairs`.
         pairs: (query row, document row); see `qrel_pairs`.
         batch_size: rows of the global batch B.
         max_query_length, max_doc_length: tokens, special ones included; longer texts are cut.

@@ -1,4 +1,4 @@
-"""A teacher's scores of what stands in a batch: from an array beside the pairs, or from a file of scored ids."""
+"""A teacher's scores of the texts in a batch: from an array beside the pairs, or from a file of scored ids."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEACHER_SCORES = Kind(
 SCORES_FILE = "scores.tsv"
 
 ScoresOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""(rows of the pairs [B], rows of documents [B, K], `PADDING_ID` where there is none) -> float32 [B, K], NaN where not scored."""
+"""(rows of the pairs [B], rows of documents [B, K], `PADDING_ID` for missing ones) -> float32 [B, K], NaN without a score."""
 
 
 def of_array(
@@ -33,7 +33,7 @@ def of_array(
     """Scores that come with the pairs: the first column is of a pair's document, the others of its negatives in their order.
 
     Args:
-        scores: NaN where there is none.
+        scores: NaN for a missing score.
         pairs: (query row, document row).
         neg_docs: rows of the negatives that `scores` are of; None where none of them is drawn.
 
@@ -74,7 +74,7 @@ def of_file(path: str | Path, pairs: Int[np.ndarray, "P 2"], query_store: TokenS
         return np.where(is_there, scores[places], np.nan).astype(np.float32)
 
     if not len(keys) or np.isnan(find(np.arange(len(pairs)), pairs[:, 1:])).all():
-        raise InputError(f"{path} has no score of any training pair; score this data set and split with de-jax score_pairs.")
+        raise InputError(f"{path} contains no score of a training pair; score this data set and split with de-jax score_pairs.")
     return find
 
 
@@ -85,7 +85,7 @@ def read(
 
     Args:
         path: a folder by `de-jax score_pairs`, or a file of tab-separated lines of query id, document id and score, plain or .gz; a
-            line whose texts are not there is passed over.
+            line with unknown texts is skipped.
         query_store, doc_store: the texts.
 
     Raises:

@@ -53,7 +53,7 @@ def mixed_pairs(
         weights: what share of the batches each source gets, by name and in any unit; None for shares by size and temperature.
         temperature: shares in proportion to n^(1 / temperature) of a source's n pairs; see `mixing.shares_of`. By default 1.
         mode: "one_source" for batches of one source each, whose order is `mixing.turns`; "mixed" for batches with pairs of all
-            sources, of which each epoch has the shares, see `mixing.mixed_epochs`.
+            sources by their shares in each epoch, see `mixing.mixed_epochs`.
         share: what this process makes of them.
 
     Raises:
@@ -200,7 +200,9 @@ def _opened(sources: Sources, share: Share) -> dict[str, TrainingSet]:
         except InputError as error:
             raise InputError(f"source {name!r} of the mixture: {error}") from error
         if not isinstance(opened[name], TrainingSet) or opened[name].drawn_from is None:
-            raise InputError(f"source {name!r} of the mixture gives no pairs; take one such as @beir_pairs, and no mixture.")
+            raise InputError(
+                f"source {name!r} of the mixture is not a source of pairs; use one like @beir_pairs, and not a mixture."
+            )
     return opened
 
 

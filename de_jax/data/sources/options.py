@@ -40,7 +40,7 @@ class PairsOptions:
         length_multiple: without `pack`, texts are padded to multiples of this many tokens.
         negatives_dir: generations of hard negatives, see `negatives`; "{run_dir}" in it stands for the run's folder, and "{source}"
             for the name of a source of a mixture. "" for none but those that the source brings.
-        num_neg_docs, num_neg_queries: hard negatives in each row of a batch, drawn anew in every epoch.
+        num_neg_docs, num_neg_queries: hard negatives in each row of a batch, drawn again in every epoch.
         teacher_scores: a teacher's scores of training pairs and their negatives, as `de-jax score_pairs` writes them; "" for those
             that the source brings.
         guide_dir: embeddings of all texts by another model, for the loss `guided`, as `de-jax encode_guide` writes them; "" for
@@ -50,7 +50,7 @@ class PairsOptions:
         relevance: by which a pair's generated queries are ranked, a name out of `relevance.MEASURES`.
         relevance_file: scores of another model for the pairs in its place, see `relevance.ScoreFile`.
         max_generated_length: tokens of a generated query, for which room is kept in `max_doc_length`.
-        cache_dir: where what is derived from the source is kept; by default under `files.cache_dir()`.
+        cache_dir: the folder of everything derived from the source; by default under `files.cache_dir()`.
 
     Raises:
         InputError: a value that its setting cannot have.
@@ -99,10 +99,10 @@ class Share:
     """Which rows of the batches a process makes; the trainer sets it.
 
     Attributes:
-        host_index, num_hosts: this host's place among those that share a batch.
+        host_index, num_hosts: this host's place among the hosts that share a batch.
         row_multiple: packed rows of the global batch are a multiple of it.
-        run_dir: the run's folder, which gets the record of which negatives were trained on when; "" without a run.
-        source: the name of a source of a mixture; "" for one that is used alone.
+        run_dir: the run's folder, for the record of the negatives used at each step; "" without a run.
+        source: the name of a source of a mixture; "" for a single source.
         is_joined: the batches hold pairs of other sources too, so the source itself makes none.
     """
 
@@ -115,5 +115,5 @@ class Share:
 
     @property
     def scope(self) -> str:
-        """What stands before the settings of the source in a gin file."""
+        """The prefix of the source's settings in a gin file."""
         return f"{self.source}/" if self.source else ""

@@ -1,13 +1,13 @@
-"""Training pairs as tokens in one folder: what a task looks like once it was read, and what a trainer needs in its stead.
+"""Training pairs as tokens in one folder: a task that was read once, so that training needs only the folder.
 
-queries/, docs/                    token stores; a text that is in many pairs is there once
-query_tokenizer/, doc_tokenizer/   what they were tokenized with
+queries/, docs/                    token stores; a text of many pairs is stored once
+query_tokenizer/, doc_tokenizer/   the tokenizers of these stores
 pairs.npy                          int32 [P, 2], (query row, document row); the pairs of one task after another
-neg_docs.npy, neg_queries.npy      int32 [P, mined], rows; -1 fills up; absent where nothing was mined
+neg_docs.npy, neg_queries.npy      int32 [P, mined], rows; -1 fills up; absent without mined negatives
 scores.npy                         float32 [P, 1 + mined], a teacher's: of the pair's document, then of its neg_docs; NaN for none;
                                    absent without any
 dev.tsv                            judgements for scoring checkpoints; absent without a dev split
-manifest.json                      tasks with rates and counts, and what the folder was made from; written last
+manifest.json                      tasks with rates and counts, and the sources of the folder; written last
 """
 
 from __future__ import annotations
@@ -235,5 +235,5 @@ def _open_arrays(
     for name, array in arrays.items():
         least = 0 if name == "pairs" else PADDING_ID
         if name in num_rows and ((array < least).any() or (array >= num_rows[name]).any()):
-            raise InputError(f"{folder / name}.npy is damaged: it refers to a text that is not there; {PAIR_STORE.mend}.")
+            raise InputError(f"{folder / name}.npy is damaged: it refers to a missing text; {PAIR_STORE.mend}.")
     return arrays

@@ -117,7 +117,7 @@ class _Reading:
         both = zip(self._ids["query"], self._ids["doc"], strict=True)
         kept = [row for row, (query, doc) in enumerate(both) if query not in empty["query"] and doc not in empty["doc"]]
         if not kept:
-            raise InputError(f"{self.source.name} yields no pair of texts that are not empty.")
+            raise InputError(f"{self.source.name} yields only pairs with an empty text.")
         input_policy.tell_unused(self.num_pairs - len(kept))
         self.num_pairs, self._relevance = len(kept), [self._relevance[row] for row in kept]
         self._ids = {side: [ids[row] for row in kept] for side, ids in self._ids.items()}
@@ -166,7 +166,7 @@ class _TextWriter:
         self._seen: dict[str, bytes] = {}  # a digest of each text that came with a pair, by id
 
     def append(self, text_ids: Sequence[str], tokens: Sequence[np.ndarray]) -> None:
-        """Texts of which the store has none yet."""
+        """Texts that are missing from the store."""
         for text_id, text in zip(text_ids, tokens, strict=True):
             if text.size and int(text.max()) >= self._vocab_size:
                 raise InputError(
@@ -183,13 +183,13 @@ class _TextWriter:
             self._writer.append([text_id for text_id, _ in kept], [text for _, text in kept])
 
     def append_new(self, text_ids: Sequence[str], tokens: Sequence[np.ndarray]) -> None:
-        """Texts as they come with pairs, of which some came before."""
+        """Texts in the order of the pairs; some are repetitions."""
         new = []
         for row, (text_id, text) in enumerate(zip(text_ids, tokens, strict=True)):
             digest = hashlib.blake2b(text.tobytes(), digest_size=8).digest()
             known = self._seen.setdefault(text_id, digest)
             if known != digest:
-                raise InputError(f"the id '{text_id}' stands for two different texts; every text has an id of its own.")
+                raise InputError(f"the id '{text_id}' names two different texts; give each text its own id.")
             if known is digest:
                 new.append(row)
         if new:

@@ -1,7 +1,7 @@
 """Batches from seqio tasks and mixtures: a task is read once, unshuffled, into a folder of pairs, from which training draws.
 
-So there is one shuffling and batching, whatever the source (`batches.pair_batches`), and the step alone decides the batch.
-`seqio_tasks` says what a task of pairs is.
+All sources share one shuffling and batching (`batches.pair_batches`), and the step alone decides the batch.
+`seqio_tasks` defines a task of pairs.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _CHUNK_EXAMPLES = 1024
 
 
 class Selection(NamedTuple):
-    """What is read: a task or mixture, its split, and what scores checkpoints."""
+    """The task or mixture to read, its split, and the task that scores checkpoints."""
 
     task: str
     split: str = "train"
@@ -74,7 +74,7 @@ def load_tasks(
     With `skip_empty`, a `register` that has an argument of that name gets it.
     """
     if not task:
-        raise InputError("no task is named; add --gin.seqio_pairs.task=<name> and --gin.seqio_pairs.module=<what registers it>.")
+        raise InputError("no task is set; add --gin.seqio_pairs.task=<name> and --gin.seqio_pairs.module=<what registers it>.")
     seqio = import_seqio()
     if task_cache_dirs:
         seqio.set_global_cache_dirs([*seqio.get_global_cache_dirs(), *task_cache_dirs])
@@ -103,7 +103,7 @@ def export(selection: Selection, out_dir: Path, made_from: str) -> PairStore:
 
 
 def fingerprint(selection: Selection, module: str, module_args: Mapping[str, Any] | None) -> str:
-    """A hash of all that decides what is read, found without reading it.
+    """A hash of everything that determines the content, computed without reading it.
 
     That is the selection, the tasks' rates, sources and vocabularies, the size and time of their files, and the module's code and
     arguments.
@@ -136,7 +136,7 @@ def _parts(name: str) -> list[tuple[Any, float]]:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=5, cutoff=0.3) or known[:5]
         raise InputError(
-            f"no seqio task or mixture is named '{name}'; there are {', '.join(near) or 'none'}; name the module of yours."
+            f"no seqio task or mixture is named '{name}'; there are {', '.join(near) or 'none'}; set the module of your task."
         )
     provider = seqio.get_mixture_or_task(name)
     if isinstance(provider, seqio.Task):
@@ -180,7 +180,7 @@ def _features(task: Any) -> list[str]:
 
 
 def _inputs(task: Any, split: str, use_cached: bool) -> list[Any]:
-    """What a task is read from: its source in words, and each of its files with size and time."""
+    """The source of a task in words, and each of its files with size and time."""
     import tensorflow as tf
 
     seqio = import_seqio()

@@ -94,7 +94,7 @@ def readings_of(
 ) -> Readings:
     """What `table_store` reads, for arguments as of `table_pairs`.
 
-    `dev_path` comes before `dev_split`, which is passed over where the table has no splits, and both before `dev_fraction`.
+    `dev_path` comes before `dev_split`, which is skipped where the table has no splits, and both before `dev_fraction`.
     """
     dev = None
     if dev_path:
@@ -115,7 +115,7 @@ def fingerprint(readings: Readings, tokenizers: Mapping[str, Tokenizer]) -> str:
 
 
 def _stem(path: str | Rows) -> str:
-    """What a folder is called for people; its hash tells it from others."""
+    """A readable name of the folder; its hash makes it unique."""
     name = Path(path).name.split(".")[0] if isinstance(path, str) else ""
     return "".join(character for character in name if character.isalnum() or character in "-_") or "table"
 

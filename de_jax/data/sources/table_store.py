@@ -1,4 +1,4 @@
-"""Writes what the rows of a table say: as a folder of pairs (`pair_store`), or as a data set in the BEIR layout.
+"""Writes the rows of a table as a folder of pairs (`pair_store`), or as a data set in the BEIR layout.
 
 Equal texts are one text. Its id is the first 20 hex digits of the SHA-256 of its UTF-8 bytes, so it depends on no file and on no
 order of rows. Texts are streamed: memory holds the ids and the numbers of rows alone.
@@ -33,11 +33,11 @@ _CHUNK_EXAMPLES = 4096
 
 
 class Readings(NamedTuple):
-    """What is read for training and for scoring checkpoints.
+    """The tables to read for training and for scoring checkpoints.
 
     Attributes:
         train: the table.
-        dev: of a table of its own; None where there is none.
+        dev: of a separate table; None without such a table.
         dev_fraction: the share of the queries of `train` whose pairs score checkpoints and are not trained on, by their hash.
     """
 
@@ -60,7 +60,7 @@ def write_pairs(out_dir: Path, readings: Readings, tokenizers: Mapping[str, Toke
 
     Args:
         out_dir: absent, empty, or a former pair store, which is replaced.
-        readings: what is read; counts its rows meanwhile.
+        readings: the tables to read; their rows are counted meanwhile.
         tokenizers: of the "query" and the "doc" side.
         made_from: see `pair_store.save`.
 
@@ -170,7 +170,7 @@ def _chunks(readings: Readings) -> Iterator[list[tuple[Example, str]]]:
 
 
 class _Texts:
-    """The texts of one side, each of which is written when it first comes."""
+    """The texts of one side; each is written at its first occurrence."""
 
     def __init__(self, write: Callable[[list[str], list[str]], None]) -> None:
         """`write` gets the ids and the texts that are new, in order."""

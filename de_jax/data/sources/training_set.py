@@ -76,7 +76,7 @@ class Pairs(NamedTuple):
 
 
 class DrawnFrom(NamedTuple):
-    """What a source's batches are drawn from, which is what a mixture needs of it."""
+    """The pairs and stores behind a source's batches, for mixtures."""
 
     pairs: Pairs
     options: PairsOptions
@@ -86,7 +86,7 @@ class DrawnFrom(NamedTuple):
 
 
 class TrainingSet(NamedTuple):
-    """What a trainer reads.
+    """The data of a trainer.
 
     A mixture has `sources` by name, whose parts (dev sets, mined negatives, sides) are theirs. Its own `query` and `doc` are the
     first source's: that is how the run that comes of it reads texts.
@@ -184,10 +184,10 @@ def beir_pairs(
 
 
 def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptions, share: Share) -> TrainingSet:
-    """What a trainer reads of any source of pairs.
+    """The data that a trainer reads from any source of pairs.
 
     Args:
-        pairs: what is trained on.
+        pairs: the training pairs.
         dev_qrels: judgements that score checkpoints, of texts in the pairs' stores; None for no evaluation.
         options, share: of the source.
 
@@ -256,7 +256,7 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
 
 
 def _teacher_scores(pairs: Pairs, brought: Mapping[str, Negatives], options: PairsOptions) -> ScoresOf | None:
-    """What batches say in `scores`: those of the options' file, else those that the pairs bring."""
+    """The `scores` of batches: from the options' file, else from the pairs."""
     if options.teacher_scores:
         return teacher_scores.of_file(options.teacher_scores, pairs.rows, *pairs.stores)
     if pairs.scores is None:
@@ -338,7 +338,7 @@ def open_stores(
     *,
     skip_empty: bool = False,
 ) -> tuple[TokenStore, TokenStore]:
-    """The token stores of a BEIR folder's queries and documents, built if they are not there.
+    """The token stores of a BEIR folder's queries and documents, built if they are missing.
 
     Args:
         cache_dir: where stores are kept; by default under `files.cache_dir()`.

@@ -4,7 +4,7 @@
     offsets.npy   int64 [n + 1]   text i is tokens[offsets[i]:offsets[i + 1]]
     ids.npy       bytes [n]       UTF-8, in the order of the file
     id_order.npy  int64 [n]       the rows in ascending order of id, for look-up by bisection
-    manifest.json                 counts, sizes, the content hash and what the tokenizer was; written last
+    manifest.json                 counts, sizes, the content hash and the tokenizer; written last
 
 Truncation and special tokens are applied when rows are read, so one store serves every length.
 """
@@ -230,7 +230,7 @@ def open_token_store(store_dir: str | Path) -> TokenStore:
     if offsets[0] != 0 or offsets[-1] != num_tokens or np.any(np.diff(offsets) < 0):
         raise InputError(f"{store_dir}/offsets.npy is damaged: the offsets do not ascend to the number of tokens; {mend}.")
     if order.min() < 0 or order.max() >= num_texts:
-        raise InputError(f"{store_dir}/id_order.npy is damaged: it refers to a text that is not there; {mend}.")
+        raise InputError(f"{store_dir}/id_order.npy is damaged: it refers to a missing text; {mend}.")
     return TokenStore(store_dir, manifest, arrays)
 
 

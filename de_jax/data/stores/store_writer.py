@@ -40,7 +40,7 @@ def joined(
     """The tokens of texts end to end, and how many each has; the names are for messages, such as "text 3".
 
     Raises:
-        InputError: a text of which the tokenizer leaves nothing, or that holds the padding token.
+        InputError: a text that is empty after tokenization, or contains the padding token.
     """
     lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
     if not tokenizer.prefix_ids and not tokenizer.suffix_ids and not lengths.all():
@@ -48,7 +48,7 @@ def joined(
     tokens = np.concatenate(encoded).astype("<i4", copy=False)
     if not tokens.all():
         name = names[int(np.searchsorted(np.cumsum(lengths), np.argmin(tokens), side="right"))]
-        raise InputError(f"the text {name} holds the padding token, which only fills rows up; remove it there.")
+        raise InputError(f"the text {name} holds the padding token, which only fills rows; remove it from the text.")
     return tokens, lengths
 
 

@@ -70,7 +70,7 @@ def count_docs(path: str | Path, judged: Iterable[str]) -> int:
     """How many documents have a text, after a look for all that were judged; an empty document may be judged too.
 
     Raises:
-        InputError: judged documents that are not there, and what `iter_queries` raises.
+        InputError: judged documents are missing, and the errors of `iter_queries`.
     """
     missing, num_docs = dict.fromkeys(judged), 0
     for _, doc_id, text in _records(Path(path), with_title=True, skip_empty=True):

@@ -52,7 +52,7 @@ def tell_skipped(texts_file: str | Path, text_ids: Collection[str]) -> None:
 
 
 def tell_bad_rows(table: str, number: int, first: str) -> None:
-    """Says how many rows of a table are left out because they cannot be used, and what is wrong with the first."""
+    """Reports the number of unusable rows of a table, and the fault of the first."""
     _tell(f"{table}: bad rows left out: {number} ({first}).")
 
 

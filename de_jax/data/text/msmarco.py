@@ -28,7 +28,7 @@ def find_files(dataset_dir: str | Path, kind: str) -> Files:
     """The files of one kind, "passages" or "documents".
 
     Raises:
-        InputError: another kind, or a file that is not there.
+        InputError: an unknown kind, or a missing file.
     """
     if kind not in _PATTERNS:
         raise InputError(f"the kind of MS MARCO is '{kind}'; it is one of {', '.join(_PATTERNS)}.")
@@ -50,5 +50,5 @@ def _find(folder: Path, pattern: str) -> dict[str, Path]:
     for path in sorted([*folder.glob(f"{pattern}.gz"), *folder.glob(pattern)], key=lambda path: path.suffix == ".tsv"):
         found[path.name.removesuffix(".gz").removeprefix(before).removesuffix(after)] = path
     if not found:
-        raise InputError(f"{folder} holds no {pattern}, nor one with .gz.")
+        raise InputError(f"{folder} holds no {pattern}, plain or .gz.")
     return dict(sorted(found.items()))

@@ -16,5 +16,5 @@ class Side(NamedTuple):
 
     @property
     def prompt(self) -> str:
-        """What is put before every text; mostly nothing."""
+        """The prompt before every text; mostly empty."""
         return prompt_of(self.tokenizer)

@@ -1,7 +1,7 @@
 """Rows of tables: csv, tsv, jsonl, a JSON list, parquet, Arrow, a folder or hub name of Hugging Face `datasets`, Python sequences.
 
 Files are streamed, so they may be larger than memory. A row that cannot be read comes with its fault, for the caller to refuse or
-to pass over; a file of which nothing more can be read is an `InputError`.
+or skip; a file that cannot be read further is an `InputError`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import glob
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -162,7 +163,7 @@ def _files_of_dataset(folder: Path, split: str) -> list[Path]:
 
 
 def _files_of_hub(name: str, table: Table) -> list[Path]:
-    """The Arrow files in which `datasets` keeps what it fetched."""
+    """The Arrow files in which `datasets` keeps a fetched data set."""
     try:
         import datasets
     except ImportError:
@@ -178,6 +179,8 @@ def _files_of_hub(name: str, table: Table) -> list[Path]:
 def _rows_of(rows: Rows) -> Iterator[Row]:
     if isinstance(rows, Mapping) or not hasattr(rows, "__getitem__"):
         raise InputError(f"a table is a path or a sequence of rows, not a {type(rows).__name__}.")
+    if len(rows) == sys.maxsize:  # of a grain.MapDataset that is repeated
+        raise InputError(f"a table has an end, but this {type(rows).__name__} repeats its rows for ever; leave out repeat().")
     for number in range(len(rows)):  # a grain.MapDataset begins again at its end
         try:
             values = rows[number]

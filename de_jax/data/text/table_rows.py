@@ -1,6 +1,6 @@
-"""What a row of a table says: a query, its documents, hard negatives, and scores of a teacher.
+"""The content of a table's row: a query, its documents, hard negatives, and scores of a teacher.
 
-Columns are found by the names that others give them, or are named:
+Columns are found by the common names of other libraries, or are named:
 
     query        query, question, anchor, sentence1
     doc          doc, document, positive, answer, context, passage, sentence2, ...: a text, {"title", "text"}, or a list of these
@@ -36,7 +36,7 @@ NAMES = {
     "neg_scores": ("neg_scores",),
     "label": ("label", "labels"),
 }
-"""What a column may be called by what it holds, whatever its case."""
+"""The names of a column by its role, in any case."""
 
 _NUMBERED_NEGATIVE = re.compile(r"neg(ative)?_?[0-9]+")
 _REQUIRED = ("query", "doc")
@@ -44,7 +44,7 @@ NO_SCORE = math.nan
 
 
 class Example(NamedTuple):
-    """A query with the documents that are relevant to it and those that are not, and their scores, `NO_SCORE` without one."""
+    """A query with its relevant and irrelevant documents, and their scores, `NO_SCORE` for a missing score."""
 
     query: str
     docs: list[str]
@@ -54,14 +54,14 @@ class Example(NamedTuple):
 
 
 Columns = dict[str, tuple[str, ...]]
-"""The table's columns by what they hold; one each, but for neg_docs."""
+"""The table's columns by role; one each, except neg_docs."""
 
 
 class Reading:
-    """Reads the rows of a table, and counts those that it passes over.
+    """Reads the rows of a table, and counts the skipped rows.
 
     Attributes:
-        table: what is read.
+        table: the table to read.
         num_rows: so far, bad ones included.
         num_bad_rows: passed over.
         columns: of the first row.
@@ -106,7 +106,7 @@ class Reading:
                 sentence = f"{row.place}: {error}"
                 if not self._skip:
                     skip = input_policy.option("skip_bad_rows")
-                    raise InputError(f"{sentence}; mend the row, or pass over bad rows with {skip}.") from None
+                    raise InputError(f"{sentence}; fix the row, or skip bad rows with {skip}.") from None
                 self.num_bad_rows += 1
                 first_fault = first_fault or sentence
         if self.num_bad_rows == self.num_rows:
@@ -169,7 +169,7 @@ def columns_of(names: Sequence[str], given: Mapping[str, str]) -> Columns:
 
 
 def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
-    """What a row says.
+    """The content of a row.
 
     >>> example_of({"query": "why?", "pos": ["because"], "neg": ["no"], "scores": [0.9, 0.1]}, columns_of(
     ...     ["query", "pos", "neg", "scores"], {}))
@@ -193,7 +193,7 @@ def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
 
 
 def _labelled(one: Example, labels: Sequence[float]) -> Example:
-    """The same without the documents whose label is 0, which are hard negatives; other labels are scores, but for `NO_SCORE`."""
+    """The same without the documents whose label is 0, which are hard negatives; other labels are scores, except `NO_SCORE`."""
     scores = [score if math.isnan(label) else label for label, score in zip(labels, one.doc_scores, strict=True)]
     relevant, others = ([place for place, label in enumerate(labels) if bool(label) == wanted] for wanted in (True, False))
     return Example(

@@ -68,7 +68,7 @@ class SentencePieceTokenizer:
         except RuntimeError:
             raise InputError(f"{path} is not a sentencepiece model.") from None
         if not _is_whole(self._model):
-            raise InputError(f"{path} is cut off: a sentencepiece model ends with how it was trained; copy it again.")
+            raise InputError(f"{path} is cut off: the training settings at its end are missing; copy it again.")
         if (pad_id := self._processor.pad_id()) != PAD_ID:
             raise InputError(
                 f"{path}: the padding id must be {PAD_ID} and is {pad_id if pad_id > 0 else 'none'}; take a vocabulary whose "
@@ -150,7 +150,7 @@ class JsonTokenizer:
 
 
 class PromptedTokenizer:
-    """A tokenizer that puts a prompt before every text, "query: " for one, as E5 and its kin are trained with."""
+    """A tokenizer that puts a prompt before every text, for example "query: " as in E5."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: str) -> None:
         self.tokenizer, self.prompt = tokenizer, prompt
@@ -180,7 +180,7 @@ def with_prompt(tokenizer: Tokenizer, prompt: str | None) -> Tokenizer:
 
 
 def prompt_of(tokenizer: Tokenizer) -> str:
-    """What a tokenizer puts before every text; mostly nothing."""
+    """The prompt that a tokenizer puts before every text; mostly empty."""
     return tokenizer.prompt if isinstance(tokenizer, PromptedTokenizer) else ""
 
 
@@ -298,7 +298,7 @@ def _json_pad_id(path: Path, tokenizer: Any, padding: Any, around: set[int]) -> 
     Args:
         path: for the message.
         tokenizer: without padding.
-        padding: what the file says of it, or None.
+        padding: the padding settings of the file, or None.
         around: ids that surround every text.
     """
     names, model = [*PAD_TOKENS], tokenizer.model

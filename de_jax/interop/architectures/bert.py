@@ -120,7 +120,7 @@ def own_name(name: str) -> str:
 
 
 def is_plain(config: Any) -> bool:
-    """Whether an encoder is a BERT or RoBERTa and no kin of it."""
+    """Whether an encoder is a BERT or RoBERTa and not a related kind."""
     return isinstance(config, BertConfig) and config.num_token_types > 0 and not config.num_buckets
 
 

@@ -30,7 +30,7 @@ use_bidirectional_attention rope_(theta|local_base_freq|scaling|parameters)""",
 
 
 def fields(settings: Settings) -> dict[str, Any]:
-    """What the files of Gemma's kin say alike, as fields of `RotaryConfig`."""
+    """The settings common to the Gemma family's files, as fields of `RotaryConfig`."""
     head_dim, scalar = settings.size("head_dim", 256), settings.positive("query_pre_attn_scalar", 256.0)
     of_weights = settings.share("attention_dropout", 0.0)
     return {

@@ -1,4 +1,4 @@
-"""What the file of a kind of encoder says: how transformers names its settings and arrays, and which of them have a place here."""
+"""The description of a kind of encoder: transformers' names for its settings and arrays, and their places here."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Settings(NamedTuple):
         return float(value)
 
     def epsilon(self, name: str, default: float) -> float:
-        """What a norm adds to a variance."""
+        """The epsilon of a norm."""
         value = self.values.get(name, default)
         if not isinstance(value, float) or not 0 < value < 1:
             raise InputError(f"{self.file}: {name} is {value!r}; it must be a small positive number.")
@@ -74,8 +74,8 @@ class Kind:
 
     Attributes:
         model_types: names in config.json that are read as this kind; the first is written.
-        keys: what is known of its config.json.
-        config_of: the encoder of a config.json; refuses what it does not have.
+        keys: the known settings of its config.json.
+        config_of: the encoder of a config.json; refuses unsupported settings.
         origins_of: where its parameters are, by path within a tower, for a vocabulary that pads with an id.
         json_of: the config.json of an encoder whose vocabulary pads with an id; the inverse of `config_of`.
         holds: whether an encoder whose vocabulary pads with an id can be saved as this kind.

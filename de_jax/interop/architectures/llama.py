@@ -1,4 +1,4 @@
-"""Llama, and what the files of its kin share: causal, grouped heads, norms before each half, gated by silu."""
+"""Llama, and the settings common to its family: causal, grouped heads, norms before each half, gated by silu."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADS = (r"(lm_head|score|classifier|dense)\..*",)
 
 
 def keys(read: str = "is_causal", harmless: str = "", fixed: dict[str, tuple[Any, ...]] | None = None, **more: Any) -> Keys:
-    """What is known of the config.json of such a kind, with `read`, `harmless` and `fixed` besides."""
+    """The known settings of such a kind's config.json, together with `read`, `harmless` and `fixed`."""
     sizes = "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size "
     rest = "max_position_embeddings rms_norm_eps attention_dropout rope_(theta|scaling|parameters) "
     return Keys(

@@ -25,7 +25,7 @@ type_vocab_size hidden_act (hidden|attention_probs)_dropout_prob rope_(theta|sca
 
 
 def fields(settings: Settings, base: float, types: int) -> dict[str, Any]:
-    """What the files of Nomic's and GTE's BERT say alike, as fields of `RotaryConfig`.
+    """The common settings of Nomic's and GTE's BERT, as fields of `RotaryConfig`.
 
     Args:
         settings: the config.json.

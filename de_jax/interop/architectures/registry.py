@@ -40,7 +40,7 @@ def kind_of_type(file: object, model_type: object) -> Kind:
     """
     found = next((kind for kind in KINDS if model_type in kind.model_types), None)
     if found is None:
-        raise InputError(f"{file}: model_type {model_type!r} has no tower here; there are {', '.join(MODEL_TYPES)}.")
+        raise InputError(f"{file}: model_type {model_type!r} is not supported; supported types are {', '.join(MODEL_TYPES)}.")
     return found
 
 

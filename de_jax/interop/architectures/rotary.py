@@ -1,4 +1,4 @@
-"""What the files of rotary encoders share: layer types, bases of positions, and Llama's names of arrays."""
+"""The common settings of rotary encoders: layer types, bases of positions, and Llama's names of arrays."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def rope(settings: Settings, layer_type: str | None, older_name: str, default: f
 
 
 def scaling_json(config: RotaryConfig) -> dict[str, Any]:
-    """The inverse of `rope`, but for the base."""
+    """The inverse of `rope`, except for the base."""
     if config.rope_factor == 1:
         return {"rope_type": "default"}
     values = (config.rope_few_turns, config.rope_many_turns, config.rope_length)

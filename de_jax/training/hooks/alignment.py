@@ -60,10 +60,10 @@ class StopWhenAligned:
     """A hook that measures how far a query tower is, and ends the run when it is aligned.
 
     Args:
-        alignment: what is measured, and when it is enough.
+        alignment: the measure and its threshold.
         value_of: the measure of these parameters.
         dim: of the space that the embeddings lie in, as of `kl_divergence`.
-        begun: what `progress` gave when the run was saved that goes on here.
+        begun: the value of `progress` when the continued run was saved.
         sinks: who gets the values, by the measure's name under "alignment/".
         on_seconds: told how long a measurement took.
         before: called before each; waits for the step, and may raise.
@@ -116,7 +116,7 @@ class StopWhenAligned:
         return self._stop.reason if self._stop else None
 
     def progress(self) -> dict[str, Any]:
-        """What a run that goes on from here needs to know; JSON."""
+        """The state that a continued run needs; JSON."""
         return {"begin": self._begin, "values": self._values, "stop": self.reason()}
 
     def _delta(self) -> float | None:
@@ -130,7 +130,7 @@ class StopWhenAligned:
         if self._alignment.measure == KL and self._delta() is None:
             warnings.warn(
                 f"the towers begin at a divergence of {self._begin:.4g}, below the usual threshold of {threshold(self._dim):.4g}, "
-                "which says nothing of these queries then; the stage ends by Alignment.patience or train.num_steps. "
+                "which does not fit these queries; the stage ends by Alignment.patience or train.num_steps. "
                 "Alignment.delta gives another threshold.",
                 stacklevel=3,
             )

@@ -24,7 +24,7 @@ _LEARNED = 0.001
 
 @dataclasses.dataclass(frozen=True)
 class CollapseAlarm:
-    """What counts as a collapse; `losses.spread` says what is measured, and on which part of it dropout acts.
+    """The definition of a collapse; `losses.spread` describes the measures, and the part of them that dropout affects.
 
     Attributes:
         min_variance: a tower whose embeddings, brought to length 1, vary less has collapsed to one vector. Such a pair's loss is
@@ -55,7 +55,7 @@ class WatchForCollapse:
 
     Args:
         alarm: what counts as a collapse.
-        logged: the lines of a run that goes on here; they count as if it had never stopped.
+        logged: the earlier lines of a continued run; they count as if it had never stopped.
     """
 
     def __init__(self, alarm: CollapseAlarm, logged: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -78,7 +78,7 @@ class WatchForCollapse:
             self._stop = Stop(f"collapsed at step {step}: {said[-1] if said else 'the first process says how'}")
 
     def _judge(self, scalars: Mapping[str, Any]) -> list[str]:
-        """What has been wrong for as many lines as it takes to be said."""
+        """The problems that lasted for enough consecutive log lines."""
         if self._start is None:
             self._start = dict(scalars)
             return []
@@ -95,7 +95,7 @@ class WatchForCollapse:
 
 
 def diagnoses(alarm: CollapseAlarm, scalars: Mapping[str, Any], start: Mapping[str, Any]) -> dict[str, str]:
-    """What is wrong with a run by one line of its log: a sentence for each kind of collapse.
+    """The problems in one log line of a run: a sentence for each kind of collapse.
 
     Args:
         alarm: what counts as a collapse.

@@ -1,4 +1,4 @@
-"""Evaluation while training goes on, and the best checkpoint by it."""
+"""Evaluation during training, and the best checkpoint by it."""
 
 from __future__ import annotations
 

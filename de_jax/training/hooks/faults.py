@@ -1,4 +1,4 @@
-"""What can stop a training run half-way, as the sentence that its user reads."""
+"""Error sentences for faults that stop a training run."""
 
 from __future__ import annotations
 
@@ -111,9 +111,9 @@ def out_of_memory(error: BaseException, explanation: Explanation, mesh: Mesh, nu
 
     Args:
         error: XLA's.
-        explanation: names what may be changed.
+        explanation: names the settings to change.
         mesh: the devices.
-        num_bytes: what a step takes on one of them by the compiler's count, if it could compile.
+        num_bytes: a step's memory on one of them by the compiler's count, if it could compile.
     """
     reason = str(error).splitlines()[0].rpartition(": ")[2].strip().rstrip(".")
     count = f", a step takes {num_bytes / GIB:.3g} GiB of it by the compiler's count" if num_bytes else ""
@@ -127,7 +127,7 @@ def out_of_memory(error: BaseException, explanation: Explanation, mesh: Mesh, nu
 
 
 def bytes_of_step(step_fn: Any, state: TrainState, batch: Batch) -> int | None:
-    """What a compiled step takes on each device, arguments and results included; None if it cannot be compiled.
+    """The memory of a compiled step on each device with arguments and results; None if it cannot be compiled.
 
     Args:
         step_fn: jitted.

@@ -1,6 +1,6 @@
 """Several processes that run one program: how they meet, and decisions that all must take alike.
 
-Every process calls the same jitted functions in the same order; one that went another way would leave the others waiting.
+Every process calls the same jitted functions in the same order; a process that differs would leave the others waiting.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def is_asked_for(*, automatic: bool, **given: Any) -> bool:
     """Whether this process is to join others.
 
     Args:
-        automatic: JAX asks the TPU pod, SLURM, Kubernetes or MPI for what is not given.
-        given: the first three arguments of `join`, by name; None for what is not given.
+        automatic: JAX asks the TPU pod, SLURM, Kubernetes or MPI for missing values.
+        given: the first three arguments of `join`, by name; None for missing values.
 
     Raises:
-        InputError: only some of it is given, and nobody to ask for the rest.
+        InputError: only some of the values are given.
     """
     missing = [f"--{name}" for name, value in given.items() if value is None]
     if automatic or not missing:
@@ -46,7 +46,7 @@ def join(
         lost_after_seconds: without a sign of life for so long a process counts as lost, and JAX aborts the others.
 
     Raises:
-        InputError: something is not given and nothing here knows it, or the others are not there.
+        InputError: a value is missing and no cluster provides it, or the other processes are missing.
     """
     try:
         jax.distributed.initialize(coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=lost_after_seconds)
@@ -55,7 +55,7 @@ def join(
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes what is written once: logs, descriptions, the summary."""
+    """Whether this process writes the files that are written once: logs, descriptions, the summary."""
     return jax.process_index() == 0
 
 

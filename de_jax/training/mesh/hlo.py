@@ -1,4 +1,4 @@
-"""What a compiled program costs, read from its HLO text: products and collectives, those inside loops as often as they run.
+"""The cost of a compiled program, read from its HLO text: products and collectives, inside loops as often as they run.
 
 Memory is the compiler's own figure (`memory_analysis`). Its `cost_analysis` has no collectives and counts the body of a loop once,
 while layers, chunks of a batch and blocks of a loss are loops; where there is no loop, its FLOPs and these are the same.
@@ -25,7 +25,7 @@ _CALLED = re.compile(
 
 
 class Collective(NamedTuple):
-    """Collectives of one kind over groups of one size; what they do in one execution of the program."""
+    """Collectives of one kind over groups of one size, in one execution of the program."""
 
     kind: str
     num_devices: int  # of a group

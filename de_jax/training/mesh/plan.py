@@ -1,4 +1,4 @@
-"""What a training step will need on devices that are not there: compiled ahead of time, never run."""
+"""Plans of a training step on remote devices: compiled ahead of time, never run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ EXAMPLES = "v4:4x4x4, v5e:2x2, v5e:8x8, v6e:16x16, v5p:4x4x4, cpu:8"
 
 
 class Topology(NamedTuple):
-    """Devices to compile for, none of which has to be there."""
+    """Devices to compile for; they may be remote or simulated."""
 
     name: str
     devices: list[Any]
@@ -72,7 +72,7 @@ class Memory(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What was compiled. Where it does not fit, `memory` and `costs` are None and `why_not` is the compiler's sentence."""
+    """A compiled step. If it does not fit, `memory` and `costs` are None and `why_not` is the compiler's sentence."""
 
     memory: Memory | None
     costs: hlo.Costs | None
@@ -241,7 +241,7 @@ def _of_tpu(name: str, config: str | None) -> list[Any]:
     try:
         import libtpu  # noqa: F401
     except ImportError:
-        raise InputError("libtpu is not installed, without which nothing compiles for a TPU; pip install 'de_jax[plan]'.") from None
+        raise InputError("libtpu is not installed, and compiling for a TPU needs it; pip install 'de_jax[plan]'.") from None
     from jax.experimental import topologies
 
     for variable, value in LIBTPU_ENVIRONMENT.items():

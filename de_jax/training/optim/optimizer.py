@@ -150,10 +150,10 @@ def make_optimizer(
         optimizer: `adafactor`, `adamw` or another function of the same type.
         schedule: learning rate per update.
         params: the tree to update; arrays or their shapes.
-        clip_norm: largest global norm of the gradients of what is trained; None for no limit.
+        clip_norm: largest global norm of the trained parameters' gradients; None for no limit.
         learning_rate_factors: factor by pattern; where several match a path the last one counts.
         frozen: patterns of parameters that keep their values, bit for bit.
-        alternate: patterns of which one in turn is trained, see `alternating`.
+        alternate: patterns that are trained in turn, see `alternating`.
         known: the parameters that factors and `frozen` may name, where `params` are only some of them; by default `params`.
 
     Raises:
@@ -175,7 +175,7 @@ def make_optimizer(
 def alternating(
     make: Callable[[Schedule], optax.GradientTransformation], schedule: Schedule, params: Params, patterns: Sequence[str]
 ) -> optax.GradientTransformation:
-    """Trains what one of `patterns` matches in one update, what the next one matches in the next, and so on in turn.
+    """Trains the parameters of one of `patterns` in each update, in turn.
 
     DAFT's alternative to two stages is one tower a batch (Leonhardt et al., section 4.2). What no pattern matches, such as a shared
     projection, is trained in every update. The optimizer's memory of a parameter counts that parameter's own updates; its

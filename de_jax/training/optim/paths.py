@@ -57,7 +57,7 @@ def check_patterns(purpose: str, patterns: Sequence[str], params: Params) -> Non
     """Refuses a pattern that is no regular expression or that matches no parameter.
 
     Args:
-        purpose: what the pattern is for, as the message should call it ("freeze").
+        purpose: the pattern's purpose in the message ("freeze").
 
     Raises:
         InputError: names the pattern and the towers there are.

@@ -14,7 +14,7 @@ BASE_DIR = "base"
 
 
 def write(run_dir: Path, base: Params) -> None:
-    """Writes the base of a run that begins, in the place of one that was killed before its first checkpoint."""
+    """Writes the base of a new run; replaces the base of a run that was killed before its first checkpoint."""
     with contextlib.closing(Checkpoints(run_dir / BASE_DIR, keep=1)) as folder:
         folder.remove_all()
         folder.save(0, TrainState(np.zeros((), np.int32), base, {}, np.zeros((), np.int32)))

@@ -111,7 +111,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def beside(self, step: int) -> dict[str, Any]:
-        """What was saved beside the state."""
+        """The values saved beside the state."""
         try:
             self._check_files(step, ["beside"])
             return dict(self._manager.restore(step, args=ocp.args.Composite(beside=ocp.args.JsonRestore()))["beside"])
@@ -186,7 +186,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """What goes wrong while a checkpoint is written, in this thread or in Orbax's, as a sentence; its remains are removed."""
+        """Turns errors of writing a checkpoint, in this thread or in Orbax's, into a sentence; its remains are removed."""
         try:
             yield
         except (ValueError, OSError) as error:
@@ -194,7 +194,7 @@ class Checkpoints:
             kept = ", ".join(map(str, self.steps())) or "none"
             raise InputError(
                 f"a checkpoint cannot be written to {self.folder} ({_reason(error)}); complete ones there: {kept}. "
-                "Once that is mended, the same command continues from the newest."
+                "Once that is fixed, repeat the command to continue from the newest."
             ) from error
 
     def _restore(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +202,11 @@ class Checkpoints:
             return self._restore_intact(step, like)
         except _DamagedError as error:
             older = next((other for other in reversed(self.steps()) if other < step and self._is_intact(other, like)), None)
-            mend = f"continue from step {older}, the newest intact one" if older else "begin anew, as no older one is intact"
+            mend = (
+                f"continue from step {older}, the newest intact one"
+                if older
+                else "start again, because no older checkpoint is intact"
+            )
             raise InputError(
                 f"the checkpoint {self.folder / str(step)} {error}; copy it again, or delete that folder to {mend}."
             ) from error
@@ -236,7 +240,7 @@ class SaveCheckpoints:
         checkpoints: where to.
         every_steps: updates between checkpoints.
         num_steps: updates of the run.
-        beside: called before each save for what is written beside the state.
+        beside: called before each save for the values to save beside the state.
         asked_to_stop: the reason to save and stop after this update, or None.
 
     Raises:
@@ -268,7 +272,7 @@ class _DamagedError(Exception):
 
 
 def _training_part(state: TrainState) -> dict[str, Any]:
-    """What only training needs of a state, without fields that are not there."""
+    """The parts of a state that only training needs, without missing fields."""
     return {name: value for name, value in state._asdict().items() if name not in ("params", "base") and value is not None}
 
 
@@ -296,7 +300,7 @@ def _stored_shapes(item: Path) -> dict[str, tuple[int, ...]]:
     except Exception as error:
         raise _DamagedError(_damage(error)) from error
     if not tree:
-        raise _DamagedError(f"is damaged or half-copied ({item.name} says nothing of its arrays)")
+        raise _DamagedError(f"is damaged or half-copied ({item.name} does not describe its arrays)")
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: hasattr(node, "shape"))
     return {paths.path_of(key_path): tuple(leaf.shape or ()) for key_path, leaf in leaves if hasattr(leaf, "shape")}
 

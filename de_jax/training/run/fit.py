@@ -10,7 +10,7 @@ from de_jax.types import Batches, Metrics, TrainState
 
 
 class Stop(NamedTuple):
-    """What a hook returns to end training early."""
+    """The return value of a hook that ends training early."""
 
     reason: str
 

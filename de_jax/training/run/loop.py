@@ -1,6 +1,6 @@
-"""A training run, whatever its model: its state on the mesh, checkpoints, logs and faults, and how it goes on after a stop.
+"""A training run of any model: its state on the mesh, checkpoints, logs and faults, and how it continues after a stop.
 
-`train.py` and `doc2query/generator_run.py` say what is trained and what else happens between two updates.
+`train.py` and `doc2query/generator_run.py` set the model and the actions between two updates.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from de_jax.types import Batches, InputError, Params, TrainState
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is trained, on what, and how.
+    """The model, data and step of a training run.
 
     Attributes:
         init: gives the state before the first update; compiled.
@@ -62,12 +62,12 @@ class Session:
     """A run between its beginning, or its last checkpoint, and its end; gives the hooks that every run has.
 
     Attributes:
-        training: what is trained.
+        training: the model, data and step.
         run_dir: gets the logs and checkpoints.
         checkpoints: of the run.
         state: the first one; the first update takes its arrays.
         start_step: updates done before.
-        beside: what was saved beside that state; nothing for a run that begins.
+        beside: the values saved beside that state; empty for a new run.
     """
 
     training: Training

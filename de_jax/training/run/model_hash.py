@@ -1,4 +1,4 @@
-"""What tells a model from every other, in the manifests of what it made."""
+"""The hash that identifies a model in the manifests of its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is described by in JSON, taken from the classes of its configuration."""
+"""The JSON description of a model, derived from its configuration classes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _as_trained(kind: type, value: Any, *, of: Any) -> Any:
 
 
 def _encoder_of(kind: type) -> schema.Check:
-    """Sizes are at least 1, but for those that may be absent from an encoder."""
+    """Sizes are at least 1, except for sizes that an encoder may lack."""
     sizes = {name: schema.integer(1, MAX_SIZE) for name, hint in typing.get_type_hints(kind).items() if hint is int}
     may_be_zero = {"num_layers": _LAYERS, **dict.fromkeys(_MAY_BE_ZERO, schema.integer(0, MAX_SIZE))}
     check = schema.of_class(kind, **sizes | {name: check for name, check in may_be_zero.items() if name in sizes})

@@ -140,7 +140,7 @@ def write_run(
         origin: the folders or names of the hub that the parameters are from.
 
     Raises:
-        InputError: something is there already.
+        InputError: the folder exists already.
     """
     with atomic_dir(run_dir) as temporary:
         describe_run(temporary, model=model, query=query, doc=doc)
@@ -187,7 +187,7 @@ def load_params(run_dir: str | Path, like: Params) -> Params:
 
 
 def load_adapters(run_dir: str | Path, step: int | str | None = None) -> tuple[Lora, Params] | None:
-    """The adapters of a run and what they were made with, as `load_run` would merge them; None for a run without.
+    """The adapters of a run and their settings, as `load_run` would merge them; None for a run without adapters.
 
     Beside them are the parameters that `Lora.trained` names.
     """
@@ -211,7 +211,7 @@ def _restored(run_dir: Path, step: int | str | None, like: Params, description: 
 
 
 def _parts(adapters: Lora, like: Params) -> tuple[Params, Params]:
-    """The shapes of what a checkpoint of a run with adapters holds and of its base, for the model's; adapters lie everywhere."""
+    """The shapes of an adapter run's checkpoint and base, from the model's; adapters are on every device."""
     shardings = {path: leaf.sharding for path, leaf in paths.by_path(like).items()}
     first = next(iter(shardings.values()))
     everywhere = sharding.replicated(mesh) if (mesh := sharding.mesh_of(like)) else first
@@ -256,7 +256,7 @@ def read_settings(run_dir: str | Path) -> dict[str, str]:
 
 
 def read_recipe_file(run_dir: str | Path) -> dict[str, Any] | None:
-    """What a run was made with, as `recipe_file.to_json` says; None for a run of version 0.1, which does not say.
+    """The recipe of a run, as `recipe_file.to_json` gives it; None for a run of version 0.1, which lacks it.
 
     Raises:
         InputError: recipe.json is damaged.
@@ -350,7 +350,7 @@ def complete_steps(folder: Path) -> list[int]:
 
 
 def keep_tokenizer(run_dir: Path, tokenizer: Tokenizer) -> None:
-    """Writes a tokenizer into a run, if it is not there."""
+    """Writes a tokenizer into a run, if it is missing."""
     folder = tokenizer_dir(run_dir, tokenizer.fingerprint)
     if not folder.exists():
         with atomic_dir(folder) as temporary:

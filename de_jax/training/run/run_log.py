@@ -56,7 +56,7 @@ class LogMetrics:
     """A hook that averages each metric over `every_steps` updates and hands the means to all sinks.
 
     The sums are kept on the device, and a mean is read one step late, when the next step is already queued: the device never
-    waits for the log. A metric that some updates do not have is averaged over those that have it.
+    waits for the log. A metric that some updates lack is averaged over the others.
 
     Args:
         sinks: who gets the numbers.
@@ -64,7 +64,7 @@ class LogMetrics:
         num_steps: updates of the run, so that the last line is written.
         pairs_per_step: the global batch size.
         schedule: the learning rate, logged beside the metrics.
-        begun: what `unfinished` gave when the run was saved that goes on here.
+        begun: the value of `unfinished` when the continued run was saved.
         source_of: the name of the source that an update's batch came from, by the updates done before it. A line then has the mean
             loss of each source too, as "loss/<name>"; by default there is one source without a name.
 
@@ -113,7 +113,7 @@ class LogMetrics:
         self._clock += seconds
 
     def unfinished(self) -> dict[str, Any]:
-        """Writes the line that is due, and gives what the next one has so far: a run that goes on from here needs it.
+        """Writes the line that is due, and returns the state of the next line for a continued run.
 
         Waits for the device. Raises as a line would, for the updates since the last one.
         """

@@ -1,4 +1,4 @@
-"""How a run is trained and what is kept of it, whatever its model: the settings that dual encoders and generators share."""
+"""The training and logging settings that dual encoders and generators share."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Optimization:
 
 @settings_group
 class Logging:
-    """What is written while training goes on, and what is watched.
+    """Settings of logs, checkpoints, evaluations and alarms during training.
 
     Attributes:
         log_every_steps: updates that one line of the log averages.

@@ -53,7 +53,7 @@ def check(project: str) -> None:
 def wandb_sink(run_dir: str | Path, start_step: int, project: str) -> Iterator[Sink]:
     """Gives a sink that hands its numbers to a thread, which alone waits for W&B; at the end it has `FINISH_SECONDS` left.
 
-    A run that continues goes on in the same W&B run. W&B keeps what it has of the updates that are done again after a kill, which
+    A continued run stays one W&B run. W&B keeps what it has of the updates that are done again after a kill, which
     are the same; a run that begins anew is a new one there.
 
     Args:
@@ -82,7 +82,7 @@ def wandb_sink(run_dir: str | Path, start_step: int, project: str) -> Iterator[S
         if thread.is_alive():
             warnings.warn(
                 f"W&B has not taken the last lines of {run_dir} within {FINISH_SECONDS:.0f} s; metrics.jsonl has them all, and "
-                f"`wandb sync` sends what is in {run_dir}/wandb.",
+                f"`wandb sync` uploads {run_dir}/wandb.",
                 stacklevel=2,
             )
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters: a pretrained model stays as it is, and what is trained is added to its kernels (LoRA: Hu et al. 2022).
+"""Low-rank adapters: trained products are added to the kernels of an unchanged pretrained model (LoRA: Hu et al. 2022).
 
 A kernel ".../query/kernel" [E, F] has its adapter beside it: ".../query/lora_a/kernel" [E, r] and ".../query/lora_b/kernel" [r, F].
 Patterns over parameter paths name adapters as they name all other parameters.
@@ -33,7 +33,7 @@ _ADAPTERS = 1
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """LoRA (Hu et al. 2022, arXiv 2106.09685): next to a kernel W, x W + alpha / r * dropout(x) A B, of which A and B are trained.
+    """LoRA (Hu et al. 2022, arXiv 2106.09685): next to a kernel W, x W + alpha / r * dropout(x) A B; A and B are trained.
 
     A starts uniform in +-1 / sqrt(E), as in peft, and B at zero, so that the first step has the pretrained model. All other
     parameters are the base: they have neither a gradient nor a place in the optimizer's state, and a run saves them once.
@@ -41,7 +41,7 @@ class Lora:
     Attributes:
         pattern: of the paths of the kernels that get an adapter, all in encoders; by default those of Hu et al., section 4.2.
         rank: r, at most the smaller dimension of each of these kernels.
-        alpha: what is added is scaled by alpha / rank.
+        alpha: the product is scaled by alpha / rank.
         dropout: share of an adapter's input that is dropped while training.
         trained: patterns of parameters of the base that are trained whole beside the adapters, such as a fresh projection:
             ("shared/projection/.*",). peft calls it `modules_to_save`.
@@ -96,7 +96,7 @@ class Lora:
             if not _ABLE.fullmatch(path):
                 raise InputError(
                     f"Lora.pattern {self.pattern!r} matches {path}, but only kernels of encoders get adapters, such as {near}; "
-                    "Lora.trained names what is trained whole."
+                    "name other trained parameters in Lora.trained."
                 )
             if self.rank > min(leaf.shape):
                 raise InputError(
@@ -122,7 +122,7 @@ class Lora:
         return paths.matches((ADAPTER, *self.trained), path)
 
     def split(self, params: Params) -> tuple[Params, Params]:
-        """What is trained, and the base in the precision that it is kept in."""
+        """The trained parameters, and the base in its stored precision."""
         trained, base = {}, {}
         for path, leaf in paths.by_path(params).items():
             if self.is_trained(path):
@@ -148,7 +148,7 @@ class Lora:
 
 @dataclasses.dataclass(frozen=True)
 class AdaptedModel:
-    """A model with adapters, as a step sees it. A tower of which nothing is trained runs without dropout.
+    """A model with adapters, as a step sees it. A tower without trained parameters runs without dropout.
 
     Attributes:
         model: with `init(rng)`, and `embed(params, batch, rng, without_dropout=towers)`.
@@ -168,7 +168,7 @@ class AdaptedModel:
             return self.model.embed(_alike(params), batch, rng, without_dropout=self.still_towers(params))
 
     def still_towers(self, params: Params) -> tuple[str, ...]:
-        """The towers that give the same embeddings in every update, but for a projection."""
+        """The towers whose encoders give the same embeddings in every update."""
         moving = [path for path in paths.all_paths(params) if self.adapters.is_trained(path)]
         of_tower = lambda tower: re.compile(rf"{tower}/.*|shared/(embedder|encoder)/.*")  # noqa: E731
         return tuple(tower for tower in ("query", "doc") if not any(map(of_tower(tower).fullmatch, moving)))

@@ -20,7 +20,7 @@ def chunked(encode: Encode, num_chunks: int) -> Encode:
     """`encode` over `num_chunks` chunks in turn, each forgotten forward and computed again backward.
 
     GradCache (Gao et al. 2021): activations of one chunk at a time are in memory, at the price of a second forward pass;
-    values and gradients are those of `encode`, but for dropout, which is drawn for each chunk.
+    values and gradients are those of `encode`, except for dropout, which is drawn for each chunk.
 
     Args:
         encode: row-wise, so that chunks do not touch each other.

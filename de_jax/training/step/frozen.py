@@ -1,4 +1,4 @@
-"""What is frozen is left out of the gradient, and a tower that is frozen as a whole gives the same embeddings in every update."""
+"""Frozen parameters are left out of the gradient, and a fully frozen tower gives the same embeddings in every update."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ class FrozenModel:
         return self.model.embed(paths.map_with_path(constant, params), batch, rng, without_dropout=still)
 
     def whole_towers(self, params: Params) -> tuple[str, ...]:
-        """The towers of which every own parameter is frozen."""
+        """The towers whose own parameters are all frozen."""
         owned = {tower: paths.all_paths({tower: params[tower]}) for tower in ("query", "doc") if tower in params}
         return tuple(tower for tower, own in owned.items() if all(paths.matches(self.patterns, path) for path in own))

@@ -3,9 +3,9 @@
 The streaming negative cache of Lindgren et al. (2021), as DAFT trains with (Leonhardt et al.). In a step
 
 1. every query is scored against all cached embeddings, and draws negatives in proportion to exp(score / temperature);
-2. what was drawn is encoded again by the parameters of now, with their gradient, and joins the batch as `neg_docs`;
-3. the new embeddings of what was drawn go back to their slots, and the batch's documents take the slots of those that came first;
-4. after the update, those whose embeddings are the oldest may be encoded again, without a gradient.
+2. the drawn documents are encoded again with the current parameters and their gradient, and join the batch as `neg_docs`;
+3. the new embeddings return to their slots, and the batch's documents take the oldest slots;
+4. after the update, the oldest embeddings may be computed again, without a gradient.
 
 The slots lie in equal shares on the devices that split the rows of a batch. A query's noise depends on the step, its row and the
 slot alone, so a run draws the same on any mesh, and after a restart.
@@ -111,7 +111,7 @@ class NegativeCache:
         return enter(_put_back(cache, drawn, e.neg_docs, step, self.lru), batch, e, step)
 
     def refresh(self, cache: CachedDocs, encode: Callable[[Array], Array], batch_size: int, step: Array) -> CachedDocs:
-        """The cache with those embeddings made anew that are the oldest.
+        """The cache with its oldest embeddings computed again.
 
         Args:
             cache: the documents.
@@ -226,7 +226,7 @@ def _put_back(cache: CachedDocs, drawn: Drawn, embeddings: Float[Array, "B N D"]
 
 
 def _write(cache: CachedDocs, slots: Int[Array, " n"], **values: Any) -> CachedDocs:
-    """With other values in some slots; a slot K is none."""
+    """The cache with new values in some slots; slot K is ignored."""
     changed = {name: getattr(cache, name).at[slots].set(new, mode="drop") for name, new in values.items()}
     return cache._replace(**changed)
 
