@@ -52,7 +52,7 @@ GROUPS = {
         "evaluate_sentences": ("de_jax.tools.evaluate_sentences", "score a run on answer sentences, as in MultiReQA"),
         "evaluate_openqa": ("de_jax.tools.evaluate_openqa", "score a run by the answers in its passages (open-domain QA)"),
         "evaluate_pairs": ("de_jax.tools.evaluate_pairs", "score a run on the dev split of a folder of pairs"),
-        "reproduce": ("de_jax.tools.reproduce", "run a recorded result again and compare its scores"),
+        "reproduce": ("de_jax.tools.reproduce", "fill the papers' tables, or check a recorded result"),
         "compare_runs": ("de_jax.tools.compare_runs", "test whether systems differ significantly"),
         "compare_expansions": ("de_jax.tools.compare_expansions", "score runs on documents expanded with generated queries"),
         "measure_query_latency": ("de_jax.tools.measure_query_latency", "measure the latency of query towers"),

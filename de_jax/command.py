@@ -21,9 +21,13 @@ from de_jax.settings import LOCAL, PositiveInt, is_address, numeric
 from de_jax.types import InputError
 
 EXIT_INPUT = 2
-EXIT_STOPPED = 75  # sysexits.h: try again; saved on SIGTERM, the same command continues
-EXIT_LOST = 76  # another process of the same run died; all of them, started again, continue
+"""You can mend it: the last line on stderr names the fault, the place and the remedy."""
+EXIT_STOPPED = 75  # sysexits.h: try again
+"""SIGTERM: the run saved its state after the step that was running. The same command continues it."""
+EXIT_LOST = 76
+"""Another process of the same run was lost. Start all of them again; they continue from the newest checkpoint."""
 EXIT_INTERRUPTED = 130
+"""Ctrl-C. The same command continues."""
 
 MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
 """System errors that are not ours: no space, no permission."""

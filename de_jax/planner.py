@@ -38,8 +38,8 @@ def plan(
 
     Args:
         recipe: model, loss, mesh and number of chunks.
-        topology: TPU chips and their grid, "v5e:16x16", or simulated devices, "cpu:8", asked for before JAX looks for devices; or
-            what `open_topology` gave for such a name.
+        topology: TPU chips and their grid, "v5e:16x16", GPUs, "h100:8", or simulated devices, "cpu:8", asked for before JAX looks
+            for devices; or what `open_topology` gave for such a name.
         batch_size: pairs of the global batch; by default the recipe's.
         query_length, doc_length: tokens of every query and document; by default the longest of the recipe.
         query_rows, doc_rows: how many rows of that length packed texts take; by default one a text.
@@ -48,7 +48,7 @@ def plan(
     Returns:
         JSON values: the topology, the mesh and the batch's shape; num_parameters, and how many of them are not the base of
         adapters; what each device needs (state_gib with its part base_gib, negative_cache_gib, memory_gib by kind) beside
-        available_gib, and whether it fits, with the compiler's sentence in why_not; checkpoint_gib, what each checkpoint takes on
+        available_gib, and whether it fits, with the reason in why_not; checkpoint_gib, what each checkpoint takes on
         the disk before it is compressed;
         executed_flops of a step on all devices together and useful_flops, those of the towers by formula; collectives, each with
         the bytes that a device receives; estimate, the seconds that products and links take at least. A simulated device has no
@@ -82,10 +82,7 @@ def plan(
         ({'data': 2, 'fsdp': 1, 'tensor': 1}, 504, 16)
     """
     topology = compiling.open_topology(topology) if isinstance(topology, str) else topology
-    given = {"batch_size": batch_size, "query_length": query_length, "doc_length": doc_length}
-    sizes: dict[str, Any] = {name: given[name] or getattr(recipe.options, setting, None) for name, setting in SIZES.items()}
-    if missing := [name for name in sizes if sizes[name] is None]:
-        raise InputError(f"the recipe's data has no options, so its sizes are not known; give {', '.join(missing)}.")
+    sizes = _sizes(recipe, batch_size=batch_size, query_length=query_length, doc_length=doc_length)
     shape = {**sizes, "query_rows": query_rows, "doc_rows": doc_rows, **recipe.texts_of_a_pair()}
     mesh, state = recipe.devices.mesh(devices=topology.devices), recipe.check()
     recipe.check_sizes(mesh, has_negatives=True, **{SIZES[name]: size for name, size in sizes.items()})
@@ -96,6 +93,7 @@ def plan(
     placed = sharding_rules.with_shardings(state, shardings)
     compiled = compiling.compile_for(mesh, step, placed, compiling.batch_shapes(**shape), effort=effort)
     chip = topology.chip
+    why_not = compiled.why_not or compiling.lacks(compiled.memory, chip)
     return {
         "topology": topology.name,
         "device": topology.devices[0].device_kind,
@@ -109,14 +107,48 @@ def plan(
         "checkpoint_gib": _gib(_num_bytes(state._replace(base=None))),
         "negative_cache_gib": _gib(compiling.bytes_per_device(placed.cache)),
         "available_gib": _gib(chip.memory_bytes) if chip else None,
-        "fits": compiled.why_not is None if chip else None,
-        "why_not": compiled.why_not,
+        "fits": why_not is None if chip else None,
+        "why_not": why_not,
         **_needs(compiled, mesh.size, chip),
         "useful_flops": _useful_flops(recipe, shape),
         "compile_seconds": round(compiled.compile_seconds, 1),
         "effort": effort,
         "jax": jax.__version__,
     }
+
+
+def outline(recipe: Recipe) -> dict[str, Any]:
+    """What a run of a recipe takes whatever devices it has; nothing is compiled, and neither data nor weights are read.
+
+    Args:
+        recipe: what is trained.
+
+    Returns:
+        JSON values: num_steps, the batch's shape, num_parameters and num_trained_parameters; state_gib, the parameters and the
+        optimizer's state on all devices together; useful_flops of a step, as of `plan`, and total_flops, those of all steps.
+
+    Raises:
+        InputError: the recipe's data has no options, so that its sizes are not known.
+    """
+    shape = {**_sizes(recipe), "query_rows": None, "doc_rows": None, **recipe.texts_of_a_pair()}
+    state, useful = recipe.shapes(), _useful_flops(recipe, shape)
+    return {
+        "num_steps": recipe.optimization.num_steps,
+        **{name: value for name, value in shape.items() if value is not None},
+        "num_parameters": _size(state.all_params),
+        "num_trained_parameters": _size(state.params),
+        "state_gib": _gib(_num_bytes(state)),
+        "useful_flops": useful,
+        "total_flops": useful * recipe.optimization.num_steps,
+    }
+
+
+def _sizes(recipe: Recipe, **given: int | None) -> dict[str, Any]:
+    """The batch and its texts, as given or of the recipe."""
+    sizes = {name: given.get(name) or getattr(recipe.options, setting, None) for name, setting in SIZES.items()}
+    if missing := [name for name in sizes if sizes[name] is None]:
+        raise InputError(f"the recipe's data has no options, so its sizes are not known; give {', '.join(missing)}.")
+    return sizes
 
 
 def _needs(compiled: compiling.Plan, num_devices: int, chip: compiling.Chip | None) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """Every command refuses an address in the place of a path, and a number out of its range, in one sentence."""
 
 import importlib
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 
-from de_jax import command
+from de_jax import command, configurables
 from de_jax.cli import VERBS
 from de_jax.settings import Seed, numeric
 from de_jax.types import InputError
@@ -79,3 +82,30 @@ def test_a_text_may_hold_an_address_and_a_seed_may_be_0():
     for argument, sentence in (("--k=0", r"^--k is 0; it must be at least 1\.$"), ("--l=1", "^unrecognized arguments: --l=1")):
         with pytest.raises(InputError, match=sentence):
             parser.parse_args([argument])
+
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def commands_of(text):
+    """(verb, arguments) of every `de-jax` command in the shell code of a page; what is left out there is left out here."""
+    for code in re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for line in code.replace("\\\n", " ").splitlines():
+            for command_line in re.findall(r"(?:^|[\s\"])de-jax +([^&|]*)", line):
+                plain = re.sub(r"<[^>]*>|\$\w+", "x", command_line)
+                if plain.count('"') % 2:
+                    plain = plain.rpartition('"')[0]  # which ends a command for another machine
+                verb, *arguments = shlex.split(plain, comments=True)
+                yield verb, [argument for argument in arguments if argument != "..."]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_of_a_page_have_known_arguments(page, actions_of):
+    for verb, arguments in commands_of(page.read_text(encoding="utf-8")):
+        flags = {option for parser in leaves(actions_of(verb)) for action in parser._actions for option in action.option_strings}
+        given = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+        assert {flag for flag in given if not flag.startswith("--gin.")} <= flags, (verb, arguments)
+        files = [argument.partition("=")[2] for argument in arguments if argument.startswith("--gin_file=")]
+        settings = [argument.removeprefix("--gin.") for argument in arguments if argument.startswith("--gin.")]
+        configurables.read(files, settings)  # refuses unknown files and names, and values out of their range

@@ -95,6 +95,7 @@ RULES = {
     "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks")),
     "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables")),
     "de_jax.planner": PROCESS,
+    "de_jax.papers": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings", "configurables", "planner")),
 }
 
 

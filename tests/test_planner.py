@@ -32,7 +32,7 @@ RECIPE = Recipe(
         ("cpu:2", {"doc_length": 41}, "max_doc_length is 41, but the doc tower has positions for 40 tokens"),
         ("cpu:2", {"batch_size": 0}, r"plan\.batch_size is 0; it must be at least 1"),
         ("cpu:2", {"effort": 1.5}, r"plan\.effort is 1\.5; it must be at most 1"),
-        ("h100:2", {}, "the topology 'h100:2' is unknown; give v4, v5e, v5p, v6e and a grid or cpu and a number"),
+        ("b100:2", {}, "the topology 'b100:2' is unknown; give v4, v5e, v5p, v6e and a grid, a100, h100, h200 or cpu and a number"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_before_anything_is_compiled(topology, sizes, message):

@@ -6,7 +6,8 @@ import prose
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CHANGELOG.md"]
+GUIDES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "results"]  # which quote data
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDES, ROOT / "CHANGELOG.md"]
 COMMANDS = [
     *(ROOT / "de_jax" / f"{name}.py" for name in ("cli", "arguments", "mine", "trainer")),
     *sorted((ROOT / "tools").glob("*.py")),

@@ -17,7 +17,8 @@ from de_jax import command
 from de_jax.data.sources.pair_store import open_pair_store
 from de_jax.data.sources.training_set import dev_set
 from de_jax.data.text import input_policy
-from de_jax.evaluation.dev_scores import score_dev
+from de_jax.evaluation import first_ranks
+from de_jax.evaluation.dev_scores import score_uncut
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
@@ -29,6 +30,8 @@ def main(argv: list[str] | None = None) -> None:
     if store.dev_qrels is None:
         raise InputError(f"{args.pairs_dir} has no judgements; write it with --dev_fraction or --dev_split.")
     run = load_run(args.run_dir, args.step)
+    if args.out_ranks and run.doc.max_passages > 1:
+        raise InputError(f"documents of {args.run_dir} are several passages, which have no ranks here; leave --out_ranks out.")
     for tower, tokenizer in (("query", store.query_tokenizer), ("doc", store.doc_tokenizer)):
         if tokenizer.fingerprint != run.side(tower).tokenizer.fingerprint:
             raise InputError(f"{args.pairs_dir} holds another {tower} vocabulary than {args.run_dir}; write it with the run's.")
@@ -37,7 +40,10 @@ def main(argv: list[str] | None = None) -> None:
     dev = dev_set(store.dev_qrels, *stores, *sizes, keep_identical_ids=args.keep_identical_ids)
     report = {"tasks": [part.task for part in store.parts], "step": run.step}
     report |= {"num_queries": len(dev.query_rows), "num_docs": len(dev.doc_rows)}
-    print(json.dumps(report | score_dev(run, dev, uncut=True)))
+    scores, ranks = score_uncut(run, dev)
+    if args.out_ranks and ranks:
+        first_ranks.write(args.out_ranks, ranks)
+    print(json.dumps(report | scores))
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -47,6 +53,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--pairs_dir", type=Path, required=True, help="a folder written by import_pairs or export_batches")
     input_policy.add_identical_ids(parser)
     parser.add_argument("--max_queries", type=int, help="score a fixed sample of this many queries; default all")
+    parser.add_argument("--out_ranks", help="keep the rank of each query's first relevant document in this JSON file")
     parser.add_argument(
         "--max_docs", type=int, help="search a fixed sample of this many documents and all relevant documents; default all"
     )

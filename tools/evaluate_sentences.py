@@ -13,7 +13,7 @@ import json
 import sys
 
 from de_jax import arguments, command
-from de_jax.evaluation import sentences
+from de_jax.evaluation import first_ranks, sentences
 from de_jax.evaluation.task import beir_tasks, evaluate
 from de_jax.reports import tables
 from de_jax.types import InputError
@@ -34,7 +34,9 @@ def main(argv: list[str] | None = None) -> None:
     if "bm25" in report:
         ranks["bm25"] = sentences.bm25_ranks(task, policy)
     for system, found in ranks.items():
-        report[system]["mrr"] = sentences.mean_reciprocal_rank(found)
+        report[system]["mrr"] = first_ranks.means(found)["mrr"]
+    if args.out_ranks:
+        first_ranks.write(args.out_ranks, ranks["dense" if run else "bm25"])
     print(tables.report_tables([report]), file=sys.stderr)
     print(json.dumps(report))
 
@@ -43,6 +45,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder with sentences as documents")
     parser.add_argument("--split", default="test", help="split of the judgements (default test)")
+    parser.add_argument("--out_ranks", help="keep the rank of each query's first correct sentence in this JSON file")
     arguments.add(parser, measures=MEASURES)
     return parser.parse_args(argv)
 

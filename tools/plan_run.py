@@ -1,12 +1,13 @@
 """Compiles a recipe's training step for remote devices, and reports memory, FLOPs and collectives; runs and times nothing.
 
+de-jax plan_run --topology=h100:8 --gin_file=recipes/samtone_both.gin
 de-jax plan_run --topology=v5e:16x16 --gin_file=recipes/samtone_both.gin --gin_file=models/t5_1_1_xxl.gin --batch_size=4096 \\
     --gin.make_mesh.fsdp=16 --gin.T5Config.remat=full --gin.T5Config.scan_layers=True
 
 The plan needs neither data nor a tokenizer: every text has the recipe's longest length, one a row. Real texts are shorter and share
-rows; `--query_rows` and `--doc_rows` set how many rows of the longest length they take. A TPU topology needs the `plan` extra, but
-no TPU. Memory, collectives and executed FLOPs are the compiler's. `estimate` is a lower bound of a step's time from these and the
-chip's data sheet. In Python: `de_jax.planner.plan(recipe, topology)`.
+rows; `--query_rows` and `--doc_rows` set how many rows of the longest length they take. A TPU topology needs the `plan` extra,
+GPUs need `plan_gpu`, and neither needs the device. Memory, collectives and executed FLOPs are the compiler's. `estimate` is a lower
+bound of a step's time from these and the data sheet. In Python: `de_jax.planner.plan(recipe, topology)`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
 def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--gin_file", action="append", required=True, help="a recipe; repeatable")
-    parser.add_argument("--topology", required=True, help=f"chips and their grid, such as {EXAMPLES}")
+    parser.add_argument("--topology", required=True, help=f"devices, such as {EXAMPLES}")
     parser.add_argument("--batch_size", type=int, help="pairs; default the recipe's")
     parser.add_argument("--query_length", type=int, help="tokens of every query; default the recipe's longest")
     parser.add_argument("--doc_length", type=int, help="tokens of every document; default the recipe's longest")

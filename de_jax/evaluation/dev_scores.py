@@ -9,7 +9,8 @@ from jaxtyping import Float
 
 from de_jax.data.sources.training_set import DevSet, QueriesForBoth
 from de_jax.data.text.passages import PassageStore
-from de_jax.evaluation import metrics
+from de_jax.evaluation import first_ranks, metrics
+from de_jax.evaluation.first_ranks import Ranks
 from de_jax.retrieval import encode, maxp
 from de_jax.retrieval.index import ExactIndex, Index
 from de_jax.retrieval.searcher import LENGTH_MULTIPLE, padded_tokens
@@ -20,24 +21,25 @@ DEPTH = 101
 """One more than Recall@100 needs, since a document with the query's id is left out."""
 
 
-def score_dev(run: Run, dev: DevSet, *, uncut: bool = False) -> dict[str, float]:
-    """nDCG@10, MRR@10 and Recall@100 of a run's parameters among the documents of the dev set.
+def score_dev(run: Run, dev: DevSet) -> dict[str, float]:
+    """nDCG@10, MRR@10 and Recall@100 of a run's parameters among the documents of the dev set."""
+    exact, row_ids = _exact_index(run, dev)
+    return score_index(run, dev, *maxp.of_docs(exact, row_ids))
 
-    Args:
-        run: the model.
-        dev: queries, judgements and documents.
-        uncut: adds P@1, and MRR without a cut-off ("mrr"), as SamToNe scores MS MARCO and MultiReQA; not for documents of several
-            passages, which have no ranks here below the first ones.
+
+def score_uncut(run: Run, dev: DevSet) -> tuple[dict[str, float], Ranks | None]:
+    """`score_dev` with P@1 and MRR without a cut-off ("mrr"), as SamToNe scores MS MARCO and MultiReQA; and the ranks themselves.
+
+    The ranks are those of each judged query's first relevant document. Documents of several passages have no ranks below the first
+    ones, and neither of the two scores.
     """
-    store, rows = maxp.passages_of(run, dev.doc_store) or dev.doc_store, dev.doc_rows
-    if isinstance(store, PassageStore):
-        passages = store.of_docs(rows)
-        rows = passages[passages >= 0]
-    row_ids = [store.ids[int(row)] for row in rows]
-    exact = ExactIndex(encode.docs(run, store, rows=rows), row_ids)
+    exact, row_ids = _exact_index(run, dev)
     index, doc_ids = maxp.of_docs(exact, row_ids)
     scores = score_index(run, dev, index, doc_ids)
-    return scores | _uncut(run, dev, exact, row_ids) if uncut and index is exact else scores
+    if index is not exact:
+        return scores, None
+    ranks = _first_ranks(run, dev, exact, row_ids)
+    return scores | first_ranks.means(ranks), ranks
 
 
 def score_index(run: Run, dev: DevSet, index: Index, doc_ids: Sequence[str]) -> dict[str, float]:
@@ -47,8 +49,18 @@ def score_index(run: Run, dev: DevSet, index: Index, doc_ids: Sequence[str]) -> 
     return metrics.evaluate(ranking, query_ids, doc_ids, dev.qrels, drop_identical_ids=dev.drop_identical_ids)
 
 
-def _uncut(run: Run, dev: DevSet, index: ExactIndex, doc_ids: Sequence[str]) -> dict[str, float]:
-    """P@1 and MRR over all documents, by the rank of each query's best relevant one."""
+def _exact_index(run: Run, dev: DevSet) -> tuple[ExactIndex, list[str]]:
+    """The dev set's documents, or their passages, and the document that each row is of."""
+    store, rows = maxp.passages_of(run, dev.doc_store) or dev.doc_store, dev.doc_rows
+    if isinstance(store, PassageStore):
+        passages = store.of_docs(rows)
+        rows = passages[passages >= 0]
+    row_ids = [store.ids[int(row)] for row in rows]
+    return ExactIndex(encode.docs(run, store, rows=rows), row_ids), row_ids
+
+
+def _first_ranks(run: Run, dev: DevSet, index: ExactIndex, doc_ids: Sequence[str]) -> Ranks:
+    """The rank of each judged query's best relevant document among all."""
     row_of = {doc_id: row for row, doc_id in enumerate(doc_ids)}
     query_ids = [dev.query_store.ids[int(row)] for row in dev.query_rows]
     own = [row_of.get(query_id, -1) if dev.drop_identical_ids else -1 for query_id in query_ids]
@@ -61,8 +73,8 @@ def _uncut(run: Run, dev: DevSet, index: ExactIndex, doc_ids: Sequence[str]) -> 
     if any(same >= 0 for same in own):  # what is dropped leaves its place to the next one
         of_own = index.best_ranks(queries, [[same] if same >= 0 else [] for same in own])
         ranks = ranks - ((of_own > 0) & (of_own < ranks))
-    num_judged = sum(map(bool, dev.qrels.values()))
-    return {"p@1": float(np.sum(ranks == 1)) / num_judged, "mrr": float(np.sum(1.0 / ranks[ranks > 0])) / num_judged}
+    judged = {query_id: 0 for query_id, docs in dev.qrels.items() if docs}
+    return judged | dict(zip(query_ids, ranks.tolist(), strict=True))
 
 
 def divergence(run: Run, queries: QueriesForBoth) -> float:

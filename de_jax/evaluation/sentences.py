@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int
 
+from de_jax.evaluation.first_ranks import Ranks
 from de_jax.evaluation.task import Policy, Task, bm25_index, encoded
 from de_jax.retrieval.index import ExactIndex
 from de_jax.training.run.run_folder import Run
@@ -16,30 +16,26 @@ QUERY_BLOCK = 64
 """Queries whose whole rankings are in memory at a time."""
 
 
-def dense_ranks(run: Run, task: Task, policy: Policy) -> Int[np.ndarray, " q"]:
-    """The rank, from 1, of each query's best correct sentence by a run's embeddings; 0 where no sentence is correct."""
+def dense_ranks(run: Run, task: Task, policy: Policy) -> Ranks:
+    """The rank of each query's best correct sentence by a run's embeddings; 0 where no sentence is correct."""
     if policy.passage_length:
         raise InputError("sentences are not cut into passages; leave --passage_length out.")
     texts = encoded(run, task, policy)
-    return ExactIndex(texts.docs, texts.row_ids).best_ranks(texts.queries, _relevant(task, texts.query_ids, texts.doc_ids))
+    index, relevant = ExactIndex(texts.docs, texts.row_ids), _relevant(task, texts.query_ids, texts.doc_ids)
+    return dict(zip(texts.query_ids, index.best_ranks(texts.queries, relevant).tolist(), strict=True))
 
 
-def bm25_ranks(task: Task, policy: Policy) -> Int[np.ndarray, " q"]:
+def bm25_ranks(task: Task, policy: Policy) -> Ranks:
     """The same by BM25; 0 too where no correct sentence has a word of the query."""
     index, queries, doc_ids = bm25_index(task, policy)
-    texts, relevant = list(queries.values()), _relevant(task, list(queries), doc_ids)
-    ranks = np.zeros(len(texts), np.int32)
+    query_ids, texts = list(queries), list(queries.values())
+    relevant, ranks = _relevant(task, query_ids, doc_ids), dict.fromkeys(query_ids, 0)
     for start in range(0, len(texts), QUERY_BLOCK):
         rankings = index.search(texts[start : start + QUERY_BLOCK], len(doc_ids)).doc_rows
         for query, rows in enumerate(rankings, start):
             found = np.flatnonzero(np.isin(rows, relevant[query]))
-            ranks[query] = found[0] + 1 if len(found) else 0
+            ranks[query_ids[query]] = int(found[0]) + 1 if len(found) else 0
     return ranks
-
-
-def mean_reciprocal_rank(ranks: Int[np.ndarray, " q"]) -> float:
-    """The mean of 1 / rank, without a cut-off; rank 0, nothing found, counts 0."""
-    return float(np.mean(np.where(ranks > 0, 1 / np.maximum(ranks, 1), 0.0)))
 
 
 def _relevant(task: Task, query_ids: Sequence[str], doc_ids: Sequence[str]) -> list[list[int]]:

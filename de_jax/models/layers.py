@@ -21,11 +21,14 @@ LINEAR_OUTPUT = "linear output"
 """What rematerialisation may keep: the products with parameters. Its policies do not see into `product`'s own derivative."""
 
 
+ABSENT_GPU = "absent gpu"
+"""A GPU that is compiled for where there is none, so without the kernels of cuDNN."""
+
 _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("target", default=None)
 
 
 def platform() -> str:
-    """The platform that the model is compiled for: "cpu", "gpu" or "tpu"."""
+    """The platform that the model is compiled for: "cpu", "gpu", "tpu" or `ABSENT_GPU`."""
     return _target.get() or jax.default_backend()
 
 

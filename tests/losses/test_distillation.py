@@ -65,6 +65,25 @@ def test_kl_distillation_is_that_of_sentence_transformers_without_its_factor(who
     assert_equal(functools.partial(kl_distillation, temperature=2.0, teacher_temperature=2.0), whole, theirs, tensors)
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (functools.partial(in_batch_softmax, directions="query_to_doc"), {}),
+        (
+            functools.partial(in_batch_softmax, reduce_directions="mean"),
+            {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"},
+        ),
+        (functools.partial(samtone, directions="query_to_doc"), {"directions": ("query_to_doc", "query_to_query")}),
+    ],
+)
+def test_in_batch_losses_are_multiple_negatives_ranking(ours, theirs, whole):
+    """As docs/coming_from/sentence_transformers.md says."""
+    tensors = columns(whole)
+    loss = st_losses.MultipleNegativesRankingLoss(model(), scale=20.0, similarity_fct=util.dot_score, **theirs)
+    value = loss.compute_loss_from_embeddings(tensors, None)
+    assert_equal(functools.partial(ours, temperature=0.05, mask_duplicates=False), whole, value, tensors)
+
+
 class Encoder(torch.nn.Module):
     """A model whose "features" are embeddings already."""
 

@@ -9,7 +9,7 @@ from real_data import SHARED_DATA
 from tiny_run import DOCS, QRELS, QUERIES
 
 from de_jax.data.text import beir
-from de_jax.evaluation import metrics
+from de_jax.evaluation import first_ranks, metrics
 from de_jax.tools import evaluate_beir, evaluate_msmarco, evaluate_openqa, evaluate_sentences, evaluate_trec
 from de_jax.types import InputError
 
@@ -111,8 +111,9 @@ def test_msmarco_has_the_measures_of_its_kind_and_counts_every_judged_query(trai
     assert [len(docs) for docs in rankings(maxp)["dense"].values()] == [10, 10, 10]
 
 
-def test_sentences_are_ranked_among_all(trained, dataset_dir, printed):
-    report = printed(evaluate_sentences, run_dir=trained, dataset_dir=dataset_dir)
+def test_sentences_are_ranked_among_all(trained, dataset_dir, tmp_path, printed):
+    report = printed(evaluate_sentences, run_dir=trained, dataset_dir=dataset_dir, out_ranks=tmp_path / "ranks.json")
+    assert first_ranks.means(first_ranks.read(tmp_path / "ranks.json")) == pytest.approx(report["dense"])
     for system in ("dense", "bm25"):
         firsts = []
         for query_id, judged in QRELS["test"].items():

@@ -11,6 +11,7 @@ from tiny_run import DOCS, QRELS, QUERIES, WORDS
 
 from de_jax.data.sources import pair_writer
 from de_jax.data.text.tokenizing import load_tokenizer, train_sentencepiece
+from de_jax.evaluation import first_ranks
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval import searcher
 from de_jax.retrieval.embedding_files import open_embeddings
@@ -147,7 +148,9 @@ def test_an_exported_task_scores_as_its_beir_folder_does(trained, dataset_dir, t
     scores = {}
     for step, keep in itertools.product((3, 7), (False, True)):
         flags = {"keep_identical_ids": True} if keep else {}
-        report = printed(evaluate_pairs, run_dir=trained, pairs_dir=folder, step=step, **flags)
+        ranks = tmp_path / "ranks.json"
+        report = printed(evaluate_pairs, run_dir=trained, pairs_dir=folder, step=step, out_ranks=ranks, **flags)
+        assert first_ranks.means(first_ranks.read(ranks)) == {name: report[name] for name in first_ranks.NAMES}
         measures = ["nDCG@10", "RR@10", "P@1", "RR"]
         expected = printed(
             evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, step=step, no_bm25=True, measures=measures, **flags

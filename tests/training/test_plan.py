@@ -12,7 +12,7 @@ import pytest
 from de_jax.configurables import read_recipe
 from de_jax.models import layers
 from de_jax.models.t5 import T5Config
-from de_jax.training.mesh import hlo, plan, sharding_rules
+from de_jax.training.mesh import absent_gpus, hlo, plan, sharding_rules
 from de_jax.training.mesh.sharding import make_mesh, replicated
 from de_jax.types import InputError
 
@@ -108,9 +108,11 @@ def test_products_and_collectives_are_estimated_apart():
 @pytest.mark.parametrize(
     ("topology", "message"),
     [
-        ("v5e", "'v5e' is unknown; give v4, v5e, v5p, v6e and a grid or cpu and a number, such as v4:4x4x4"),
+        ("v5e", "'v5e' is unknown; give v4, v5e, v5p, v6e and a grid, a100, h100, h200 or cpu and a number, such as v4:4x4x4"),
         ("v9:2x2", "'v9:2x2' is unknown"),
         ("cpu:0", "'cpu:0' is unknown"),
+        ("h100:0", "'h100:0' is unknown"),
+        ("h100:2x2x2", "'h100:2x2x2' is unknown"),
         ("v5e:2xtwo", "'v5e:2xtwo' is unknown"),
         ("cpu:64", "64 simulated devices are asked for, but JAX has started with 8"),
     ],
@@ -125,6 +127,43 @@ def test_tpu_without_libtpu_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
     with pytest.raises(InputError, match=r"libtpu is not installed.*pip install 'de_jax\[plan\]'"):
         plan.open_topology("v5e:2x2")
+
+
+def test_gpus_without_the_plugin_say_what_to_install(monkeypatch):
+    monkeypatch.setattr(absent_gpus, "PLUGINS", ("jax_plugins.xla_cuda99",))
+    with pytest.raises(InputError, match=r"CUDA plugin is not installed.*pip install 'de_jax\[plan_gpu\]'"):
+        plan.open_topology("h100:8")
+
+
+def test_a_program_that_a_device_has_no_room_for_does_not_fit():
+    memory = plan.Memory(2 * plan.GIB, 2 * plan.GIB, plan.GIB, plan.GIB, 0)
+    assert plan.lacks(memory, plan.Chip(1.0, 1.0, 4 * plan.GIB)) is None
+    assert plan.lacks(memory, plan.Chip(1.0, 1.0, 3 * plan.GIB)) == "It takes 4.00 GiB of the 3.00 that a device gives."
+
+
+@pytest.mark.soak
+class TestGPU:
+    """With JAX's CUDA plugin alone, no GPU."""
+
+    @pytest.fixture(autouse=True)
+    def _plugin(self):
+        pytest.importorskip("jax_cuda12_plugin")
+
+    def test_name_gives_hosts_and_gpus(self):
+        for name, num_gpus, num_hosts in (("a100:4", 4, 1), ("h100:8", 8, 1), ("h200:2x8", 16, 2)):
+            topology = plan.open_topology(name)
+            assert len(topology.devices) == num_gpus
+            assert {device.platform for device in topology.devices} == {"gpu"}
+            assert len({device.process_index for device in topology.devices}) == num_hosts
+            assert name[:4].upper() in topology.devices[0].device_kind
+
+    def test_step_compiles_with_the_memory_flops_and_collectives_that_it_has_elsewhere(self):
+        settings = ("make_mesh.fsdp=4", "T5Config.remat='full'")
+        found = planned("h100:8", *settings, effort=-1.0)
+        assert found.memory.aliased == pytest.approx(plan.bytes_per_device(step_on("h100:8", *settings)[1]), rel=0.01)
+        assert found.costs.flops == pytest.approx(planned("cpu:8", *settings).costs.flops, rel=0.02)
+        assert found.costs.num_unknown_loops == 0
+        assert {one.kind for one in found.costs.collectives} >= {"all-gather", "all-reduce"}
 
 
 class TestTPU:

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from de_jax.models import layers
-from de_jax.training.mesh import hlo
+from de_jax.training.mesh import absent_gpus, hlo
 from de_jax.types import Batch, Guide, InputError, Packed
 
 GIB = 2**30
@@ -23,11 +23,11 @@ GUIDE_DIM = 768
 
 
 class Chip(NamedTuple):
-    """One TPU chip, as docs.cloud.google.com/tpu/docs/<name> has it."""
+    """One TPU chip, as docs.cloud.google.com/tpu/docs/<name> has it, or one GPU."""
 
     peak_flops: float  # per second, bfloat16
     link_bytes: float  # per second that all its links together can receive: half of the bidirectional figure
-    memory_bytes: int  # what the compiler lets a program have
+    memory_bytes: int  # what the compiler lets a program have; of a GPU what JAX takes by default
     config: str | None = None  # the compiler's, where by default a chip is more than one device
 
 
@@ -46,7 +46,7 @@ LIBTPU_ENVIRONMENT = {
 }
 EFFORT_LEVELS = (9, 19, 29, 39)
 """O0 to O3 as XLA numbers them (`jax.CompilerEffortLevel`)."""
-EXAMPLES = "v4:4x4x4, v5e:2x2, v5e:8x8, v6e:16x16, v5p:4x4x4, cpu:8"
+EXAMPLES = "v4:4x4x4, v5e:2x2, v5e:8x8, v6e:16x16, v5p:4x4x4, h100:8, a100:4x8, cpu:8"
 
 
 class Topology(NamedTuple):
@@ -88,18 +88,24 @@ class Estimate(NamedTuple):
 
 
 def open_topology(name: str) -> Topology:
-    """The devices that a name such as "v5e:16x16" or "cpu:8" stands for; simulated ones before JAX has looked for devices.
+    """The devices that a name such as "v5e:16x16", "h100:8" (GPUs), "h100:2x8" (hosts and their GPUs) or "cpu:8" stands for.
+
+    Simulated ones are to be opened before JAX has looked for devices.
 
     Raises:
-        InputError: an unknown name or shape, or libtpu is not installed.
+        InputError: an unknown name or shape, or libtpu or the CUDA plugin is not installed.
     """
     kind, _, shape = name.partition(":")
     if kind == SIMULATED and shape.isdigit() and int(shape):
         return Topology(name, _simulated(int(shape)), None)
+    if kind in absent_gpus.GPUS and re.fullmatch(r"([1-9]\d*x)?[1-9]\d*", shape):
+        num_hosts, num_per_host = map(int, shape.rpartition("x")[::2]) if "x" in shape else (1, int(shape))
+        gpu = absent_gpus.GPUS[kind]
+        chip = Chip(gpu.peak_flops, gpu.link_bytes, int(absent_gpus.DEFAULT_SHARE * gpu.memory_bytes))
+        return Topology(name, absent_gpus.devices(gpu, num_hosts, num_per_host), chip)
     if kind not in CHIPS or not re.fullmatch(r"\d+(x\d+){1,2}", shape):
-        raise InputError(
-            f"the topology {name!r} is unknown; give {', '.join(CHIPS)} and a grid or {SIMULATED} and a number, such as {EXAMPLES}."
-        )
+        known = f"{', '.join(CHIPS)} and a grid, {', '.join(absent_gpus.GPUS)} or {SIMULATED} and a number"
+        raise InputError(f"the topology {name!r} is unknown; give {known}, such as {EXAMPLES}.")
     return Topology(name, _of_tpu(name, CHIPS[kind].config), CHIPS[kind])
 
 
@@ -183,7 +189,8 @@ def compile_for(mesh: Mesh, function: Any, *args: Any, effort: float = 0.0) -> P
         effort: see `compiler_options`; at -1 the compiler is done several times sooner.
     """
     start = time.perf_counter()
-    with layers.compiling_for(mesh.devices.flat[0].platform):
+    platform = mesh.devices.flat[0].platform
+    with layers.compiling_for(layers.ABSENT_GPU if platform == "gpu" else platform):
         lowered = function.lower(*args)
     try:
         compiled = lowered.compile(compiler_options=compiler_options(effort))
@@ -201,6 +208,13 @@ def compile_for(mesh: Mesh, function: Any, *args: Any, effort: float = 0.0) -> P
         sizes.generated_code_size_in_bytes,
     )
     return Plan(memory, hlo.read_costs(compiled.as_text(), mesh.size), None, seconds)
+
+
+def lacks(memory: Memory | None, chip: Chip | None) -> str | None:
+    """A sentence where a compiled program needs more memory than a device has; a TPU's compiler refuses such a program itself."""
+    if memory is None or chip is None or memory.total <= chip.memory_bytes:
+        return None
+    return f"It takes {memory.total / GIB:.2f} GiB of the {chip.memory_bytes / GIB:.2f} that a device gives."
 
 
 def estimate(costs: hlo.Costs, chip: Chip) -> Estimate:

@@ -1,0 +1,44 @@
+"""The rank of each query's first relevant document, however far down: P@1, MRR without a cut-off, and the file that keeps it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from de_jax.files import outputs, schema
+
+Ranks = dict[str, int]
+"""By query id, from 1; 0 where nothing relevant was found."""
+NAMES = ("p@1", "mrr")
+
+
+def by_query(ranks: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """ "p@1" and "mrr" of each query, for tests over queries.
+
+    Example:
+        >>> by_query({"q1": 1, "q2": 4, "q3": 0})["mrr"]
+        {'q1': 1.0, 'q2': 0.25, 'q3': 0.0}
+    """
+    first = {query_id: float(rank == 1) for query_id, rank in ranks.items()}
+    return dict(zip(NAMES, (first, {query_id: 1 / rank if rank else 0.0 for query_id, rank in ranks.items()}), strict=True))
+
+
+def means(ranks: Mapping[str, int]) -> dict[str, float]:
+    """The means over the queries, at least one."""
+    return {name: math.fsum(values.values()) / len(values) for name, values in by_query(ranks).items()}
+
+
+def write(path: str | Path, ranks: Mapping[str, int]) -> None:
+    """Keeps ranks as JSON."""
+    outputs.write_json(path, dict(ranks))
+
+
+def read(path: str | Path) -> Ranks:
+    """What `write` kept.
+
+    Raises:
+        InputError: no such file, or something else in it.
+    """
+    ranks: Ranks = schema.read(path, schema.map_of(schema.integer(), least=1), mend="score the run again")
+    return ranks

@@ -1,0 +1,61 @@
+"""This library's commands, and others, run one after another: each in a process of its own, whose memory goes with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from de_jax.command import EXIT_STOPPED
+from de_jax.types import InputError
+
+RunCommand = Callable[[Sequence[str]], dict[str, Any]]
+"""Takes a verb of de-jax with its flags, and gives the JSON object that it prints."""
+
+
+def run(arguments: Sequence[str]) -> dict[str, Any]:
+    """Runs `de-jax` with these arguments to its end; the line itself and what it says go to stderr. Nothing is downloaded.
+
+    Returns:
+        The JSON object that it prints.
+
+    Raises:
+        InputError: the command failed; it has said why.
+        SystemExit: it was told to stop, and was saved.
+    """
+    print(shlex.join(["de-jax", *arguments]), file=sys.stderr, flush=True)
+    out = _finished([sys.executable, "-m", "de_jax", *arguments], f"de-jax {arguments[0]}")
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def call(line: str) -> None:
+    """Runs a command line to its end, without a shell; `de-jax` and `python` are those of this process. Its stdout goes to stderr.
+
+    Raises:
+        InputError, SystemExit: as `run`.
+    """
+    print(line, file=sys.stderr, flush=True)
+    program, *arguments = shlex.split(line)
+    own = {"de-jax": [sys.executable, "-m", "de_jax"], "python": [sys.executable]}
+    print(_finished([*own.get(program, [program]), *arguments], program), end="", file=sys.stderr)
+
+
+def _finished(line: Sequence[str], name: str) -> str:
+    """What a command prints on stdout. A signal to stop reaches it, so that it saves."""
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}) as child:
+        before = signal.signal(signal.SIGTERM, lambda number, frame: child.terminate())
+        try:
+            out, _ = child.communicate()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    if child.returncode in (EXIT_STOPPED, -signal.SIGTERM):
+        sys.exit(EXIT_STOPPED)
+    if child.returncode:
+        raise InputError(f"{name} failed, as it says above; mend that, and the same command goes on from here.")
+    return out

@@ -1,0 +1,90 @@
+"""The registered designs that show a paper's effects on small data: experiments/<name>.yaml, and the commands that run them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from de_jax.files import schema
+from de_jax.files.yaml_files import read_yaml
+from de_jax.types import InputError
+
+DESIGNS_DIR = Path("experiments")
+
+
+class Design(NamedTuple):
+    """A design whose commands are known; what it asks and how it is judged stands beside them in its file."""
+
+    name: str
+    paper: str
+    tables: tuple[str, ...]  # of the paper, that it stands for; () for all
+    commands: tuple[str, ...]  # command lines, one after another; each goes on where it was stopped
+    needs: tuple[str, ...]  # files and folders
+    results: str  # a file that the last command writes, "" for none
+
+
+def read_designs(paper: str, tables: list[str] | None = None) -> list[Design]:
+    """The designs of a paper in ./experiments, or those that stand for some of its tables.
+
+    Raises:
+        InputError: there are none here, or a file that is none of them.
+    """
+    found = [one for path in sorted(DESIGNS_DIR.glob("*.yaml")) if (one := _read(path)) and one.paper == paper]
+    chosen = [one for one in found if not tables or not one.tables or set(tables) & set(one.tables)]
+    if not chosen:
+        of_tables = f" for table {', '.join(tables)}" if tables else ""
+        raise InputError(
+            f"{DESIGNS_DIR.resolve()} holds no design of {paper}{of_tables}; run --scale small in a checkout of the repository, "
+            "whose experiments/*.yaml have `paper` and `commands`."
+        )
+    return chosen
+
+
+def run_designs(designs: list[Design], call: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Runs the commands of each design; what it took and where its results are.
+
+    Raises:
+        InputError: data that is not there, before anything runs; a command that failed.
+    """
+    if missing := {need: design.name for design in designs for need in design.needs if not Path(need).exists()}:
+        need, name = next(iter(missing.items()))
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise InputError(f"experiments/{name}.yaml needs {need}{others}, which does not exist; its file says where it comes from.")
+    reports = []
+    for design in designs:
+        start = time.monotonic()
+        for line in design.commands:
+            call(line)
+        reports.append({"design": design.name, "seconds": round(time.monotonic() - start, 1), "results": design.results or None})
+    return reports
+
+
+def _read(path: Path) -> Design | None:
+    """None for a design without commands of its own."""
+    found = read_yaml(path, _DESIGN)
+    if "paper" not in found or "commands" not in found:
+        return None
+    numbers = found["table"] if isinstance(found["table"], list) else [found["table"]]
+    tables = tuple(str(number) for number in numbers if number is not None)
+    return Design(path.stem, found["paper"], tables, tuple(found["commands"]), tuple(found["needs"]), found["results"])
+
+
+def _table(value: Any) -> Any:
+    numbers = value if isinstance(value, list) else [value]
+    for number in numbers:
+        schema.text_id(number)
+    return value
+
+
+_TEXTS = schema.list_of(schema.some_text)
+_DESIGN = schema.record(
+    {
+        "paper": schema.Maybe(schema.some_text),
+        "table": schema.Maybe(_table, None),
+        "commands": schema.Maybe(_TEXTS),
+        "needs": schema.Maybe(_TEXTS, []),
+        "results": schema.Maybe(schema.some_text, ""),
+    }
+)

@@ -1,0 +1,200 @@
+"""What the papers' runs need beside their recipes: data, pretrained models and earlier runs; and which of it is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from de_jax import gin_settings
+from de_jax.files import schema
+from de_jax.files.yaml_files import read_yaml
+from de_jax.gin_settings import RECIPES_DIR, Setting
+from de_jax.papers import tables
+from de_jax.types import InputError
+
+RECIPES = "recipes/paper/"
+RUNS = "runs/"
+_NAMED = re.compile(r"\{(\w+)\}")
+
+
+class Source(NamedTuple):
+    """A data set or a pretrained model."""
+
+    name: str
+    what: str
+    put: Path  # its folder
+    files: tuple[str, ...]  # patterns below it, of which each must match something
+    origin: str  # where to get it; "" for what `make` makes of others
+    make: tuple[str, ...]  # command lines
+
+    @property
+    def missing_files(self) -> list[str]:
+        return [pattern for pattern in self.files if not any(self.put.glob(pattern))]
+
+
+class Training(NamedTuple):
+    """What a run trains on."""
+
+    data: tuple[str, ...]
+    settings: tuple[str, ...]
+    stand_ins: Mapping[str, str]  # data, by the paths that recipes name
+    gin_files: tuple[str, ...]  # after the recipe
+
+
+class Run(NamedTuple):
+    """A training: a recipe, what it trains on, and a seed. All papers share their runs."""
+
+    recipe: str  # under recipes/paper, without .gin
+    training: str
+    seed: int
+
+    @property
+    def folder(self) -> str:
+        return f"{self.recipe}-{self.training}-seed{self.seed}"
+
+
+class Needs(NamedTuple):
+    """What a run needs, and the command line that trains it."""
+
+    sources: tuple[Source, ...]
+    first: tuple[Run, ...]  # whose parameters it starts from
+    gin_files: tuple[str, ...]
+    bindings: tuple[str, ...]  # of gin, NAME=VALUE
+    num_steps: int | None  # None where the recipe leaves its default
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of `de-jax train`, but for --run_dir."""
+        return [*(f"--gin_file={name}" for name in self.gin_files), *(f"--gin.{one}" for one in self.bindings)]
+
+
+class Sources:
+    """Data, pretrained models and trainings of sources.yaml, below one folder.
+
+    Args:
+        data_dir: where data and models lie, each at its own `put`.
+        runs_dir: gets the runs.
+
+    Raises:
+        InputError: a file that cannot be used.
+    """
+
+    def __init__(self, data_dir: str | Path, runs_dir: str | Path) -> None:
+        self._bound: dict[tuple[str, ...], gin_settings.Settings] = {}
+        self._path = tables.TABLES_DIR / f"{tables.SOURCES}.yaml"
+        found = read_yaml(self._path, _SOURCES)
+        self._data_dir, self._runs_dir, self._first_on = Path(data_dir), Path(runs_dir), found["first_on"]
+        self._put = {name: self._data_dir / one["put"] for name, one in found["data"].items()}
+        self.data = {name: self._source(name, one, self._put[name]) for name, one in found["data"].items()}
+        self.weights = {name: self._model(name, one) for name, one in found["weights"].items()}
+        self.trainings = {
+            name: Training(tuple(one["data"]), tuple(one["settings"]), one["stand_ins"], tuple(one["gin_files"]))
+            for name, one in found["trainings"].items()
+        }
+
+    def filled(self, text: str) -> str:
+        """A text with the folder of each data set in the place of its name."""
+        places = {name: str(path) for name, path in self._put.items()} | {"data_dir": str(self._data_dir)}
+        return _NAMED.sub(lambda match: places.get(match[1], match[0]), text)
+
+    def run_dir(self, run: Run) -> Path:
+        """The folder of a run."""
+        return self._runs_dir / run.folder
+
+    def of_data(self, names: Iterable[str]) -> list[Source]:
+        """Data sets by name.
+
+        Raises:
+            InputError: a name that sources.yaml does not have.
+        """
+        names = list(names)
+        if unknown := [name for name in names if name not in self.data]:
+            raise InputError(f"{self._path} describes no data called {unknown[0]!r}.")
+        return [self.data[name] for name in names]
+
+    def needs_of(self, run: Run) -> Needs:
+        """What a run needs, by its recipe's own settings. No model is opened, and nothing has to be there.
+
+        A recipe that mines its negatives while it is trained mines them in its own process, at every checkpoint.
+
+        Raises:
+            InputError: an unknown recipe or training.
+        """
+        if run.training not in self.trainings:
+            raise InputError(f"{self._path} describes no training called {run.training!r}.")
+        training = self.trainings[run.training]
+        gin_files = (f"{RECIPES}{run.recipe}.gin", *training.gin_files)
+        if gin_files not in self._bound:
+            self._bound[gin_files] = gin_settings.read(gin_files)
+        bound = self._bound[gin_files]
+        sources = self.of_data(training.data)
+        bindings = [*(self.filled(one) for one in training.settings), f"train.seed={run.seed}", f"PairsOptions.seed={run.seed}"]
+        first: list[Run] = []
+        for setting, (value, *_) in bound.items():
+            for text in (part for part in gin_settings.values_in(value) if isinstance(part, str)):
+                if text in training.stand_ins:
+                    (source,) = self.of_data([training.stand_ins[text]])
+                elif text in self.weights:
+                    source = self.weights[text]
+                elif text.startswith(RUNS) and _is_recipe(recipe := text.removeprefix(RUNS)):
+                    first.append(Run(recipe, self._first_on.get(recipe, run.training), run.seed))
+                    bindings.append(f"{setting}={self.run_dir(first[-1])}")
+                    continue
+                else:
+                    continue
+                sources.append(source)
+                bindings.append(f"{setting}={source.put}")
+        save_every = _value(bound, Setting("", "train", "save_every_steps"))
+        if Setting("", "train", "miner") in bound and save_every and Setting("", "train", "mine_every_steps") not in bound:
+            bindings.append(f"train.mine_every_steps={save_every}")
+        num_steps = _value(bound, Setting("", "train", "num_steps"))
+        return Needs(tuple(dict.fromkeys(sources)), tuple(dict.fromkeys(first)), gin_files, tuple(bindings), num_steps)
+
+    def _source(self, name: str, found: Mapping[str, Any], put: Path) -> Source:
+        make = [self.filled(line.replace("{put}", str(put))) for line in found["make"]]
+        return Source(name, found["what"], put, tuple(found["files"]), found["from"], tuple(make))
+
+    def _model(self, name: str, found: Mapping[str, Any]) -> Source:
+        origin = found["from"] or f"https://huggingface.co/{name}"
+        return self._source(name, {**found, "what": "pretrained model", "from": origin}, self._data_dir / "models" / name)
+
+
+def _value(bound: gin_settings.Settings, setting: Setting) -> Any:
+    """What a setting is bound to, also by a macro; None where it is not."""
+    value = bound[setting].value if setting in bound else None
+    return _value(bound, Setting("", value.name)) if isinstance(value, gin_settings.Macro) else value
+
+
+def _is_recipe(name: str) -> bool:
+    return (RECIPES_DIR / RECIPES / f"{name}.gin").is_file()
+
+
+_TEXTS, _FILES = schema.list_of(schema.some_text), schema.list_of(schema.some_text, least=1)
+_LINES = schema.Maybe(_TEXTS, ())
+_DATA: dict[str, schema.Check | schema.Maybe] = {
+    "what": schema.some_text,
+    "from": schema.Maybe(schema.some_text, ""),
+    "put": schema.relative,
+    "files": _FILES,
+    "make": _LINES,
+}
+_MODEL: dict[str, schema.Check | schema.Maybe] = {
+    "from": schema.Maybe(schema.some_text, ""),
+    "files": schema.Maybe(_FILES, ("config.json", "*.safetensors", "tokenizer.json")),
+    "make": _LINES,
+}
+_TRAINING: dict[str, schema.Check | schema.Maybe] = {
+    **dict.fromkeys(("data", "settings", "gin_files"), _LINES),
+    "stand_ins": schema.Maybe(schema.map_of(schema.some_text), {}),
+}
+_SOURCES = schema.record(
+    {
+        "data": schema.map_of(schema.record(_DATA, only=True)),
+        "weights": schema.map_of(schema.record(_MODEL, only=True)),
+        "trainings": schema.map_of(schema.record(_TRAINING, only=True)),
+        "first_on": schema.Maybe(schema.map_of(schema.some_text), {}),
+    },
+    only=True,
+)

@@ -1,0 +1,117 @@
+"""What a reproduction would do, before anything is trained: runs with steps, FLOPs and memory, cells, and what is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from de_jax.configurables import read_recipe
+from de_jax.files import schema
+from de_jax.papers.cells import Job, Missing, Reproduction, cells_of
+from de_jax.papers.commands import RunCommand
+from de_jax.papers.records import Records
+from de_jax.planner import outline
+from de_jax.types import InputError
+
+KEPT = ("available_gib", "fits", "why_not", "memory_gib", "executed_flops", "estimate")
+"""Of `de-jax plan_run`."""
+
+
+def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_command: RunCommand) -> dict[str, Any]:
+    """The plan as JSON values.
+
+    Args:
+        work: what is to be filled; nothing of it is run.
+        topology: of `de-jax plan_run`, which then compiles a step of every recipe, in minutes each; None leaves that out.
+        settings: of gin, NAME=VALUE, added to every run.
+        run_command: runs a verb of de-jax.
+
+    Returns:
+        paper, tables; runs, each with its command, seed, evaluations and needs, what `planner.outline` says of it (or why_not
+        where sizes are those of weights that are not there) and with a topology what `plan_run` says; cells, each with its runs;
+        missing.
+    """
+    outlines: dict[str, dict[str, Any]] = {}
+    plans = Records(work.out_dir / "plans.jsonl", ("recipe", "topology", "settings"), {"plan": schema.record({})})
+    runs = []
+    for job in work.jobs:
+        arguments = [*job.needs.arguments, *(f"--gin.{one}" for one in settings)]
+        if job.run.recipe not in outlines:
+            outlines[job.run.recipe] = _outline(job, settings)
+        found = dict(outlines[job.run.recipe])
+        if topology and "why_not" not in found:
+            found["plan"] = _compiled(plans, job, topology, settings, arguments, run_command)
+        runs.append({**_described(work, job, arguments), **found})
+    return {
+        "paper": work.paper.name,
+        "tables": [table.number for table in work.chosen],
+        "runs": runs,
+        "cells": [
+            {"table": table.number, "row": row.name, "column": column.name, "runs": [run.folder for run in own]}
+            for table in work.chosen
+            for row, column, own in cells_of(table, work.seeds)
+        ],
+        "missing": [missing.source.name for missing in work.missing()],
+    }
+
+
+def missing_lines(missing: list[Missing]) -> list[str]:
+    """What is missing, for people: where to get it, where to put it, how to make it, and what waits for it."""
+    lines = []
+    for source, rows in missing:
+        lines += ["", f"{source.name}: {source.what}"]
+        lines += [f"  get it from  {source.origin}"] if source.origin else []
+        lines += [f"  make it      {line}" for line in source.make]
+        lines += [f"  put it at    {source.put} (lacks {', '.join(source.missing_files)})"]
+        lines += [f"  needed by    table {number}: {'; '.join(names)}" for number, names in rows.items()]
+    return lines
+
+
+def run_lines(runs: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table of the runs."""
+    head = ["run", "steps", "batch", "parameters", "state GiB", "FLOPs, all steps", "GiB a device"]
+    rows = []
+    for run in runs:
+        memory = (run.get("plan") or {}).get("memory_gib") or {}
+        cells = [_number(run.get(name), form) for name, form in _FORMS.items()]
+        rows.append([run["run"], *cells, _number(memory.get("total"), ",.1f")])
+    return head, rows
+
+
+_FORMS = {"num_steps": ",", "batch_size": ",", "num_parameters": ",", "state_gib": ",.1f", "total_flops": ".2e"}
+
+
+def _number(value: Any, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _described(work: Reproduction, job: Job, arguments: list[str]) -> dict[str, Any]:
+    run_dir = work.sources.run_dir(job.run)
+    return {
+        "run": job.run.folder,
+        **job.run._asdict(),
+        "command": ["de-jax", "train", *arguments, f"--run_dir={run_dir}"],
+        "starts_from": [first.folder for first in job.needs.first],
+        "evaluations": [work.sources.filled(evaluation.command) for evaluation in job.evaluations],
+        "needs": [source.name for source in job.needs.sources],
+    }
+
+
+def _outline(job: Job, settings: list[str]) -> dict[str, Any]:
+    try:
+        return outline(read_recipe(list(job.needs.gin_files), [*job.needs.bindings, *settings]))
+    except InputError as error:
+        return {"num_steps": job.needs.num_steps, "why_not": str(error)}
+
+
+def _compiled(
+    plans: Records, job: Job, topology: str, settings: list[str], arguments: list[str], run_command: RunCommand
+) -> dict[str, Any]:
+    """What `plan_run` says of a recipe's step, compiled once."""
+    key = {"recipe": job.run.recipe, "topology": topology, "settings": " ".join(settings)}
+    record = plans.get(*key.values())
+    if record is None:
+        found = run_command(["plan_run", f"--topology={topology}", *arguments])
+        record = {**key, "plan": {name: found.get(name) for name in KEPT}}
+        plans.add(record)
+    plan: dict[str, Any] = record["plan"]
+    return plan

@@ -1,0 +1,174 @@
+"""A hook of MkDocs: `<!-- made of code: NAME -->` in a page becomes a table or list that is made from the code.
+
+mkdocs build --strict
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from de_jax import cli, command, gin_settings
+from de_jax.gin_settings import RECIPES_DIR, Macro, Reference, Setting, Settings, values_in
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = re.compile(r"^<!-- made of code: (\w+) -->$", re.MULTILINE)
+GAP = "…"
+"""Stands in a message for what differs from call to call."""
+FIRST_SENTENCE = re.compile(r"(.*?(?:\w\w\w|\)|\"))\.(?: [A-Z]|$)")
+PARTS = {"embedder": "embeddings of tokens", "encoder": "encoder", "projection": "projection"}
+ROOMS = {
+    "arguments.py": "Commands",
+    "command.py": "Commands",
+    "configurables.py": "Recipes",
+    "data": "Training data",
+    "doc2query": "Query generators",
+    "evaluation": "Evaluation",
+    "expansion": "Document expansion",
+    "files": "Files and folders",
+    "gin_settings.py": "Recipes",
+    "interop": "Models of other libraries",
+    "losses": "Losses",
+    "mine.py": "Hard negatives",
+    "mining": "Hard negatives",
+    "model.py": "Models in Python",
+    "models": "Encoders and towers",
+    "planner.py": "Devices and training runs",
+    "recipe.py": "Recipes",
+    "reports": "Reports",
+    "retrieval": "Search",
+    "settings.py": "Recipes",
+    "tasks": "seqio tasks",
+    "tools": "Commands",
+    "trainer.py": "Devices and training runs",
+    "training": "Devices and training runs",
+}
+"""The topic of the messages of a file or folder."""
+
+
+class Message(NamedTuple):
+    """A sentence that a user can read on stderr."""
+
+    text: str  # with `GAP`s
+    room: str  # a value of `ROOMS`
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replaces each mark by its table or list; MkDocs calls this for every page."""
+    return MARK.sub(lambda match: "\n".join(MAKERS[match[1]]()), markdown)
+
+
+def recipes() -> Iterator[str]:
+    """A table of the recipes, and each one's file; those of the papers have a page of their own."""
+    files = sorted((RECIPES_DIR / "recipes").glob("*.gin"))
+    yield from ("| recipe | purpose | loss | shared by the towers | steps | starts from |", "|---|---|---|---|---|---|")
+    for file in files:
+        settings = gin_settings.read([f"recipes/{file.name}"])
+        cells = (_purpose(file), _loss(settings), _shared(settings), str(_value(settings, "train", "num_steps")), _start(settings))
+        yield f"| [`{file.stem}`](#{file.stem}) | {' | '.join(cells)} |"
+    yield from ("", "## The files", "")
+    for file in files:
+        yield from (f"### {file.stem}", "", "```gin", file.read_text(encoding="utf-8").rstrip(), "```", "")
+
+
+def exit_codes() -> Iterator[str]:
+    """A table of how a command can end, by the constants of `de_jax.command` and their docstrings."""
+    body = ast.parse(Path(command.__file__).read_text(encoding="utf-8")).body
+    yield from ("| code | meaning |", "|---|---|", "| 0 | The output is complete. |")
+    for node, after in itertools.pairwise(body):
+        if isinstance(node, ast.Assign) and str(name := getattr(node.targets[0], "id", "")).startswith("EXIT_"):
+            yield f"| {getattr(command, name)} | {ast.literal_eval(after.value)} |"  # type: ignore[attr-defined]
+
+
+def messages() -> Iterator[str]:
+    """Every sentence of an `InputError`, by topic."""
+    by_room: dict[str, set[str]] = {}
+    for message in all_messages():
+        by_room.setdefault(message.room, set()).add(message.text)
+    for room in sorted(by_room):
+        yield from ("", f"## {room}", "")
+        yield from (f"- `{text.replace('`', chr(39))}`" for text in sorted(by_room[room], key=str.lower))
+
+
+def commands() -> Iterator[str]:
+    """The verbs of `de-jax` by group, each with the first part of its `--help`."""
+    for group, verbs in cli.GROUPS.items():
+        yield from ("", f"## {group}", "", "| command | purpose |", "|---|---|")
+        yield from (f"| [`{verb}`](#{verb}) | {summary} |" for verb, (_, summary) in verbs.items())
+        for verb, (module, _) in verbs.items():
+            file = ROOT / f"{module.removeprefix('de_jax.') if '.tools.' in module else module}".replace(".", "/")
+            text = ast.get_docstring(ast.parse(file.with_suffix(".py").read_text(encoding="utf-8")))
+            yield from ("", f"### {verb}", "", "```text", text or "", "```")
+
+
+MAKERS: dict[str, Callable[[], Iterator[str]]] = {maker.__name__: maker for maker in (recipes, exit_codes, messages, commands)}
+
+
+@functools.cache
+def all_messages() -> tuple[Message, ...]:
+    """The sentences that are written where an `InputError` is made; sentences that are put together elsewhere are left out."""
+    files = [file for folder in ("de_jax", "tools", "tasks") for file in sorted((ROOT / folder).rglob("*.py"))]
+    return tuple(message for file in files for message in _messages_in(file))
+
+
+def _messages_in(file: Path) -> Iterator[Message]:
+    folder, *rest = file.relative_to(ROOT).parts
+    source = file.read_text(encoding="utf-8")
+    if "InputError(" not in source:
+        return
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "InputError" and node.args:
+            text = _template(node.args[0])
+            if " " in text.replace(GAP, ""):
+                yield Message(text, ROOMS[rest[0] if folder == "de_jax" else folder])
+
+
+def _template(node: ast.expr) -> str:
+    """A literal or f-string, with gaps for its values; "" for anything else."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else GAP for part in node.values)
+    return ""
+
+
+def _purpose(file: Path) -> str:
+    """The first sentence of a recipe's comment."""
+    lines = [line.removeprefix("# ") for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+    match = FIRST_SENTENCE.match(" ".join(lines))
+    assert match, f"{file.name} does not begin with a sentence"
+    return match[1].replace("|", "\\|")
+
+
+def _value(settings: Settings, name: str, parameter: str) -> Any:
+    """The value of a setting without a scope, macros resolved; None if the recipe does not set it."""
+    bound = settings.get(Setting("", name, parameter))
+    value = bound.value if bound else None
+    while isinstance(value, Macro):
+        value = settings[Setting("", value.name)].value
+    return value
+
+
+def _loss(settings: Settings) -> str:
+    loss = _value(settings, "train", "loss")
+    inner = (_value(settings, loss.name, parameter) for parameter in ("losses", "loss"))
+    names = [part.name for value in inner for part in values_in(value) if isinstance(part, Reference)]
+    return f"`{loss.name}`" + (f" of {', '.join(f'`{name}`' for name in names)}" if names else "")
+
+
+def _shared(settings: Settings) -> str:
+    shared = _value(settings, "DualEncoder", "shared")
+    return "everything" if shared is None else ", ".join(PARTS[part] for part in shared) or "nothing"
+
+
+def _start(settings: Settings) -> str:
+    bound = settings.get(Setting("", "train", "init_from"))
+    if bound is None:
+        return "random parameters"
+    sources = bound.value.values() if isinstance(bound.value, dict) else [bound.value]
+    return ", ".join(f"`{one.name if isinstance(one, Macro) else one}`" for one in sources)

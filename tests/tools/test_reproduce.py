@@ -1,0 +1,238 @@
+"""A paper of one table over the tiny data set: filled cell by cell, continued where it stopped, and refused in clear sentences."""
+
+import contextlib
+import importlib
+import io
+import json
+import shutil
+import sys
+
+import pytest
+import toy_run
+from scipy import stats
+from tiny_run import QRELS
+
+from de_jax import cli
+from de_jax.evaluation import metrics
+from de_jax.papers import commands, tables
+from de_jax.tools import reproduce
+from de_jax.types import InputError
+
+PAPER = """
+title: A toy paper
+evaluations:
+  test:
+    command: evaluate_beir --dataset_dir={toy} --measures nDCG@3 RR@10 --no_bm25
+    data: [toy]
+    per_query: "{toy}/qrels/test.tsv"
+  ranks: {command: "evaluate_sentences --dataset_dir={toy} --no_bm25", data: [toy], per_query: ranks}
+columns:
+  nDCG: {training: toy, evaluation: test, measure: nDCG@3}
+  MRR: {training: toy, evaluation: ranks, measure: RR}
+  mean: {mean_of: [nDCG, MRR]}
+  latency: {why_not: it depends on the machine}
+tables:
+  "1":
+    title: two losses
+    percent: true
+    digits: 1
+    columns: [nDCG, MRR, mean, latency]
+    rows:
+      - {name: plain, recipe: samtone/base_sde, published: [50.0, collapses, null, 3.0]}
+      - {name: SamToNe, recipe: samtone/base_sde_query, beside: plain, published: [60.0, 40.0, 50.0, 3.0]}
+      - {name: BM25, published: [30.0, 30.0, 30.0, null]}
+"""
+SOURCES = """
+data:
+  toy: {what: ten documents, from: "https://example.org/toy.zip", put: toy, files: [corpus.jsonl*, qrels/test.tsv]}
+weights:
+  google/t5-v1_1-base: {files: [config.json]}
+trainings:
+  toy: {data: [toy], settings: ["beir_pairs.dataset_dir={toy}"]}
+"""
+RUNS = {"plain": "samtone/base_sde-toy-seed0", "SamToNe": "samtone/base_sde_query-toy-seed0"}
+
+
+@pytest.fixture
+def paper(tmp_path, monkeypatch):
+    """The paper "toy" and its sources."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "toy.yaml").write_text(PAPER)
+    (tmp_path / "tables" / "sources.yaml").write_text(SOURCES)
+    monkeypatch.setattr(tables, "TABLES_DIR", tmp_path / "tables")
+    return tmp_path
+
+
+@pytest.fixture
+def data(paper, dataset_dir):
+    """What the paper needs, in its place."""
+    shutil.copytree(dataset_dir, paper / "data" / "toy")
+    weights = paper / "data" / "models" / "google" / "t5-v1_1-base"
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text("{}")
+    return paper / "data"
+
+
+class Commands:
+    """Runs commands in this process; a training is a copy of a run, of another checkpoint for SamToNe."""
+
+    def __init__(self, trained):
+        self.trained, self.lines, self.fails_at = trained, [], None
+
+    def __call__(self, arguments):
+        if len(self.lines) == self.fails_at:
+            raise InputError("the disk is full.")
+        verb, *flags = arguments
+        self.lines.append(list(arguments))
+        if verb == "train":
+            run_dir = next(flag.partition("=")[2] for flag in flags if flag.startswith("--run_dir="))
+            shutil.copytree(self.trained, run_dir)
+            if "base_sde_query" in run_dir:
+                shutil.rmtree(f"{run_dir}/checkpoints/7")
+            return {"step": 7, "stopped": None}
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            importlib.import_module(cli.VERBS[verb][0]).main(flags)
+        return json.loads(out.getvalue())
+
+
+@pytest.fixture
+def run(trained, monkeypatch):
+    run = Commands(trained)
+    monkeypatch.setattr(commands, "run", run)
+    return run
+
+
+@pytest.fixture
+def reproduced(paper, capsys):
+    """Runs the command, and gives what it printed to stdout and stderr."""
+
+    def call(*flags):
+        reproduce.main(["toy", f"--data_dir={paper / 'data'}", f"--out_dir={paper / 'out'}", *flags])
+        out, err = capsys.readouterr()
+        return json.loads(out), err
+
+    return call
+
+
+def cells(paper):
+    lines = (paper / "out" / "toy" / "table_1.jsonl").read_text().splitlines()
+    return {(cell["row"], cell["column"]): cell for cell in map(json.loads, lines)}
+
+
+def test_cells_are_filled_beside_the_published_numbers_and_none_of_them_twice(paper, data, run, reproduced):
+    run.fails_at = 4  # SamToNe is trained, and not scored
+    with pytest.raises(InputError, match="the disk is full"):
+        reproduced()
+    assert cells(paper)["plain", "MRR"]["ours"] is not None
+    assert cells(paper)["SamToNe", "MRR"]["ours"] is None
+    run.fails_at = None
+    report, err = reproduced()
+    assert (report["num_cells"], report["num_filled"], report["missing"]) == (12, 6, [])
+    assert [line[0] for line in run.lines] == ["train", "evaluate_beir", "evaluate_sentences"] * 2
+    assert run.lines[0][1:] == [
+        "--gin_file=recipes/paper/samtone/base_sde.gin", f"--gin.beir_pairs.dataset_dir={data / 'toy'}", "--gin.train.seed=0",
+        "--gin.PairsOptions.seed=0", f"--gin.MODEL={data / 'models' / 'google' / 't5-v1_1-base'}",
+        f"--run_dir={paper / 'out' / 'runs' / RUNS['plain']}",
+    ]  # fmt: skip
+    found, per_query = cells(paper), {}
+    for row, folder in RUNS.items():
+        for kept in (paper / "out" / "runs" / folder / "evaluations").iterdir():
+            column, measure = {"nDCG@3": ("nDCG", "nDCG@3"), "P@1": ("MRR", "RR")}[
+                json.loads((kept / "result.json").read_text())["settings"]["measures"][0]
+            ]
+            scores = metrics.scores_by_query(metrics.read_trec_run(kept / "dense.trec"), QRELS["test"], measure)
+            per_query[row, column] = [scores[query_id] for query_id in QRELS["test"]]  # the ten documents are all ranked
+    assert len(per_query) == 4
+    for row, column in per_query:
+        cell = found[row, column]
+        assert cell["ours"] == pytest.approx(50 * sum(per_query[row, column]), rel=1e-6)
+        assert cell["seeds"] == {"0": cell["ours"]}
+        assert cell["difference"] == (None if isinstance(cell["published"], str) else cell["ours"] - cell["published"])
+    for column in ("nDCG", "MRR"):
+        cell = found["SamToNe", column]
+        own, baseline = per_query["SamToNe", column], per_query["plain", column]
+        assert cell["gain"] == pytest.approx(50 * (sum(own) - sum(baseline)), abs=1e-6)
+        is_equal = own == baseline
+        assert cell["p_t_test"] == pytest.approx(1.0 if is_equal else stats.ttest_rel(own, baseline).pvalue, abs=1e-9)
+        assert found["plain", column]["p_t_test"] is None
+    assert found["plain", "mean"]["ours"] == pytest.approx((found["plain", "nDCG"]["ours"] + found["plain", "MRR"]["ours"]) / 2)
+    assert (found["BM25", "nDCG"]["published"], found["BM25", "nDCG"]["ours"]) == (30.0, None)
+    page = (paper / "out" / "toy" / "table_1.md").read_text()
+    assert page in err
+    assert "| plain | paper | 50.0 | collapses |  | 3.0 |" in page
+    assert f"|  | ours, 1 seed | **{found['plain', 'nDCG']['ours']:.1f}** |" in page
+    assert f"|  | beside plain | {found['SamToNe', 'nDCG']['gain']:+.1f} (p " in page
+    assert "latency: it depends on the machine." in page
+    reproduced()
+    assert len(run.lines) == 6
+    with pytest.raises(InputError, match=r"was trained with other --gin settings \(none\); give these, or another --out_dir"):
+        reproduced("--gin.make_mesh.fsdp=2")
+
+
+def test_missing_data_and_weights_are_listed_and_nothing_runs(paper, run, capsys):
+    flags = [f"--data_dir={paper / 'data'}", f"--out_dir={paper / 'out'}"]
+    with pytest.raises(InputError, match="2 data sets or models are missing, as listed above"):
+        reproduce.main(["toy", *flags])
+    err = capsys.readouterr().err
+    assert "toy: ten documents\n  get it from  https://example.org/toy.zip\n" in err
+    assert f"  put it at    {paper / 'data' / 'toy'} (lacks corpus.jsonl*, qrels/test.tsv)\n" in err
+    assert "  get it from  https://huggingface.co/google/t5-v1_1-base\n" in err
+    assert err.count("  needed by    table 1: all rows\n") == 2
+    assert run.lines == []
+
+
+def test_a_dry_run_plans_without_weights(paper, run, reproduced):
+    plan, err = reproduced("--dry_run", "--seeds", "0", "1", "--gin.T5Config.num_layers=0")
+    assert [one["run"] for one in plan["runs"]] == [f"{folder[:-1]}{seed}" for folder in RUNS.values() for seed in (0, 1)]
+    assert {(one["num_steps"], one["batch_size"], one["query_length"]) for one in plan["runs"]} == {(20000, 512, 64)}
+    assert all(one["num_parameters"] > 2e7 and one["total_flops"] == 20000 * one["useful_flops"] for one in plan["runs"])
+    assert plan["missing"] == ["toy", "google/t5-v1_1-base"]
+    assert {"table": "1", "row": "plain", "column": "nDCG", "runs": [one["run"] for one in plan["runs"][:2]]} in plan["cells"]
+    assert "20,000" in err
+    assert run.lines == []
+
+
+def test_small_designs_run_their_commands(paper, reproduced, monkeypatch):
+    monkeypatch.chdir(paper)
+    with pytest.raises(InputError, match=r"holds no design of toy; run --scale small in a checkout"):
+        reproduced("--scale=small")
+    (paper / "experiments").mkdir()
+    (paper / "experiments" / "other.yaml").write_text("question: without commands of its own\n")
+    design = paper / "experiments" / "toy.yaml"
+    design.write_text(
+        "paper: toy\ntable: 1\nneeds: [data.txt]\nresults: out.md\n"
+        "commands:\n  - python -c \"open('out.md', 'w').write(open('data.txt').read())\"\n"
+    )
+    with pytest.raises(InputError, match=r"experiments/toy\.yaml needs data\.txt, which does not exist"):
+        reproduced("--scale=small")
+    (paper / "data.txt").write_text("| a table |")
+    assert reproduced("--scale=small", "--dry_run")[0]["designs"][0]["tables"] == ["1"]
+    report, err = reproduced("--scale=small", "--table=1")
+    assert (report["designs"][0]["design"], report["designs"][0]["results"]) == ("toy", "out.md")
+    assert "| a table |" in err
+    design.write_text(f"paper: toy\ncommands: [\"{sys.executable} -c 'raise SystemExit(3)'\"]\n")
+    with pytest.raises(InputError, match="failed, as it says above"):
+        reproduced("--scale=small")
+
+
+def test_a_paper_has_to_be_named(paper):
+    with pytest.raises(InputError, match="name a paper: toy"):
+        reproduce.main([])
+
+
+@pytest.mark.soak
+def test_a_toy_is_reproduced_by_processes_of_its_own(paper, trained, reproduced):
+    folder = toy_run.write_dataset(paper / "data" / "toy")
+    (folder / "qrels" / "dev.tsv").rename(folder / "qrels" / "test.tsv")
+    model = paper / "data" / "models" / "google" / "t5-v1_1-base"
+    model.parent.mkdir(parents=True)
+    model.symlink_to(trained)  # of the sizes below
+    sizes = {"vocab_size": 30, "model_dim": 16, "num_layers": 1, "num_heads": 2, "head_dim": 8, "mlp_dim": 32, "dropout_rate": 0.0}
+    settings = {f"T5Config.{name}": value for name, value in sizes.items()}
+    settings |= {"train.num_steps": 4, "PairsOptions.batch_size": 16, "beir_pairs.dataset_dir": folder}
+    training = json.dumps([f"{name}={value}" for name, value in settings.items()])
+    sources = SOURCES.replace('["beir_pairs.dataset_dir={toy}"]', training).replace("[config.json]", "[run.json]")
+    (paper / "tables" / "sources.yaml").write_text(sources)
+    report, _ = reproduced()
+    assert report["num_filled"] == 6
+    assert cells(paper)["SamToNe", "MRR"]["p_permutation"] is not None
