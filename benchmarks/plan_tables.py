@@ -20,6 +20,12 @@ from de_jax.files.progress import progress_bar
 
 XXL = "models/t5_1_1_xxl.gin"
 BLOCK = 2048
+LORA = [
+    "train.adapters=@Lora()",
+    "Lora.pattern='.*/attention/(query|key|value|out)/kernel'",
+    "Lora.base_dtype='bfloat16'",
+]
+"""Of recipes/lora.gin, without the model to start from."""
 
 
 class Step(NamedTuple):
@@ -44,6 +50,25 @@ class Step(NamedTuple):
         files = [f"--gin_file={name}" for name in (f"recipes/{self.recipe}.gin", self.model) if name]
         rows = [f"--query_rows={self.rows[0]}", f"--doc_rows={self.rows[1]}"] if self.rows else []
         return [f"--topology={self.topology}", f"--batch_size={self.batch_size}", *files, *rows, *(f"--gin.{s}" for s in settings)]
+
+
+class Rotary(NamedTuple):
+    """A training step of a rotary encoder, symmetric, by the softmax of recipes/sde.gin."""
+
+    topology: str
+    model: str  # a file of models/
+    batch_size: int
+    mesh: str = ""
+    num_chunks: int = 1
+    has_adapters: bool = False  # those of recipes/lora.gin, beside a base in bfloat16
+
+    def arguments(self) -> list[str]:
+        """Of `plan_run`."""
+        settings = ["RotaryConfig.remat=full", f"train.num_chunks={self.num_chunks}"]
+        settings += [f"make_mesh.{axis}" for axis in self.mesh.split()]
+        settings += LORA if self.has_adapters else []
+        files = ["--gin_file=recipes/sde.gin", f"--gin_file=models/{self.model}.gin"]
+        return [f"--topology={self.topology}", f"--batch_size={self.batch_size}", *files, *(f"--gin.{s}" for s in settings)]
 
 
 class Loss(NamedTuple):
@@ -81,16 +106,19 @@ XXL_STEPS = [
     sde("v6e:16x16", batch_size=65536, mesh="fsdp=16", num_chunks=16, block_size=BLOCK),
     ade("v6e:16x16", batch_size=65536, mesh="fsdp=16", num_chunks=16, block_size=BLOCK),
 ]
+ROTARY_STEPS = [Rotary("v5e:2x2", "embeddinggemma_300m", 512, "fsdp=4", 4)]
 LOSSES = [
     Loss(topology, batch_size, block_size)
     for topology in ("v5e:2x2", "v5e:8x8", "v5e:16x16")
     for batch_size in (512, 4096, 16384, 65536)
     for block_size in (None, BLOCK)
 ]
-COLUMNS = (
-    *("chips", "recipe", "batch", "mesh", "remat, chunks, block", "GiB a chip: state + temporaries, of"),
-    *("executed / useful FLOPs", "GB received a chip", "products, links: seconds, at least"),
+NEEDS = (
+    *("GiB a chip: state + temporaries, of", "executed / useful FLOPs", "GB received a chip"),
+    "products, links: seconds, at least",
 )
+COLUMNS = ("chips", "recipe", "batch", "mesh", "remat, chunks, block", *NEEDS)
+ROTARY_COLUMNS = ("chips", "model", "trained", "mesh, chunks", *NEEDS, "GiB a checkpoint")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -101,7 +129,7 @@ def main(argv: list[str] | None = None) -> None:
     found = {}
     if path.exists():
         found = {record["case"]: record for record in map(json.loads, path.read_text().splitlines())}
-    for case in progress_bar([*LOSSES, *BASE_STEPS, *XXL_STEPS]):
+    for case in progress_bar([*LOSSES, *BASE_STEPS, *XXL_STEPS, *ROTARY_STEPS]):
         if str(case) not in found:
             plan = loss_plan(case) if isinstance(case, Loss) else step_plan(case)
             found[str(case)] = {"case": str(case), **plan}
@@ -109,10 +137,11 @@ def main(argv: list[str] | None = None) -> None:
                 file.write(json.dumps(found[str(case)]) + "\n")
     for heading, steps in (("T5 1.1 base, ADE-SPL, SamToNe in both towers", BASE_STEPS), ("T5 1.1 XXL", XXL_STEPS)):
         print(f"### {heading}\n\n{step_table(steps, found)}\n")
+    print(f"### Rotary encoders\n\n{rotary_table(ROTARY_STEPS, found)}\n")
     print(f"### The loss alone\n\n{loss_table(LOSSES, found)}")
 
 
-def step_plan(step: Step) -> dict[str, Any]:
+def step_plan(step: Step | Rotary) -> dict[str, Any]:
     """What `de-jax plan_run` prints, in a process of its own: a program's memory goes with it."""
     command = [sys.executable, "-m", "de_jax.tools.plan_run", *step.arguments()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -160,16 +189,34 @@ def step_table(steps: list[Step], found: dict[str, Any]) -> str:
         plan = found[str(step)]
         packed = f", {step.rows[0]} + {step.rows[1]} packed rows" if step.rows else ""
         mesh = " ".join(f"{axis} {size}" for axis, size in plan["mesh"].items() if size > 1)
-        memory, available = plan["memory_gib"], plan["available_gib"]
         cells = [step.topology, step.recipe, f"{step.batch_size:,}{packed}", mesh]
         cells.append(", ".join(str(part) for part in (step.remat, step.num_chunks, step.block_size) if part is not None))
-        if plan["fits"]:
-            received = sum(one["bytes"] for one in plan["collectives"]) / 1e9
-            cells.append(f"{memory['arguments']:.1f} + {memory['temporaries']:.1f}, {available}")
-            cells += [f"{plan['executed_flops'] / plan['useful_flops']:.2f}", f"{received:.1f}"]
-            cells.append(f"{plan['estimate']['compute_seconds']:.2f}, {plan['estimate']['collective_seconds']:.2f}")
-        else:
-            cells += [f"**does not fit**: {plan['why_not']}", "", "", ""]
+        lines.append(f"| {' | '.join([*cells, *_needs(plan)])} |")
+    return "\n".join(lines)
+
+
+def _needs(plan: dict[str, Any]) -> list[str]:
+    """The cells of `NEEDS`."""
+    if not plan["fits"]:
+        return [f"**does not fit**: {plan['why_not']}", *[""] * (len(NEEDS) - 1)]
+    memory, estimate = plan["memory_gib"], plan["estimate"]
+    received = sum(one["bytes"] for one in plan["collectives"]) / 1e9
+    return [
+        f"{memory['arguments']:.1f} + {memory['temporaries']:.1f}, {plan['available_gib']}",
+        f"{plan['executed_flops'] / plan['useful_flops']:.2f}",
+        f"{received:.1f}",
+        f"{estimate['compute_seconds']:.2f}, {estimate['collective_seconds']:.2f}",
+    ]
+
+
+def rotary_table(steps: list[Rotary], found: dict[str, Any]) -> str:
+    """A row a step."""
+    lines = [f"| {' | '.join(ROTARY_COLUMNS)} |", "|---" * len(ROTARY_COLUMNS) + "|"]
+    for step in steps:
+        plan = found[str(step)]
+        trained = f"{plan['num_trained_parameters'] / 1e6:,.0f} M of {plan['num_parameters'] / 1e6:,.0f} M"
+        mesh = " ".join(f"{axis} {size}" for axis, size in plan["mesh"].items() if size > 1)
+        cells = [step.topology, step.model, trained, f"{mesh}, {step.num_chunks}", *_needs(plan), f"{plan['checkpoint_gib']:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -63,7 +63,7 @@ def pretrained_tower(
             Face the last token where it is causal, else the mean.
         normalize: whether embeddings have length 1; None as the model has it.
         layers: which of the model's layers the tower has, as `train.init_layers` names them too; none, (), leaves the average of
-            the tokens' vectors. None for all.
+            the tokens' vectors, however the model pools. None for all.
         projection_dim, projection_bias, projection_init: of the projection, where it should differ from the model's or the model
             has none; `train.init_new` names it then.
         dtype, dropout_rate, dropout_broadcast, remat, scan_layers: of the encoder, where they should differ from the model's.
@@ -93,6 +93,10 @@ def pretrained_tower(
     )
     head = {"projection_dim": projection_dim, "projection_bias": projection_bias, "projection_init": projection_init}
     pooled = None if pooling is None else huggingface.checked_pooling(pooling)
+    if layers is not None and not layers:  # the first token's own vector, or the last one's, is alike in all texts
+        if pooled not in (None, "mean"):
+            raise InputError(f"pretrained_tower.pooling is {pooling!r}, but a tower without layers has mean pooling; leave it out.")
+        pooled = "mean"
     return _changed(config, encoder=encoder, pooling=pooled, normalize=normalize, **head)
 
 

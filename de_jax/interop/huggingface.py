@@ -115,7 +115,7 @@ def open_encoder(folder: Path) -> EncoderFolder:
             f"{folder}: the vocabulary has {tokenizer.vocab_size} entries, but {CONFIG_FILE} says vocab_size {config.vocab_size}."
         )
     pad_id = _pad_id(settings, kind, tokenizer)
-    stored = kind.own_names(stored_arrays(folder))
+    stored = kind.by_own_name(folder, stored_arrays(folder))
     if config.num_layers > len(stored):  # before a name is made up for each
         raise InputError(f"{file} tells of {config.num_layers} layers, but there are only {len(stored)} arrays.")
     longest = config.max_length or DEFAULT_LENGTH
@@ -132,7 +132,9 @@ def open_encoder(folder: Path) -> EncoderFolder:
 def _pad_id(settings: Settings, kind: Kind, tokenizer: Tokenizer | None) -> int:
     """The padding of the vocabulary, which must be the padding that positions depend on."""
     told = settings.values.get("pad_token_id")
-    pad_id = told if isinstance(told, int) else 0
+    if not isinstance(told, int | None) or isinstance(told, bool):
+        raise InputError(f"{settings.file}: pad_token_id is {told!r}; it must be a whole number or null.")
+    pad_id = told or 0
     if kind.position_pad_id:
         pad_id = kind.position_pad_id(settings)
         if tokenizer and tokenizer.pad_id != pad_id < tokenizer.vocab_size:

@@ -115,7 +115,7 @@ def merged(folder: Path, base: Pretrained, encoder: EncoderFolder, *, only_sizes
     settings, file = _settings(folder), folder / FILE
     if not is_there(file):
         raise InputError(f"{folder} holds no {FILE}; write it with peft's save_pretrained(folder, safe_serialization=True).")
-    read = encoder.kind.own_names({name.removeprefix(_PREFIX): array for name, array in arrays_in(file).items()})
+    read = encoder.kind.by_own_name(file, {name.removeprefix(_PREFIX): array for name, array in arrays_in(file).items()})
     read = {name: array for name, array in read.items() if not any(re.fullmatch(head, name) for head in encoder.kind.heads)}
     modules = {name.removesuffix(_SUFFIXES[0]) for name in read if name.endswith(_SUFFIXES[0])}
     places = {path: origin for path, origin in encoder.origins.items() if origin.name.removesuffix(".weight") in modules}

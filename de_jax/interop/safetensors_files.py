@@ -48,7 +48,13 @@ def _sharded(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
     for name, shard in shards.items():
         if name not in there[shard]:
             raise InputError(f"{folder / shard} lacks {name}, which {INDEX_FILE} says it holds; copy both again.")
-    return {name: _reader(folder / shard, name) for shard, names in there.items() for name in names}
+    found = {}
+    for shard, names in there.items():
+        for name in names:
+            if name in found:
+                raise InputError(f"{folder / shard} holds {name}, as another file of {INDEX_FILE} does; copy all of them again.")
+            found[name] = _reader(folder / shard, name)
+    return found
 
 
 def _names(file: Path) -> list[str]:

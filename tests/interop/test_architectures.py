@@ -100,7 +100,7 @@ ROWS = {
         {"rope_parameters": {"rope_theta": 1e6, "rope_type": "longrope", "factor": 2.0}}, dtype="bfloat16", shard="9kB", pad_id=9),
     "gemma3 with a tied head": Row("Gemma3", {**GEMMA, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
         {"attn_logit_softcapping": 50.0}, "TextModel", "ForCausalLM"),
-    "embedding gemma": Row("Gemma3", {**GEMMA, "use_bidirectional_attention": True, "sliding_window": 14, "rope_parameters": {
+    "gemma3 embedding": Row("Gemma3", {**GEMMA, "use_bidirectional_attention": True, "sliding_window": 14, "rope_parameters": {
         "full_attention": {"rope_theta": 1e5, "rope_type": "linear", "factor": 4.0},
         "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"}}, "num_key_value_heads": 6},
         {"hidden_activation": "silu"}, "TextModel"),
@@ -405,7 +405,7 @@ def test_an_encoder_that_transformers_does_not_have_is_refused_before_it_is_writ
         ("qwen2", "bert"),
         ("qwen3 with an untied head", "bert"),
         ("t5gemma", "bert"),
-        ("embedding gemma", "bert"),
+        ("gemma3 embedding", "bert"),
     ],
 )
 def test_a_fine_tuning_that_is_stopped_goes_on_to_the_same_end(tmp_path, monkeypatch, name, vocabulary):

@@ -172,6 +172,14 @@ def test_pooling_of_a_tower_is_chosen_and_what_is_assumed_is_said(folders, tmp_p
         fine_tuning.pretrained_tower(source=alone, pooling="last")
 
 
+def test_a_tower_without_layers_is_pooled_by_the_mean(folders, tmp_path):
+    write_sentence_transformer(tmp_path / "model", "bert", pooling="cls")
+    of_layers = lambda layers, **more: fine_tuning.pretrained_tower(source=str(tmp_path / "model"), layers=layers, **more)  # noqa: E731
+    assert [of_layers(layers).pooling for layers in ((0,), ())] == ["first", "mean"]  # a first token alone is the same in all texts
+    with pytest.raises(InputError, match="pooling is 'cls', but a tower without layers has mean pooling; leave it out"):
+        of_layers((), pooling="cls")
+
+
 def test_recipe_without_a_model_asks_for_one(tmp_path):
     with pytest.raises(InputError, match=r"no pretrained model is named; add --gin\.MODEL="):
         trained(tmp_path / "run", {})

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from de_jax.interop.architectures import kind
-from de_jax.interop.architectures.kind import Kind, Settings, T
+from de_jax.interop.architectures.kind import Kind, Settings
 from de_jax.interop.config_keys import Keys
 from de_jax.interop.pretrained import Origin
 from de_jax.models.bert import BertConfig
@@ -114,14 +113,10 @@ def feed_forward_of(ours: str, theirs: str) -> dict[str, Origin]:
     }
 
 
-def own_names(stored: Mapping[str, T]) -> dict[str, T]:
+def own_name(name: str) -> str:
     """Heads put their encoder's name before it, and old norms have gamma and beta."""
-
-    def own(name: str) -> str:
-        name = re.sub(r"^(bert|roberta|mpnet)\.", "", name)
-        return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
-
-    return {own(name): read for name, read in stored.items()}
+    name = re.sub(r"^(bert|roberta|mpnet)\.", "", name)
+    return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
 
 
 def is_plain(config: Any) -> bool:
@@ -136,6 +131,6 @@ KIND = Kind(
     origins_of=origins_of,
     json_of=json_of,
     holds=lambda config, pad_id: is_plain(config) and config.position_offset != pad_id + 1,
-    own_names=own_names,
+    own_name=own_name,
     heads=HEADS,
 )

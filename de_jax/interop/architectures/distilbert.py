@@ -83,6 +83,6 @@ KIND = Kind(
     origins_of=origins_of,
     json_of=json_of,
     holds=holds,
-    own_names=kind.without("distilbert"),
+    own_name=kind.without("distilbert"),
     heads=(r"(pre_classifier|classifier|qa_outputs|vocab_(transform|layer_norm|projector))\..*", r"embeddings\.position_ids"),
 )

@@ -21,9 +21,9 @@ GLOBAL_BASE, LOCAL_BASE = 1_000_000.0, 10_000.0
 KEYS = Keys(
     read=kind.READ
     + """hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size max_position_embeddings
-rms_norm_eps attention_bias attention_dropout query_pre_attn_scalar sliding_window _?sliding_window_pattern layer_types
+rms_norm_eps attention_bias attention_dropout query_pre_attn_scalar sliding_window sliding_window_pattern layer_types
 use_bidirectional_attention rope_(theta|local_base_freq|scaling|parameters)""",
-    harmless=kind.HARMLESS + " final_logit_softcapping",
+    harmless=kind.HARMLESS + " final_logit_softcapping _sliding_window_pattern",  # written beside layer_types, never read
     fixed={**kind.FIXED, "hidden_activation": ("gelu_pytorch_tanh",), "attn_logit_softcapping": (None,)},
     refused=kind.REFUSED,
 )
@@ -78,10 +78,10 @@ def values(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
 
 
 def config_of(settings: Settings) -> RotaryConfig:
-    older = "_sliding_window_pattern" if "_sliding_window_pattern" in settings.values else "sliding_window_pattern"
-    pattern = settings.size(older, GLOBAL_EVERY)
+    pattern = settings.size("sliding_window_pattern", GLOBAL_EVERY)
     every, first = rotary.global_layers(settings, settings.size("num_hidden_layers"), (pattern, pattern - 1))
-    causal, window = not settings.flag("use_bidirectional_attention", False), settings.size("sliding_window", 4096)
+    causal = not settings.flag("use_bidirectional_attention", False)
+    window = settings.size("sliding_window", 4096, at_least=2)
     return RotaryConfig(
         **fields(settings),
         max_positions=settings.size("max_position_embeddings", 131_072),
@@ -89,7 +89,7 @@ def config_of(settings: Settings) -> RotaryConfig:
         causal=causal,
         global_every=every,
         first_global=first,
-        window=max(window - 1, 1) if causal else window // 2,
+        window=window - 1 if causal else window // 2,
         **rotary.rope(settings, rotary.GLOBAL, "rope_theta", GLOBAL_BASE, "linear"),
         local_rope_base=rotary.rope(settings, rotary.LOCAL, "rope_local_base_freq", LOCAL_BASE)["rope_base"],
     )

@@ -6,14 +6,14 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from de_jax.interop.config_keys import OWN_CODE, Keys
 from de_jax.interop.pretrained import Origin
 from de_jax.models.tower import EncoderConfig
-from de_jax.types import InputError
-
-T = TypeVar("T")
+from de_jax.types import Array, InputError
 
 
 class Settings(NamedTuple):
@@ -31,14 +31,15 @@ class Settings(NamedTuple):
         if value not in allowed:
             raise InputError(f"{self.file}: {name} is {value!r}; the towers here have {' or '.join(map(repr, allowed))}.")
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive whole number."""
+    def size(self, name: str, default: int | None = None, *, at_least: int = 1) -> int:
+        """A whole number."""
         value = self.values.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{self.file}: {name} is {value!r}; it must be a positive whole number.")
+        if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+            least = "a positive whole number" if at_least == 1 else f"a whole number, at least {at_least}"
+            raise InputError(f"{self.file}: {name} is {value!r}; it must be {least}.")
         return value
 
-    def positive(self, name: str, default: float) -> float:
+    def positive(self, name: str, default: float | None = None) -> float:
         """A positive number."""
         value = self.values.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
@@ -60,11 +61,11 @@ class Settings(NamedTuple):
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false; null is the default."""
-        value = self.values.get(name)
+        """True or false; null is false, as transformers has it."""
+        value = self.values.get(name, default)
         if not isinstance(value, bool | None):
             raise InputError(f"{self.file}: {name} is {value!r}; it must be true or false.")
-        return default if value is None else value
+        return bool(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Kind:
         origins_of: where its parameters are, by path within a tower, for a vocabulary that pads with an id.
         json_of: the config.json of an encoder whose vocabulary pads with an id; the inverse of `config_of`.
         holds: whether an encoder whose vocabulary pads with an id can be saved as this kind.
-        own_names: a folder's arrays by the names that transformers gives them in an encoder alone today.
+        own_name: the name that transformers gives an array of a folder today, in an encoder alone.
         heads: regular expressions of arrays that published models carry beside the encoder.
         position_pad_id: the padding id that the position table depends on; None where no position depends on it.
         is_shift_free: whether padding before a text changes no embedding.
@@ -91,17 +92,35 @@ class Kind:
     origins_of: Callable[[Any, int], dict[str, Origin]]
     json_of: Callable[[Any, int], dict[str, Any]]
     holds: Callable[[Any, int], bool]
-    own_names: Callable[[Mapping[str, T]], dict[str, T]]
+    own_name: Callable[[str], str]
     heads: tuple[str, ...] = ()
     position_pad_id: Callable[[Settings], int] | None = None
     is_shift_free: bool = False
     is_renamed: bool = False
 
+    def by_own_name(self, source: object, stored: Mapping[str, Callable[[], Array]]) -> dict[str, Callable[[], Array]]:
+        """`stored`, functions that read an array, by `own_name`; an array under two names is refused unless both are equal."""
+        found: dict[str, Callable[[], Array]] = {}
+        for name, read in stored.items():
+            own = self.own_name(name)
+            found[own] = _either(f"{source}: {own}", found[own], read) if own in found else read
+        return found
 
-def without(prefix: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """`Kind.own_names` where models with a head put a name before the encoder's; `prefix` is a regular expression of it."""
+
+def _either(place: str, first: Callable[[], Array], second: Callable[[], Array]) -> Callable[[], Array]:
+    def read() -> Array:
+        array = first()
+        if not np.array_equal(array, second()):
+            raise InputError(f"{place} is stored under two names with different values; remove the wrong one.")
+        return array
+
+    return read
+
+
+def without(prefix: str) -> Callable[[str], str]:
+    """`Kind.own_name` where models with a head put a name before the encoder's; `prefix` is a regular expression of it."""
     before = re.compile(rf"^({prefix})\.")
-    return lambda stored: {before.sub("", name): read for name, read in stored.items()}
+    return lambda name: before.sub("", name)
 
 
 def linear(ours: str, theirs: str, *, bias: bool = True, part: tuple[int, int] = (0, 1)) -> dict[str, Origin]:

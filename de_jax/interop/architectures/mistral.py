@@ -17,7 +17,7 @@ def config_of(settings: Settings) -> RotaryConfig:
     fields = llama.fields(settings, kv_heads=KV_HEADS)
     if settings.values.get("sliding_window", WINDOW) is None:
         return RotaryConfig(**fields)
-    window = settings.size("sliding_window", WINDOW)
+    window = settings.size("sliding_window", WINDOW, at_least=2)
     if "rope_scaling" in fields:
         settings.require("rope_type", fields["rope_scaling"], "default")  # local layers have no other
     return RotaryConfig(
@@ -25,7 +25,7 @@ def config_of(settings: Settings) -> RotaryConfig:
         | {
             "global_every": fields["num_layers"] + 1,
             "first_global": fields["num_layers"],
-            "window": max(window - 1, 1) if fields["causal"] else window,
+            "window": window - 1 if fields["causal"] else window,
             "local_rope_base": fields["rope_base"],
         }
     )

@@ -53,7 +53,7 @@ def config_of(settings: Settings) -> RotaryConfig:
         mlp_bias=settings.flag("mlp_bias", False),
         global_every=every,
         first_global=first,
-        window=settings.size("local_attention", 128) // 2,
+        window=settings.size("local_attention", 128, at_least=2) // 2,
         **rotary.rope(settings, rotary.GLOBAL, "global_rope_theta", GLOBAL_BASE),
         local_rope_base=rotary.rope(settings, rotary.LOCAL, "local_rope_theta", LOCAL_BASE)["rope_base"],
         dropout_rate=dropped,

@@ -44,15 +44,27 @@ def require_global(settings: Settings) -> None:
 
 
 def parameters(settings: Settings, layer_type: str | None) -> Mapping[str, Any]:
-    """What `rope_parameters` says of a type of layers, or of all; nothing where config.json is of transformers 4."""
-    found = settings.values.get("rope_parameters") or {}
-    if layer_type is not None and isinstance(found, dict):
-        if others := sorted(set(found) - {GLOBAL, LOCAL}):
-            settings.require("rope_parameters", others[0], GLOBAL, LOCAL)
-        found = found.get(layer_type) or {}
-    if not isinstance(found, dict):
-        raise InputError(f"{settings.file}: rope_parameters is {found!r}; it must be an object.")
-    return found
+    """What is said of the positions of a type of layers, or of all.
+
+    It stands in `rope_parameters`, or in the `rope_scaling` of transformers 4, which is of global layers. Versions differ in which
+    of the two counts, so both are refused.
+    """
+    older, newer = (settings.values.get(name) or {} for name in ("rope_scaling", "rope_parameters"))
+    for name, found in (("rope_scaling", older), ("rope_parameters", newer)):
+        if not isinstance(found, dict):
+            raise InputError(f"{settings.file}: {name} is {found!r}; it must be an object.")
+    if older and newer:
+        raise InputError(f"{settings.file}: rope_scaling and rope_parameters are both set; remove the one that is not the model's.")
+    if older:
+        return {} if layer_type == LOCAL else older
+    if layer_type is None:
+        return newer
+    if others := sorted(set(newer) - {GLOBAL, LOCAL}):
+        settings.require("rope_parameters", others[0], GLOBAL, LOCAL)
+    own = newer.get(layer_type) or {}
+    if not isinstance(own, dict):
+        raise InputError(f"{settings.file}: rope_parameters/{layer_type} is {own!r}; it must be an object.")
+    return own
 
 
 SCALINGS = {
@@ -62,7 +74,8 @@ SCALINGS = {
     "yarn": ("beta_slow", "beta_fast", "original_max_position_embeddings", "attention_factor"),
 }
 """The settings of each way to scale positions, beside a factor; few turns before many."""
-TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}
+TURNS: Mapping[str, tuple[float | None, float | None]] = {"llama3": (None, None), "yarn": (1.0, 32.0)}
+"""Where config.json does not say; None must be said."""
 
 
 def rope(settings: Settings, layer_type: str | None, older_name: str, default: float, *scalings: str) -> dict[str, Any]:
@@ -75,8 +88,7 @@ def rope(settings: Settings, layer_type: str | None, older_name: str, default: f
         default: base.
         scalings: those allowed, out of `SCALINGS`.
     """
-    scaled = {} if layer_type == LOCAL else settings.values.get("rope_scaling") or {}
-    found = {**scaled, **parameters(settings, layer_type)}
+    found = parameters(settings, layer_type)
     scaling = found.get("rope_type", found.get("type", "default"))
     settings.require("rope_type", scaling, "default", *scalings)
     if unknown := sorted(set(found) - {"rope_type", "type", "rope_theta", "factor", *SCALINGS[scaling]}):
@@ -85,9 +97,11 @@ def rope(settings: Settings, layer_type: str | None, older_name: str, default: f
     fields: dict[str, Any] = {"rope_base": read.positive("rope_theta" if "rope_theta" in found else older_name, default)}
     if scaling == "default":
         return fields
-    fields |= {"rope_scaling": scaling, "rope_factor": read.positive("factor", 1.0)}
+    fields |= {"rope_scaling": scaling, "rope_factor": read.positive("factor")}
     if scaling == "linear":
         return fields
+    if scaling == "yarn" and fields["rope_base"] <= 1:
+        raise InputError(f"{settings.file}: rope_theta is {fields['rope_base']!r}; beside yarn it must be greater than 1.")
     few, many, length = SCALINGS[scaling][:3]
     size = positions.size(scaling, fields["rope_factor"])
     if abs(read.positive("attention_factor", size) - size) > 1e-6:
@@ -201,7 +215,7 @@ def encoder_kind(
         origins_of=origins_of,
         json_of=json_of,
         holds=held_by(config_of, json_of),
-        own_names=kind.without(prefix),
+        own_name=kind.without(prefix),
         heads=heads,
         is_shift_free=True,
         is_renamed=is_renamed,

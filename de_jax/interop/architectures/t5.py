@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from de_jax.interop.architectures import kind
-from de_jax.interop.architectures.kind import Kind, Settings, T
+from de_jax.interop.architectures.kind import Kind, Settings
 from de_jax.interop.config_keys import Keys
 from de_jax.interop.pretrained import Origin
 from de_jax.models.generator import START_ID, Generator
@@ -95,12 +94,10 @@ def origins_of(config: T5Config, pad_id: int = 0) -> dict[str, Origin]:
     return origins
 
 
-def own_names(stored: Mapping[str, T]) -> dict[str, T]:
+def own_name(name: str) -> str:
     """A stack saved alone lacks "encoder."; whole models may hold the table under two names."""
-    found = {re.sub(r"^(?=(block|final_layer_norm|embed_tokens)\.)", "encoder.", name): read for name, read in stored.items()}
-    if COPY_OF_TABLE in found:
-        found.setdefault(TABLE, found.pop(COPY_OF_TABLE))
-    return found
+    name = re.sub(r"^(?=(block|final_layer_norm|embed_tokens)\.)", "encoder.", name)
+    return TABLE if name == COPY_OF_TABLE else name
 
 
 def generator_origins(model: Generator) -> dict[str, Origin]:
@@ -155,6 +152,6 @@ KIND = Kind(
     origins_of=origins_of,
     json_of=json_of,
     holds=lambda config, pad_id: isinstance(config, T5Config),
-    own_names=own_names,
+    own_name=own_name,
     heads=(r"(decoder|lm_head)\..*",),
 )
