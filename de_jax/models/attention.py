@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -114,7 +113,7 @@ def attend_visible(
 ) -> Float[Array, "b Q H d"]:
     """As `attend`, of any queries over any keys: `visible`, which broadcasts to [b, H, Q, K], says which see which.
 
-    The weights are forgotten and computed again backward. Queries are scaled, scores masked by a sum, and the product divided
+    Queries are scaled, scores masked by a sum, and the product divided
     instead of the weights, so that a CPU's kernel does all of it block by block (a choice or a division in between would write out
     [b, H, Q, K]).
     """
@@ -128,7 +127,6 @@ def attend_visible(
     return jnp.swapaxes(context, 1, 2).astype(stream_dtype(query.dtype))
 
 
-@functools.partial(jax.checkpoint, static_argnums=6)
 def _weighted_values(
     query: Array, key: Array, value: Array, bias: Array | None, mask: Array, kept: Array | None, cap: float | None
 ) -> Float[Array, "b H Q d"]:

@@ -46,6 +46,7 @@ def test_encode_throughput_stands_beside_a_peer_that_gives_the_same_embeddings(e
         assert 0 < found["mfu_useful"] < 10
 
 
+@pytest.mark.soak
 def test_the_parts_of_an_encoder_are_timed_beside_the_whole(run):
     report = run("encoder_parts", "--rows", "2", "--length", "8", "--calls", "1")
     assert {"attention", "mlp in", "whole"} < report["milliseconds"].keys()
@@ -88,6 +89,7 @@ def test_peers_are_compared_in_one_run_by_the_medians_of_both_programs(run, enco
         assert report["mfu_useful"][work] == found["mfu_useful"]
 
 
+@pytest.mark.soak
 def test_a_benchmark_without_its_peer_says_why(run):
     report = run("step_time", "--batch_size", "2", "--query_length", "8", "--doc_length", "8", "--no_peer", ONE_LAYER)
     assert report["peer"] is None

@@ -88,6 +88,7 @@ def test_one_space_has_ratios_around_one():
     assert analyse(texts).numbers["similarity_ratio"]["p50"] == pytest.approx(1, abs=1e-2)
 
 
+@pytest.mark.soak
 def test_the_same_seed_gives_the_same_numbers_and_bytes(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

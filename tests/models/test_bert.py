@@ -145,6 +145,7 @@ def test_packed_texts_have_the_embeddings_and_gradients_of_padded_ones(pooling, 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4), gradient, expected_gradient)
 
 
+@pytest.mark.soak
 def test_a_loop_over_layers_changes_nothing_whatever_is_kept():
     tokens, params = random_tokens([7, 3], 8), tower_params(tower_config())
 

@@ -87,7 +87,7 @@ def test_greedy_texts_are_those_of_transformers(torch_model, ours, docs):
     np.testing.assert_array_equal(texts(ours, docs, GREEDY), expected)
 
 
-@pytest.mark.parametrize("length_penalty", [1.0, 2.0])
+@pytest.mark.parametrize("length_penalty", [pytest.param(1.0, marks=pytest.mark.soak), 2.0])
 def test_beams_are_those_of_transformers(torch_model, ours, docs, length_penalty):
     expected = theirs(torch_model, docs, 3, num_beams=4, length_penalty=length_penalty)
     actual = texts(ours, docs, dataclasses.replace(BEAM, length_penalty=length_penalty))

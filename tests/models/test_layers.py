@@ -67,7 +67,13 @@ def test_parameter_gradient_of_a_bfloat16_product_is_not_rounded():
 
 
 @pytest.mark.parametrize(
-    ("shape", "num_heads", "head_dim", "mlp_dim"), [((1, 1), 1, 1, 1), ((3, 1), 3, 8, 33), ((2, 7), 3, 8, 33), ((4, 32), 1, 1, 1)]
+    ("shape", "num_heads", "head_dim", "mlp_dim"),
+    [
+        pytest.param((1, 1), 1, 1, 1, marks=pytest.mark.soak),
+        ((3, 1), 3, 8, 33),
+        ((2, 7), 3, 8, 33),
+        pytest.param((4, 32), 1, 1, 1, marks=pytest.mark.soak),
+    ],
 )
 def test_bfloat16_gradients_of_odd_sizes_exist(shape, num_heads, head_dim, mlp_dim):
     encoder = T5Config(vocab_size=9, model_dim=6, num_layers=1, num_heads=num_heads, head_dim=head_dim, mlp_dim=mlp_dim)

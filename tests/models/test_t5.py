@@ -205,7 +205,16 @@ def test_fused_attention_computes_what_ours_does(monkeypatch):
 TOKENS = random_tokens([7, 3], 8)
 
 
-@pytest.mark.parametrize("options", [{"remat": "none"}, {"remat": "dots"}, {"remat": "full"}, {"bias_per_layer": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"remat": "none"}, marks=pytest.mark.soak),
+        pytest.param({"remat": "dots"}, marks=pytest.mark.soak),
+        {"remat": "full"},
+        pytest.param({"bias_per_layer": True}, marks=pytest.mark.soak),
+    ],
+    ids=str,
+)
 def test_a_loop_over_layers_changes_nothing(options):
     plain, looped = tower_config(bias_per_layer="bias_per_layer" in options), tower_config(**options, scan_layers=True)
     params = tower_params(plain)
@@ -278,6 +287,7 @@ def test_text_of_padding_alone_gives_finite_gradients():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
 
 
+@pytest.mark.soak
 def test_remat_changes_no_gradient():
     params, key = tower_params(tower_config()), jax.random.key(1)
     expected, *others = (

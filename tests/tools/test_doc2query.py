@@ -116,6 +116,7 @@ def test_faults_name_the_pairs_and_the_flags(dataset_dir, run_dir, tmp_path, mon
         train(dataset_dir, tmp_path / "large")
 
 
+@pytest.mark.soak
 def test_an_expansion_has_a_line_for_every_document_and_is_the_same_after_a_kill(dataset_dir, run_dir, tmp_path):
     generate(dataset_dir, run_dir, tmp_path / "whole")
     generate(dataset_dir, run_dir, tmp_path / "cut")

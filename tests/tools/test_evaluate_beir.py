@@ -299,6 +299,7 @@ def test_bad_data_is_refused_with_its_file(tmp_path, dataset_dir):
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the real data sets are not here")
+@pytest.mark.soak
 def test_bm25_has_its_known_values_on_real_data(capsys):
     names = ("scifact", "nfcorpus", "cranfield")
     evaluate_beir.main(["--skip_empty", "--dataset_dirs", *(str(SHARED_DATA / "beir" / name) for name in names)])

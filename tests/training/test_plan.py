@@ -56,7 +56,7 @@ def test_fsdp_splits_what_the_state_takes():
     assert sizes[1] < 0.2 * sizes[0]
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("remat", [pytest.param("none", marks=pytest.mark.soak), "full"])
 def test_executed_flops_are_those_of_the_formula_and_of_the_loss(remat):
     settings = ("make_mesh.fsdp=4", *(["T5Config.remat='full'"] if remat == "full" else []))
     executed = planned("cpu:8", *settings).costs.flops * 8
