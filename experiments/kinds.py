@@ -41,7 +41,7 @@ from de_jax.files.outputs import atomic_file
 from de_jax.training.optim import paths
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, Run, complete_steps, load_run
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
-from de_jax.types import Array, Batch, Params
+from de_jax.types import Array, Batch, InputError, Params
 
 VOCAB_SIZE = 4000
 LENGTHS = {"query": 32, "doc": 128}  # tokens
@@ -103,8 +103,8 @@ def main(argv: list[str] | None = None) -> None:
 def _record(kind: str, args: argparse.Namespace) -> dict[str, Any]:
     """What became of one kind."""
     folder: Path = args.out_dir / kind
-    if folder.exists():  # of a command that was stopped
-        shutil.rmtree(folder)
+    if folder.exists():
+        raise InputError(f"{folder} was left by a command that was stopped; remove it.")
     is_random = kind != "bert" or args.minilm is None
     model = folder / "model" if is_random else args.minilm
     if is_random:

@@ -17,7 +17,7 @@ from de_jax import command
 from de_jax.data.sources.training_set import text_hashes
 from de_jax.data.text import beir
 from de_jax.mining import generations
-from de_jax.mining.generations import Mined
+from de_jax.mining.mined_pairs import Mined
 from de_jax.mining.mining_run import only_miner
 from de_jax.settings import PositiveInt, Seed, numeric
 
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     facts = {**text_hashes(args.dataset_dir), "mined_by": "random", "split": args.split, "seed": args.seed}
     with only_miner(args.negatives_dir):
         number = generations.next_number(args.negatives_dir)
-        generation = generations.write_generation(args.negatives_dir, number, lines, facts)
+        generation = generations.write_lines(args.negatives_dir, number, lines, facts)
     print(json.dumps({"generation_dir": str(generation.folder), "num_pairs": len(lines)}))
 
 

@@ -129,6 +129,7 @@ def test_full_disk_while_encoding(capsys, small_disk, dataset_dir, finished_run)
     assert {path.name: path.read_bytes() for path in out_dir.iterdir()} == {p.name: p.read_bytes() for p in whole.iterdir()}
 
 
+@pytest.mark.soak
 def test_full_disk_while_results_are_written(capsys, small_disk, dataset_dir, finished_run):
     small_disk.leave(0)
     argv = [f"--run_dir={finished_run}", f"--out_dir={small_disk.folder}/report"]

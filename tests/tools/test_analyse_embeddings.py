@@ -20,6 +20,7 @@ def judged_dir(tmp_path_factory):
     return folder
 
 
+@pytest.mark.soak
 def test_a_report_of_all_documents_and_one_of_a_sample(trained, judged_dir, tmp_path, printed):
     whole = printed(analyse_embeddings, run_dir=trained, dataset_dir=judged_dir)
     out_dir = trained / "analysis/tiny-test-7"

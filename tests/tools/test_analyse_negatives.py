@@ -48,6 +48,7 @@ def mined_dirs(tmp_path_factory, trained, dataset_dir):
     return folder
 
 
+@pytest.mark.soak
 def test_negatives_of_a_checkpoint_are_in_its_top_and_cost_more(printed, trained, dataset_dir, mined_dirs, tmp_path):
     report = printed(
         analyse_negatives,
