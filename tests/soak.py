@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import fuzzing
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,6 +56,8 @@ def main(argv=None):
         options = [*(["-n", str(args.workers)] if args.workers > 1 else []), *(["-k", args.only] if args.only else [])]
         files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.soak" in path.read_text()]
         code = pytest.main(["-m", "soak", "--timeout=36000", *options, *files], plugins=[outcomes])
+    import fuzzing  # builds models: not before conftest.py has set the devices
+
     fuzz = fuzzing.run(args.fuzz, args.seed)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     found = {"tests": dict(outcomes.counts), "failed_tests": outcomes.failed, "failed_fuzz": fuzz["failures"]}
