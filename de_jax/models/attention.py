@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -19,8 +20,7 @@ MASKED = -1e9
 
 AttentionDropout = Literal["per_weight", "per_key"]
 """How attention weights are dropped: each for itself, as in BERT, or a key for all queries of its text at once, as in T5X."""
-Drop = Callable[[tuple[int, ...]], tuple[Bool[Array, "b H L L"], float]]
-"""From the shape of the weights to which of them are kept, and the factor of these."""
+Drop = Callable[[Array], Array]
 
 
 class SelfAttention(nn.Module):
@@ -60,7 +60,7 @@ class SelfAttention(nn.Module):
             # One mask of the weights for all queries of a text is a mask of whole value vectors.
             value = value * dropout(jnp.ones(heads[:-1], self.dtype), deterministic)[..., None]
         elif self.dropout_rate and not deterministic:
-            drop = dropout.draw
+            drop = functools.partial(dropout, deterministic=False)
         context = attend(query, key, value, bias, segments, scale=self.scale, drop=drop)
         context = context.reshape(*x.shape[:-1], joined)
         return Linear(model_dim, joined**-0.5, self.dtype, self.use_bias, name="out")(context)
@@ -88,7 +88,7 @@ def attend(
         seen: which keys a query sees of its own segment, by their places in the row; None for all.
         scale: factor of the scores.
         cap: scores are cap * tanh(score / cap) before the bias; None leaves them.
-        drop: draws which of the weights [b, H, L, L] are kept; cuDNN's kernel never holds them.
+        drop: dropout of the weights [b, H, L, L]; cuDNN's kernel never holds them.
     """
     own = segments[:, None, :, None] == segments[:, None, None, :]  # [b, 1, L, L]
     own = own if seen is None else own & seen
@@ -113,35 +113,23 @@ def attend_visible(
 ) -> Float[Array, "b Q H d"]:
     """As `attend`, of any queries over any keys: `visible`, which broadcasts to [b, H, Q, K], says which see which.
 
-    Queries are scaled, scores masked by a sum, and the product divided
-    instead of the weights, so that a CPU's kernel does all of it block by block (a choice or a division in between would write out
-    [b, H, Q, K]).
+    Queries are scaled, scores masked by a sum, and the product divided instead of the weights, so that a CPU's kernel does all of
+    it block by block (a choice or a division in between would write out [b, H, Q, K]).
     """
     group = query.shape[2] // key.shape[2]
     if group > 1:
         key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
-    query = (query.astype(jnp.float32) * scale).astype(query.dtype)
-    mask = jnp.where(visible, 0.0, MASKED)
-    kept, factor = drop((*query.shape[:1], *query.shape[2:0:-1], key.shape[1])) if drop else (None, 1.0)
-    context = _weighted_values(query, key, value, bias, mask, kept, cap) * factor
-    return jnp.swapaxes(context, 1, 2).astype(stream_dtype(query.dtype))
-
-
-def _weighted_values(
-    query: Array, key: Array, value: Array, bias: Array | None, mask: Array, kept: Array | None, cap: float | None
-) -> Float[Array, "b H Q d"]:
     float32 = jnp.dtype(jnp.float32)
-    scores = product("bqhd,bkhd->bhqk", query, key, float32)
+    scores = product("bqhd,bkhd->bhqk", (query.astype(float32) * scale).astype(query.dtype), key, float32)
     if cap is not None:
         scores = cap * jnp.tanh(scores / cap)
     if bias is not None:
         scores = scores + bias[None]
-    scores = scores + mask
+    scores = scores + jnp.where(visible, 0.0, MASKED)
     weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    if kept is not None:
-        weights = jnp.where(kept, weights, 0.0)
-    return product("bhqk,bkhd->bhqd", weights.astype(query.dtype), value, float32) / total
+    context = product("bhqk,bkhd->bhqd", (drop(weights) if drop else weights).astype(query.dtype), value, float32) / total
+    return jnp.swapaxes(context, 1, 2).astype(stream_dtype(query.dtype))
 
 
 def _has_fused_kernel(query: Float[Array, "b L H d"]) -> bool:

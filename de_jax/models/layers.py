@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from de_jax.types import ROW_AXES, Array
 
@@ -22,7 +22,7 @@ LINEAR_OUTPUT = "linear output"
 
 
 ABSENT_GPU = "absent gpu"
-"""A GPU that is compiled for where there is none, so without the kernels of cuDNN."""
+"""A GPU that is compiled for on a machine without one, so without the kernels of cuDNN."""
 
 _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("target", default=None)
 
@@ -174,27 +174,19 @@ class Dropout(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, ...], deterministic: bool, segments: Int[Array, "b L"] | None = None) -> Float[Array, ...]:
         """`x` with values dropped; `segments`, which text of its row a token of `x` [b, L, E] belongs to, is for `per_text`."""
-        if deterministic or self._dropped == 0:
+        dropped = min(round(self.rate * 2**16), 2**16 - 1)  # of 65,536
+        if deterministic or dropped == 0:
             return x
-        kept, factor = self.draw(x.shape)
+        half = (*x.shape[:-1], -(-x.shape[-1] // 2))
+        pairs = jax.lax.bitcast_convert_type(jax.random.bits(self.make_rng("dropout"), half, jnp.uint32), jnp.uint16)
+        bits = pairs.reshape(*half[:-1], -1)[..., : x.shape[-1]]
         if self.per_text:
             assert segments is not None
-            kept = jnp.take_along_axis(kept, first_of_text(segments)[..., None], axis=1)
-        return jnp.where(kept, x * factor, jnp.zeros_like(x))
-
-    def draw(self, shape: tuple[int, ...]) -> tuple[Bool[Array, ...], float]:
-        """Which values of an array of this shape are kept, and the factor of these."""
-        half = (*shape[:-1], -(-shape[-1] // 2))
-        pairs = jax.lax.bitcast_convert_type(jax.random.bits(self.make_rng("dropout"), half, jnp.uint32), jnp.uint16)
-        bits = pairs.reshape(*half[:-1], -1)[..., : shape[-1]]
-        return bits >= self._dropped, 2**16 / (2**16 - self._dropped)
-
-    @property
-    def _dropped(self) -> int:
-        """Of 65,536 values."""
-        return min(round(self.rate * 2**16), 2**16 - 1)
+            bits = jnp.take_along_axis(bits, first_of_text(segments)[..., None], axis=1)
+        return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), jnp.zeros_like(x))
 
 
 def gelu(x: Float[Array, ...]) -> Float[Array, ...]:
-    """x times the normal distribution function of x (Hendrycks and Gimpel 2016)."""
-    return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
+    """x times the normal distribution function of x (Hendrycks and Gimpel 2016), in float32: 1 + erf cancels below -2."""
+    wide = x.astype(jnp.float32)
+    return (0.5 * wide * (1 + jax.lax.erf(wide * 0.5**0.5))).astype(x.dtype)

@@ -6,6 +6,7 @@ They are ModernBERT (Warner et al. 2024), Nomic's and GTE's BERT, EuroBERT, Llam
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -270,7 +271,7 @@ class RotaryAttention(nn.Module):
             seen=seen,
             scale=config.query_scale or config.head_dim**-0.5,
             cap=config.attention_cap,
-            drop=dropout.draw if is_dropped else None,
+            drop=functools.partial(dropout, deterministic=False) if is_dropped else None,
         )
         joined = config.num_heads * config.head_dim
         out = Linear(config.model_dim, joined**-0.5, dtype, config.has_out_bias, name="out")

@@ -19,7 +19,7 @@ FLOAT32 = jnp.dtype(jnp.float32)
 PRODUCTS = {
     "ble,ef->blf": ((3, 5, 8), (8, 6)),
     "bqhd,bkhd->bhqk": ((3, 5, 2, 4), (3, 5, 2, 4)),
-    "bhqk,bkhd->bqhd": ((3, 2, 5, 5), (3, 5, 2, 4)),
+    "bhqk,bkhd->bhqd": ((3, 2, 5, 5), (3, 5, 2, 4)),
 }
 
 
@@ -106,6 +106,8 @@ def test_gelu_and_its_gradient_are_those_of_flax():
     theirs = functools.partial(jax.nn.gelu, approximate=False)
     for ours, expected in ((gelu(x), theirs(x)), (jax.vmap(jax.grad(gelu))(x), jax.vmap(jax.grad(theirs))(x))):
         np.testing.assert_allclose(ours, expected, atol=1e-6)
+    half = x.astype(jnp.bfloat16)  # rounded once, also where 1 + erf cancels
+    np.testing.assert_array_equal(gelu(half), gelu(half.astype(jnp.float32)).astype(jnp.bfloat16))
 
 
 def test_inference_params_give_bit_equal_embeddings():
