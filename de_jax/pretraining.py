@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,11 @@ from de_jax.data.sources.options import Share
 from de_jax.data.sources.texts import CorruptedTexts
 from de_jax.doc2query import generator_run
 from de_jax.doc2query.generator_run import GeneratorRun
-from de_jax.files.outputs import atomic_file
 from de_jax.models.generator import Generator
 from de_jax.models.masked_lm import MaskedLanguageModel
 from de_jax.settings import Seed, check_call, check_fields, name_of
 from de_jax.training.hooks.faults import Explanation
-from de_jax.training.mesh import distributed, sharding
+from de_jax.training.mesh import sharding
 from de_jax.training.run import language_model
 from de_jax.training.run.run_folder import only_trainer
 from de_jax.training.run.settings import Logging, Optimization, settings_group
@@ -156,13 +154,7 @@ def _describe(recipe: Pretraining, run_dir: Path, data: CorruptedTexts, gin: str
         generator_run.describe(GeneratorRun(run_dir, 0, recipe.model, {}, data.tokenizer, **lengths))
     else:
         language_model.describe(run_dir, recipe.model, data.tokenizer, data.max_length)
-    if changed := recipe_file.changes(recipe, run_dir, gin):
-        warnings.warn(f"{run_dir} continues with other settings than it had: {'; '.join(changed)}.", stacklevel=3)
-    if distributed.is_first():
-        recipe_file.write(recipe, run_dir)
-        if gin:
-            with atomic_file(run_dir / "config.gin") as temporary:
-                temporary.write_text(gin)
+    recipe_file.keep(recipe, run_dir, gin)
 
 
 def _explanation(recipe: Pretraining, data: CorruptedTexts) -> Explanation:

@@ -7,11 +7,13 @@ import functools
 import inspect
 import math
 import numbers
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.files.outputs import write_json
+from de_jax.files.outputs import atomic_file, write_json
+from de_jax.training.mesh import distributed
 from de_jax.training.run.run_folder import RECIPE_FILE, read_recipe_file, read_settings
 
 MOST_ENTRIES = 1000
@@ -46,9 +48,21 @@ def to_json(value: Any) -> Any:
     return {"type": _place(type(value))}
 
 
-def write(recipe: Any, run_dir: Path) -> None:
-    """Writes `recipe.json` of a `Recipe` or a `Pretraining`."""
-    write_json(run_dir / RECIPE_FILE, to_json(recipe))
+def keep(recipe: Any, run_dir: Path, gin: str = "") -> None:
+    """Writes `recipe.json`, and `config.gin` if there is one; warns if a continued run has other settings.
+
+    Args:
+        recipe: a `Recipe` or a `Pretraining`.
+        run_dir: a run that is described.
+        gin: the recipe as a gin file; "" for one in Python.
+    """
+    if changed := changes(recipe, run_dir, gin):
+        warnings.warn(f"{run_dir} continues with other settings than it had: {'; '.join(changed)}.", stacklevel=3)
+    if distributed.is_first():
+        write_json(run_dir / RECIPE_FILE, to_json(recipe))
+        if gin:
+            with atomic_file(run_dir / "config.gin") as temporary:
+                temporary.write_text(gin)
 
 
 def changes(recipe: Any, run_dir: Path, gin: str = "") -> list[str]:

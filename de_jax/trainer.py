@@ -11,7 +11,6 @@ import functools
 import json
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import jax
 from de_jax import command, recipe_file
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet, of_source
-from de_jax.files.outputs import atomic_file
 from de_jax.hooks import make_hooks, run_of
 from de_jax.interop.fine_tuning import initial_params
 from de_jax.mining.mining_run import mine_generation, only_miner
@@ -169,13 +167,7 @@ def _counts(recipe: Recipe, state: TrainState) -> dict[str, int]:
 
 def _describe(recipe: Recipe, run_dir: Path, data: TrainingSet, gin: str) -> None:
     describe_run(run_dir, model=recipe.model, query=data.query, doc=data.doc, adapters=recipe.adapters)
-    if changed := recipe_file.changes(recipe, run_dir, gin):
-        warnings.warn(f"{run_dir} continues with other settings than it had: {'; '.join(changed)}.", stacklevel=2)
-    if distributed.is_first():
-        recipe_file.write(recipe, run_dir)
-        if gin:
-            with atomic_file(run_dir / "config.gin") as temporary:
-                temporary.write_text(gin)
+    recipe_file.keep(recipe, run_dir, gin)
 
 
 def _training(recipe: Recipe, data: TrainingSet, mesh: jax.sharding.Mesh, like: TrainState) -> Training:

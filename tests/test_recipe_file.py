@@ -38,7 +38,7 @@ def test_functions_classes_and_what_is_bound_are_told():
 
 
 def test_a_run_says_what_changed(tmp_path):
-    recipe_file.write(recipe(), tmp_path)
+    recipe_file.keep(recipe(), tmp_path)
     assert recipe_file.changes(recipe(), tmp_path) == []
     other = dataclasses.replace(recipe(batch_size=8), optimization=Optimization(num_steps=7))
     assert recipe_file.changes(other, tmp_path) == ["data.options.batch_size = 8", "optimization.num_steps = 7"]
@@ -50,7 +50,7 @@ def test_any_setting_is_written_and_compared(tmp_path):
     def typed(margin, task_type):
         return dataclasses.replace(recipe(), loss=functools.partial(own_loss, margin=margin, options={"task_type": task_type}))
 
-    recipe_file.write(typed(float("inf"), None), tmp_path)
+    recipe_file.keep(typed(float("inf"), None), tmp_path)
     assert recipe_file.changes(typed(float("inf"), None), tmp_path) == []
     assert recipe_file.changes(typed(0.5, "a.b"), tmp_path) == ["loss.margin = 0.5", "loss.options.task_type = 'a.b'"]
 

@@ -179,7 +179,7 @@ def read(generation: Generation) -> MinedPairs:
             ("neg_queries", mined.neg_queries, PADDING_ID, queries),
         ):
             if rows.min(initial=least) < least or rows.max(initial=least) >= size:
-                raise InputError(f"{generation.folder / name}.npy is damaged: it refers to a text that is not there; {mend}.")
+                raise InputError(f"{generation.folder / name}.npy is damaged: it refers to a text that it does not hold; {mend}.")
     return mined
 
 

@@ -115,7 +115,7 @@ class Reproduction:
             self._check_settings(job)
 
     def missing(self) -> list[Missing]:
-        """Data and models that are not there, for what is not done yet."""
+        """Missing data and models of the cells that are not done yet."""
         rows = self._rows_by_run()
         waiting: dict[Source, set[tuple[str, str]]] = {}
         for job in self._open_jobs():

@@ -29,7 +29,7 @@ def read_designs(paper: str, tables: list[str] | None = None) -> list[Design]:
     """The designs of a paper in ./experiments, or those that stand for some of its tables.
 
     Raises:
-        InputError: there are none here, or a file that is none of them.
+        InputError: no design in the working directory, or a file that is not a design.
     """
     found = [one for path in sorted(DESIGNS_DIR.glob("*.yaml")) if (one := _read(path)) and one.paper == paper]
     chosen = [one for one in found if not tables or not one.tables or set(tables) & set(one.tables)]

@@ -27,7 +27,7 @@ def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_c
 
     Returns:
         paper, tables; runs, each with its command, seed, evaluations and needs, what `planner.outline` says of it (or why_not
-        where sizes are those of weights that are not there) and with a topology what `plan_run` says; cells, each with its runs;
+        where weights that give the sizes are missing) and with a topology what `plan_run` says; cells, each with its runs;
         missing.
     """
     outlines: dict[str, dict[str, Any]] = {}

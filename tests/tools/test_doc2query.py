@@ -133,6 +133,7 @@ def test_an_expansion_has_a_line_for_every_document_and_is_the_same_after_a_kill
         generate(dataset_dir, run_dir, tmp_path / "cut", seed=1)
 
 
+@pytest.mark.soak
 def test_another_batch_size_writes_the_same_queries(dataset_dir, run_dir, tmp_path):
     generate(dataset_dir, run_dir, tmp_path / "two")
     generate(dataset_dir, run_dir, tmp_path / "five", docs_per_batch=5, docs_per_part=17)

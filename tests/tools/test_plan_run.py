@@ -1,4 +1,4 @@
-"""The command for devices that are not there, end to end."""
+"""The command for simulated or remote devices, end to end."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A step compiled for devices that are not there; TPUs where libtpu is installed, simulated devices everywhere."""
+"""A step compiled for simulated or remote devices; TPUs where libtpu is installed, simulated devices everywhere."""
 
 import functools
 import re

@@ -1,7 +1,7 @@
-"""GPUs that are not there, to compile for: JAX's CUDA plugin alone does it, without a GPU, its driver or CUDA's libraries.
+"""Described GPUs to compile for: JAX's CUDA plugin compiles without a GPU, its driver or CUDA's libraries.
 
-XLA then knows a GPU by a description, of which these hold what decides what it compiles. Nothing is tuned on a device, and cuDNN's
-attention is not there, so the plain one stands in its place and keeps the scores of all pairs of tokens.
+XLA then knows a GPU by a description. Nothing is tuned on a device. cuDNN's attention is missing; the plain form replaces it and
+keeps the scores of all pairs of tokens.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def devices(gpu: Gpu, num_hosts: int, num_per_host: int) -> list[Any]:
         return list(topologies.get_topology_desc(platform="cuda", target_config=gpu.description, topology=shape).devices)
     except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
-        raise InputError(f"JAX {jax.__version__}'s CUDA plugin does not compile for GPUs that are not there: {reason}.") from error
+        raise InputError(f"JAX {jax.__version__}'s CUDA plugin does not compile without a GPU: {reason}.") from error
 
 
 def _is_installed(module: str) -> bool:
