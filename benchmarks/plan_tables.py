@@ -113,34 +113,14 @@ XXL_STEPS = [
     sde("v6e:16x16", batch_size=65536, mesh="fsdp=16", num_chunks=16, block_size=BLOCK),
     ade("v6e:16x16", batch_size=65536, mesh="fsdp=16", num_chunks=16, block_size=BLOCK),
 ]
-PAPER_STEPS = [
-    row("v5e:2x2", "large_sde_query", num_chunks=4),
-    row("v5e:4x4", "large_sde_query"),
-    row("v5e:4x4", "large_ade_query"),
-    row("v4:2x2x2", "large_sde_query"),
-    row("v5e:8x8", "xxl_sde_query", mesh="fsdp=16"),
-    row("v4:4x4x4", "xxl_sde_query", mesh="fsdp=16"),
-    row("v4:4x4x4", "xxl_ade_query", mesh="fsdp=16"),
-    row("h100:8", "large_sde_query"),
-    row("h100:8", "xxl_sde_query", mesh="fsdp=8"),
-]
+PAPER_STEPS = [row("v5e:4x4", "large_sde_query")]
 ROTARY_STEPS = [
-    Rotary(*sizes, has_adapters=has_adapters)
-    for sizes in (
-        ("v5e:2x2", "embeddinggemma_300m", 512, "fsdp=4", 4),
-        ("v6e:2x2", "embeddinggemma_300m", 512, "fsdp=4", 2),
-        ("h100:8", "embeddinggemma_300m", 512, "", 1),
-        ("v5e:2x2", "qwen3_embedding_0_6b", 512, "fsdp=4", 8),
-        ("v6e:2x2", "qwen3_embedding_0_6b", 512, "fsdp=4", 4),
-        ("h100:8", "qwen3_embedding_0_6b", 512, "fsdp=8", 1),
-        ("v5e:8x8", "qwen3_embedding_4b", 512, "fsdp=64", 1),
-        ("v6e:4x4", "qwen3_embedding_4b", 512, "fsdp=16", 2),
-        ("h100:8", "qwen3_embedding_4b", 512, "fsdp=8", 1),
-        ("v5e:8x8", "qwen3_embedding_8b", 512, "fsdp=64", 1),
-        ("v6e:8x8", "qwen3_embedding_8b", 512, "fsdp=64", 1),
-        ("h200:8", "qwen3_embedding_8b", 512, "fsdp=8", 1),
-    )
-    for has_adapters in (False, True)
+    Rotary("v5e:2x2", "embeddinggemma_300m", 512, "fsdp=4", 4),
+    Rotary("v5e:2x2", "qwen3_embedding_0_6b", 512, "fsdp=4", 8),
+    Rotary("v5e:8x8", "qwen3_embedding_4b", 512, "fsdp=64"),
+    Rotary("h100:8", "qwen3_embedding_4b", 512, "fsdp=8"),
+    Rotary("v6e:8x8", "qwen3_embedding_8b", 512, "fsdp=64"),
+    Rotary("h200:8", "qwen3_embedding_8b", 512, "fsdp=8"),
 ]
 LOSSES = [
     Loss(topology, batch_size, block_size)
