@@ -177,17 +177,17 @@ def add_shard(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard", help="number of this job and how many there are, such as 0/4; needs --step; default one job")
 
 
-def shard(args: argparse.Namespace, text: str | None = None) -> Part | None:
-    """The part of the work that --shard names, or `text`; None for all of it.
+def shard(args: argparse.Namespace) -> Part | None:
+    """The part of the work that --shard names; None for all of it.
 
     Raises:
         InputError: not such a part, or no --step, without which two jobs might take two checkpoints.
     """
-    if (text := text or args.shard) is None:
+    if args.shard is None:
         return None
     if not (args.step or "").isdecimal():
-        raise InputError("several jobs need the number of a checkpoint in --step, so that all of them take the same one.")
-    return Part.of(text)
+        raise InputError("--shard needs the number of a checkpoint in --step, so that all jobs take the same one.")
+    return Part.of(args.shard)
 
 
 def add_table(parser: argparse.ArgumentParser) -> None:

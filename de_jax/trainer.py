@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from de_jax import command, processes, recipe_file
+from de_jax import command, recipe_file
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet, of_source
 from de_jax.hooks import make_hooks, run_of
@@ -27,6 +27,7 @@ from de_jax.mining.negatives import Switch
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.pretraining import Pretraining, pretrain
 from de_jax.recipe import Recipe
+from de_jax.settings import NonNegativeInt, numeric
 from de_jax.training.hooks import faults
 from de_jax.training.hooks.preemption import StopOnTerminate
 from de_jax.training.mesh import distributed, sharding, sharding_rules
@@ -129,7 +130,10 @@ def main(argv: list[str] | None = None) -> None:
 
     args, bindings = configurables.parse_with_settings(_parser(), argv)
     command.use_memory_fraction(args.memory_fraction)
-    processes.join(args)
+    process = {name: getattr(args, name) for name in ("coordinator_address", "num_processes", "process_id")}
+    if distributed.is_asked_for(automatic=args.distributed, **process):
+        command.go_on_in_child()
+        distributed.join(**process, lost_after_seconds=args.lost_after_seconds)
     built = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports)
     recipe = built.recipe
     if args.dry_run:
@@ -239,7 +243,17 @@ def _parser() -> command.Parser:
     parser.add_argument("--run_dir", help="folder for checkpoints and logs; a run in it continues")
     parser.add_argument("--dry_run", action="store_true", help="check the recipe without data, and count the parameters")
     command.add_memory_fraction(parser)
-    processes.add_flags(parser)
+    processes = parser.add_argument_group("several processes", "the same command on every host, with its own --process_id")
+    processes.add_argument("--distributed", action="store_true", help="join the processes started by a TPU pod, SLURM or MPI")
+    processes.add_argument("--coordinator_address", help="host:port of process 0, outside a known cluster")
+    processes.add_argument("--num_processes", type=int)
+    processes.add_argument("--process_id", type=numeric(NonNegativeInt), help="0 to num_processes - 1; process 0 writes the logs")
+    processes.add_argument(
+        "--lost_after_seconds",
+        type=int,
+        default=60,
+        help="end the run if a process is silent for this long",
+    )
     return parser
 
 

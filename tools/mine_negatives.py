@@ -8,22 +8,19 @@ also uses later generations:
 
 de-jax train --gin_file=recipes/fine_tune.gin --gin.train.loss=@ance --gin.beir_pairs.negatives_dir=runs/bm25/negatives ...
 
-Several jobs share the documents, on any hosts that see the folders: --distributed for the processes of a TPU pod, SLURM or MPI,
---shard=0/4 to 3/4 for jobs that start in any order. The last one chooses, and writes the same generation as a single job.
+Several jobs share the documents with --shard=0/4 to 3/4, in any order, on any hosts that see the folders. Each encodes and searches
+a part of the documents. The last one writes the same generation as a single job.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from de_jax import arguments, command, processes
+from de_jax import arguments, command
 from de_jax.data.batches.pair_batches import qrel_pairs
 from de_jax.data.sources.training_set import open_stores, text_hashes
 from de_jax.data.text import beir, input_policy
@@ -51,12 +48,10 @@ def main(argv: list[str] | None = None) -> None:
     miner = Miner(**{name: value for name, value in given.items() if value is not None})
     miner.check()
     part = arguments.shard(args)
-    if processes.join(args):
-        part = arguments.shard(args, f"{jax.process_index()}/{jax.process_count()}")
     if part and args.bm25:
-        raise InputError("BM25 mines in one job; leave --shard and --distributed out.")
-    if negatives_dir.is_dir():
-        with only_miner(negatives_dir) if part is None else contextlib.nullcontext():  # refused here, before anything is encoded
+        raise InputError("BM25 mines in one job; leave --shard out.")
+    if negatives_dir.is_dir() and part is None:
+        with only_miner(negatives_dir):  # refused here, before anything is encoded
             pass
 
     def write(mined: MinedPairs, facts: dict[str, Any]) -> Generation:
@@ -97,10 +92,9 @@ def _mine_by_run(args: argparse.Namespace, miner: Miner, part: Part | None, writ
             keep_as=texts.name,
             write=lambda pairs, facts: write(pairs, {**facts, "checkpoint_step": run.step}),
             texts_per_shard=args.texts_per_shard,
-            together=args.shard is None,
             progress=bar.update,
         )
-    if isinstance(missing, list) and args.shard:
+    if isinstance(missing, list):
         print(json.dumps({"shard": str(part), "missing_shards": [str(one) for one in missing]}))
 
 
@@ -143,7 +137,6 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
         default=encode.TEXTS_PER_SHARD,
         help="texts encoded at a time (default 32768)",
     )
-    processes.add_flags(parser)
     statistics = parser.add_argument_group("statistics")
     statistics.add_argument("--bm25_negatives_dir", help="BM25's generations, to report the share of common negatives")
     statistics.add_argument("--judgements", help="more complete qrels, to report the share of relevant negatives")

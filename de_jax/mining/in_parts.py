@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from de_jax.retrieval.parts import RANKING, Part
 from de_jax.training.run.run_folder import Run
 from de_jax.types import Ranking
 
-_POLL_SECONDS = 1.0
 Write = Callable[[MinedPairs, dict[str, Any]], Generation]
 
 
@@ -34,7 +32,6 @@ def mine_part(
     keep_as: str,
     write: Write,
     texts_per_shard: int = encode.TEXTS_PER_SHARD,
-    together: bool = False,
     progress: encode.Progress | None = None,
 ) -> Generation | list[Part]:
     """Does one part of mining; the call that completes the last part writes the generation, equal to that of one job.
@@ -50,7 +47,6 @@ def mine_part(
         keep_as: see `miner.embed`.
         write: writes the generation.
         texts_per_shard: see `encode.encode_to_dir`; the same for all parts.
-        together: the jobs run at the same time and wait for each other, and the first one joins the parts.
         progress: told of documents encoded.
 
     Returns:
@@ -69,13 +65,6 @@ def mine_part(
         if not RANKING.is_in(folder):
             queries = encode.queries(run, texts.query_store, rows=need.query_rows)
             parts.write_ranking(folder, _search(texts, miner, docs, rows, queries, need.depth))
-    if together:
-        while _missing(whole, part, name):
-            time.sleep(_POLL_SECONDS)
-        if part.number:
-            while _rankings(whole, part, name):
-                time.sleep(_POLL_SECONDS)
-            return []
     with outputs.in_turn(whole.with_name(f"{whole.name}.{name}")):
         if missing := _missing(whole, part, name):
             return missing

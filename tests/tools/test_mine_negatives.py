@@ -90,7 +90,7 @@ def folder_of(negatives_dir):
 
 def test_several_jobs_need_one_checkpoint_and_a_run(trained, dataset_dir, tmp_path):
     data = [f"--dataset_dir={dataset_dir}", f"--negatives_dir={tmp_path}", "--shard=0/2"]
-    with pytest.raises(InputError, match="several jobs need the number of a checkpoint in --step"):
+    with pytest.raises(InputError, match="--shard needs the number of a checkpoint in --step"):
         mine_negatives.main([*data, f"--run_dir={trained}"])
     with pytest.raises(InputError, match="BM25 mines in one job"):
         mine_negatives.main([*data, "--bm25", "--step=1"])
