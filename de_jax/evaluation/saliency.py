@@ -18,10 +18,9 @@ def token_saliency(
 ) -> tuple[Float[Array, " b"], Float[Array, "b L"]]:
     """The score of each text with an embedding of the other side, and the share of each token in it, to first order.
 
-    Gradient x input (Denil et al. 2014; Shrikumar et al. 2016): the inner product of a token's vector, as the encoder reads it, with
-    the gradient of the score with respect to that vector. It is the change of the score per relative change of the vector: positive
-    where a longer vector would raise the score. For a model that is linear in these vectors the shares add up to the score; for
-    others they need not.
+    Gradient x input (Denil et al. 2014; Shrikumar et al. 2016): the inner product of a token's vector, as the encoder reads it,
+    with the gradient of the score with respect to that vector. It is positive where a longer vector would raise the score. If the
+    model is linear in these vectors, the shares of a text add up to its score; otherwise they need not.
 
     Args:
         model: the dual encoder; dropout is off.

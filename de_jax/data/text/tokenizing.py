@@ -95,7 +95,9 @@ class SentencePieceTokenizer:
         from sentencepiece import sentencepiece_pb2
 
         with _surrogates_refused([text]):
-            proto: Any = sentencepiece_pb2.SentencePieceText.FromString(self._processor.encode(text, out_type="serialized_proto"))
+            proto: Any = sentencepiece_pb2.SentencePieceText.FromString(  # type: ignore[attr-defined]
+                self._processor.encode(text, out_type="serialized_proto")
+            )
         is_first = np.frombuffer(text.encode(), np.uint8) & 0xC0 != 0x80  # a character's first byte
         before = np.concatenate([[0], np.cumsum(is_first)])  # characters before each byte
         return [(int(before[piece.begin]), int(before[piece.end])) for piece in proto.pieces]
