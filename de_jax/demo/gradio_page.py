@@ -90,6 +90,7 @@ def serve(blocks: Any, *, host: str, port: int, share: bool) -> str:
             enable_monitoring=False,
             ssr_mode=False,
             max_file_size="1kb",
+            theme=import_gradio().themes.Default(primary_hue="indigo", font=["system-ui", "sans-serif"]),
         )
     if share and not share_url:
         blocks.close()
@@ -114,27 +115,45 @@ def _blocks(gradio: Any, systems: SideBySide, names: list[str]) -> Any:
         yield from answers(systems, query, k)
 
     with gradio.Blocks(title="de_jax: try a model", analytics_enabled=False, fill_width=True) as blocks:
-        gradio.HTML(markup.headline(corpus.name, len(corpus.texts), names))
+        gradio.HTML(markup.headline(corpus.name, len(corpus.texts), names), apply_default_css=False)
         with gradio.Row(equal_height=True):
             query = gradio.Textbox(
-                label="Query", max_lines=1, max_length=MAX_QUERY_CHARACTERS, autofocus=True, scale=6, min_width=260, elem_id="query"
+                label="Query",
+                placeholder="Type a query",
+                show_label=False,
+                container=False,
+                max_lines=1,
+                max_length=MAX_QUERY_CHARACTERS,
+                autofocus=True,
+                scale=6,
+                min_width=220,
+                elem_id="query",
             )
-            k = gradio.Slider(1, MAX_RESULTS, value=NUM_RESULTS, step=1, label="Results", scale=2, min_width=160, elem_id="k")
             button = gradio.Button("Search", variant="primary", scale=1, min_width=100, elem_id="search")
-        options = {"fn": answer, "inputs": [query, k], "concurrency_limit": 1, "api_visibility": "private"}
-        found = gradio.HTML(elem_id="results", render=False)
-        if corpus.examples:
+        with gradio.Row(equal_height=True):
             examples = gradio.Dataset(
                 components=[gradio.Textbox(visible=False)],
                 samples=[[printable(example)] for example in corpus.examples],
                 label="Queries of the data set",
                 type="index",
+                visible=bool(corpus.examples),
                 elem_id="examples",
+                scale=5,
+                min_width=300,
             )
-            chosen = examples.click(lambda place: corpus.examples[place], examples, query, api_visibility="private")
-            chosen.then(**options, outputs=found, show_progress="minimal")
-        found.render()
-        gradio.on([button.click, query.submit], **options, outputs=found, show_progress="minimal")
+            k = gradio.Slider(1, MAX_RESULTS, value=NUM_RESULTS, step=1, label="Results", scale=1, min_width=200, elem_id="k")
+        found = gradio.HTML(apply_default_css=False, elem_id="results")
+        options = {
+            "fn": answer,
+            "inputs": [query, k],
+            "outputs": found,
+            "concurrency_limit": 1,
+            "api_visibility": "private",
+            "show_progress": "minimal",
+        }
+        chosen = examples.click(lambda place: corpus.examples[place], examples, query, api_visibility="private")
+        for event in (button.click, query.submit, chosen.then):
+            event(**options)
     blocks.queue(max_size=MAX_WAITING, default_concurrency_limit=1, api_open=False)
     return blocks
 

@@ -13,38 +13,42 @@ from de_jax.retrieval.searcher import printable
 MAX_SHOWN = 4000
 """Characters of a document that are shown."""
 STYLE = """
-.dj { font-size: 15px; line-height: 1.45; color: var(--body-text-color); }
-.dj-columns { display: grid; gap: 16px; align-items: start;
+.dj { font: 15px/1.45 system-ui, sans-serif; color: var(--body-text-color);
+  --dj-soft: color-mix(in srgb, var(--body-text-color) 68%, transparent); }
+.html-container:has(.dj) { padding: 0; }
+.dj h2 { font-size: 22px; font-weight: 600; margin: 0 0 2px; overflow-wrap: anywhere; }
+.dj p { margin: 0; overflow-wrap: anywhere; }
+.dj-columns { display: grid; gap: 24px; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 250px), 1fr)); }
+.dj-columns > section { min-width: 0; }
 .dj-head { display: flex; justify-content: space-between; align-items: baseline; gap: 8px;
   border-bottom: 2px solid var(--body-text-color); padding-bottom: 4px; }
-.dj-head h3 { margin: 0; font-size: 17px; font-weight: 600; color: inherit; }
+.dj h3 { margin: 0; font-size: 17px; font-weight: 600; }
 .dj-head span { font-variant-numeric: tabular-nums; white-space: nowrap; }
-.dj-about { color: var(--body-text-color-subdued); font-size: 13px; min-height: 2.9em; margin: 4px 0 0; overflow-wrap: anywhere; }
-.dj-hits { list-style: none; margin: 0; padding: 0; }
-.dj-hits > li { border-top: 1px solid var(--border-color-primary); padding: 8px 0; margin: 0; }
-.dj-hits > li:first-child { border-top: none; }
-.dj-facts { display: flex; gap: 8px; font-size: 13px; color: var(--body-text-color-subdued); font-variant-numeric: tabular-nums; }
+.dj .dj-about { color: var(--dj-soft); font-size: 13px; margin: 4px 0; min-height: 1.45em; }
+.dj-hit { border-top: 1px solid var(--border-color-primary); padding: 8px 0; }
+.dj-about + .dj-hit { border-top: none; }
+.dj-facts { display: flex; flex-wrap: wrap; gap: 0 10px; font-size: 13px; color: var(--dj-soft);
+  font-variant-numeric: tabular-nums; }
 .dj-facts b { color: var(--body-text-color); font-weight: 600; }
 .dj-facts .dj-id { margin-left: auto; overflow-wrap: anywhere; text-align: right; }
-.dj details > summary { list-style: none; cursor: pointer; overflow-wrap: anywhere; }
-.dj details > summary::-webkit-details-marker { display: none; }
+.dj summary { list-style: none; cursor: pointer; overflow-wrap: anywhere; }
+.dj summary::-webkit-details-marker { display: none; }
 .dj details:not([open]) .dj-text { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 6; overflow: hidden; }
 .dj summary:hover .dj-text { background: var(--background-fill-secondary); }
-.dj summary:focus-visible { outline: 2px solid var(--color-accent); }
+.dj summary:focus-visible { outline: 2px solid var(--color-accent); outline-offset: 2px; }
 .dj .dj-title { font-weight: 600; }
 .dj mark { color: inherit; border-radius: 3px; padding: 0 1px; background: rgb(255 166 0 / var(--strength)); }
-.dj mark.dj-less { background: rgb(70 130 255 / var(--strength)); }
 .dj a { color: var(--link-text-color); }
-.dj-note { color: var(--body-text-color-subdued); font-size: 13px; margin: 16px 0 0; }
-.dj-error { border-left: 4px solid #c62828; padding: 4px 12px; margin: 8px 0; }
-.dj-empty { color: var(--body-text-color-subdued); padding: 8px 0; }
+.dj .dj-note { color: var(--dj-soft); font-size: 13px; margin-top: 16px; max-width: 900px; }
+.dj .dj-error { border-left: 4px solid #c62828; padding: 4px 12px; }
+.dj .dj-empty { color: var(--dj-soft); padding: 8px 0; }
 """
 NOTE = (
-    "Click a text to see all of it. Marked in BM25: the words of the query. Marked elsewhere: the tokens that matter most to the "
-    'score, by gradient &times; input of the similarity with respect to the token embeddings; <mark style="--strength:.45">orange</mark> '
-    'raises the score and <mark class="dj-less" style="--strength:.35">blue</mark> lowers it, to first order. A fusion shows the '
-    "marks of its dense model. Scores of different columns have different scales."
+    "Click a text to read all of it. BM25 marks the words of the query. The other columns mark the words that matter most to the "
+    "score of their model: gradient &times; input of the similarity with respect to the token embeddings, as its L2 norm. The "
+    "deeper the color, the more a word matters; it may raise or lower the score. The fusion shows the marks of its dense model. "
+    "Scores of different columns have different scales."
 )
 _CONTROLS_OF_TEMPLATES = str.maketrans({character: f"&#{ord(character)};" for character in "{}$`@"})
 
@@ -97,7 +101,7 @@ def _inside(content: str) -> str:
 
 def _column(column: Column) -> str:
     hits = "".join(_hit(rank, hit) for rank, hit in enumerate(column.hits, start=1))
-    found = f'<ol class="dj-hits">{hits}</ol>' if hits else '<p class="dj-empty">No document has a word of the query.</p>'
+    found = hits or '<p class="dj-empty">No document has a word of the query.</p>'
     return (
         f'<section><div class="dj-head"><h3>{escaped(column.system)}</h3><span>{_milliseconds(column.milliseconds)}</span></div>'
         f'<p class="dj-about">{escaped(column.about)}</p>{found}</section>'
@@ -112,8 +116,8 @@ def _hit(rank: int, hit: Hit) -> str:
         doc_id = f'<a href="{html.escape(url)}" target="_blank" rel="noopener noreferrer nofollow">{doc_id}</a>'
     facts = f'<b>{rank}</b><span title="score">{hit.score:.4f}</span>' + (f"<span>{ranks}</span>" if ranks else "")
     return (
-        f'<li><div class="dj-facts">{facts}<span class="dj-id">{doc_id}</span></div>'
-        f'<details><summary><div class="dj-text">{_text(hit)}</div></summary></details></li>'
+        f'<div class="dj-hit"><div class="dj-facts">{facts}<span class="dj-id">{doc_id}</span></div>'
+        f'<details><summary><div class="dj-text">{_text(hit)}</div></summary></details></div>'
     )
 
 
@@ -129,8 +133,7 @@ def _marked(hit: Hit, begin: int, end: int) -> str:
     pieces, done = [], begin
     for mark in hit.marks:
         if begin <= mark.begin and mark.end <= end and mark.begin >= done:
-            name = ' class="dj-less"' if mark.strength < 0 else ""
-            opening = f'<mark{name} style="--strength:{0.1 + 0.45 * abs(mark.strength):.2f}">'
+            opening = f'<mark style="--strength:{0.6 * mark.strength:.2f}">'
             pieces += [escaped(hit.text[done : mark.begin]), opening, escaped(hit.text[mark.begin : mark.end]), "</mark>"]
             done = mark.end
     return "".join([*pieces, escaped(hit.text[done:end])])

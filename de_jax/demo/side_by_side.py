@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
+import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +33,9 @@ NUM_EXAMPLES = 6
 MAX_EXAMPLE_CHARACTERS = 120
 MAX_MARKS = 12
 LEAST_STRENGTH = 0.2
-"""A marked token has at least this share of the strongest token's."""
+"""A marked word has at least this share of the strongest word's saliency."""
+MAX_WORD = 30
+"""Characters; longer runs of letters are of scripts without blanks, and are marked token by token."""
 COMPILED_TOKENS = 64
 """Queries of up to so many tokens are compiled before the first one; few with `MAX_QUERY_CHARACTERS` are longer."""
 ROWS_AT_ONCE, LENGTH_MULTIPLE = 4, 64
@@ -58,7 +63,7 @@ class Mark(NamedTuple):
 
     begin: int  # characters
     end: int
-    strength: float  # -1 to 1; 1 or -1 for the strongest of the text, negative where it lowers the score
+    strength: float  # above 0; 1 for the strongest of the text
 
 
 class Hit(NamedTuple):
@@ -129,7 +134,7 @@ class SideBySide:
         ranks = {"BM25": _ranks(bm25), "dense": _ranks(ranking)}
         hits = functools.partial(self._hits, num_hits)
         return [
-            Column("BM25", "words", bm25_ms, hits(bm25)),
+            Column("BM25", "words of the query", bm25_ms, hits(bm25)),
             Column("Dense", first, dense_ms, hits(ranking)),
             Column("Fusion", "BM25 and dense, by reciprocal rank", bm25_ms + dense_ms + fusion_ms, hits(fused[query], ranks)),
             *(Column("Dense", name, milliseconds, hits(found)) for name, (found, milliseconds) in others),
@@ -138,8 +143,8 @@ class SideBySide:
     def marked(self, query: str, columns: Sequence[Column]) -> list[Column]:
         """The same columns with the parts of each text that matter most.
 
-        They are the words of the query for BM25, and for the others the tokens with the largest gradient x input of the text's
-        score by the model (`token_saliency`); a fusion has the first model's.
+        They are the words of the query for BM25, and for the others the words with the largest `token_saliency` by the model; a
+        fusion has the first model's.
 
         Raises:
             InputError: see `search`.
@@ -190,16 +195,16 @@ class SideBySide:
         if not doc_ids:
             return {}
         texts = [self.corpus.texts[doc_id] for doc_id in doc_ids]
-        shares = doc_shares(self._models[name], self._searchers[name].embedding(query), texts)
+        found = doc_saliency(self._models[name], self._searchers[name].embedding(query), texts)
         spans = [self._models[name].run.doc.tokenizer.spans(text) for text in texts]
         return {
             doc_id: strongest(text, of_text[place : place + len(values)], values)
-            for doc_id, text, of_text, (place, values) in zip(doc_ids, texts, spans, shares, strict=True)
+            for doc_id, text, of_text, (place, values) in zip(doc_ids, texts, spans, found, strict=True)
         }
 
 
-def doc_shares(model: Model, query: Float[np.ndarray, "1 D"], texts: Sequence[str]) -> list[tuple[int, Float[np.ndarray, " t"]]]:
-    """The share of each token of each document in its score, of the best passage where a document is read as several.
+def doc_saliency(model: Model, query: Float[np.ndarray, "1 D"], texts: Sequence[str]) -> list[tuple[int, Float[np.ndarray, " t"]]]:
+    """The `token_saliency` of each document for a query, of the best passage where a document is read as several.
 
     Args:
         model: its document tower reads the texts, as long as it reads documents.
@@ -207,7 +212,7 @@ def doc_shares(model: Model, query: Float[np.ndarray, "1 D"], texts: Sequence[st
         texts: documents.
 
     Returns:
-        For each text the place of the first token that was read, among those of the whole text, and the shares from there on,
+        For each text the place of the first token that was read, among those of the whole text, and the saliency from there on,
         without special tokens.
     """
     run, side = model.run, model.run.doc
@@ -225,42 +230,45 @@ def doc_shares(model: Model, query: Float[np.ndarray, "1 D"], texts: Sequence[st
         width = -(-int(lengths[rows[0]]) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
         tokens = read.pad(rows, side.max_length, width)
         others = np.repeat(query, ROWS_AT_ONCE, axis=0)
-        scores, shares = (np.asarray(found) for found in token_saliency(run.model, run.params, "doc", tokens, others))
-        for row, score, share in zip(rows.tolist(), scores.tolist(), shares, strict=True):
+        scores, saliency = (np.asarray(found) for found in token_saliency(run.model, run.params, "doc", tokens, others))
+        for row, score, values in zip(rows.tolist(), scores.tolist(), saliency, strict=True):
             if row < 0:
                 continue
             doc = int(doc_rows[row])
             if doc not in best or score > best[doc][0]:
                 first = int(np.searchsorted(doc_rows, doc))
                 place = (row - first) * (side.max_length - before - after)
-                best[doc] = score, place, share[before : int(lengths[row]) - after]
+                best[doc] = score, place, values[before : int(lengths[row]) - after]
     return [best[doc][1:] for doc in range(len(texts))]
 
 
-def strongest(text: str, spans: Sequence[Span], shares: Sequence[float] | np.ndarray) -> list[Mark]:
-    """The tokens with the largest shares, in the order of the text; tokens of the same characters count together.
+def strongest(text: str, spans: Sequence[Span], saliency: Sequence[float] | np.ndarray) -> list[Mark]:
+    """The words with the largest saliency, in the order of the text; that of a word is the L2 norm of its tokens'.
 
     Example:
-        >>> strongest("a red fox", [(0, 1), (1, 5), (5, 9)], [0.01, -0.25, 0.5])
-        [Mark(begin=2, end=5, strength=-0.5), Mark(begin=6, end=9, strength=1.0)]
+        >>> strongest("a redder fox", [(0, 1), (1, 5), (5, 8), (8, 12)], [0.1, 0.3, 0.4, 1.0])
+        [Mark(begin=2, end=8, strength=0.5), Mark(begin=9, end=12, strength=1.0)]
 
     Args:
         text: the document.
-        spans: of its tokens; blanks around a token are left out.
-        shares: of the same tokens in the score.
+        spans: of its tokens.
+        saliency: of the same tokens.
     """
-    by_span: dict[Span, float] = {}
-    for (begin, end), share in zip(spans, shares, strict=True):
+    squares: dict[Span, float] = {}
+    words = [match.span() for match in re.finditer(rf"(?<!\w)\w{{1,{MAX_WORD}}}(?!\w)", text)]
+    for (begin, end), value in zip(spans, saliency, strict=True):
         token = text[begin:end]
-        own = begin + len(token) - len(token.lstrip()), end - len(token) + len(token.rstrip())
-        if own[0] < own[1]:
-            by_span[own] = by_span.get(own, 0.0) + float(share)
-    largest = max((abs(share) for share in by_span.values()), default=0.0)
-    chosen = sorted(by_span, key=lambda span: -abs(by_span[span]))[:MAX_MARKS]
+        begin, end = begin + len(token) - len(token.lstrip()), end - len(token) + len(token.rstrip())
+        if begin < end:
+            place = bisect.bisect_right(words, (begin, len(text))) - 1
+            span = words[place] if place >= 0 and end <= words[place][1] else (begin, end)
+            squares[span] = squares.get(span, 0.0) + float(value) ** 2
+    largest = max(squares.values(), default=0.0)
     marks: list[Mark] = []
-    for span in sorted(chosen):
-        if abs(by_span[span]) >= LEAST_STRENGTH * largest > 0 and (not marks or span[0] >= marks[-1].end):
-            marks.append(Mark(*span, by_span[span] / largest))
+    for span in sorted(sorted(squares, key=lambda span: -squares[span])[:MAX_MARKS]):
+        strength = math.sqrt(squares[span] / largest) if largest else 0.0
+        if strength >= LEAST_STRENGTH and (not marks or span[0] >= marks[-1].end):
+            marks.append(Mark(*span, strength))
     return marks
 
 

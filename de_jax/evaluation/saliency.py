@@ -16,11 +16,11 @@ from de_jax.types import Array, Params
 def token_saliency(
     model: DualEncoder, params: Params, tower: str, tokens: Int[Array, "b L"], others: Float[Array, "b D"]
 ) -> tuple[Float[Array, " b"], Float[Array, "b L"]]:
-    """The score of each text with an embedding of the other side, and the share of each token in it, to first order.
+    """The score of each text with an embedding of the other side, and how much each of its tokens matters.
 
-    Gradient x input (Denil et al. 2014; Shrikumar et al. 2016): the inner product of a token's vector, as the encoder reads it,
-    with the gradient of the score with respect to that vector. It is positive where a longer vector would raise the score. If the
-    model is linear in these vectors, the shares of a text add up to its score; otherwise they need not.
+    Gradient x input (Denil et al. 2014; Shrikumar et al. 2016): a token's vector, as the encoder reads it, times the gradient of
+    the score with respect to that vector, element by element. The saliency is the L2 norm of this product over the dimensions, as
+    in Atanasova et al. (2020). It has no sign: a token that matters may raise or lower the score.
 
     Args:
         model: the dual encoder; dropout is off.
@@ -30,7 +30,7 @@ def token_saliency(
         others: the embedding that each text is scored with; it is held fixed.
 
     Returns:
-        The inner products, and the shares, 0 for padding; float32.
+        The inner products, and the saliency, 0 for padding; float32.
     """
     embedded = model.token_embeddings(tower, params, tokens)
 
@@ -39,5 +39,5 @@ def token_saliency(
         return jnp.sum(scores), scores
 
     gradient, scores = jax.grad(total, has_aux=True)(embedded)  # a row's vectors change no other row's score
-    shares = jnp.einsum("ble,ble->bl", gradient.astype(jnp.float32), embedded.astype(jnp.float32), precision="highest")
-    return scores, jnp.where(tokens != 0, shares, 0.0)
+    product = gradient.astype(jnp.float32) * embedded.astype(jnp.float32)
+    return scores, jnp.where(tokens != 0, jnp.linalg.norm(product, axis=-1), 0.0)

@@ -96,7 +96,7 @@ class SentencePieceTokenizer:
 
         with _surrogates_refused([text]):
             proto: Any = sentencepiece_pb2.SentencePieceText.FromString(  # type: ignore[attr-defined]
-                self._processor.encode(text, out_type="serialized_proto")
+                self._processor.encode([text], out_type="serialized_proto")[0]
             )
         is_first = np.frombuffer(text.encode(), np.uint8) & 0xC0 != 0x80  # a character's first byte
         before = np.concatenate([[0], np.cumsum(is_first)])  # characters before each byte
