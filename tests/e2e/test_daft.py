@@ -169,6 +169,7 @@ def test_a_layer_that_the_model_does_not_have_is_refused(folders, tmp_path):
         stage1(folders, tmp_path, QUERY_LAYERS=(0, 5))
 
 
+@pytest.mark.soak
 def test_latencies_stand_beside_each_other(aligned, tmp_path, capsys):
     (tmp_path / "queries.txt").write_text("hello world\n\na dense retrieval\n")
     measure_query_latency.main(
