@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,7 @@ def page(
     corpus = open_corpus(dataset_dir, skip_empty=skip_empty)
     wanted = [(run_dir, step), *([(compare, compare_step)] if compare is not None else [])]
     loaded = [models.load(source, step=of_run) for source, of_run in wanted]
-    names = [_name(model, Path(source).resolve().name) for model, (source, _) in zip(loaded, wanted, strict=True)]
+    names = [_name(model, os.path.basename(os.path.abspath(source))) for model, (source, _) in zip(loaded, wanted, strict=True)]
     if len(set(names)) < len(names):
         names = [_name(model, str(source)) for model, (source, _) in zip(loaded, wanted, strict=True)]
     if len(set(names)) < len(names):
