@@ -53,6 +53,16 @@ def test_encode_corpus_takes_a_file_and_refuses_the_folder_of_another_step(train
         encode_corpus.main(["--run_dir", str(trained), "--corpus", str(corpus), "--out_dir", str(out_dir)])
 
 
+def test_jobs_that_share_a_corpus_write_what_one_writes(trained, dataset_dir, tmp_path, printed):
+    flags = {"run_dir": trained, "dataset_dir": dataset_dir, "step": 7, "texts_per_shard": 3}
+    one = printed(encode_corpus, **flags, out_dir=tmp_path / "one")
+    assert printed(encode_corpus, **flags, out_dir=tmp_path / "many", shard="1/2") == {"shard": "1/2", "missing_shards": ["0/2"]}
+    assert printed(encode_corpus, **flags, out_dir=tmp_path / "many", shard="0/2") == {**one, "out_dir": str(tmp_path / "many")}
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "many" / path.name).read_bytes()
+    assert not [*tmp_path.glob("many.*")]
+
+
 def test_search_ranks_by_the_inner_product(trained, dataset_dir, printed):
     found = printed(search, run_dir=trained, dataset_dir=dataset_dir, query="quick red fox", k=4)
     assert found["query"] == "quick red fox"
