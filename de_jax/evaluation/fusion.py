@@ -13,8 +13,8 @@ from de_jax.types import InputError
 RANK_CONSTANT = 60
 
 
-def fuse(rankings: Sequence[Results], *, depth: int, k: int = RANK_CONSTANT) -> Results:
-    """Reciprocal-rank fusion: a document scores the sum of 1 / (k + its rank) over the rankings that hold it.
+def fuse(rankings: Sequence[Results], *, depth: int, k: int = RANK_CONSTANT, weights: Sequence[float] | None = None) -> Results:
+    """Reciprocal-rank fusion: a document scores the sum of weight / (k + its rank) over the rankings that hold it.
 
     Cormack et al. (2009). Equal scores stand by document id downwards, as trec_eval has it.
 
@@ -26,13 +26,14 @@ def fuse(rankings: Sequence[Results], *, depth: int, k: int = RANK_CONSTANT) -> 
         rankings: best first, by query; scores are not looked at.
         depth: documents kept of each query.
         k: dampens the first ranks.
+        weights: of the rankings; None for equal ones, as in the paper.
     """
     fused: Results = {}
     for query_id in dict.fromkeys(itertools.chain(*rankings)):
         scores: dict[str, float] = {}
-        for results in rankings:
+        for results, weight in zip(rankings, weights or itertools.repeat(1.0, len(rankings)), strict=True):
             for rank, doc_id in enumerate(results.get(query_id, {}), start=1):
-                scores[doc_id] = scores.get(doc_id, 0.0) + 1 / (k + rank)
+                scores[doc_id] = scores.get(doc_id, 0.0) + weight / (k + rank)
         best = sorted(sorted(scores.items(), reverse=True), key=lambda item: -item[1])
         fused[query_id] = dict(best[:depth])
     return fused

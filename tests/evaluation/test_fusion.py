@@ -15,6 +15,11 @@ def test_fusion_sums_reciprocal_ranks():
     assert fused["q"] == pytest.approx({"a": 1 / 61 + 1 / 62, "c": 1 / 63 + 1 / 61, "b": 1 / 62})
 
 
+def test_weights_multiply_the_reciprocal_ranks():
+    fused = fuse([{"q": ranked("a", "b")}, {"q": ranked("b")}], depth=10, weights=(0.75, 0.25))
+    assert fused["q"] == pytest.approx({"a": 0.75 / 61, "b": 0.75 / 62 + 0.25 / 61})
+
+
 def test_equal_fused_scores_stand_by_id_downwards():
     assert list(fuse([{"q": ranked("z", "b")}, {"q": ranked("a", "c")}], depth=3)["q"]) == ["z", "a", "c"]
 
