@@ -103,7 +103,7 @@ def _scores(recipe: Recipe, run: Run, dataset_dir: Path) -> dict[str, Any]:
 
 
 def _weighted(rankings: dict[str, Results], weight: float) -> Results:
-    return fusion.fuse([rankings["bm25"], rankings["trained"]], depth=POLICY.depth, weights=(1 - weight, weight))
+    return fusion.combine([rankings["bm25"], rankings["trained"]], (1 - weight, weight), depth=POLICY.depth)
 
 
 def _means(found: Results, task: Task) -> dict[str, float]:

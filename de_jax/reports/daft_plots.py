@@ -50,7 +50,9 @@ def tradeoff(points: Sequence[Point], out_png: str | Path, *, title: str, measur
             colour = COLOURS[index % len(COLOURS)]
             axis.plot([p.milliseconds for p in own], [p.score for p in own], "o-", color=colour, lw=1.4, ms=6, label=group or None)
             for point in own:
-                axis.annotate(point.name, (point.milliseconds, point.score), xytext=(6, 6), textcoords="offset points", fontsize=9)
+                axis.annotate(
+                    point.name, (point.milliseconds, point.score), xytext=(7, -12), textcoords="offset points", fontsize=9
+                )
         axis.set_title(title)
         axis.set_xlabel(f"milliseconds a query ({what})")
         axis.set_ylabel(measure)

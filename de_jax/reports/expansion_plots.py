@@ -49,8 +49,8 @@ def by_number(
             axis.axhline(score, color=INK, lw=1, linestyle="--", label=name)
             axis.set_xticks(sorted({number for line in lines.values() for number in line.scores}))
             axis.set_title(panel)
+            axis.set_xlabel("generated queries of a document (0: none)")
         axes[0].set_ylabel(measure)
-        figure.supxlabel("generated queries of a document; 0: the document as it is", fontsize=10)
         figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=5)
 
 
