@@ -122,14 +122,14 @@ def _show_searches(run: Run, dataset_dir: Path, dataset: beir.Dataset) -> None:
 
 
 def _vocabulary(dataset_dir: Path, folder: Path) -> Path:
-    """A sentencepiece vocabulary of the training queries and their documents, made once."""
-    if not (folder / "spiece.model").is_file():
+    """An uncased vocabulary of the training queries and their documents, made once; it splits `raw_decode` into its words."""
+    if not (folder / "tokenizer.json").is_file():
         _say("training the vocabulary")
         train_set = beir.read(dataset_dir, "train")
         relevant = {doc_id for docs in train_set.qrels.values() for doc_id in docs}
         docs = [doc for doc_id, doc in zip(*train_set.docs, strict=True) if doc_id in relevant]
         texts = [*train_set.queries.texts, *docs]
-        tokenizing.train_sentencepiece(texts, folder / "spiece.model", vocab_size=min(VOCAB_SIZE, 2 * len(texts)))
+        tokenizing.train_wordpiece(texts, folder / "tokenizer.json", vocab_size=min(VOCAB_SIZE, 2 * len(texts)))
     return folder
 
 
