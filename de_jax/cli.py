@@ -12,6 +12,7 @@ GROUPS = {
     "Start here": {
         "quickstart": ("de_jax.tools.quickstart", "build a data set, train, index, search and score, in minutes"),
         "doctor": ("de_jax.tools.doctor", "check this installation: versions, devices, extras, caches, disk"),
+        "completion": ("de_jax.tools.completion", "print a script for Tab completion in bash, zsh or fish"),
     },
     "Models": {
         "import_model": ("de_jax.tools.import_model", "turn a model of Hugging Face, sentence-transformers or T5X into a run"),
@@ -41,6 +42,7 @@ GROUPS = {
     "Search": {
         "encode_corpus": ("de_jax.tools.encode_corpus", "embed a corpus with a run"),
         "search": ("de_jax.tools.search", "search a corpus with a run: one query, or a prompt"),
+        "demo": ("de_jax.tools.demo", "open a page to try a model beside BM25, their fusion and a second model"),
     },
     "Evaluation": {
         "evaluate_beir": ("de_jax.tools.evaluate_beir", "score a run on BEIR data sets, with BM25 and fusion"),

@@ -118,6 +118,14 @@ def test_short_texts_have_one_shape():
     assert set(tower.shapes) == {(8, 64, 16)}
 
 
+def test_a_few_longer_texts_share_rows_with_short_ones():
+    lengths = np.array([9] * 300 + [40, 33, 60], np.int32)
+    batches = list(plan(lengths, tokens_per_batch=1024))
+    assert {(batch.num_rows, batch.row_length) for batch in batches} == {(16, 64)}
+    assert sum(batch.num_rows * batch.row_length for batch in batches) == 3 * 1024  # 2,833 tokens
+    assert {300, 301, 302} <= set(np.concatenate([batch.positions for batch in batches]))
+
+
 def test_work_is_dispatched_ahead_and_bounded(monkeypatch):
     dispatched, fetched, ahead = [], [], []
 

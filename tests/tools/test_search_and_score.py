@@ -33,6 +33,17 @@ def test_encode_corpus_writes_embeddings_that_search_accepts(trained, dataset_di
         printed(search, embeddings_dir=out_dir, step=3, **flags)
 
 
+def test_encode_corpus_in_another_precision_gives_near_embeddings_that_search_accepts(trained, dataset_dir, tmp_path, printed):
+    flags = {"run_dir": trained, "dataset_dir": dataset_dir}
+    folders = {dtype: tmp_path / dtype for dtype in ("float32", "bfloat16")}
+    found = {}
+    for dtype, out_dir in folders.items():
+        printed(encode_corpus, **flags, out_dir=out_dir, dtype=dtype)
+        found[dtype] = open_embeddings(out_dir)[1]
+    assert 0 < np.max(np.abs(found["bfloat16"] - found["float32"])) < 0.03
+    assert printed(search, embeddings_dir=folders["bfloat16"], query="red fox", **flags)["results"]
+
+
 def test_encode_corpus_takes_a_file_and_refuses_the_folder_of_another_step(trained, dataset_dir, tmp_path, printed):
     corpus, out_dir = dataset_dir / "corpus.jsonl.gz", tmp_path / "embeddings"
     first = printed(encode_corpus, run_dir=trained, corpus=corpus, out_dir=out_dir, step=3)
