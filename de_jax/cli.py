@@ -12,6 +12,7 @@ GROUPS = {
     "Start here": {
         "quickstart": ("de_jax.tools.quickstart", "build a data set, train, index, search and score, in minutes"),
         "doctor": ("de_jax.tools.doctor", "check this installation: versions, devices, extras, caches, disk"),
+        "completion": ("de_jax.tools.completion", "print a script for Tab completion in bash, zsh or fish"),
     },
     "Models": {
         "import_model": ("de_jax.tools.import_model", "turn a model of Hugging Face, sentence-transformers or T5X into a run"),

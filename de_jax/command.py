@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import contextvars
 import ctypes
 import errno
 import hashlib
@@ -36,6 +37,16 @@ MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
+_ASKED = contextvars.ContextVar("asked", default=False)
+"""Whether `parser_of` runs a command."""
+
+
+class _Asked(Exception):
+    """Brings a parser out of a command's `main`."""
+
+    def __init__(self, parser: Parser) -> None:
+        self.parser = parser
+
 
 class Parser(argparse.ArgumentParser):
     """A command's arguments. An error is one sentence, and no path may be an address: `gs://` would make a folder.
@@ -51,10 +62,28 @@ class Parser(argparse.ArgumentParser):
         self.register("type", None, _local)
         self.register("type", Path, lambda text: Path(_local(text)))
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's; for `parser_of` it gives the parser itself in the place of the arguments."""
+        if _ASKED.get():
+            raise _Asked(self)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Raises `InputError` in the place of the usage that argparse prints."""
         sentence = re.sub(r"^argument (\S+): (is )?", lambda match: f"{match[1]} is " if match[2] else f"{match[1]}: ", message)
         raise InputError(f"{sentence.rstrip('.')}.")
+
+
+def parser_of(main: Callable[[list[str]], object]) -> Parser:
+    """The parser of a command: its `main` runs as far as the arguments, and no further."""
+    token = _ASKED.set(True)
+    try:
+        main([])
+    except _Asked as found:
+        return found.parser
+    finally:
+        _ASKED.reset(token)
+    raise TypeError(f"{main} returned without parsing arguments")
 
 
 def _local(text: str) -> str:

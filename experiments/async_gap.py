@@ -94,12 +94,12 @@ def _words(refresh: str) -> str:
 
 
 def _draw(curves: dict[str, list[list[float]]], out_png: Path, name: str) -> None:
-    with plots.new_figure(out_png, figsize=(7.0, 4.5)) as figure:
+    with plots.new_figure(out_png, figsize=(plots.NARROW, 4.5)) as figure:
         axis = figure.add_subplot()
         for label, curve in curves.items():
             axis.plot(*zip(*curve, strict=True), marker="o", markersize=3, label=label)
         axis.set(xlabel="updates", ylabel="nDCG@10 on dev", title=f"{name}: learning rate, refresh of the negatives")
-        axis.legend(fontsize=8)
+        axis.legend()
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -108,17 +108,17 @@ def _both_towers(layers: int, rate: float, args: argparse.Namespace) -> dict[str
 
 def _draw(curves: Curves, out_png: Path, name: str) -> None:
     panels = sorted({(layers, way) for layers, way, _ in curves}, key=lambda panel: (panel[0], list(WAYS).index(panel[1])))
-    with plots.new_figure(out_png, figsize=(4.0 * len(panels), 3.6)) as figure:
+    with plots.new_figure(out_png, figsize=(plots.WIDE, 3.8), title=f"{name}: loss by learning rate") as figure:
         axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axis, panel in zip(axes, panels, strict=True):
             of_panel = {rate: lines for (layers, way, rate), lines in curves.items() if (layers, way) == panel}
             for rate, lines in of_panel.items():
                 axis.plot([line["step"] for line in lines], [line[LOSS] for line in lines], label=f"{rate:g}")
             steps = [line["step"] for line in lines]
-            axis.plot(steps, [line[CHANCE] for line in lines], color="black", linestyle="--", label="chance")
-            axis.set(title=f"{name}, {panel[0]}-layer queries, {panel[1]}", xlabel="updates")
+            axis.plot(steps, [line[CHANCE] for line in lines], color=plots.INK, lw=1, linestyle="--", label="chance")
+            axis.set(title=f"query layers: {panel[0]}, {panel[1]}", xlabel="updates")
         axes[0].set_ylabel("loss, nats")
-        axes[-1].legend(title="learning rate", fontsize=8)
+        axes[-1].legend(title="learning rate")
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -113,7 +113,7 @@ def _draw(folders: dict[str, dict[str, list[Path]]], milliseconds: dict[str, dic
         }
         for dataset, systems in folders.items()
     }
-    with plots.new_figure(out_png, figsize=(4.0 * len(scores), 4.2)) as figure:
+    with plots.new_figure(out_png, figsize=(plots.WIDE, 4.2)) as figure:
         axes = figure.subplots(1, len(scores), squeeze=False)[0]
         for axis, (dataset, by_system) in zip(axes, scores.items(), strict=True):
             slow = milliseconds[BEFORE]["1"]
@@ -125,9 +125,10 @@ def _draw(folders: dict[str, dict[str, list[Path]]], milliseconds: dict[str, dic
                 axis.plot(places, [statistics.fmean(values) for values in own.values()], "o-", color=colour, label=label)
                 for place, values in zip(places, own.values(), strict=True):
                     axis.plot([place] * len(values), values, ".", color=colour, alpha=0.5)
-            axis.set(title=dataset, xlabel="milliseconds a query, alone", ylabel="nDCG@10 on test")
+            axis.set(title=dataset, xlabel="milliseconds a query, alone")
             axis.set_xlim(left=0)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
+        axes[0].set_ylabel("nDCG@10 on test")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

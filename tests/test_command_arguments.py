@@ -3,6 +3,7 @@
 import importlib
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,31 +11,13 @@ import pytest
 from de_jax import command, configurables
 from de_jax.cli import VERBS
 from de_jax.settings import Seed, numeric
+from de_jax.tools import completion
 from de_jax.types import InputError
 
 
-class Parsed(Exception):
-    """Raised when a command got past its arguments."""
-
-
-@pytest.fixture
-def actions_of(monkeypatch):
+def parser_of(verb):
     """The arguments of a command, by the parser that has them; nothing runs."""
-
-    def of(verb):
-        found = []
-
-        def parse(parser, *_):
-            found.append(parser)
-            raise Parsed
-
-        with monkeypatch.context() as patch:
-            patch.setattr(command.Parser, "parse_known_args", parse)
-            with pytest.raises(Parsed):
-                importlib.import_module(VERBS[verb][0]).main([])
-        return found[0]
-
-    return of
+    return command.parser_of(importlib.import_module(VERBS[verb][0]).main)
 
 
 def given(action, value):
@@ -51,8 +34,8 @@ def leaves(parser):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_no_path_of_any_command_may_be_an_address(verb, actions_of):
-    for parser in leaves(actions_of(verb)):
+def test_no_path_of_any_command_may_be_an_address(verb):
+    for parser in leaves(parser_of(verb)):
         for action in parser._actions:
             if action.nargs == 0 or action.choices or action.type not in (None, command.Path):
                 continue
@@ -62,8 +45,8 @@ def test_no_path_of_any_command_may_be_an_address(verb, actions_of):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_number_of_every_command_has_a_range(verb, actions_of):
-    for parser in leaves(actions_of(verb)):
+def test_every_number_of_every_command_has_a_range(verb):
+    for parser in leaves(parser_of(verb)):
         for action in parser._actions:
             if action.nargs == 0 or action.choices or action.type in (None, str, command.Path):
                 continue
@@ -101,11 +84,60 @@ def commands_of(text):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_of_a_page_have_known_arguments(page, actions_of):
+def test_commands_of_a_page_have_known_arguments(page):
     for verb, arguments in commands_of(page.read_text(encoding="utf-8")):
-        flags = {option for parser in leaves(actions_of(verb)) for action in parser._actions for option in action.option_strings}
+        flags = {option for parser in leaves(parser_of(verb)) for action in parser._actions for option in action.option_strings}
         given = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
         assert {flag for flag in given if not flag.startswith("--gin.")} <= flags, (verb, arguments)
         files = [argument.partition("=")[2] for argument in arguments if argument.startswith("--gin_file=")]
         settings = [argument.removeprefix("--gin.") for argument in arguments if argument.startswith("--gin.")]
         configurables.read(files, settings)  # refuses unknown files and names, and values out of their range
+
+
+def examples_of(text):
+    """(verb, arguments) of every command in a command's own help."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if found := re.match(r" *(?:\w+=\S+ )?de-jax +(.*)", line):
+            command_line, *_ = re.split(r" [&|>]", re.sub(r"<[^>]*>", "x", found[1]))
+            verb, *arguments = shlex.split(command_line, comments=True)
+            yield verb, [argument for argument in arguments if argument != "..."]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_examples_of_a_help_are_accepted_by_their_commands(verb):
+    examples = list(examples_of(parser_of(verb).description))
+    assert verb in [shown for shown, _ in examples]
+    for shown, arguments in examples:
+        _, left = parser_of(shown).parse_known_args(arguments)
+        assert not [argument for argument in left if not re.match(r"--gin[12]?\.\w", argument)], (shown, arguments)
+
+
+TAB = """
+source ./de-jax.bash
+offers() {
+    COMP_WORDS=("$@")
+    COMP_CWORD=$(($# - 1))
+    _shtab_de_jax "$1" "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+    echo "${COMPREPLY[@]}"
+}
+"""
+"""What bash does when a person presses Tab after the words of `offers`."""
+
+
+def test_tab_completes_verbs_options_choices_and_files(tmp_path, capsys):
+    completion.main(["bash"])
+    (tmp_path / "de-jax.bash").write_text(capsys.readouterr().out)
+    (tmp_path / "runs").mkdir()
+    asked = ["quick", "evaluate_beir --dataset_d", "evaluate_beir --faiss_device ''", "verify ru", "doc2query train --ru"]
+    code = TAB + "".join(f"offers de-jax {words}\n" for words in asked)
+    done = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    offered = ["quickstart", "--dataset_dir --dataset_dirs", "cpu gpu all_gpus", "runs", "--run_dir"]
+    assert done.stdout.splitlines() == offered
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_scripts_of_other_shells_know_every_verb(shell, capsys):
+    completion.main([shell])
+    script = capsys.readouterr().out
+    assert not [verb for verb in VERBS if verb not in script]
+    assert "faiss_device" in script

@@ -2,9 +2,10 @@
 
 de-jax build_pydocs --out_dir=data/pydocs
 
-A query is the first sentence of a docstring; its document is the signature and the rest. Sources are the standard library and the
-dependencies of de_jax. The folder has the BEIR layout with the splits train, dev and test. Nothing is downloaded, and no package
-is imported. With the same installed versions, a second run changes nothing.
+A query is the first sentence of a docstring; its document is the signature and the rest. In the train split, the words of the name
+and sentences of the rest are queries too. Sources are the standard library and the dependencies of de_jax. The folder has the BEIR
+layout with the splits train, dev and test. Nothing is downloaded, and no package is imported. With the same installed versions, a
+second run changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from de_jax.data.text import pydocs
 def main(argv: list[str] | None = None) -> None:
     """The command; prints the folder and its counts as a JSON object."""
     args = _parse_args(argv)
-    versions = pydocs.build(args.out_dir, max_docs=args.max_docs, num_processes=args.num_processes)
+    versions = pydocs.build(args.out_dir, max_docs=args.max_docs, packages=not args.no_packages, num_processes=args.num_processes)
     packages = len(versions["packages"])
     print(json.dumps({"out_dir": args.out_dir, **versions["counts"], "python": versions["python"], "packages": packages}))
 
@@ -28,6 +29,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--out_dir", required=True, help="folder of the data set")
     parser.add_argument("--max_docs", type=int, help="limit the documents, always to the same subset; fewer files are read")
+    parser.add_argument("--no_packages", action="store_true", help="the standard library alone, as quickstart has it")
     parser.add_argument("--num_processes", type=int, help="processes that read sources; default one per processor")
     return parser.parse_args(argv)
 

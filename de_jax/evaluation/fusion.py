@@ -33,9 +33,40 @@ def fuse(rankings: Sequence[Results], *, depth: int, k: int = RANK_CONSTANT) -> 
         for results in rankings:
             for rank, doc_id in enumerate(results.get(query_id, {}), start=1):
                 scores[doc_id] = scores.get(doc_id, 0.0) + 1 / (k + rank)
-        best = sorted(sorted(scores.items(), reverse=True), key=lambda item: -item[1])
-        fused[query_id] = dict(best[:depth])
+        fused[query_id] = _best(scores, depth)
     return fused
+
+
+def combine(rankings: Sequence[Results], weights: Sequence[float], *, depth: int) -> Results:
+    """Weighted sums of scores, those of each ranking scaled to 0 (its last document of the query) to 1 (its first).
+
+    The convex combination of Bruch et al. (2023, arXiv 2210.11934), who find it better than reciprocal ranks where a few judged
+    queries choose the weights. A ranking without a document adds 0 to it. Equal scores stand as in `fuse`.
+
+    Example:
+        >>> combine([{"q": {"a": 9.0, "b": 8.0, "c": 5.0}}, {"q": {"b": 0.5}}], (0.5, 0.5), depth=2)
+        {'q': {'b': 0.875, 'a': 0.5}}
+
+    Args:
+        rankings: best first, by query.
+        weights: one a ranking.
+        depth: documents kept of each query.
+    """
+    combined: Results = {}
+    for query_id in dict.fromkeys(itertools.chain(*rankings)):
+        scores: dict[str, float] = {}
+        for results, weight in zip(rankings, weights, strict=True):
+            found = results.get(query_id, {})
+            lowest, highest = min(found.values(), default=0.0), max(found.values(), default=0.0)
+            for doc_id, score in found.items():
+                share = (score - lowest) / (highest - lowest) if highest > lowest else 1.0
+                scores[doc_id] = scores.get(doc_id, 0.0) + weight * share
+        combined[query_id] = _best(scores, depth)
+    return combined
+
+
+def _best(scores: dict[str, float], depth: int) -> dict[str, float]:
+    return dict(sorted(sorted(scores.items(), reverse=True), key=lambda item: -item[1])[:depth])
 
 
 def hole(results: Results, qrels: Qrels, k: int) -> float:

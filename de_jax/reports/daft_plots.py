@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from de_jax.reports.plots import COLOURS, DOC_COLOUR, INK, QUERY_COLOUR, new_figure, place_by_pca
+from de_jax.reports.plots import COLOURS, DOC_COLOUR, INK, NARROW, QUERY_COLOUR, WIDE, new_figure, place_by_pca
 from de_jax.types import InputError
 
 BothTowers = tuple[Float[np.ndarray, "n D"], Float[np.ndarray, "n D"]]
@@ -43,21 +43,23 @@ def tradeoff(points: Sequence[Point], out_png: str | Path, *, title: str, measur
     if not points:
         raise InputError("there is no system to draw; give at least one.")
     groups = list(dict.fromkeys(point.group for point in points))
-    with new_figure(out_png, figsize=(7.2, 4.6)) as figure:
+    with new_figure(out_png, figsize=(NARROW, 4.6)) as figure:
         axis = figure.subplots()
         for index, group in enumerate(groups):
             own = sorted((point for point in points if point.group == group), key=lambda point: point.milliseconds)
             colour = COLOURS[index % len(COLOURS)]
             axis.plot([p.milliseconds for p in own], [p.score for p in own], "o-", color=colour, lw=1.4, ms=6, label=group or None)
             for point in own:
-                axis.annotate(point.name, (point.milliseconds, point.score), xytext=(6, 6), textcoords="offset points", fontsize=9)
+                axis.annotate(
+                    point.name, (point.milliseconds, point.score), xytext=(7, -12), textcoords="offset points", fontsize=9
+                )
         axis.set_title(title)
         axis.set_xlabel(f"milliseconds a query ({what})")
         axis.set_ylabel(measure)
         axis.set_xlim(left=0)
         axis.margins(x=0.15, y=0.2)
         if len(groups) > 1:
-            axis.legend(loc="lower right", fontsize=9)
+            axis.legend(loc="lower right")
 
 
 def alignment_curves(panels: Mapping[str, Mapping[str, Curve]], out_png: str | Path, *, threshold: float | None) -> None:
@@ -68,7 +70,7 @@ def alignment_curves(panels: Mapping[str, Mapping[str, Curve]], out_png: str | P
         out_png: appears by rename.
         threshold: below which the towers are aligned.
     """
-    with new_figure(out_png, figsize=(max(7.2, 3.8 * len(panels)), 4.2)) as figure:
+    with new_figure(out_png, figsize=(WIDE if len(panels) > 1 else NARROW, 4.2)) as figure:
         axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for axis, (title, curves) in zip(axes, panels.items(), strict=True):
             for index, (name, (steps, values)) in enumerate(curves.items()):
@@ -77,7 +79,7 @@ def alignment_curves(panels: Mapping[str, Mapping[str, Curve]], out_png: str | P
                 axis.axhline(threshold, color=INK, lw=1, linestyle="--", label=f"threshold {threshold:.4g}")
             axis.set_title(title)
             axis.set_xlabel("update of the first stage")
-            axis.legend(loc="best", fontsize=9)
+            axis.legend(loc="best")
         axes[0].set_ylabel("KL divergence of the towers (nats)")
 
 
@@ -97,8 +99,8 @@ def towers(panels: Mapping[str, Mapping[str, BothTowers]], out_png: str | Path, 
     if not panels or not all(panels.values()):
         raise InputError("there is no pair of towers to draw; give at least one.")
     num_columns = max(map(len, panels.values()))
-    with new_figure(out_png, figsize=(3.4 * num_columns, 3.5 * len(panels) + 0.5)) as figure:
-        figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+    side = min(3.4, WIDE / num_columns)
+    with new_figure(out_png, figsize=(side * num_columns, (side + 0.1) * len(panels) + 0.5), title=title) as figure:
         axes = figure.subplots(len(panels), num_columns, squeeze=False)
         for row, (pair, stages) in zip(axes, panels.items(), strict=True):
             for axis, (stage, (by_query, by_doc)) in zip(row, stages.items(), strict=False):
@@ -107,4 +109,4 @@ def towers(panels: Mapping[str, Mapping[str, BothTowers]], out_png: str | Path, 
                 axis.scatter(*places[: len(by_query)].T, s=9, color=QUERY_COLOUR, alpha=0.8, linewidths=0, label="query tower")
                 axis.set_title(f"{pair}, {stage}\n{share:.0%} of the variance", fontsize=9)
                 axis.set_aspect("equal", adjustable="datalim")
-        axes[0][0].legend(loc="best", fontsize=8)
+        axes[0][0].legend(loc="best")

@@ -14,8 +14,10 @@ from de_jax.reports.plots import (
     BOTH_COLOUR,
     DOC_COLOUR,
     INK,
+    NARROW,
     PAIR_COLOUR,
     QUERY_COLOUR,
+    WIDE,
     Picture,
     embedding_map,
     histogram,
@@ -63,7 +65,7 @@ def _cosines(analysis: Analysis, out_png: Path) -> None:
     both = {"best-ranked document": analysis.top_cosines, "relevant document": analysis.pair_cosines}
     low = float(min(values.min() for values in both.values()))
     bins = np.linspace(np.floor(low * 20) / 20, 1, 41)
-    with new_figure(out_png, figsize=(7.2, 4.0)) as figure:
+    with new_figure(out_png, figsize=(NARROW, 4.0)) as figure:
         axis = figure.subplots()
         for (name, values), colour in zip(both.items(), (DOC_COLOUR, QUERY_COLOUR), strict=True):
             histogram(axis, values, bins, colour, f"{name}, mean {np.mean(values):.3f}")
@@ -77,7 +79,7 @@ def _ratios(ratios: Float[np.ndarray, " r"], out_png: Path) -> float:
     """Draws the ratios; gives the share that the picture leaves out."""
     low, high = RATIO_RANGE
     inside = (ratios >= low) & (ratios <= high)
-    with new_figure(out_png, figsize=(7.2, 4.0)) as figure:
+    with new_figure(out_png, figsize=(NARROW, 4.0)) as figure:
         axis = figure.subplots()
         histogram(axis, ratios, np.linspace(low, high, 61), BOTH_COLOUR, "")
         axis.axvline(1, color=INK, lw=1, ls="--")
@@ -93,7 +95,7 @@ def _distances(distances: Mapping[str, Float[np.ndarray, " p"]], out_png: Path) 
     colours = (QUERY_COLOUR, DOC_COLOUR, BOTH_COLOUR, PAIR_COLOUR)
     low, high = min(d.min() for d in distances.values()), max(d.max() for d in distances.values())
     bins = np.linspace(float(low), float(high), 81)
-    with new_figure(out_png, figsize=(7.2, 6.4)) as figure:
+    with new_figure(out_png, figsize=(NARROW, 6.4)) as figure:
         axes = figure.subplots(len(distances), 1, sharex=True, sharey=True)
         for axis, (kind, values), colour in zip(axes, distances.items(), colours, strict=True):
             histogram(axis, values, bins, colour, "")
@@ -105,7 +107,7 @@ def _distances(distances: Mapping[str, Float[np.ndarray, " p"]], out_png: Path) 
 
 def _scores(analysis: Analysis, out_png: Path) -> None:
     ranks, scores = analysis.ranks, analysis.scores
-    with new_figure(out_png, figsize=(7.2, 4.0)) as figure:
+    with new_figure(out_png, figsize=(NARROW, 4.0)) as figure:
         axis = figure.subplots()
         axis.plot(ranks, scores[:NUM_CURVES].T, color=DOC_COLOUR, lw=0.8, alpha=0.4)
         axis.plot([], [], color=DOC_COLOUR, lw=0.8, alpha=0.6, label=f"{min(NUM_CURVES, len(scores))} random queries")
@@ -119,7 +121,7 @@ def _scores(analysis: Analysis, out_png: Path) -> None:
 
 
 def _groups(groups: Mapping[str, Any], out_png: Path) -> None:
-    with new_figure(out_png, figsize=(9.6, 6.4)) as figure:
+    with new_figure(out_png, figsize=(WIDE, 6.6)) as figure:
         axes = figure.subplots(2, 2, sharey=True)
         for row, (direction, by) in zip(axes, groups.items(), strict=True):
             searcher = direction.split()[0]

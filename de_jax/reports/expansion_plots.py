@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.reports.plots import COLOURS, INK, new_figure
+from de_jax.reports.plots import COLOURS, INK, NARROW, WIDE, new_figure
 from de_jax.types import InputError
 
 MARKERS = ("o", "s", "^", "v", "D", "P", "X", "<")
@@ -39,7 +39,7 @@ def by_number(
     if not panels or not all(panels.values()):
         raise InputError("there is nothing to draw; give at least one run.")
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
-    with new_figure(out_png, figsize=(5.2 * len(panels) + 2.2, 4.8)) as figure:
+    with new_figure(out_png, figsize=(WIDE if len(panels) > 1 else NARROW, 5.4), title=title) as figure:
         axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for axis, (panel, lines) in zip(axes, panels.items(), strict=True):
             for label, line in lines.items():
@@ -49,10 +49,9 @@ def by_number(
             axis.axhline(score, color=INK, lw=1, linestyle="--", label=name)
             axis.set_xticks(sorted({number for line in lines.values() for number in line.scores}))
             axis.set_title(panel)
-            axis.set_xlabel("generated queries of a document; 0: the document as it is")
+            axis.set_xlabel("generated queries of a document (0: none)")
         axes[0].set_ylabel(measure)
-        axes[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), fontsize=9)
-        figure.suptitle(title)
+        figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=5)
 
 
 def _draw(axis: Any, line: Line, label: str, colour: str, marker: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from de_jax.evaluation.negative_analysis import AtCheckpoint
-from de_jax.reports.plots import COLOURS, INK, Picture, histogram, new_figure
+from de_jax.reports.plots import COLOURS, INK, NARROW, WIDE, Picture, histogram, new_figure
 
 ValueOf = Callable[[dict[str, Any]], float]
 """A number of a kind's numbers at a checkpoint."""
@@ -55,7 +55,7 @@ def _gradient_norms(last: AtCheckpoint, out_png: Path) -> None:
     norms = {kind: measured.numbers["grad_norm"] for kind, measured in last.kinds.items()}
     groups = list(next(iter(norms.values()))["per_pair"])
     width = 0.8 / len(norms)
-    with new_figure(out_png, figsize=(max(7.2, 1.5 * len(groups)), 4.4)) as figure:
+    with new_figure(out_png, figsize=(min(WIDE, max(NARROW, 1.5 * len(groups))), 4.4)) as figure:
         axis, handles, shown = figure.subplots(), [], []
         for place, (kind, of_kind) in enumerate(norms.items()):
             at = np.arange(len(groups)) + width * (place - (len(norms) - 1) / 2)
@@ -70,7 +70,7 @@ def _gradient_norms(last: AtCheckpoint, out_png: Path) -> None:
         axis.grid(visible=False, axis="x")
         axis.set_title("Gradient norm by layer group and kind of negative")
         axis.set_ylabel("L2 norm (logarithmic)")
-        figure.legend(handles=[*handles, *points], loc="outside lower center", ncols=min(6, len(norms) + 1), fontsize=9)
+        figure.legend(handles=[*handles, *points], loc="outside lower center", ncols=min(6, len(norms) + 1))
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
@@ -84,7 +84,7 @@ def _by_checkpoint(
 ) -> None:
     """A line a kind over the checkpoints, or bars where there is one checkpoint only."""
     kinds, steps = list(checkpoints[0].kinds), [checkpoint.step for checkpoint in checkpoints]
-    with new_figure(out_png, figsize=(7.2, 4.0)) as figure:
+    with new_figure(out_png, figsize=(NARROW, 4.0)) as figure:
         axis = figure.subplots()
         for place, kind in enumerate(kinds):
             values = [value_of(checkpoint.kinds[kind].numbers) for checkpoint in checkpoints]
@@ -100,7 +100,7 @@ def _by_checkpoint(
         if len(steps) > 1:
             axis.set_xlabel("step")
             axis.set_xticks(steps)
-            figure.legend(loc="outside lower center", ncols=min(5, len(kinds)))
+            figure.legend(loc="outside lower center", ncols=min(5, len(kinds)), handlelength=4)
         else:
             axis.set_xticks(range(len(kinds)), kinds)
             axis.grid(visible=False, axis="x")
@@ -110,7 +110,7 @@ def _margins(last: AtCheckpoint, out_png: Path) -> None:
     """A panel a kind, so that none hides another."""
     every = np.concatenate([measured.margins for measured in last.kinds.values()])
     bins = np.linspace(float(every.min()), float(every.max()) + 1e-6, 61)
-    with new_figure(out_png, figsize=(7.2, 1.5 * len(last.kinds) + 0.6)) as figure:
+    with new_figure(out_png, figsize=(NARROW, 1.5 * len(last.kinds) + 0.6)) as figure:
         axes = figure.subplots(len(last.kinds), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         for place, (axis, (kind, measured)) in enumerate(zip(axes, last.kinds.items(), strict=True)):
             histogram(axis, measured.margins, bins, _colour(place), "")

@@ -97,12 +97,18 @@ def open_searcher(
         with progress_bar(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
             folder = encode.cached_docs(run, store, corpus.parent.resolve().name, progress=bar.update)
     row_ids, embeddings, manifest = open_embeddings(folder)
-    if embeddings_dir and manifest["model"] != encode.tower_hash(run, "doc"):
+    if embeddings_dir and not _is_by(run, manifest["model"]):
         raise InputError(f"{folder} is not by step {run.step} of {run.run_dir}; run encode_corpus with it again.")
     build_index = build_index or faiss_index.index_builder("exact")
     index, ids = of_docs(build_index(embeddings, row_ids, folder), row_ids)
     beir.require_known(ids, texts, f"{embeddings_dir or run.run_dir}: documents that are not in {corpus}")
     return Searcher(run, ids, index, texts)
+
+
+def _is_by(run: Run, tower_hash: str) -> bool:
+    """Whether a run's document tower has this hash, in its own precision or in one of `encode_corpus --dtype`."""
+    models = (run.model.with_dtype(dtype) for dtype in (None, "float32", "bfloat16"))
+    return any(encode.tower_hash(run._replace(model=model), "doc") == tower_hash for model in models)
 
 
 def padded_tokens(

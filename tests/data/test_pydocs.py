@@ -45,7 +45,7 @@ def sources(tmp_path, monkeypatch):
         found.append((f"fruit.module{number:02d}", path))
     (tmp_path / "src" / "broken.py").write_text("def f(:")
     found.append(("fruit.broken", tmp_path / "src" / "broken.py"))
-    monkeypatch.setattr(pydocs, "_sources", lambda: found)
+    monkeypatch.setattr(pydocs, "_sources", lambda distributions: found)
     return found
 
 
@@ -60,14 +60,18 @@ def all_bytes(folder):
 def test_the_set_is_a_beir_folder_with_disjoint_splits(tmp_path, sources):
     versions = build(tmp_path / "set")
     counts = versions["counts"]
-    assert counts["docs"] == 40 * len(NOUNS) == sum(counts[f"{split}_queries"] for split in pydocs.SPLITS)
-    groups = {}
+    assert counts["docs"] == 40 * len(NOUNS)
+    groups, asked = {}, 0
     for split in pydocs.SPLITS:
         data = beir.read(tmp_path / "set", split)
         assert len(data.docs.ids) == counts["docs"]
         assert len(data.queries.ids) == counts[f"{split}_queries"] > 0
-        assert all(judged == {query_id.removeprefix("q:"): 1} for query_id, judged in data.qrels.items())
-        groups[split] = {pydocs.module_group(query_id.removeprefix("q:")) for query_id in data.queries.ids}
+        assert all(judged == {query_id.partition(":")[2]: 1} for query_id, judged in data.qrels.items())
+        kinds = {query_id.partition(":")[0] for query_id in data.queries.ids}
+        assert kinds == ({"q", "name", "s1"} if split == "train" else {"q"})
+        asked += sum(query_id.startswith("q:") for query_id in data.queries.ids)
+        groups[split] = {pydocs.module_group(query_id.partition(":")[2]) for query_id in data.queries.ids}
+    assert asked == counts["docs"]
     assert not groups["train"] & groups["test"]
     assert not groups["train"] & groups["dev"]
     assert not groups["dev"] & groups["test"]
@@ -75,7 +79,7 @@ def test_the_set_is_a_beir_folder_with_disjoint_splits(tmp_path, sources):
 
 def test_no_document_holds_its_query(tmp_path, sources):
     build(tmp_path / "set")
-    data = beir.read(tmp_path / "set", "train")
+    data = beir.read(tmp_path / "set", "test")
     docs = dict(zip(*data.docs, strict=True))
     for query_id, query in zip(*data.queries, strict=True):
         assert query.rstrip(".") not in docs[query_id.removeprefix("q:")]
@@ -149,7 +153,7 @@ def test_another_data_set_is_never_replaced(tmp_path, sources):
 
 
 def test_without_sources_nothing_is_written(tmp_path, monkeypatch, sources):
-    monkeypatch.setattr(pydocs, "_sources", lambda: sources[-1:])
+    monkeypatch.setattr(pydocs, "_sources", lambda distributions: sources[-1:])
     with pytest.raises(InputError, match="no docstring was found"):
         build(tmp_path / "set")
     assert not (tmp_path / "set").exists()
@@ -177,7 +181,7 @@ def test_equal_summaries_ids_and_near_duplicates_are_kept_once():
 @pytest.mark.parametrize(
     ("doc_id", "group"),
     [
-        ("json.decoder:JSONDecoder.decode", "json"),
+        ("json.decoder:JSONDecoder.decode", "json.decoder"),
         ("argparse", "argparse"),
         ("scipy.signal._filter_design:butter", "scipy.signal"),
         ("matplotlib.figure:Figure", "matplotlib.figure"),
@@ -192,10 +196,28 @@ def test_modules_are_grouped_by_file_or_sub_package(doc_id, group):
 
 
 def test_installed_sources_are_the_standard_library_and_the_packages_without_their_tests():
-    modules = dict(pydocs._sources())
+    modules = dict(pydocs._sources(pydocs._installed()))
     assert {"argparse", "json", "json.decoder", "numpy", "numpy.ma.core", "scipy.signal._filter_design"} <= set(modules)
     assert all(isinstance(path, Path) and path.is_file() for path in list(modules.values())[::50])
     assert not [module for module in modules if {"tests", "test", "_vendor"} & set(module.split(".")[:-1])]
     assert not [module for module in modules if module.split(".")[0] in ("torch", "transformers", "pip", "de_jax")]
     assert pydocs._installed()["numpy"] == importlib.metadata.version("numpy")
     assert list(modules) == sorted(modules)
+    alone = dict(pydocs._sources({}))
+    assert "argparse" in alone.keys() < modules.keys()
+    assert not {module.partition(".")[0] for module in alone} & {"numpy", "scipy", "jax", "google"}
+
+
+def test_a_docstring_has_queries_by_its_summary_name_and_sentences_in_training():
+    rest = "It may have a tail. Yes. This is where it ends. Other text follows, e.g. Blanks do so. Then more follows on."
+    doc = Docstring("json.decoder:JSONDecoder.raw_decode2", "Decode a JSON document.", "raw_decode2(self, s)", rest)
+    assert pydocs.training_queries(doc) == {
+        f"{kind}:json.decoder:JSONDecoder.raw_decode2": query
+        for kind, query in (
+            ("q", "Decode a JSON document."),
+            ("name", "decoder json raw decode 2"),
+            ("s1", "It may have a tail."),
+            ("s2", "This is where it ends."),
+            ("s3", "Other text follows, e.g. Blanks do so."),
+        )
+    }

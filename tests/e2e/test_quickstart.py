@@ -33,7 +33,10 @@ def test_quickstart_writes_its_report_and_pictures_and_runs_again_at_once(tmp_pa
     printed = capsys.readouterr()
     report = json.loads((run_dir / "report.json").read_text())
     assert json.loads(printed.out) == report
-    assert all(set(report[name]) == MEASURES for name in ("bm25", "untrained", "trained"))
+    systems = ("bm25", "untrained", "trained", "fusion", "weighted_fusion")
+    assert all(set(report[name]) == MEASURES for name in systems)
+    assert [line.split()[0] for line in printed.err.partition("\ntest ")[2].splitlines()[1:6]] == list(systems)
+    assert report["model_weight"] in quickstart.WEIGHTS
     if not is_small:
         assert report["trained"]["recall@100"] > 0.1 + report["untrained"]["recall@100"]  # which finds many of 1,000 documents
     assert report["num_docs"] == num_docs

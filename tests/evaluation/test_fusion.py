@@ -1,6 +1,6 @@
 import pytest
 
-from de_jax.evaluation.fusion import fuse, hole, overlap
+from de_jax.evaluation.fusion import combine, fuse, hole, overlap
 from de_jax.types import InputError
 
 
@@ -13,6 +13,14 @@ def test_fusion_sums_reciprocal_ranks():
     fused = fuse([{"q": ranked("a", "b", "c")}, {"q": ranked("c", "a")}], depth=10)
     assert list(fused["q"]) == ["a", "c", "b"]
     assert fused["q"] == pytest.approx({"a": 1 / 61 + 1 / 62, "c": 1 / 63 + 1 / 61, "b": 1 / 62})
+
+
+def test_combination_sums_scores_scaled_to_the_range_of_each_ranking():
+    first = {"q": {"a": 30.0, "b": 25.0, "c": 10.0}, "only here": {"z": 2.0}}
+    combined = combine([first, {"q": {"c": 0.9, "d": 0.8}}], (0.75, 0.25), depth=3)
+    assert combined["q"] == pytest.approx({"a": 0.75, "b": 0.75 * 0.75, "c": 0.25})
+    assert list(combined["q"]) == ["a", "b", "c"]
+    assert combined["only here"] == {"z": 0.75}
 
 
 def test_equal_fused_scores_stand_by_id_downwards():

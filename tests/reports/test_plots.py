@@ -134,3 +134,16 @@ def test_differences_are_drawn_in_a_panel_a_system(tmp_path):
     assert image(tmp_path / "one.png").shape[0] < pixels.shape[0]
     with pytest.raises(InputError, match="no difference to draw"):
         plots.query_differences({}, tmp_path / "none.png", title="")
+
+
+def test_every_picture_has_a_white_ground_few_colours_and_our_line_colours(tmp_path):
+    from PIL import Image
+
+    with plots.new_figure(tmp_path / "lines.png", figsize=(plots.WIDE, 3.0), title="two lines") as figure:
+        axis = figure.subplots()
+        axis.plot([0, 1], [0, 1], lw=6)
+        axis.plot([0, 1], [1, 0], lw=6)
+    with Image.open(tmp_path / "lines.png") as picture:
+        assert (picture.mode, picture.width) == ("P", 1500)
+        assert picture.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
+    assert min(share_of(image(tmp_path / "lines.png"), colour) for colour in plots.COLOURS[:2]) > 0.01

@@ -10,20 +10,21 @@ from de_jax.types import InputError
 @pytest.fixture
 def few_sources(monkeypatch):
     """Only the installed sources of one part of the standard library."""
-    all_sources = pydocs._sources()
+    all_sources = pydocs._sources({})
     some = [source for source in all_sources if source[0].split(".")[0] in ("email", "json", "asyncio", "unittest", "logging")]
-    monkeypatch.setattr(pydocs, "_sources", lambda: some)
+    monkeypatch.setattr(pydocs, "_sources", lambda distributions: some)
 
 
 def test_the_command_prints_counts_and_a_second_run_prints_them_again(tmp_path, few_sources, capsys):
-    arguments = [f"--out_dir={tmp_path / 'set'}", "--max_docs=120", "--num_processes=1"]
+    arguments = [f"--out_dir={tmp_path / 'set'}", "--max_docs=120", "--num_processes=1", "--no_packages"]
     build_pydocs.main(arguments)
     first = json.loads(capsys.readouterr().out)
     modified = (tmp_path / "set" / "corpus.jsonl.gz").stat().st_mtime_ns
     build_pydocs.main(arguments)
     assert json.loads(capsys.readouterr().out) == first
     assert (tmp_path / "set" / "corpus.jsonl.gz").stat().st_mtime_ns == modified
-    assert first["docs"] == 120 == sum(first[f"{split}_queries"] for split in pydocs.SPLITS)
+    assert (first["docs"], first["packages"]) == (120, 0)
+    assert first["train_queries"] > 120 - first["dev_queries"] - first["test_queries"] > 0
 
 
 def test_impossible_numbers_are_refused(tmp_path):

@@ -198,6 +198,7 @@ OTHERS = {
     **dict.fromkeys(
         (
             "doctor",
+            "completion",
             "import_model",
             "export_model",
             "push_to_hub",

@@ -78,6 +78,15 @@ def split_docstring(docstring: str) -> tuple[str, str] | None:
     return summary, _shorten(rest, _MAX_REST)
 
 
+def sentences(text: str) -> list[str]:
+    """The sentences of a text on one line.
+
+    >>> sentences("Opens a file, e.g. a log. Closes it too.")
+    ['Opens a file, e.g. a log.', 'Closes it too.']
+    """
+    return _SENTENCE_END.split(text)
+
+
 def _definitions(tree: ast.Module) -> Iterator[tuple[str, Node]]:
     """Yields (qualified name, node) of every function and class, at any depth, in source order."""
     waiting: list[tuple[str, ast.AST]] = [("", node) for node in reversed(tree.body)]

@@ -3,6 +3,7 @@
 A query is the first sentence of a docstring; its document is the signature and the rest, from which that sentence was taken out.
 Sources are parsed, never imported. The set depends on the installed versions alone, which `versions.json` records.
 
+    Training     has more queries for a document: the words of its name, and sentences of the rest (`training_queries`).
     Splits       by module (`split_of`): all functions of a module are in one split, so nothing leaks from train to dev or test.
     Duplicates   of docstrings with the same first sentence, or that share more than 60 % of their three-word sequences,
                  only the one whose id sorts first is kept.
@@ -20,7 +21,6 @@ import multiprocessing
 import os
 import platform
 import re
-import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ from de_jax.files import outputs, schema
 from de_jax.files.progress import progress_bar
 from de_jax.types import InputError
 
-FORMAT = "de_jax pydocs 1"
+FORMAT = "de_jax pydocs 2"
 SPLITS = ("train", "dev", "test")
 MAX_RESEMBLANCE = 0.6
 
@@ -46,16 +46,25 @@ DISTRIBUTIONS = (
     "threadpoolctl", "tokenizers", "tqdm", "treescope", "typing_extensions", "wadler_lindig", "zipp",
 )  # fmt: skip
 
-# Of the first two hundred, the one by which no single package makes up a tenth of dev or test.
-_SPLIT_SALT = 122
+# Of the first six hundred, the one by which dev and test of the standard library are nearest to a tenth, and no package in them is
+# larger than an eighth.
+_SPLIT_SALT = 85
+_MAX_SENTENCES = 3
+_MIN_SENTENCE_WORDS = 4
 
+_WORD_OF_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # "rawDecode_JSON2": raw, Decode, JSON, 2
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "__pycache__", "_vendor", "site-packages", "dist-packages", "turtledemo"}
 _NAMESPACES = {"google", "mpl_toolkits", "orbax"}
 _DATA_FILES = ("corpus.jsonl.gz", "queries.jsonl", *(f"qrels/{split}.tsv" for split in SPLITS))
 
 
 def build(
-    out_dir: str | Path, *, max_docs: int | None = None, num_processes: int | None = None, progress: bool = True
+    out_dir: str | Path,
+    *,
+    max_docs: int | None = None,
+    packages: bool = True,
+    num_processes: int | None = None,
+    progress: bool = True,
 ) -> dict[str, Any]:
     """Writes the data set in the BEIR layout and returns what `versions.json` says about it, its counts among that.
 
@@ -65,6 +74,7 @@ def build(
     Args:
         out_dir: gets corpus.jsonl.gz, queries.jsonl, qrels/{train,dev,test}.tsv and versions.json.
         max_docs: at most so many documents: those of the first modules by a hash of their names, the others are not read.
+        packages: also read the installed packages; False gives the standard library alone, the same set wherever that Python is.
         num_processes: that parse at once; by default one per processor.
         progress: show a bar on stderr.
 
@@ -72,22 +82,26 @@ def build(
         InputError: `out_dir` holds something else, or there are no sources to read.
     """
     out_dir = Path(out_dir)
-    wanted = {"format": FORMAT, "python": platform.python_version(), "packages": _installed(), "max_docs": max_docs}
+    installed = _installed() if packages else {}
+    wanted = {"format": FORMAT, "python": platform.python_version(), "packages": installed, "max_docs": max_docs}
     versions = _versions_of(out_dir)
     if versions and all(versions.get(key) == value for key, value in wanted.items()) and _is_complete(out_dir, versions):
         return versions
     if not versions and any((out_dir / name).exists() for name in _DATA_FILES):
         raise InputError(f"{out_dir} holds another data set, which will not be replaced; choose another folder.")
-    docs = _read(_sources(), max_docs, num_processes, progress)
+    docs = _read(_sources(installed), max_docs, num_processes, progress)
     if not docs:
         raise InputError("no docstring was found: the sources of the standard library and of the packages are not installed.")
     # Without counts and hashes it says only that the folder is ours: a build that was stopped is begun again.
     outputs.write_json(out_dir / "versions.json", {"format": FORMAT})
+    queries: dict[str, str] = {}
     qrels: dict[str, beir.Qrels] = {split: {} for split in SPLITS}
     for doc in docs:
-        qrels[split_of(doc.doc_id)][_query_id(doc)] = {doc.doc_id: 1}
-    documents = ((doc.doc_id, doc.signature, doc.rest) for doc in docs)
-    beir.write(out_dir, documents, ((_query_id(doc), doc.summary) for doc in docs), qrels)
+        split = split_of(doc.doc_id)
+        asked = training_queries(doc) if split == "train" else {f"q:{doc.doc_id}": doc.summary}
+        queries |= asked
+        qrels[split] |= {query_id: {doc.doc_id: 1} for query_id in asked}
+    beir.write(out_dir, ((doc.doc_id, doc.signature, doc.rest) for doc in docs), queries.items(), qrels)
     counts = {"docs": len(docs), **{f"{split}_queries": len(judged) for split, judged in qrels.items()}}
     complete = {**wanted, "counts": counts, "sha256": {name: outputs.sha256_of(out_dir / name) for name in _DATA_FILES}}
     outputs.write_json(out_dir / "versions.json", complete)
@@ -123,6 +137,20 @@ def select(found: Iterable[Docstring]) -> list[Docstring]:
     return [unique[position] for position in near_duplicates.keep(hashed, max_resemblance=MAX_RESEMBLANCE)]
 
 
+def training_queries(doc: Docstring) -> dict[str, str]:
+    """The queries of a docstring in training, by their ids: its first sentence, the words of its name, and sentences of the rest.
+
+    The sentences are in the document too, so they teach what words have in common; Lee et al. (2019) take most of them out
+    (inverse cloze task).
+    """
+    module, _, name = doc.doc_id.partition(":")
+    words = _WORD_OF_NAME.findall(f"{module.rpartition('.')[2]}.{name}")
+    queries = {"q": doc.summary, "name": " ".join(dict.fromkeys(word.lower() for word in words))}
+    sentences = [one for one in docstrings.sentences(doc.rest) if one.count(" ") >= _MIN_SENTENCE_WORDS - 1]
+    queries |= {f"s{number}": sentence for number, sentence in enumerate(sentences[:_MAX_SENTENCES], start=1)}
+    return {f"{kind}:{doc.doc_id}": query for kind, query in queries.items() if query}
+
+
 def split_of(doc_id: str) -> str:
     """The split of a docstring: a tenth of the modules is "test", a tenth "dev", the rest "train"."""
     fraction = _fraction(f"{_SPLIT_SALT} {module_group(doc_id)}")
@@ -130,21 +158,16 @@ def split_of(doc_id: str) -> str:
 
 
 def module_group(doc_id: str) -> str:
-    """The module whose docstrings stay together: a top-level file or sub-package, one level deeper below a private one.
+    """The module whose docstrings stay together: a file or sub-package of a package, one level deeper below a private one.
 
     >>> module_group("scipy.signal._filter_design:butter"), module_group("jax._src.numpy.lax_numpy:where")
     ('scipy.signal', 'jax._src.numpy')
     """
     parts = doc_id.split(":")[0].split(".")
-    depth = 1 if parts[0] in sys.stdlib_module_names else 3 if parts[0] in _NAMESPACES else 2
+    depth = 3 if parts[0] in _NAMESPACES else 2
     while depth < len(parts) and parts[depth - 1].startswith("_"):
         depth += 1
     return ".".join(parts[:depth])
-
-
-def _query_id(doc: Docstring) -> str:
-    # Not the document's id: scoring may drop a document that has the id of its query.
-    return f"q:{doc.doc_id}"
 
 
 def _fraction(text: str) -> float:
@@ -179,11 +202,11 @@ def _installed() -> dict[str, str]:
     return versions
 
 
-def _sources() -> list[tuple[str, Path]]:
-    """(module, file) of every Python source of the set, in ascending order of module."""
+def _sources(distributions: Iterable[str]) -> list[tuple[str, Path]]:
+    """(module, file) of every Python source of the standard library and of these distributions, in ascending order of module."""
     stdlib = Path(sysconfig.get_paths()["stdlib"])
     found = [(file.relative_to(stdlib).parts, file) for file in stdlib.rglob("*.py")]
-    for name in _installed():
+    for name in distributions:
         distribution = importlib.metadata.distribution(name)
         for file in distribution.files or ():
             if file.suffix == ".py":
