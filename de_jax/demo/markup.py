@@ -28,10 +28,10 @@ STYLE = """
 .dj .dj-about { color: var(--dj-soft); font-size: 13px; margin: 4px 0; min-height: 1.45em; }
 .dj-hit { border-top: 1px solid var(--border-color-primary); padding: 8px 0; }
 .dj-about + .dj-hit { border-top: none; }
-.dj-facts { display: flex; flex-wrap: wrap; gap: 0 10px; font-size: 13px; color: var(--dj-soft);
+.dj-facts { display: flex; gap: 10px; font-size: 13px; white-space: nowrap; color: var(--dj-soft);
   font-variant-numeric: tabular-nums; }
 .dj-facts b { color: var(--body-text-color); font-weight: 600; }
-.dj-facts .dj-id { margin-left: auto; overflow-wrap: anywhere; text-align: right; }
+.dj-facts .dj-id { margin-left: auto; min-width: 0; overflow: hidden; text-overflow: ellipsis; }
 .dj summary { list-style: none; cursor: pointer; overflow-wrap: anywhere; }
 .dj summary::-webkit-details-marker { display: none; }
 .dj details:not([open]) .dj-text { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 6; overflow: hidden; }
@@ -116,7 +116,7 @@ def _hit(rank: int, hit: Hit) -> str:
         doc_id = f'<a href="{html.escape(url)}" target="_blank" rel="noopener noreferrer nofollow">{doc_id}</a>'
     facts = f'<b>{rank}</b><span title="score">{hit.score:.4f}</span>' + (f"<span>{ranks}</span>" if ranks else "")
     return (
-        f'<div class="dj-hit"><div class="dj-facts">{facts}<span class="dj-id">{doc_id}</span></div>'
+        f'<div class="dj-hit"><div class="dj-facts">{facts}<span class="dj-id" title="{escaped(hit.doc_id)}">{doc_id}</span></div>'
         f'<details><summary><div class="dj-text">{_text(hit)}</div></summary></details></div>'
     )
 

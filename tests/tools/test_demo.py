@@ -60,6 +60,7 @@ def test_the_columns_are_the_rankings_that_evaluate_beir_scores(systems, trained
     assert columns[1].hits != columns[3].hits
 
 
+@pytest.mark.soak
 def test_marks_are_words_of_the_query_and_the_tokens_with_the_largest_saliency(systems):
     columns = systems.search("red fox", 3)
     bm25, dense, fused, other = systems.marked("red fox", columns)
@@ -77,6 +78,7 @@ def test_marks_are_words_of_the_query_and_the_tokens_with_the_largest_saliency(s
     assert other.hits[0].marks != dense.hits[0].marks
 
 
+@pytest.mark.soak
 def test_the_saliency_of_a_document_is_that_of_its_best_passage(systems, trained):
     model = de_jax.load(trained)
     model.run = model.run._replace(doc=model.run.doc._replace(max_length=6, max_passages=3))
@@ -167,6 +169,7 @@ def test_inputs_are_bounded_and_the_page_says_how(systems, query, k, message):
     assert message in shown
 
 
+@pytest.mark.soak
 def test_the_page_gets_results_first_and_marks_after(systems):
     first, second = gradio_page.answers(systems, "red fox", 2)
     assert (first.count("<mark") < second.count("<mark")) == (first.count('dj-hit"') == second.count('dj-hit"') == 8)
