@@ -82,6 +82,13 @@ class Loss(NamedTuple):
 base = functools.partial(Step, recipe="samtone_both", model=None)
 sde = functools.partial(Step, recipe="sde", model=XXL)
 ade = functools.partial(Step, recipe="ade", model=XXL)
+
+
+def row(topology: str, name: str, **settings: Any) -> Step:
+    """A row of SamToNe's tables at the paper's shape: 512 pairs of 64 and 256 tokens."""
+    return Step(topology, f"paper/samtone/{name}", None, 512, **settings)
+
+
 BASE_STEPS = [
     base("v5e:2x2", batch_size=512, remat="none"),
     base("v5e:2x2", batch_size=512, remat="none", rows=(76, 156)),  # MS MARCO's mean lengths, 8.7 and 73 tokens, at 95%
@@ -106,7 +113,15 @@ XXL_STEPS = [
     sde("v6e:16x16", batch_size=65536, mesh="fsdp=16", num_chunks=16, block_size=BLOCK),
     ade("v6e:16x16", batch_size=65536, mesh="fsdp=16", num_chunks=16, block_size=BLOCK),
 ]
-ROTARY_STEPS = [Rotary("v5e:2x2", "embeddinggemma_300m", 512, "fsdp=4", 4)]
+PAPER_STEPS = [row("v5e:4x4", "large_sde_query")]
+ROTARY_STEPS = [
+    Rotary("v5e:2x2", "embeddinggemma_300m", 512, "fsdp=4", 4),
+    Rotary("v5e:2x2", "qwen3_embedding_0_6b", 512, "fsdp=4", 8),
+    Rotary("v5e:8x8", "qwen3_embedding_4b", 512, "fsdp=64"),
+    Rotary("h100:8", "qwen3_embedding_4b", 512, "fsdp=8"),
+    Rotary("v6e:8x8", "qwen3_embedding_8b", 512, "fsdp=64"),
+    Rotary("h200:8", "qwen3_embedding_8b", 512, "fsdp=8"),
+]
 LOSSES = [
     Loss(topology, batch_size, block_size)
     for topology in ("v5e:2x2", "v5e:8x8", "v5e:16x16")
@@ -129,13 +144,15 @@ def main(argv: list[str] | None = None) -> None:
     found = {}
     if path.exists():
         found = {record["case"]: record for record in map(json.loads, path.read_text().splitlines())}
-    for case in progress_bar([*LOSSES, *BASE_STEPS, *XXL_STEPS, *ROTARY_STEPS]):
+    for case in progress_bar([*LOSSES, *BASE_STEPS, *XXL_STEPS, *PAPER_STEPS, *ROTARY_STEPS]):
         if str(case) not in found:
             plan = loss_plan(case) if isinstance(case, Loss) else step_plan(case)
             found[str(case)] = {"case": str(case), **plan}
             with path.open("a") as file:
                 file.write(json.dumps(found[str(case)]) + "\n")
-    for heading, steps in (("T5 1.1 base, ADE-SPL, SamToNe in both towers", BASE_STEPS), ("T5 1.1 XXL", XXL_STEPS)):
+    tables = {"T5 1.1 base, ADE-SPL, SamToNe in both towers": BASE_STEPS, "T5 1.1 XXL": XXL_STEPS}
+    tables["SamToNe's rows at the paper's shape"] = PAPER_STEPS
+    for heading, steps in tables.items():
         print(f"### {heading}\n\n{step_table(steps, found)}\n")
     print(f"### Rotary encoders\n\n{rotary_table(ROTARY_STEPS, found)}\n")
     print(f"### The loss alone\n\n{loss_table(LOSSES, found)}")

@@ -14,6 +14,7 @@ from de_jax.evaluation.task import Policy
 from de_jax.expansion import expanded_search
 from de_jax.expansion.expanded_search import Expansion
 from de_jax.retrieval import faiss_index
+from de_jax.retrieval.parts import Part
 from de_jax.settings import NonNegativeFloat, Share, numeric
 from de_jax.training.run.run_folder import Run, load_run
 from de_jax.types import InputError
@@ -24,10 +25,10 @@ MIN_DEPTH = 100
 def add(parser: argparse.ArgumentParser, *, measures: Sequence[str] = (), beir: bool = False) -> None:
     """Adds the flags of a run and of a policy.
 
-        Args:
-            parser: gets them.
-    measures: the default; without measures the command's own help names it.
-    beir: apply BEIR's rule for identical ids. Elsewhere ids of queries and documents may be equal by chance.
+    Args:
+        parser: gets them.
+        measures: the default; without measures the command's own help names it.
+        beir: apply BEIR's rule for identical ids. Elsewhere ids of queries and documents may be equal by chance.
     """
     add_run(parser)
     default = " ".join(measures) or "see above"
@@ -82,8 +83,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def named(flag: str, values: Sequence[str]) -> dict[str, str]:
     """The values of a flag of the form NAME=VALUE, by name.
 
-        Raises:
-    InputError: a value without a name, or a repeated name.
+    Raises:
+        InputError: a value without a name, or a repeated name.
     """
     found: dict[str, str] = {}
     for argument in values:
@@ -97,8 +98,8 @@ def named(flag: str, values: Sequence[str]) -> dict[str, str]:
 def expansion(args: argparse.Namespace) -> Expansion | None:
     """The expansion selected by the flags of `add_expansion`, or None.
 
-        Raises:
-    InputError: an invalid value.
+    Raises:
+        InputError: an invalid value.
     """
     if not args.expansion:
         return None
@@ -110,8 +111,8 @@ def expansion(args: argparse.Namespace) -> Expansion | None:
 def policy(args: argparse.Namespace) -> Policy:
     """The scoring policy selected by the flags; loads nothing.
 
-        Raises:
-    InputError: a depth too small for the measures, an unknown measure or index, a value out of range.
+    Raises:
+        InputError: a depth too small for the measures, an unknown measure or index, a value out of range.
     """
     measures = metrics.with_min_relevance(args.measures, args.min_relevance)
     deepest = metrics.deepest(measures)
@@ -144,8 +145,8 @@ def policy(args: argparse.Namespace) -> Policy:
 def run(args: argparse.Namespace) -> Run | None:
     """The run with the lengths and prompts of the flags, or None without --run_dir.
 
-        Raises:
-    InputError: the run is missing, or its model cannot take the length.
+    Raises:
+        InputError: the run is missing, or its model cannot take the length.
     """
     if args.run_dir is None:
         return None
@@ -169,6 +170,24 @@ def _changed(run: Run, tower: str, max_length: int | None, prompt: str | None) -
     side = side._replace(tokenizer=with_prompt(side.tokenizer, prompt), max_length=max_length or side.max_length)
     run.model.check_length(tower, side.max_length)
     return side
+
+
+def add_shard(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag that names one of several jobs."""
+    parser.add_argument("--shard", help="number of this job and how many there are, such as 0/4; needs --step; default one job")
+
+
+def shard(args: argparse.Namespace) -> Part | None:
+    """The part of the work that --shard names; None for all of it.
+
+    Raises:
+        InputError: not such a part, or no --step, without which two jobs might take two checkpoints.
+    """
+    if args.shard is None:
+        return None
+    if not (args.step or "").isdecimal():
+        raise InputError("--shard needs the number of a checkpoint in --step, so that all jobs take the same one.")
+    return Part.of(args.shard)
 
 
 def add_table(parser: argparse.ArgumentParser) -> None:

@@ -42,6 +42,7 @@ GROUPS = {
     "Search": {
         "encode_corpus": ("de_jax.tools.encode_corpus", "embed a corpus with a run"),
         "search": ("de_jax.tools.search", "search a corpus with a run: one query, or a prompt"),
+        "demo": ("de_jax.tools.demo", "open a page to try a model beside BM25, their fusion and a second model"),
     },
     "Evaluation": {
         "evaluate_beir": ("de_jax.tools.evaluate_beir", "score a run on BEIR data sets, with BM25 and fusion"),

@@ -24,7 +24,7 @@ from de_jax.data.text import input_policy
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import with_prompt
 from de_jax.evaluation import metrics
-from de_jax.evaluation.report import averaged
+from de_jax.evaluation.report import Report, averaged
 from de_jax.evaluation.task import Policy, beir_tasks
 from de_jax.evaluation.task import evaluate as evaluate_task
 from de_jax.files import outputs
@@ -116,6 +116,7 @@ class Model:
         run: the model as the rest of the library takes it.
         source: the folder or the name on the hub of another library's model; None for a run.
         truncate_dim: dimensions that are kept; None for all.
+        reports: what `evaluate` measured of another library's model, for its card.
         embedding_dim: D, of an embedding as it is given out.
         max_passages: C; above 1, a document is embedded as its passages and scores as the best one (MaxP).
     """
@@ -126,6 +127,7 @@ class Model:
         if truncate_dim is not None and (not isinstance(truncate_dim, int) or not 1 <= truncate_dim <= dim):
             raise InputError(f"truncate_dim is {truncate_dim!r}, but the model has {dim} dimensions; give 1 to {dim}.")
         self.run, self.source, self.truncate_dim = run, source, truncate_dim
+        self.reports: dict[str, Report] = {}
         self.embedding_dim, self.max_passages = truncate_dim or dim, run.doc.max_passages
         self._encoder = functools.cache(functools.partial(encode.encode_fn, run))
 
@@ -262,7 +264,7 @@ class Model:
             origin = [self.source] if self.source else origins(self.run.run_dir)
             write_run(folder, self.run.params, model=self.run.model, origin=origin, **sides)
             return
-        for note in model_card.export(self.run, folder, format, source=self.source):
+        for note in model_card.export(self.run, folder, format, source=self.source, reports=[*self.reports.values()]):
             warnings.warn(note, stacklevel=2)
 
     @property
@@ -367,6 +369,7 @@ def evaluate(
     )
     with input_policy.spelled("{}=True"):
         reports = [evaluate_task(task, policy, model.run) for task in beir_tasks(dataset_dir, split)]
+    model.reports |= {report["evaluation_dir"]: report for report in reports}
     scores: dict[str, float] = averaged("mean", reports)["dense"] if len(reports) > 1 else reports[0]["dense"]
     return scores
 

@@ -27,6 +27,7 @@ ROOMS = {
     "command.py": "Commands",
     "configurables.py": "Recipes",
     "data": "Training data",
+    "demo": "Search",
     "doc2query": "Query generators",
     "evaluation": "Evaluation",
     "expansion": "Document expansion",

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
     *("tensorflow", "seqio", "faiss", "torch", "transformers", "sentence_transformers", "matplotlib", "sklearn", "ir_measures"),
     *("bm25s", "Stemmer", "nltk", "rapidfuzz", "sentencepiece", "tokenizers", "tensorboardX"),
-    *("wandb", "mteb", "datasets", "pyarrow", "huggingface_hub"),
+    *("wandb", "mteb", "datasets", "pyarrow", "huggingface_hub", "gradio"),
 }
 
 
@@ -93,6 +93,8 @@ RULES = {
     "de_jax.recipe_file": Rule(("files", "recipe", "training")),
     "de_jax.hooks": PROCESS,
     "de_jax.model": PROCESS._replace(layers=(*PROCESS.layers, "reports")),
+    "de_jax.demo": PROCESS._replace(layers=(*PROCESS.layers, "model")),
+    "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("gradio"),
     "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks", "pretraining")),
     "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables")),
     "de_jax.planner": PROCESS,

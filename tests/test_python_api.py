@@ -316,6 +316,9 @@ def test_a_model_of_another_library_is_left_alone_by_its_evaluation(folders, tmp
     data = tiny_run.write_dataset(tmp_path / "data")
     assert de_jax.evaluate(model, data) == pytest.approx(de_jax.evaluate(de_jax.load(folders["sde"], devices=1), data))
     assert sorted((tmp_path / "exported").rglob("*")) == before
+    model.save(tmp_path / "again", format="sentence_transformers")
+    card = (tmp_path / "again" / "README.md").read_text(encoding="utf-8")
+    assert f"| data test | 2 | 10 | ndcg@10 | {de_jax.evaluate(model, data)['ndcg@10']:.4f} [" in card
 
 
 @pytest.mark.parametrize(

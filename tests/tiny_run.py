@@ -27,10 +27,14 @@ def write_dataset(folder):
     return folder
 
 
+def train_tokenizer(path):
+    train_sentencepiece([f"{a} {b} the of and" for a in WORDS for b in WORDS], path, vocab_size=30)
+    return load_tokenizer(path)
+
+
 def write_run(folder, steps=(3, 7)):
     """A run with checkpoints of steps that differ."""
-    train_sentencepiece([f"{a} {b} the of and" for a in WORDS for b in WORDS], folder / "spiece.model", vocab_size=30)
-    tokenizer = load_tokenizer(folder / "spiece.model")
+    tokenizer = train_tokenizer(folder / "spiece.model")
     encoder = T5Config(vocab_size=30, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32, dtype="float32")
     model = DualEncoder(TowerConfig(encoder, projection_dim=8), TowerConfig(encoder, projection_dim=8))
     describe_run(folder / "run", model=model, query=Side(tokenizer, 16), doc=Side(tokenizer, 24))

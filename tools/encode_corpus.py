@@ -9,6 +9,8 @@ Writes embeddings.npy (float32 [documents, D]), ids.json and, when complete, man
 de-jax encode_corpus --run_dir=runs/curriculum --dataset_dir=data/beir/medquad --out_dir=embeddings/medquad \\
     --expansion=queries/medquad --expand_as=typical
 de-jax search --run_dir=runs/curriculum --dataset_dir=data/beir/medquad --embeddings_dir=embeddings/medquad
+
+Several jobs share the work with --shard=0/4 to 3/4, in any order, on any hosts that see the folder. The last one joins the shards.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from de_jax.data.text import beir, input_policy
 from de_jax.expansion import expanded_search
 from de_jax.files import outputs
 from de_jax.files.progress import progress_bar
-from de_jax.retrieval import encode
+from de_jax.retrieval import encode, parts
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.maxp import passages_of
 from de_jax.training.run.run_folder import load_run
@@ -36,19 +38,27 @@ def main(argv: list[str] | None = None) -> None:
     corpus = Path(args.corpus) if args.corpus else beir.find_file(args.dataset_dir, "corpus")
     if not corpus.is_file():
         raise InputError(f"{corpus} does not exist; give a corpus in .jsonl or .tsv, plain or .gz.")
+    expansion, part = arguments.expansion(args), arguments.shard(args)
+    if part and expansion and expansion.is_typical:
+        raise InputError("--shard does not support --expand_as=typical or document; encode in one job, or --expand_as=views.")
     run = load_run(args.run_dir, args.step)
     docs = cached_token_store(corpus, run.doc.tokenizer, outputs.cache_dir() / "token_stores", skip_empty=args.skip_empty)
     doc = run.doc._replace(max_length=args.max_doc_length or run.doc.max_length)
     run = run._replace(model=run.model.with_dtype(args.dtype), doc=doc)
     options = {name: getattr(args, name) for name in ("tokens_per_batch", "length_multiple", "texts_per_shard")}
-    expansion = arguments.expansion(args)
     texts = expanded_search.texts(run, docs, expansion) if expansion else passages_of(run, docs) or docs
     with progress_bar(total=texts.num_texts, desc="encode", unit=" texts", delay=0.5) as bar:
         options["progress"] = bar.update
         if expansion and expansion.is_typical:
             expanded_search.typical_to_dir(run, docs, texts, args.out_dir, normalize=expansion.normalizes(run), **options)
         else:
-            encode.docs_to_dir(run, texts, args.out_dir, **options)
+            encode.docs_to_dir(run, texts, args.out_dir, part=part, **options)
+    if part:
+        if missing := parts.unfinished(Path(args.out_dir), part):
+            print(json.dumps({"shard": str(part), "missing_shards": [str(one) for one in missing]}))
+            return
+        parts.join(Path(args.out_dir), part)
+        parts.remove(Path(args.out_dir), part)
     _, embeddings, _ = open_embeddings(args.out_dir)
     report = {"out_dir": args.out_dir, "step": run.step, "num_docs": docs.num_texts, "dim": embeddings.shape[1]}
     rows = {"num_vectors": len(embeddings)} if texts is not docs else {}
@@ -68,9 +78,10 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens_per_batch", type=int, help="size of a micro-batch; default by device")
     parser.add_argument("--length_multiple", type=int, help="pad texts to multiples of this; default by length")
     parser.add_argument(
-        "--texts_per_shard", type=int, default=32768, help="texts per shard; a stopped command continues with the next shard"
+        "--texts_per_shard", type=int, default=32768, help="texts kept at a time; a stopped command continues after them"
     )
     input_policy.add_flags(parser)
+    arguments.add_shard(parser)
     arguments.add_expansion(parser)
     return parser.parse_args(argv)
 

@@ -7,6 +7,9 @@ Each call adds a generation to --negatives_dir. A training run starts with the n
 also uses later generations:
 
 de-jax train --gin_file=recipes/fine_tune.gin --gin.train.loss=@ance --gin.beir_pairs.negatives_dir=runs/bm25/negatives ...
+
+Several jobs share the documents with --shard=0/4 to 3/4, in any order, on any hosts that see the folders. Each encodes and searches
+a part of the documents. The last one writes the same generation as a single job.
 """
 
 from __future__ import annotations
@@ -17,18 +20,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from de_jax import command
+from de_jax import arguments, command
 from de_jax.data.batches.pair_batches import qrel_pairs
 from de_jax.data.sources.training_set import open_stores, text_hashes
 from de_jax.data.text import beir, input_policy
 from de_jax.files.progress import progress_bar
-from de_jax.mining import generations
+from de_jax.mining import generations, in_parts
+from de_jax.mining.generations import Generation
 from de_jax.mining.mined_pairs import MinedPairs
 from de_jax.mining.miner import Miner, embed, mine, mine_bm25
 from de_jax.mining.mining_run import only_miner
 from de_jax.mining.negatives import TrainingTexts
-from de_jax.retrieval import faiss_index, maxp
-from de_jax.settings import NonNegativeInt, PositiveFloat, Seed, Share, numeric
+from de_jax.retrieval import encode, faiss_index, maxp
+from de_jax.retrieval.parts import Part
+from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, numeric
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
@@ -42,15 +47,25 @@ def main(argv: list[str] | None = None) -> None:
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Miner)}
     miner = Miner(**{name: value for name, value in given.items() if value is not None})
     miner.check()
-    if negatives_dir.is_dir():
+    part = arguments.shard(args)
+    if part and args.bm25:
+        raise InputError("BM25 mines in one job; leave --shard out.")
+    if negatives_dir.is_dir() and part is None:
         with only_miner(negatives_dir):  # refused here, before anything is encoded
             pass
-    mined, facts = _mined_by_bm25(args, miner) if args.bm25 else _mined_by_run(args, miner)
-    facts |= {"mined_by": "bm25" if args.bm25 else str(args.run_dir), "split": args.split}
-    with only_miner(negatives_dir):
-        number = generations.next_number(negatives_dir)
-        generation = generations.write_generation(negatives_dir, number, mined, {**text_hashes(args.dataset_dir), **facts})
-    print(json.dumps({"generation_dir": str(generation.folder), "num_pairs": len(mined.pairs), **facts}))
+
+    def write(mined: MinedPairs, facts: dict[str, Any]) -> Generation:
+        facts |= {"mined_by": "bm25" if args.bm25 else str(args.run_dir), "split": args.split}
+        with only_miner(negatives_dir):
+            number = generations.next_number(negatives_dir)
+            generation = generations.write_generation(negatives_dir, number, mined, {**text_hashes(args.dataset_dir), **facts})
+        print(json.dumps({"generation_dir": str(generation.folder), "num_pairs": len(mined.pairs), **facts}))
+        return generation
+
+    if args.bm25:
+        write(*_mined_by_bm25(args, miner))
+    else:
+        _mine_by_run(args, miner, part, write)
 
 
 def _mined_by_bm25(args: argparse.Namespace, miner: Miner) -> tuple[MinedPairs, dict[str, Any]]:
@@ -58,16 +73,29 @@ def _mined_by_bm25(args: argparse.Namespace, miner: Miner) -> tuple[MinedPairs, 
     return mine_bm25(dataset, miner, drop_identical_ids=not args.keep_identical_ids)
 
 
-def _mined_by_run(args: argparse.Namespace, miner: Miner) -> tuple[MinedPairs, dict[str, Any]]:
+def _mine_by_run(args: argparse.Namespace, miner: Miner, part: Part | None, write: in_parts.Write) -> None:
     qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
     run = load_run(args.run_dir, args.step)
     stores = open_stores(args.dataset_dir, run.query.tokenizer, run.doc.tokenizer, skip_empty=args.skip_empty)
     name, passages = Path(args.dataset_dir).resolve().name, maxp.passages_of(run, stores[1])
     texts = TrainingTexts(name, *stores, qrel_pairs(qrels, *stores), {}, passages, not args.keep_identical_ids)
     with progress_bar(total=(passages or stores[1]).num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
-        embedded = embed(run, texts, keep_as=texts.name, progress=bar.update)
-    mined, facts = mine(embedded, texts, miner)
-    return mined, {**facts, "checkpoint_step": run.step}
+        if part is None:
+            mined, facts = mine(embed(run, texts, keep_as=texts.name, progress=bar.update), texts, miner)
+            write(mined, {**facts, "checkpoint_step": run.step})
+            return
+        missing = in_parts.mine_part(
+            run,
+            texts,
+            miner,
+            part,
+            keep_as=texts.name,
+            write=lambda pairs, facts: write(pairs, {**facts, "checkpoint_step": run.step}),
+            texts_per_shard=args.texts_per_shard,
+            progress=bar.update,
+        )
+    if isinstance(missing, list):
+        print(json.dumps({"shard": str(part), "missing_shards": [str(one) for one in missing]}))
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -102,6 +130,13 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     search.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index")
     search.add_argument("--ef_search", type=int, help="candidates to keep in an HNSW index")
     search.add_argument("--faiss_device", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
+    arguments.add_shard(parser)
+    parser.add_argument(
+        "--texts_per_shard",
+        type=numeric(PositiveInt),
+        default=encode.TEXTS_PER_SHARD,
+        help="texts encoded at a time (default 32768)",
+    )
     statistics = parser.add_argument_group("statistics")
     statistics.add_argument("--bm25_negatives_dir", help="BM25's generations, to report the share of common negatives")
     statistics.add_argument("--judgements", help="more complete qrels, to report the share of relevant negatives")

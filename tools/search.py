@@ -15,18 +15,12 @@ import re
 import shutil
 import sys
 import textwrap
-from pathlib import Path
 
 from de_jax import command
-from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir, input_policy
-from de_jax.files import outputs
-from de_jax.files.progress import progress_bar
-from de_jax.retrieval import encode, faiss_index
-from de_jax.retrieval.embedding_files import open_embeddings
-from de_jax.retrieval.maxp import of_docs, passages_of
-from de_jax.retrieval.searcher import Searcher, printable
-from de_jax.training.run.run_folder import Run, load_run
+from de_jax.retrieval import faiss_index
+from de_jax.retrieval.searcher import Searcher, open_searcher, printable
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
 
 
@@ -39,30 +33,19 @@ def main(argv: list[str] | None = None) -> None:
     corpus = beir.find_file(args.dataset_dir, "corpus")
     docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=args.skip_empty)
     texts = dict(zip(*docs, strict=True))
-    searcher = _open(load_run(args.run_dir, args.step), corpus, texts, build_index, args)
+    searcher = open_searcher(
+        load_run(args.run_dir, args.step),
+        corpus,
+        texts,
+        build_index=build_index,
+        embeddings_dir=args.embeddings_dir,
+        skip_empty=args.skip_empty,
+    )
     if args.query is None:
         _prompt(searcher, args.k, len(texts))
     else:
         found = json.dumps({"query": args.query, "results": searcher.search(args.query, args.k)}, ensure_ascii=False)
         print(re.sub(r"[\x7f-\x9f]", lambda control: f"\\u{ord(control[0]):04x}", found))  # JSON escapes the others
-
-
-def _open(
-    run: Run, corpus: Path, texts: dict[str, str], build_index: faiss_index.IndexBuilder, args: argparse.Namespace
-) -> Searcher:
-    if args.embeddings_dir:
-        folder = Path(args.embeddings_dir)
-    else:
-        docs = cached_token_store(corpus, run.doc.tokenizer, outputs.cache_dir() / "token_stores", skip_empty=args.skip_empty)
-        store = passages_of(run, docs) or docs
-        with progress_bar(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
-            folder = encode.cached_docs(run, store, Path(args.dataset_dir).resolve().name, progress=bar.update)
-    row_ids, embeddings, manifest = open_embeddings(folder)
-    if args.embeddings_dir and manifest["model"] != encode.tower_hash(run, "doc"):
-        raise InputError(f"{folder} is not by step {run.step} of {args.run_dir}; run encode_corpus with it again.")
-    index, ids = of_docs(build_index(embeddings, row_ids, folder), row_ids)
-    beir.require_known(ids, texts, f"{args.embeddings_dir or run.run_dir}: documents that are not in {corpus}")
-    return Searcher(run, ids, index, texts)
 
 
 def _prompt(searcher: Searcher, k: int, num_docs: int) -> None:

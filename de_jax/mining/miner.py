@@ -27,7 +27,7 @@ from de_jax.retrieval.index import ExactIndex, Index
 from de_jax.retrieval.maxp import MaxPIndex
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, check_fields
 from de_jax.training.run.run_folder import Run
-from de_jax.types import PADDING_ID, InputError
+from de_jax.types import PADDING_ID, InputError, Ranking
 
 MIN_RELEVANCE = 1
 """The grade from which a judged document is a positive."""
@@ -108,6 +108,25 @@ class Embedded(NamedTuple):
     seconds: dict[str, float]
 
 
+class Wanted(NamedTuple):
+    """What a search for negatives asks for."""
+
+    query_rows: Int[np.ndarray, " q"]  # of the query store: every query of a training pair
+    anchors: Int[np.ndarray, " P"]  # the place of each pair's query among them
+    known: Int[np.ndarray, "known 2"]  # (place of a query, document) that is no negative
+    depth: int  # documents of each query
+
+
+def wanted(texts: TrainingTexts, miner: Miner) -> Wanted:
+    """The queries of the training pairs, what they must not get, and how deep their rankings are to be."""
+    query_rows, anchors = np.unique(texts.pairs[:, 0], return_inverse=True)
+    known = np.unique(np.stack([anchors, texts.pairs[:, 1]], axis=1), axis=0)
+    if texts.drop_identical_ids:
+        known = _with(known, texts.doc_store.rows_of(texts.query_store.encoded_ids[query_rows]))
+    depth = max(miner.last_rank + _most(known), mining_statistics.DEPTH)
+    return Wanted(query_rows, anchors, known, min(texts.doc_store.num_texts, depth))
+
+
 def embed(run: Run, texts: TrainingTexts, *, keep_as: str | None, progress: encode.Progress | None = None) -> Embedded:
     """Encodes all documents and the queries that are trained on.
 
@@ -136,6 +155,7 @@ def mine(
     *,
     previous: Int[np.ndarray, "P m"] | None = None,
     score: Score | None = None,
+    ranking: Ranking | None = None,
 ) -> tuple[MinedPairs, dict[str, Any]]:
     """The hard negatives of every training pair.
 
@@ -149,6 +169,7 @@ def mine(
         miner: the settings of mining.
         previous: the document rows of the generation before, for the statistics.
         score: scores the index of documents, for the statistics.
+        ranking: of the queries that are `wanted`, so deep; None to search.
 
     Returns:
         The negatives, and what a manifest says of them: seconds by stage, candidates, what each filter took, statistics.
@@ -157,16 +178,14 @@ def mine(
         InputError: mined queries for documents of several passages, or a generation or file to compare with that does not fit.
     """
     clock = _Clock(embedded.seconds)
-    anchors = np.searchsorted(embedded.query_rows, texts.pairs[:, 0])  # [P] places among the queries
+    _, anchors, known, depth = wanted(texts, miner)
     positives = texts.pairs[:, 1]
-    index = _index_of_docs(embedded, texts, miner)
-    clock.lap("index")
-    known = np.unique(np.stack([anchors, positives], axis=1), axis=0)
-    if texts.drop_identical_ids:
-        known = _with(known, texts.doc_store.rows_of(texts.query_store.encoded_ids[embedded.query_rows]))
-    depth = max(miner.last_rank + _most(known), mining_statistics.DEPTH)
-    ranking = index.search(embedded.queries, min(texts.doc_store.num_texts, depth))
-    clock.lap("search")
+    if ranking is None or score:
+        index, _ = index_of_docs(embedded.docs, texts, miner, folder=embedded.folder)
+        clock.lap("index")
+    if ranking is None:
+        ranking = index.search(embedded.queries, depth)
+        clock.lap("search")
     positive_scores = _positive_scores(embedded, texts, anchors)
     teacher = teacher_scores.by_rows(miner.teacher_scores, texts.query_store, texts.doc_store) if miner.teacher_scores else None
     mined = choose(
@@ -253,11 +272,30 @@ def mine_bm25(
     return found, {**facts, "neg_docs": mined.facts(), "k1": k1, "b": b, "seconds": clock.seconds}
 
 
-def _index_of_docs(embedded: Embedded, texts: TrainingTexts, miner: Miner) -> Index:
-    build = miner.index_builder()
+def index_of_docs(
+    docs: Float[np.ndarray, "n D"],
+    texts: TrainingTexts,
+    miner: Miner,
+    rows: range | None = None,
+    *,
+    folder: Path | None = None,
+) -> tuple[Index, Int[np.ndarray, " n"]]:
+    """An index of documents by their embeddings, and the document of each; or of some `rows`, the first of which it calls 0.
+
+    Args:
+        docs: of the rows.
+        texts: the training texts; their passages, where they have any, are the rows.
+        miner: which index.
+        rows: of the corpus; None for all.
+        folder: that holds the embeddings; a FAISS index is kept there.
+    """
+    build, store = miner.index_builder(), texts.passages or texts.doc_store
+    ids, rows = (store.ids, range(store.num_texts)) if rows is None else (store.ids[rows.start : rows.stop], rows)
+    index = build(docs, ids, folder)
     if texts.passages is None:
-        return build(embedded.docs, texts.doc_store.ids, embedded.folder)
-    return MaxPIndex(build(embedded.docs, texts.passages.ids, embedded.folder), texts.passages.doc_rows)
+        return index, np.arange(rows.start, rows.stop)
+    doc_rows = texts.passages.doc_rows[rows.start : rows.stop]
+    return MaxPIndex(index, doc_rows - doc_rows[0]), doc_rows
 
 
 def _positive_scores(embedded: Embedded, texts: TrainingTexts, anchors: Int[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:

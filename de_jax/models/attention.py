@@ -55,7 +55,7 @@ class SelfAttention(nn.Module):
             Linear(joined, std, self.dtype, self.use_bias, name=name)(x).astype(self.dtype).reshape(heads)
             for name, std in (("query", query_std), ("key", model_dim**-0.5), ("value", model_dim**-0.5))
         )
-        dropout, drop = Dropout(self.dropout_rate), None
+        dropout, drop = Dropout(self.dropout_rate, hashed=self.attention_dropout == "per_weight"), None
         if self.attention_dropout == "per_key":
             # One mask of the weights for all queries of a text is a mask of whole value vectors.
             value = value * dropout(jnp.ones(heads[:-1], self.dtype), deterministic)[..., None]

@@ -88,10 +88,19 @@ class DualEncoder:
         lengths: Int[Array, "b S"] | None = None,
     ) -> Float[Array, "b S D"]:
         """Embeddings by one tower ("query" or "doc") of the S texts of each row; see `Tower` and `types.Packed`."""
-        config = {"query": self.query, "doc": self.doc}[tower]
-        parts = {part: tree for part, tree in {**params.get("shared", {}), **params.get(tower, {})}.items() if part in PARTS}
         rngs = None if rng is None else {"dropout": rng}
-        return Tower(config).apply({"params": parts}, tokens, rng is None, lengths, rngs=rngs)  # type: ignore[return-value]
+        return self._apply(tower, params, tokens, rng is None, lengths, rngs=rngs)
+
+    def token_embeddings(self, tower: str, params: Params, tokens: Int[Array, "b L"]) -> Float[Array, "b L E"]:
+        """The vectors that the encoder of one tower ("query" or "doc") reads for padded texts, in the embedder's precision."""
+        return self._apply(tower, params, tokens, method=Tower.embedded)
+
+    def encode_embedded(
+        self, tower: str, params: Params, embedded: Float[Array, "b L E"], tokens: Int[Array, "b L"]
+    ) -> Float[Array, "b D"]:
+        """Embeddings by one tower from `token_embeddings`, which may have been changed; `tokens` say what is padding."""
+        segments = (tokens != 0).astype(jnp.int32)
+        return self._apply(tower, params, embedded, segments, method=Tower.from_embedded)[:, 0]
 
     def embed(
         self,
@@ -210,6 +219,12 @@ class DualEncoder:
         """The model that `to_json` described."""
         towers = {name: _tower_from_json(value[name]) for name in ("query", "doc")}
         return cls(**towers, shared=tuple(value["shared"]), initial_temperature=value["initial_temperature"])
+
+    def _apply(self, tower: str, params: Params, *arguments: Any, **options: Any) -> Array:
+        """Calls one tower with its own parts of the parameters and the shared ones."""
+        config = {"query": self.query, "doc": self.doc}[tower]
+        parts = {part: tree for part, tree in {**params.get("shared", {}), **params.get(tower, {})}.items() if part in PARTS}
+        return Tower(config).apply({"params": parts}, *arguments, **options)
 
     def _scale(self, params: Params) -> Array | None:
         if self.initial_temperature is None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import math
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
@@ -166,10 +168,12 @@ class Dropout(nn.Module):
     Args:
         rate: the share.
         per_text: all tokens of a text share one draw [E], as T5X has it (`broadcast_dims=(-2,)`); else each value has its own.
+        hashed: a hash of its place decides on each value, see `hashed_bits`; for as many values as attention weights are.
     """
 
     rate: float
     per_text: bool = False
+    hashed: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, ...], deterministic: bool, segments: Int[Array, "b L"] | None = None) -> Float[Array, ...]:
@@ -177,6 +181,9 @@ class Dropout(nn.Module):
         dropped = min(round(self.rate * 2**16), 2**16 - 1)  # of 65,536
         if deterministic or dropped == 0:
             return x
+        if self.hashed:
+            bits = hashed_bits(self.make_rng("dropout"), x.shape) >> 16
+            return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), jnp.zeros_like(x))
         half = (*x.shape[:-1], -(-x.shape[-1] // 2))
         pairs = jax.lax.bitcast_convert_type(jax.random.bits(self.make_rng("dropout"), half, jnp.uint32), jnp.uint16)
         bits = pairs.reshape(*half[:-1], -1)[..., : x.shape[-1]]
@@ -184,6 +191,21 @@ class Dropout(nn.Module):
             assert segments is not None
             bits = jnp.take_along_axis(bits, first_of_text(segments)[..., None], axis=1)
         return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), jnp.zeros_like(x))
+
+
+def hashed_bits(key: Array, shape: tuple[int, ...]) -> Array:
+    """32 random bits for each place of an array, uint32 [*shape]: a hash of the place and of a key.
+
+    Two multiplications a value where threefry has twenty rounds, and so little that XLA computes it where it is used. The
+    constants are those of lowbias32 (Wellons 2018). Places repeat after 2^32.
+    """
+    first, second = jax.random.bits(key, (2,), jnp.uint32)
+    strides = [math.prod(shape[axis + 1 :]) % 2**32 for axis in range(len(shape))]
+    places = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(stride) for axis, stride in enumerate(strides))
+    x = functools.reduce(jnp.add, places) ^ first
+    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15) ^ second) * np.uint32(0x846CA68B)
+    return x ^ (x >> 16)
 
 
 def gelu(x: Float[Array, ...]) -> Float[Array, ...]:

@@ -260,7 +260,7 @@ class RotaryAttention(nn.Module):
         if config.qk_norm:
             query, key = _norm(config, "query_norm")(query), _norm(config, "key_norm")(key)
         query, key = turn(query, *turns).astype(dtype), turn(key, *turns).astype(dtype)
-        dropout = Dropout(config.weights_dropout_rate)
+        dropout = Dropout(config.weights_dropout_rate, hashed=True)
         is_dropped = config.weights_dropout_rate and not deterministic
         context = attend(
             query,

@@ -29,7 +29,8 @@ class T5Config:
         num_layers: 0 leaves the embeddings, as DAFT's lightest query tower has them.
         mlp_dim: width inside a feed-forward layer.
         activation: "gated_gelu" is T5 1.1 (tanh gelu times a linear branch), "relu" is T5 1.0.
-        bias_per_layer: whether each layer has a relative position bias of its own (umT5, T5X's scanned layers), not one for all.
+        bias_per_layer: whether each layer, of a generator's decoder too, has a relative position bias of its own (umT5, T5X's
+            scanned layers), not one for all.
         dropout_rate: share dropped after the embedding, within and after each sub-layer, after the last norm, and of the attention
             weights, a key for all queries of its text at once as in T5X.
         dropout_broadcast: all tokens of a text share the other draws too, as in T5X Retrieval (`broadcast_dims=(-2,)`): mean

@@ -58,6 +58,8 @@ class T5DecoderLayer(nn.Module):
 
     def setup(self) -> None:
         config = self.config
+        if config.bias_per_layer:
+            self.relpos_bias = _bias_of(config)
         self.pre_self_attention_layer_norm = RMSNorm(config.dtype)
         self.self_attention = DecoderAttention(config)
         self.pre_cross_attention_layer_norm = RMSNorm(config.dtype)
@@ -71,7 +73,7 @@ class T5DecoderLayer(nn.Module):
         x: Float[Array, "r Q E"],
         doc: KeysValues,
         doc_visible: Bool[Array, "b 1 1 L"],
-        bias: Float[Array, "H Q K"],
+        bias: Float[Array, "H Q K"] | None,
         visible: Bool[Array, "1 1 Q K"],
         deterministic: bool,
         earlier: KeysValues | None,
@@ -83,6 +85,8 @@ class T5DecoderLayer(nn.Module):
         own = self.self_attention.keys_and_values(normed, deterministic)
         if earlier is not None:
             own = tuple(jax.lax.dynamic_update_slice_in_dim(*pair, position, axis=1) for pair in zip(earlier, own, strict=True))  # type: ignore[assignment]
+        if bias is None:
+            bias = self.relpos_bias(own[0].shape[1], position + jnp.arange(x.shape[1]))
         one_text = jnp.ones(x.shape[:2], jnp.int32)
         x = x + self.dropout(self.self_attention(normed, own, bias, visible), deterministic, one_text)
         normed = self.pre_cross_attention_layer_norm(x)
@@ -105,7 +109,8 @@ class T5Decoder(nn.Module):
 
     def setup(self) -> None:
         config = self.config
-        self.relpos_bias = RelativePositionBias(config.num_heads, config.num_buckets, config.max_distance, bidirectional=False)
+        if not config.bias_per_layer:
+            self.relpos_bias = _bias_of(config)
         self.layers = [T5DecoderLayer(config) for _ in range(self.num_layers)]
         self.decoder_norm = RMSNorm(config.dtype)
         self.dropout = config.dropout()
@@ -137,7 +142,7 @@ class T5Decoder(nn.Module):
         """
         num_keys = x.shape[1] if earlier is None else earlier[0][0].shape[1]
         positions = position + jnp.arange(x.shape[1])
-        bias = self.relpos_bias(num_keys, positions)
+        bias = None if self.config.bias_per_layer else self.relpos_bias(num_keys, positions)
         visible = (jnp.arange(num_keys)[None, :] <= positions[:, None])[None, None]
         one_text = jnp.ones(x.shape[:2], jnp.int32)
         x = self.dropout(x, deterministic, one_text)
@@ -152,6 +157,10 @@ class T5Decoder(nn.Module):
         """Scores of every entry of the vocabulary, float32; `table` is the embedding, for tied logits."""
         kernel = table.T if self.tied_logits else self.logits_dense()
         return product("ble,ev->blv", x.astype(self.config.dtype), kernel, jnp.dtype(jnp.float32))
+
+
+def _bias_of(config: T5Config) -> RelativePositionBias:
+    return RelativePositionBias(config.num_heads, config.num_buckets, config.max_distance, bidirectional=False)
 
 
 class LogitsKernel(nn.Module):

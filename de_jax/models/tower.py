@@ -124,8 +124,18 @@ class Tower(nn.Module):
                 text a row.
         """
         segments = (tokens != 0).astype(jnp.int32) if lengths is None else segments_of(lengths, tokens.shape[1])
-        hidden = self.encoder(self.embedder(tokens, segments, deterministic), segments, deterministic)
         num_texts = 1 if lengths is None else lengths.shape[1]
+        return self.from_embedded(self.embedder(tokens, segments, deterministic), segments, num_texts, deterministic)
+
+    def embedded(self, tokens: Int[Array, "b L"]) -> Float[Array, "b L E"]:
+        """What the encoder reads of one padded text a row: the embedder's vectors, without dropout."""
+        return self.embedder(tokens, (tokens != 0).astype(jnp.int32), True)
+
+    def from_embedded(
+        self, embedded: Float[Array, "b L E"], segments: Int[Array, "b L"], num_texts: int = 1, deterministic: bool = True
+    ) -> Float[Array, "b {num_texts} D"]:
+        """The embeddings of texts whose tokens are vectors already."""
+        hidden = self.encoder(embedded, segments, deterministic)
         pooled = pool(hidden.astype(jnp.float32), segments, num_texts, self.config.pooling)
         embeddings = self.projection(pooled) if self.config.projection_dim else pooled
         return l2_normalize(embeddings) if self.config.normalize else embeddings

@@ -1,8 +1,8 @@
 """A model card: the README.md of an exported model, with the front matter that the Hugging Face hub reads.
 
 Facts come from the run's folder: `recipe.json`, `origin.json` and the evaluations of the exported checkpoint. Facts missing there
-are left out. The card of a model without a run describes only the model and its origin. Paths of this machine are cut to their
-last part.
+are left out. The card of a model without a run describes the model, its origin and the scores that it is given. Paths of this
+machine are cut to their last part.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def export(
     license: str | None = None,
     base_model: str | None = None,
     source: str | None = None,
+    reports: Sequence[Report] = (),
 ) -> list[str]:
     """Writes a run as `interop.export.export` does, with its card as README.md; gives the same notes.
 
@@ -58,6 +59,7 @@ def export(
         license: its identifier on the hub, such as "apache-2.0"; None leaves it out.
         base_model: hub name of the original model; None for the name in the run's folder.
         source: the folder or name of a model that is no run; None for a run.
+        reports: evaluations of a model that is no run; those of a run are in its folder.
 
     Raises:
         InputError: something that is no such identifier or name, or as of `interop.export.export`.
@@ -69,7 +71,9 @@ def export(
     name = Path(out_dir).resolve().name
 
     def card(notes: Sequence[str]) -> str:
-        return model_card(run, format, name=name, notes=notes, license=license, base_model=base_model, source=source)
+        return model_card(
+            run, format, name=name, notes=notes, license=license, base_model=base_model, source=source, reports=reports
+        )
 
     return export_.export(run, out_dir, format, card=card)
 
@@ -83,9 +87,11 @@ def model_card(
     license: str | None = None,
     base_model: str | None = None,
     source: str | None = None,
+    reports: Sequence[Report] = (),
 ) -> str:
     """The card of a run in a format; see `export`."""
-    recipe, reports = ({}, []) if source else (read_recipe_file(run.run_dir) or {}, kept_reports(run.run_dir, run.step))
+    recipe = {} if source else read_recipe_file(run.run_dir) or {}
+    reports = reports if source else kept_reports(run.run_dir, run.step)
     named = base_model or source
     sources = [named] if named else origins(run.run_dir)
     sections = {

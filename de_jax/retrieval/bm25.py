@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ import numpy as np
 from jaxtyping import Float
 
 from de_jax.types import InputError, Ranking
+
+WORD = re.compile(r"(?u)\b\w\w+\b")
+"""What bm25s takes for a word."""
 
 
 class BM25Index:
@@ -84,6 +88,17 @@ class BM25Index:
             rows[query, : len(best)] = self._order[best]
             scores[query, : len(best)] = all_scores[best]
         return Ranking(rows, scores)
+
+    def matches(self, query: str, text: str) -> list[tuple[int, int]]:
+        """Where a text has words of the query, compared as in a search: (begin, end) in characters.
+
+        Example:
+            >>> BM25Index(["a red fox"], ["fox"]).matches("Foxes are red", "The red fox")
+            [(4, 7), (8, 11)]
+        """
+        places = [match.span() for match in WORD.finditer(text)]
+        wanted, *found = self._words([query, *(text[begin:end] for begin, end in places)])
+        return [place for place, words in zip(places, found, strict=True) if set(words) & set(wanted)]
 
     def _words(self, texts: Sequence[str]) -> list[list[str]]:
         import bm25s

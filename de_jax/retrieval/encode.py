@@ -16,6 +16,7 @@ from de_jax.files import folders, outputs
 from de_jax.retrieval import reuse
 from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter
 from de_jax.retrieval.micro_batches import MicroBatch, Store, plan
+from de_jax.retrieval.parts import Part
 from de_jax.training.mesh import sharding
 from de_jax.training.run.model_hash import model_hash
 from de_jax.training.run.run_folder import Run
@@ -28,6 +29,8 @@ SMALL_BATCH, SMALL_BATCH_STEP, SMALL_LENGTH_MULTIPLE = 64, 4, 32
 """Tokens of the smallest micro-batch for a few texts, how many times larger each next one is, and of what widths are multiples."""
 BATCHES_AHEAD = 4
 """Batches dispatched before the oldest result is fetched; bounds the device memory."""
+TEXTS_PER_SHARD = 32768
+"""Texts between two points from which a killed process continues."""
 
 EncodeFn = Callable[[Array, Array], Array]
 """Packed token ids [b, L] and lengths [b, S], int32, to embeddings [b, S, D]; jitted, with the parameters bound as arguments."""
@@ -85,8 +88,9 @@ def encode_to_dir(
     model_hash: str,
     tokens_per_batch: int | None = None,
     length_multiple: int | None = None,
-    texts_per_shard: int = 32768,
+    texts_per_shard: int = TEXTS_PER_SHARD,
     known: tuple[reuse.Known, np.ndarray] | None = None,
+    part: Part | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Writes a store's embeddings to a folder, shard by shard; the same call after a kill continues and ends byte-equal.
@@ -102,6 +106,7 @@ def encode_to_dir(
         model_hash: tells this tower from every other, as `tower_hash(run, "doc")` does.
         texts_per_shard: texts between two points from which a killed run continues.
         known: embeddings by the same tower, and the hash of each text of the store; such texts are copied from there.
+        part: writes its texts to `part.folder(out_dir)` instead, unless `out_dir` is complete; `parts.join` makes that.
         tokens_per_batch, length_multiple, progress: as for `encode`.
 
     Raises:
@@ -120,14 +125,20 @@ def encode_to_dir(
         "length_multiple": length_multiple,
         "texts_per_shard": texts_per_shard,
     }
-    with outputs.in_turn(Path(out_dir)):
-        writer = EmbeddingWriter(Path(out_dir), source, batching)
+    folder, texts = Path(out_dir), range(store.num_texts)
+    if part and not EMBEDDINGS.is_in(folder):
+        folder, texts = part.folder(folder), part.rows(store.num_texts, texts_per_shard)
+        source |= {"num_texts": len(texts), "rows": [texts.start, texts.stop], "of": store.num_texts}
+    if not texts:
+        return
+    with outputs.in_turn(folder):
+        writer = EmbeddingWriter(folder, source, batching)
         if writer.is_complete():
             return
         if progress and writer.num_done:
             progress(writer.num_done)
-        for start in range(writer.num_done, store.num_texts, texts_per_shard):
-            rows = np.arange(start, min(start + texts_per_shard, store.num_texts))
+        for start in range(texts.start + writer.num_done, texts.stop, texts_per_shard):
+            rows = np.arange(start, min(start + texts_per_shard, texts.stop))
             there = known[0].find(known[1][rows]) if known else np.full(len(rows), -1)
             is_new, options = there < 0, _encode_options(batching)
             if is_new.any():
@@ -141,7 +152,7 @@ def encode_to_dir(
                 if progress:
                     progress(int(np.count_nonzero(~is_new)))
             writer.append(block)
-        writer.finish(store.ids)
+        writer.finish(store.ids[texts.start : texts.stop])
 
 
 def queries(run: Run, store: Store, **options: Any) -> Float[np.ndarray, "r D"]:
@@ -162,10 +173,20 @@ def docs_to_dir(run: Run, store: Store, out_dir: str | Path, **options: Any) -> 
     encode_to_dir(encode_fn(run, "doc"), store, out_dir, model_hash=tower_hash(run, "doc"), **options)
 
 
-def cached_docs(run: Run, store: Store, name: str, *, max_length: int | None = None, progress: Progress | None = None) -> Path:
+def cached_docs(
+    run: Run,
+    store: Store,
+    name: str,
+    *,
+    max_length: int | None = None,
+    part: Part | None = None,
+    texts_per_shard: int = TEXTS_PER_SHARD,
+    progress: Progress | None = None,
+) -> Path:
     """The folder of the document embeddings, kept under `<run_dir>/embeddings/<name>` by model, texts and length.
 
     An equal corpus that was encoded under another name is found there. Of a corpus that has changed only new texts are encoded.
+    With a `part`, only its texts are, into a folder beside; `parts.embeddings` opens them and `parts.join` makes the whole.
     """
     max_length, model = max_length or run.doc.max_length, tower_hash(run, "doc")
     key = folders.key_of(f"{model} {store.content_hash} {max_length}")
@@ -173,8 +194,11 @@ def cached_docs(run: Run, store: Store, name: str, *, max_length: int | None = N
     out_dir = next(folder.glob(f"*/step_*-{key}"), folder / name / f"step_{run.step}-{key}")
     if not EMBEDDINGS.is_in(out_dir):
         hashes, before = reuse.text_hashes(store, max_length), reuse.find(folder, model=model, max_length=max_length)
-        docs_to_dir(run, store, out_dir, max_length=max_length, known=(before, hashes) if before else None, progress=progress)
-        reuse.keep(out_dir, hashes)
+        known = (before, hashes) if before else None
+        options = {"max_length": max_length, "texts_per_shard": texts_per_shard, "progress": progress}
+        docs_to_dir(run, store, out_dir, known=known, part=part, **options)
+        if part is None:
+            reuse.keep(out_dir, hashes)
     return out_dir
 
 

@@ -1,7 +1,8 @@
 """The order and the shapes in which texts go through an encoder: little padding, few shapes.
 
 Short texts are packed, several in a row. Longer ones have a row each and are taken longest first: a batch is as wide as its
-longest text, rounded up, and its number of rows follows from that width alone, so that each width is compiled once.
+longest text, rounded up, and its number of rows follows from that width alone, so that each width is compiled once. Too few of
+them to fill a batch are packed with the short ones where they fit in such a row.
 """
 
 from __future__ import annotations
@@ -70,11 +71,13 @@ def plan(lengths: Int[np.ndarray, " n"], *, tokens_per_batch: int, length_multip
     while start < len(long):
         row_length = padded_length(int(lengths[long[start]]), length_multiple)
         num_rows = _num_rows(row_length, tokens_per_batch)
+        if row_length <= SHORT_ROW and len(long) - start < num_rows:
+            break
         positions = long[start : start + num_rows]
         row = np.arange(len(positions), dtype=np.int32)
         yield MicroBatch(positions, row, np.zeros_like(row), num_rows, row_length, 1)
         start += num_rows
-    short = order[len(long) :]
+    short = order[min(start, len(long)) :]
     if len(short):
         yield from _packed(short, lengths[short], _num_rows(SHORT_ROW, tokens_per_batch))
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
+from de_jax.data.stores.corpus import cached_token_store
+from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.retrieval import encode
+from de_jax.files import outputs
+from de_jax.files.progress import progress_bar
+from de_jax.retrieval import encode, faiss_index
+from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.index import Index
+from de_jax.retrieval.maxp import of_docs, passages_of
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
 
@@ -36,19 +43,72 @@ class Searcher:
 
     def search(self, query: str, k: int) -> list[dict[str, Any]]:
         """The k best documents as {"rank", "score", "id", "text"}, the text cut to a snippet."""
-        ranking = self._index.search(self._embedding(query), k)
-        found = zip(ranking.doc_rows[0].tolist(), ranking.scores[0].tolist(), strict=True)
-        hits = [(self._ids[row], score) for row, score in found if row >= 0]
         return [
             {"rank": rank, "score": round(score, 6), "id": doc_id, "text": snippet(self._texts[doc_id])}
-            for rank, (doc_id, score) in enumerate(hits, start=1)
+            for rank, (doc_id, score) in enumerate(self.ranked(self.embedding(query), k).items(), start=1)
         ]
 
-    def _embedding(self, query: str) -> np.ndarray:
+    def embedding(self, query: str) -> Float[np.ndarray, "1 D"]:
+        """A query's embedding, float32."""
         tokens, lengths = padded_tokens(
             self._run.query.tokenizer, [query], max_length=self._run.query.max_length, length_multiple=LENGTH_MULTIPLE
         )
         return np.asarray(self._encode(tokens, lengths))[:, 0]
+
+    def ranked(self, embedding: Float[np.ndarray, "1 D"], k: int) -> dict[str, float]:
+        """The scores of the k best documents by id, best first."""
+        ranking = self._index.search(embedding, k)
+        found = zip(ranking.doc_rows[0].tolist(), ranking.scores[0].tolist(), strict=True)
+        return {self._ids[row]: score for row, score in found if row >= 0}
+
+    def compile(self, num_tokens: int) -> None:
+        """Compiles the query tower for queries of up to so many tokens, so that no such query waits for it."""
+        for width in range(LENGTH_MULTIPLE, num_tokens + LENGTH_MULTIPLE, LENGTH_MULTIPLE):
+            self._encode(np.ones((1, width), np.int32), np.array([[width]], np.int32))
+
+
+def open_searcher(
+    run: Run,
+    corpus: Path,
+    texts: Mapping[str, str],
+    *,
+    build_index: faiss_index.IndexBuilder | None = None,
+    embeddings_dir: str | Path | None = None,
+    skip_empty: bool = False,
+) -> Searcher:
+    """A searcher of a corpus file; the first one encodes the documents and keeps them in the run's folder.
+
+    Args:
+        run: embeds documents and queries.
+        corpus: the documents, see `beir.iter_docs`.
+        texts: the same documents by id.
+        build_index: see `faiss_index.index_builder`; by default the exact index.
+        embeddings_dir: embeddings of the corpus by this run, from encode_corpus.
+        skip_empty: see `beir.iter_queries`.
+
+    Raises:
+        InputError: embeddings of another model or of other documents, and the errors of reading the corpus.
+    """
+    if embeddings_dir:
+        folder = Path(embeddings_dir)
+    else:
+        docs = cached_token_store(corpus, run.doc.tokenizer, outputs.cache_dir() / "token_stores", skip_empty=skip_empty)
+        store = passages_of(run, docs) or docs
+        with progress_bar(total=store.num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
+            folder = encode.cached_docs(run, store, corpus.parent.resolve().name, progress=bar.update)
+    row_ids, embeddings, manifest = open_embeddings(folder)
+    if embeddings_dir and not _is_by(run, manifest["model"]):
+        raise InputError(f"{folder} is not by step {run.step} of {run.run_dir}; run encode_corpus with it again.")
+    build_index = build_index or faiss_index.index_builder("exact")
+    index, ids = of_docs(build_index(embeddings, row_ids, folder), row_ids)
+    beir.require_known(ids, texts, f"{embeddings_dir or run.run_dir}: documents that are not in {corpus}")
+    return Searcher(run, ids, index, texts)
+
+
+def _is_by(run: Run, tower_hash: str) -> bool:
+    """Whether a run's document tower has this hash, in its own precision or in one of `encode_corpus --dtype`."""
+    models = (run.model.with_dtype(dtype) for dtype in (None, "float32", "bfloat16"))
+    return any(encode.tower_hash(run._replace(model=model), "doc") == tower_hash for model in models)
 
 
 def padded_tokens(

@@ -1,15 +1,18 @@
 """Each benchmark at its smallest: one JSON line with the figures that the results are read from."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_run
 
 from benchmarks import compare_peers, encode_throughput, lengths, measure, step_time
 from de_jax.data.text import beir
+from de_jax.types import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {"device", "backend", "processor", "num_cpus", "load_average", "python", "versions", "commit", "sizes"}
@@ -105,6 +108,54 @@ def test_lengths_have_the_means_of_msmarco_and_are_the_same_each_time():
         assert drawn.mean() == pytest.approx(mean, rel=0.01)
         assert np.median(drawn) < drawn.mean()
         np.testing.assert_array_equal(drawn, lengths.msmarco_like(kind, 20000, seed=0))
+
+
+def test_real_texts_are_those_of_a_dataset_and_pairs_those_judged_relevant(tmp_path, monkeypatch):
+    dataset_dir = tiny_run.write_dataset(tmp_path)
+    tokenizer = tiny_run.train_tokenizer(tmp_path / "spiece.model")
+    monkeypatch.setattr(lengths, "_tokenizer", lambda model, kind: tokenizer)
+
+    def ids(text, max_length):
+        return [*tokenizer.encode([text])[0][: max_length - 1], *tokenizer.suffix_ids]
+
+    of_queries = lengths.real_texts(str(dataset_dir), "folder", "query", 2)
+    expected = [ids(text, 16) for _, text in tiny_run.QUERIES[:2]]
+    assert [text.tolist() for text in lengths.ids_of(of_queries, 16)] == expected
+    (pair,) = zip(*(lengths.ids_of(side, 5) for side in lengths.real_pairs(str(dataset_dir), "folder", 1).values()), strict=True)
+    _, title, text = tiny_run.DOCS[2]
+    assert [side.tolist() for side in pair] == [ids("grey wolf den", 5), ids(f"{title} {text}", 5)]
+    with pytest.raises(InputError, match="has 1 pairs, but 2 are asked for"):
+        lengths.real_pairs(str(dataset_dir), "folder", 2)
+
+
+def test_real_texts_need_a_model_with_a_tokenizer(tmp_path):
+    with pytest.raises(InputError, match="--model is small; give a folder"):
+        lengths.real_texts(str(tiny_run.write_dataset(tmp_path)), "small", "doc", 1)
+
+
+@pytest.mark.soak
+def test_a_model_in_a_folder_stands_beside_the_same_model_in_torch_on_real_texts(run, tmp_path):
+    import pretrained_folders
+
+    pretrained_folders.write_sentence_transformer(tmp_path / "model", "bert")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(re.sub(r'(dropout_prob": )0.1', r"\g<1>0.0", config.read_text()))
+    beir.write(tmp_path / "data", tiny_run.DOCS, tiny_run.QUERIES, {"test": tiny_run.QRELS["test"]})
+    small = (
+        f"--model={tmp_path / 'model'}",
+        f"--dataset_dir={tmp_path / 'data'}",
+        "--repeats=1",
+        "--peak_tflops=0.1",
+        "--dtype=float32",
+    )
+    report = run("encode_throughput", "--max_doc_length=12", "--peer_dtypes", "float32", small=small)
+    for kind, num_texts in (("passages", 10), ("queries", 3)):
+        assert report[kind]["num_texts"] == num_texts
+        assert report[kind]["min_cosine"]["peer_float32"] > 0.9999
+    still = ("--optimizer=adamw", "--peer_learning_rate=1e-12", "--gin=train.learning_rate=1e-12")
+    report = run("step_time", "--batch_size=2", "--num_batches=1", "--doc_length=12", *still, small=small)
+    assert report["last_loss"]["ours"] == pytest.approx(report["last_loss"]["peer"], rel=1e-3)
+    assert report["doc_length"]["longest"] <= 12
 
 
 def test_runs_alternate_and_ratios_are_taken_within_a_repeat():

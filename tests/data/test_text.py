@@ -56,6 +56,22 @@ def test_a_special_token_spelt_out_in_a_text_is_text(tmp_path):
     assert tokenizer.encode(["hello [SEP]"])[0].tolist() == [4, 7, 9, 8]
 
 
+@pytest.mark.parametrize("prompt", ["", "fox: "])
+def test_spans_say_where_in_the_text_each_token_comes_from(tmp_path, tokenizer, prompt):
+    text = "the  fœx \u65e5\u672c the dog"
+    sentencepiece = tokenizing.with_prompt(tokenizer, prompt)
+    wordpiece = tokenizing.with_prompt(tokenizing.load_tokenizer(write_wordpiece(tmp_path)), prompt)
+    for one, words in ((sentencepiece, text.split()), (wordpiece, ["the", "fœx", "\u65e5", "\u672c", "the", "dog"])):
+        spans = one.spans(text)
+        assert len(spans) == len(one.encode([text])[0])
+        assert all(0 <= begin <= end <= len(text) for begin, end in spans)
+        assert "".join(text[begin:end] for begin, end in spans).split() == " ".join(words).split() or one is wordpiece
+        if one is wordpiece:
+            assert [text[begin:end] for begin, end in spans if begin < end] == words
+    with pytest.raises(InputError, match="is not UTF-8"):
+        sentencepiece.spans("fox \udc80")
+
+
 def test_saved_tokenizers_load_again_with_the_same_fingerprint(tmp_path, tokenizer):
     for number, original in enumerate([tokenizer, tokenizing.load_tokenizer(write_wordpiece(tmp_path / "json"))]):
         copy_dir = tmp_path / str(number)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pretrained_folders
 import pytest
+from interop import test_architectures as architectures
 from pretrained_folders import WORDS, write_sentence_transformer
 
 from de_jax import trainer
@@ -91,6 +92,33 @@ def test_one_command_gives_a_pair_of_towers_and_pictures(folders, tmp_path, caps
         daft.main([argument if argument != "0" else "3" for argument in command])
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["modernbert", "qwen3 with an untied head"])
+def test_rotary_models_are_cut_aligned_and_trained_by_a_curriculum(folders, tmp_path, capsys, name):
+    """From a model without a projection: DAFT gives it one, and a curriculum its documents' queries."""
+    model, data = tmp_path / "model", folders / "data"
+    architectures.torch_model(architectures.ROWS[name]).save_pretrained(model)
+    pretrained_folders.write_tokenizer(model, "bert")
+    command = [f"--model={model}", f"--dataset_dir={data}", f"--out_dir={tmp_path / 'daft'}", *SMALL, "--query_layers=2"]
+    daft.main([*command, "--num_align_steps=2", "--num_steps=2", "--learning_rate=1e-3", "--gin1.Alignment.delta=-1e9"])
+    assert list(json.loads(capsys.readouterr().out)["systems"]) == ["model", "2_layers"]
+    imported, aligned, tuned = (load_run(tmp_path / "daft" / run) for run in ("model", "2_layers/aligned", "2_layers/tuned"))
+    assert (aligned.model.query.encoder.num_layers, aligned.model.query.pooling) == (2, imported.model.query.pooling)
+    assert aligned.params["shared"]["projection"]["kernel"].shape == (32, 512)
+    for part, params in imported.params["shared"].items():
+        jax.tree.map(np.testing.assert_array_equal, aligned.params["doc"][part], params)
+    assert np.any(tuned.params["doc"]["embedder"]["embedding"] != imported.params["shared"]["embedder"]["embedding"])
+    lines = [{"_id": f"d{i}", "queries": [f"{WORDS[(i + j) % 8]} {WORDS[j]}" for j in range(4)]} for i in range(64)]
+    (tmp_path / "queries.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = {"MODEL": model, "NUM_STEPS": 6, "make_mesh.data": 1, "train.log_every_steps": 1, "linear.warmup_steps": 0}
+    settings |= {"beir_pairs.dataset_dir": data, "beir_pairs.batch_size": 8, "beir_pairs.expansion": tmp_path / "queries.jsonl"}
+    gin = [f"--gin.{setting}={value}" for setting, value in settings.items()]
+    trainer.main(["--gin_file=recipes/curriculum.gin", *gin, f"--run_dir={tmp_path / 'run'}"])
+    losses = [line["loss"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
+    assert len(losses) == 6
+    assert np.isfinite(losses).all()
+
+
 def test_every_number_of_layers_gives_a_pair_of_its_own(folders, tmp_path, monkeypatch, capsys):
     asked = []
 
@@ -169,6 +197,7 @@ def test_a_layer_that_the_model_does_not_have_is_refused(folders, tmp_path):
         stage1(folders, tmp_path, QUERY_LAYERS=(0, 5))
 
 
+@pytest.mark.soak
 def test_latencies_stand_beside_each_other(aligned, tmp_path, capsys):
     (tmp_path / "queries.txt").write_text("hello world\n\na dense retrieval\n")
     measure_query_latency.main(

@@ -63,6 +63,7 @@ def assert_equal_params(run_dir, other_dir):
     jax.tree.map(np.testing.assert_array_equal, load_run(run_dir).params, load_run(other_dir).params)
 
 
+@pytest.mark.soak
 def test_a_colocated_run_mines_first_and_then_at_its_own_period(colocated):
     assert steps_and_generations(colocated) == {1: 0, 2: 8, 3: 16}
     (kept,) = (colocated / "embeddings" / mining_run.KEPT_AS).iterdir()

@@ -1,5 +1,6 @@
 """T5 with a decoder against transformers: names, logits and losses of the same folder."""
 
+import functools
 import json
 
 import jax
@@ -12,6 +13,10 @@ from pretrained_folders import SPECIALS, WORDS, write_tokenizer
 
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.interop import generators, huggingface_generator
+from de_jax.interop.architectures.t5 import generator_origins
+from de_jax.interop.pretrained import assemble
+from de_jax.models.generator import Generator
+from de_jax.models.t5 import T5Config
 from de_jax.types import Batch, InputError
 
 VOCAB_SIZE = len(SPECIALS["t5"]) + len(WORDS) + 3
@@ -82,6 +87,34 @@ def test_logits_and_loss_are_those_of_transformers(pair):
     np.testing.assert_allclose(jax.jit(model.loss)(params, batch)[0], float(expected.loss), rtol=1e-4)
 
 
+@pytest.mark.soak
+def test_logits_with_a_position_bias_of_each_layer_are_those_of_umt5():
+    torch.manual_seed(0)
+    sizes = {
+        "d_model": 32,
+        "num_layers": 2,
+        "num_decoder_layers": 3,
+        "num_heads": 4,
+        "d_kv": 8,
+        "d_ff": 48,
+        "vocab_size": VOCAB_SIZE,
+    }
+    theirs = transformers.UMT5ForConditionalGeneration(transformers.UMT5Config(**sizes, decoder_start_token_id=0)).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    config = T5Config(VOCAB_SIZE, 32, 2, 4, 8, 48, bias_per_layer=True, dtype="float32")
+    model = Generator(config, 3, tied_logits=True)
+    weights = {name: functools.partial(np.asarray, value) for name, value in theirs.state_dict().items()}
+    weights = {name: read for name, read in weights.items() if "embed_tokens" not in name and name != "lm_head.weight"}
+    like = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    params = assemble("torch", weights, generator_origins(model), like)
+    docs, queries = random_tokens([40, 7, 20], 40, 0), random_tokens([32, 3, 7], 32, 1)
+    expected, mask = torch_outputs(theirs, docs, queries).logits.numpy(), queries != 0
+    actual, scale = np.asarray(jax.jit(model.logits)(params, docs, queries)), np.abs(expected[mask]).max()
+    np.testing.assert_allclose(actual[mask] / scale, expected[mask] / scale, atol=1e-5)
+
+
 def rewritten(folder, out, change=lambda weights: weights, **config):
     out.mkdir()
     weights = change(safetensors.numpy.load_file(folder / "model.safetensors"))
@@ -99,6 +132,12 @@ QUERY = "decoder.block.1.layer.1.EncDecAttention.q.weight"
     [
         (lambda w: {n: a for n, a in w.items() if n != QUERY}, {}, f"lacks 1 arrays that the model needs: {QUERY}"),
         (lambda w: {**w, "decoder.extra": np.ones(2, np.float32)}, {}, "no place for: decoder.extra"),
+        (lambda w: {n: a for n, a in w.items() if n != "shared.weight"}, {}, "needs: shared.weight"),
+        (
+            lambda w: {**w, "decoder.embed_tokens.weight": w["shared.weight"] + 1},
+            {},
+            "embed_tokens.weight differs from shared.weight",
+        ),
         (lambda w: w, {"model_type": "umt5"}, "model_type 'umt5' is no generator here"),
         (lambda w: w, {"num_decoder_layers": 4}, "lacks 14 arrays|lacks 13 arrays"),
         (lambda w: w, {"num_decoder_layers": "two"}, "num_decoder_layers is 'two'"),

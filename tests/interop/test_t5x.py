@@ -138,7 +138,7 @@ def test_scanned_layers_are_taken_apart_and_a_decoder_is_left_out(tmp_path, layo
 
 @pytest.mark.parametrize(("layout", "is_scanned", "is_tied"), [("ocdbt", True, False), ("inline", False, True)])
 def test_a_generator_is_read_whether_its_layers_are_scanned_or_not(tmp_path, layout, is_scanned, is_tied):
-    model = Generator(T5Config(**SIZES, activation="gated_gelu"), 2, is_tied)
+    model = Generator(T5Config(**SIZES, activation="gated_gelu", bias_per_layer=is_scanned), 2, is_tied)  # as T5X has it
     params = params_of(model)
     target = {"token_embedder": params["embedder"], "encoder": params["encoder"], "decoder": params["decoder"]}
     if is_scanned:
@@ -147,6 +147,17 @@ def test_a_generator_is_read_whether_its_layers_are_scanned_or_not(tmp_path, lay
     found, read = t5x.read_generator(LAYOUTS[layout](tmp_path / "checkpoint_7", target))
     assert found.to_json() == model.to_json()
     assert_equal(read, params)
+
+
+def test_a_decoder_with_other_position_biases_than_the_encoder_is_refused(tmp_path):
+    params = params_of(Generator(T5Config(**SIZES, activation="gated_gelu", bias_per_layer=True), 2))
+    target = {"token_embedder": params["embedder"], "encoder": params["encoder"], "decoder": dict(params["decoder"])}
+    target["decoder"] |= {
+        f"layers_{i}": {k: v for k, v in target["decoder"][f"layers_{i}"].items() if k != "relpos_bias"} for i in (0, 1)
+    }
+    target["decoder"]["relpos_bias"] = params["decoder"]["layers_0"]["relpos_bias"]
+    with pytest.raises(InputError, match="lacks 2 arrays that the model needs: decoder/layers_0/relpos_bias/rel_embedding"):
+        t5x.read_generator(write_msgpack(tmp_path / "checkpoint_7", target))
 
 
 def test_a_dual_encoder_is_no_generator(tmp_path):

@@ -39,8 +39,9 @@ def generator(version="t5_1_1", **options):
     return Generator(T5Config(**SIZES, activation=activation, dropout_rate=0.5, dtype="float32", **options), 2, tied)
 
 
-def test_steps_with_kept_keys_and_values_equal_the_whole_text():
-    model = generator()
+@pytest.mark.parametrize("bias_per_layer", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_steps_with_kept_keys_and_values_equal_the_whole_text(bias_per_layer):
+    model = generator(bias_per_layer=bias_per_layer)
     params = random_params(model.init)
     docs, queries = DOCS[:4], tokens([6] * 8, 6, seed=1)
     expected = logits_of(model, params, np.repeat(docs, 2, axis=0), queries)

@@ -95,6 +95,23 @@ def test_dropout_zeroes_its_share_and_keeps_the_mean(width):
         assert abs(np.corrcoef(columns[:, 0], columns[:, 1])[0, 1]) < 0.05
 
 
+def test_hashed_dropout_decides_on_each_value_alone_by_key_and_place():
+    shape, rate = (40, 6, 50, 50), 0.3
+    apply = jax.jit(lambda key: Dropout(rate, hashed=True).apply({}, jnp.ones(shape), False, rngs={"dropout": key}))
+    kept, other = (np.asarray(apply(jax.random.key(seed))) for seed in (0, 1))
+    np.testing.assert_array_equal(kept, apply(jax.random.key(0)))
+    assert set(np.unique(kept)) == {0, np.float32(1 / (1 - round(rate * 2**16) / 2**16))}
+    noise = (1 - rate) * rate  # of one decision; the sum of n of them stays below five deviations
+    dropped, others = ((values == 0) - rate for values in (kept, other))
+    for axis in range(4):
+        of_line = dropped.sum(axis=axis)
+        assert abs(of_line.sum()) < 5 * (noise * dropped.size) ** 0.5
+        assert of_line.var() == pytest.approx(noise * shape[axis], rel=0.05)
+    for step in (1, 2, 50, 2500, 15000):
+        assert abs((dropped.ravel()[step:] * dropped.ravel()[:-step]).sum()) < 5 * noise * dropped.size**0.5
+    assert abs((dropped * others).sum()) < 5 * noise * dropped.size**0.5
+
+
 def test_dropout_is_off_when_deterministic_or_of_rate_zero():
     x = jnp.arange(6.0).reshape(1, 2, 3)
     assert Dropout(0.5).apply({}, x, True) is x

@@ -14,7 +14,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig, segments_of
 from de_jax.retrieval import encode as encode_
-from de_jax.retrieval import reuse
+from de_jax.retrieval import parts, reuse
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.encode import encode, encode_to_dir
 from de_jax.retrieval.micro_batches import plan
@@ -118,6 +118,14 @@ def test_short_texts_have_one_shape():
     assert set(tower.shapes) == {(8, 64, 16)}
 
 
+def test_a_few_longer_texts_share_rows_with_short_ones():
+    lengths = np.array([9] * 300 + [40, 33, 60], np.int32)
+    batches = list(plan(lengths, tokens_per_batch=1024))
+    assert {(batch.num_rows, batch.row_length) for batch in batches} == {(16, 64)}
+    assert sum(batch.num_rows * batch.row_length for batch in batches) == 3 * 1024  # 2,833 tokens
+    assert {300, 301, 302} <= set(np.concatenate([batch.positions for batch in batches]))
+
+
 def test_work_is_dispatched_ahead_and_bounded(monkeypatch):
     dispatched, fetched, ahead = [], [], []
 
@@ -182,6 +190,36 @@ def test_an_interrupted_run_continues_to_equal_bytes(tmp_path, fail_at):
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
     if fail_at == 12:
         assert len(again.shapes) < len(tower.shapes)
+
+
+@pytest.mark.parametrize("total", [2, 3, 8])
+def test_parts_in_any_order_with_a_kill_are_joined_to_equal_bytes(tmp_path, total):
+    """Of eight parts, two have no texts."""
+    store, whole, first = make_store(), tmp_path / "whole", parts.Part(0, total)
+    to_dir(CountingTower(), store, whole)
+    with pytest.raises(KeyboardInterrupt):
+        to_dir(CountingTower(1), store, tmp_path / "joined", part=first.all()[-1])
+    for part in reversed(first.all()):
+        assert part in parts.unfinished(tmp_path / "joined", part) or not part.rows(57, 10)
+        to_dir(CountingTower(), store, tmp_path / "joined", part=part)
+        assert part not in parts.unfinished(tmp_path / "joined", part)
+    parts.join(tmp_path / "joined", first)
+    assert contents(tmp_path / "joined") == contents(whole)
+    parts.remove(tmp_path / "joined", first)
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["joined", "whole"]
+
+
+def test_parts_by_two_models_are_not_joined(tmp_path):
+    for part, model in ((parts.Part(0, 2), "model"), (parts.Part(1, 2), "another")):
+        to_dir(CountingTower(), make_store(), tmp_path / "out", part=part, model_hash=model)
+    with pytest.raises(InputError, match=r"out\.part_1_of_2 was begun with model 'another', not 'model'"):
+        parts.join(tmp_path / "out", parts.Part(0, 2))
+
+
+@pytest.mark.parametrize("text", ["4/4", "1", "-1/4", "a/b", "0/0", "1/4 "])
+def test_what_names_no_part_is_refused(text):
+    with pytest.raises(InputError, match="give its number from 0 and how many there are"):
+        parts.Part.of(text)
 
 
 def test_a_shard_written_but_not_counted_is_written_again(tmp_path):

@@ -60,6 +60,42 @@ def test_a_runs_negatives_are_its_nearest_documents_without_any_positive_of_the_
     assert {name: generation.manifest[name] for name in ("queries", "docs")} == text_hashes(dataset_dir)
 
 
+@pytest.mark.parametrize("passages", [1, 3])
+def test_jobs_that_share_the_documents_mine_what_one_job_mines(printed, trained, dataset_dir, tmp_path, passages):
+    runs = [shutil.copytree(trained, tmp_path / name, ignore=shutil.ignore_patterns("embeddings")) for name in ("one", "many")]
+    for run_dir in runs:
+        lengths = {"max_passages": passages, "max_doc_length": 6} if passages > 1 else {}
+        outputs.write_json(run_dir / "run.json", {**outputs.read_json(run_dir / "run.json"), **lengths})
+    step = load_run(runs[0]).step
+    options = {"dataset_dir": dataset_dir, "step": step, "num_neg_docs": 3, "texts_per_shard": 4}
+    options |= {"num_neg_queries": 2} if passages == 1 else {}
+    printed(mine_negatives, **options, run_dir=runs[0])
+    waiting = [printed(mine_negatives, **options, run_dir=runs[1], shard=f"{number}/3") for number in (2, 0)]
+    assert [report["missing_shards"] for report in waiting] == [["0/3", "1/3"], ["1/3"]]
+    assert printed(mine_negatives, **options, run_dir=runs[1], shard="0/3")["missing_shards"] == ["1/3"]  # started again
+    report = printed(mine_negatives, **options, run_dir=runs[1], shard="1/3")
+    one, many = (folder_of(run_dir / "negatives") for run_dir in runs)
+    assert report["num_jobs"] == 3
+    assert {name: data for name, data in one.items() if name.endswith(".npy")} == {
+        name: data for name, data in many.items() if name.endswith(".npy")
+    }
+    one, many = (sorted(path.name for path in (run_dir / "embeddings" / "mined").glob("[!.]*")) for run_dir in runs)
+    assert one == many
+
+
+def folder_of(negatives_dir):
+    generation = generations.open_generation(negatives_dir, max(generations.numbers(negatives_dir)))
+    return {path.name: path.read_bytes() for path in generation.folder.iterdir()}
+
+
+def test_several_jobs_need_one_checkpoint_and_a_run(trained, dataset_dir, tmp_path):
+    data = [f"--dataset_dir={dataset_dir}", f"--negatives_dir={tmp_path}", "--shard=0/2"]
+    with pytest.raises(InputError, match="--shard needs the number of a checkpoint in --step"):
+        mine_negatives.main([*data, f"--run_dir={trained}"])
+    with pytest.raises(InputError, match="BM25 mines in one job"):
+        mine_negatives.main([*data, "--bm25", "--step=1"])
+
+
 def test_a_run_of_several_passages_mines_by_the_best_one(printed, trained, dataset_dir, tmp_path):
     run_dir = shutil.copytree(trained, tmp_path / "run")
     outputs.write_json(run_dir / "run.json", {**outputs.read_json(run_dir / "run.json"), "max_passages": 3, "max_doc_length": 6})

@@ -13,6 +13,7 @@ SIZES = {"vocab_size": 64, "num_layers": 1, "model_dim": 32, "mlp_dim": 32, "dro
 SMALL = ["--gin.train.optimizer=@adamw", *(f"--gin.T5Config.{name}={value}" for name, value in SIZES.items())]
 
 
+@pytest.mark.soak
 def test_plan_of_simulated_devices_is_one_json_object(capsys):
     shape = ["--batch_size=32", "--query_length=8", "--gin.beir_pairs.max_doc_length=16"]
     plan_run.main([*RECIPE, *SMALL, *shape, "--topology=cpu:8", "--gin.make_mesh.fsdp=2", "--gin.train.num_chunks=2"])

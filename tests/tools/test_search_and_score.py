@@ -33,6 +33,17 @@ def test_encode_corpus_writes_embeddings_that_search_accepts(trained, dataset_di
         printed(search, embeddings_dir=out_dir, step=3, **flags)
 
 
+def test_encode_corpus_in_another_precision_gives_near_embeddings_that_search_accepts(trained, dataset_dir, tmp_path, printed):
+    flags = {"run_dir": trained, "dataset_dir": dataset_dir}
+    folders = {dtype: tmp_path / dtype for dtype in ("float32", "bfloat16")}
+    found = {}
+    for dtype, out_dir in folders.items():
+        printed(encode_corpus, **flags, out_dir=out_dir, dtype=dtype)
+        found[dtype] = open_embeddings(out_dir)[1]
+    assert 0 < np.max(np.abs(found["bfloat16"] - found["float32"])) < 0.03
+    assert printed(search, embeddings_dir=folders["bfloat16"], query="red fox", **flags)["results"]
+
+
 def test_encode_corpus_takes_a_file_and_refuses_the_folder_of_another_step(trained, dataset_dir, tmp_path, printed):
     corpus, out_dir = dataset_dir / "corpus.jsonl.gz", tmp_path / "embeddings"
     first = printed(encode_corpus, run_dir=trained, corpus=corpus, out_dir=out_dir, step=3)
@@ -40,6 +51,16 @@ def test_encode_corpus_takes_a_file_and_refuses_the_folder_of_another_step(train
     assert printed(encode_corpus, run_dir=trained, corpus=corpus, out_dir=out_dir, step=3) == first
     with pytest.raises(InputError, match="was begun with model"):
         encode_corpus.main(["--run_dir", str(trained), "--corpus", str(corpus), "--out_dir", str(out_dir)])
+
+
+def test_jobs_that_share_a_corpus_write_what_one_writes(trained, dataset_dir, tmp_path, printed):
+    flags = {"run_dir": trained, "dataset_dir": dataset_dir, "step": 7, "texts_per_shard": 3}
+    one = printed(encode_corpus, **flags, out_dir=tmp_path / "one")
+    assert printed(encode_corpus, **flags, out_dir=tmp_path / "many", shard="1/2") == {"shard": "1/2", "missing_shards": ["0/2"]}
+    assert printed(encode_corpus, **flags, out_dir=tmp_path / "many", shard="0/2") == {**one, "out_dir": str(tmp_path / "many")}
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "many" / path.name).read_bytes()
+    assert not [*tmp_path.glob("many.*")]
 
 
 def test_search_ranks_by_the_inner_product(trained, dataset_dir, printed):

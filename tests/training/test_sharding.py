@@ -200,6 +200,7 @@ def test_default_rules_leave_a_dimension_whole_that_its_axes_do_not_divide():
     assert set(specs_of(sharding_rules.state_shardings(state, mesh).params).values()) == {PartitionSpec()}
 
 
+@pytest.mark.soak
 def test_checkpoint_of_one_mesh_continues_on_another(tmp_path):
     one, eight = training_on((1, 1, 1)), training_on((1, 8, 1))
     checkpoints = Checkpoints(tmp_path, keep=2)

@@ -66,6 +66,17 @@ def iter_all(path: str | Path, *, with_title: bool, skip_empty: bool) -> Iterato
     return ((text_id, text) for _, text_id, text in _records(Path(path), with_title=with_title, skip_empty=skip_empty))
 
 
+def titles_and_urls(path: str | Path) -> dict[str, tuple[str, str]]:
+    """The title and the url of each document by id, "" if it has none; read `url`, or the `url` of `metadata`, in jsonl.
+
+    A title begins the text that `iter_docs` gives. A url is the file's, and may be any text.
+
+    Raises:
+        InputError: a missing, truncated or malformed file; names the file and the line.
+    """
+    return {record.text_id: (record.title, record.url) for _, record in _lines(Path(path), with_title=True)}
+
+
 def count_docs(path: str | Path, judged: Iterable[str]) -> int:
     """How many documents have a text, after a look for all that were judged; an empty document may be judged too.
 
@@ -254,26 +265,39 @@ def read_texts(path: Path, *, with_title: bool, skip_empty: bool) -> tuple[Texts
 
 def _records(path: Path, *, with_title: bool, skip_empty: bool) -> Iterator[tuple[int, str, str]]:
     """Yields (line number, id, text) of a jsonl or tsv file."""
+    for line, record in _lines(path, with_title=with_title):
+        if not record.text and not skip_empty:
+            skip = input_policy.option("skip_empty")
+            raise InputError(
+                f"{path}, line {line}: the text of {record.text_id} is empty; remove the line, or skip empty texts with {skip}."
+            )
+        yield line, record.text_id, record.text
+
+
+class _Record(NamedTuple):
+    text_id: str
+    text: str  # begins with the title, where it is asked for
+    title: str = ""
+    url: str = ""
+
+
+def _lines(path: Path, *, with_title: bool) -> Iterator[tuple[int, _Record]]:
+    """Yields (line number, record) of a jsonl or tsv file."""
     suffixes = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
     if suffixes[:1] not in ([".jsonl"], [".tsv"], [".txt"]):
         raise InputError(f"{path}: the name must end in .jsonl, .tsv or .txt, with or without .gz.")
     parse = _parse_json if suffixes[0] == ".jsonl" else _parse_tsv
     for line, raw in read_lines(path):
         try:
-            text_id, text = parse(raw, with_title)
-            if not text_id or any(character in text_id for character in "\t\n\r\0"):
-                raise ValueError(f"the id {text_id!r} is empty or holds a tab, a line break or a null")
+            record = parse(raw, with_title)
+            if not record.text_id or any(character in record.text_id for character in "\t\n\r\0"):
+                raise ValueError(f"the id {record.text_id!r} is empty or holds a tab, a line break or a null")
         except ValueError as error:
             raise InputError(f"{path}, line {line}: {error}.") from None
-        if not text and not skip_empty:
-            skip = input_policy.option("skip_empty")
-            raise InputError(
-                f"{path}, line {line}: the text of {text_id} is empty; remove the line, or skip empty texts with {skip}."
-            )
-        yield line, text_id, text
+        yield line, record
 
 
-def _parse_json(raw: str, with_title: bool) -> tuple[str, str]:
+def _parse_json(raw: str, with_title: bool) -> _Record:
     record = parse_json(raw)
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
@@ -284,14 +308,17 @@ def _parse_json(raw: str, with_title: bool) -> tuple[str, str]:
         text_id = str(text_id)
     if not isinstance(text_id, str) or not isinstance(text, str) or not isinstance(title, str):
         raise ValueError("expected the strings '_id' and 'text', and 'title' if there is one")
-    return text_id, f"{title} {text}".strip()
+    metadata = record.get("metadata")
+    url = record.get("url") or (metadata.get("url") if isinstance(metadata, dict) else "")
+    return _Record(text_id, f"{title} {text}".strip(), title.strip(), url if isinstance(url, str) else "")
 
 
-def _parse_tsv(raw: str, with_title: bool) -> tuple[str, str]:
+def _parse_tsv(raw: str, with_title: bool) -> _Record:
     columns = raw.split("\t")
     if len(columns) == 4:
         text_id, url, title, body = columns
-        return text_id, (f"{title} {body}" if with_title else body).strip() or url  # a page may have neither
+        text = (f"{title} {body}" if with_title else body).strip() or url  # a page may have neither
+        return _Record(text_id, text, title.strip(), url)
     if len(columns) != 2:
         raise ValueError(f"expected 2 tab-separated columns (id, text) or 4 (id, url, title, body), found {len(columns)}")
-    return columns[0], columns[1].strip()
+    return _Record(columns[0], columns[1].strip())

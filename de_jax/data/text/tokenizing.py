@@ -29,6 +29,8 @@ PAD_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<|fim_pad|>", "<|finetune_right_pad_
 MASK_TOKENS = ("[MASK]", "<mask>")
 FIRST_BYTE = "<0x00>"
 _BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+Span = tuple[int, int]
+"""Begin and end in a text, in characters."""
 _UNKNOWN = "\U0010fffe"
 _PROMPT = schema.record({"prompt": schema.text})
 
@@ -48,6 +50,9 @@ class Tokenizer(Protocol):
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The int32 ids of each text, without special tokens and not truncated; several texts are encoded in parallel."""
+
+    def spans(self, text: str) -> list[Span]:
+        """Where in the text each id of `encode` comes from; empty for a prompt's, and some may overlap."""
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
         """The text of each row of ids, without special tokens; the inverse of `encode` up to what it normalizes."""
@@ -85,6 +90,17 @@ class SentencePieceTokenizer:
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         with _surrogates_refused(texts):
             return [np.array(ids, dtype=np.int32) for ids in self._processor.encode(list(texts), out_type=int)]
+
+    def spans(self, text: str) -> list[Span]:
+        from sentencepiece import sentencepiece_pb2
+
+        with _surrogates_refused([text]):
+            proto: Any = sentencepiece_pb2.SentencePieceText.FromString(  # type: ignore[attr-defined]
+                self._processor.encode([text], out_type="serialized_proto")[0]
+            )
+        is_first = np.frombuffer(text.encode(), np.uint8) & 0xC0 != 0x80  # a character's first byte
+        before = np.concatenate([[0], np.cumsum(is_first)])  # characters before each byte
+        return [(int(before[piece.begin]), int(before[piece.end])) for piece in proto.pieces]
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
         return list(self._processor.decode([row.tolist() for row in ids]))
@@ -139,6 +155,10 @@ class JsonTokenizer:
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._ours(np.array(encoding.ids, dtype=np.int32)) for encoding in encodings]
 
+    def spans(self, text: str) -> list[Span]:
+        with _rust_errors_named(self._path), _surrogates_refused([text]):
+            return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
+
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
         return list(self._tokenizer.decode_batch([self._ours(row).tolist() for row in ids]))
 
@@ -164,6 +184,10 @@ class PromptedTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return self.tokenizer.encode([self.prompt + text for text in texts])
+
+    def spans(self, text: str) -> list[Span]:
+        length = len(self.prompt)
+        return [(max(begin - length, 0), max(end - length, 0)) for begin, end in self.tokenizer.spans(self.prompt + text)]
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
         prompt = self.tokenizer.encode([self.prompt.rstrip()])[0]

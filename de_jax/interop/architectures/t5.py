@@ -18,8 +18,10 @@ DENSE_ACTIVATIONS = {"relu": "relu", "gated-gelu": "gelu_new"}
 TABLE, COPY_OF_TABLE = "shared.weight", "encoder.embed_tokens.weight"
 GENERATOR_TYPES = ("t5", "mt5")
 LOGITS = "lm_head.weight"
-COPIES = ("decoder.embed_tokens.weight", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight")
-"""What older folders of generators hold beside it: the table once more, and a position bias that nothing uses."""
+DECODER_TABLE = "decoder.embed_tokens.weight"
+"""The same table once more, in older folders."""
+UNUSED_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+"""In older folders; no version of T5 uses it."""
 KEYS = Keys(
     read=kind.READ
     + """ d_model num_layers num_heads d_kv d_ff relative_attention_num_buckets relative_attention_max_distance feed_forward_proj
@@ -82,9 +84,7 @@ def origins_of(config: T5Config, pad_id: int = 0) -> dict[str, Origin]:
         "embedder/embedding": Origin(TABLE, swapped_row=pad_id),
         "encoder/encoder_norm/scale": Origin("encoder.final_layer_norm.weight"),
     }
-    for index in range(config.num_layers if config.bias_per_layer else 1):
-        ours = f"encoder/layers_{index}" if config.bias_per_layer else "encoder"
-        origins[f"{ours}/relpos_bias/rel_embedding"] = _position_bias(f"encoder.block.{index}")
+    origins |= _position_biases(config, "encoder", config.num_layers)
     for index in range(config.num_layers):
         ours, theirs = f"encoder/layers_{index}", f"encoder.block.{index}.layer"
         origins[f"{ours}/pre_attention_layer_norm/scale"] = Origin(f"{theirs}.0.layer_norm.weight")
@@ -103,12 +103,13 @@ def own_name(name: str) -> str:
 def generator_origins(model: Generator) -> dict[str, Origin]:
     """Where transformers keeps each parameter of a T5 with its decoder (T5ForConditionalGeneration)."""
     found = origins_of(model.t5)
-    found["decoder/relpos_bias/rel_embedding"] = _position_bias("decoder.block.0")
+    num_layers = model.num_decoder_layers or model.t5.num_layers
+    found |= _position_biases(model.t5, "decoder", num_layers)
     found["decoder/decoder_norm/scale"] = Origin("decoder.final_layer_norm.weight")
     if not model.tied_logits:
         found["decoder/logits_dense/kernel"] = Origin(LOGITS, transposed=True)
     norms = ("pre_self_attention_layer_norm", "pre_cross_attention_layer_norm", "pre_mlp_layer_norm")
-    for index in range(model.num_decoder_layers or model.t5.num_layers):
+    for index in range(num_layers):
         ours, theirs = f"decoder/layers_{index}", f"decoder.block.{index}.layer"
         for number, name in enumerate(norms):
             found[f"{ours}/{name}/scale"] = Origin(f"{theirs}.{number}.layer_norm.weight")
@@ -131,8 +132,13 @@ def generator_json(model: Generator) -> dict[str, Any]:
     }
 
 
-def _position_bias(block: str) -> Origin:
-    return Origin(f"{block}.layer.0.SelfAttention.relative_attention_bias.weight", transposed=True)
+def _position_biases(config: T5Config, stack: str, num_layers: int) -> dict[str, Origin]:
+    places = [f"{stack}/layers_{index}" for index in range(num_layers)] if config.bias_per_layer else [stack]
+    name = "layer.0.SelfAttention.relative_attention_bias.weight"
+    return {
+        f"{place}/relpos_bias/rel_embedding": Origin(f"{stack}.block.{index}.{name}", transposed=True)
+        for index, place in enumerate(places)
+    }
 
 
 def _attention(ours: str, theirs: str) -> dict[str, Origin]:

@@ -1,0 +1,164 @@
+"""The page itself, in Gradio; what it shows comes from `side_by_side` as data and from `markup` as HTML."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from de_jax import model as models
+from de_jax.demo import markup
+from de_jax.demo.side_by_side import MAX_QUERY_CHARACTERS, MAX_RESULTS, SideBySide, open_corpus
+from de_jax.retrieval.searcher import printable
+from de_jax.types import InputError
+
+NUM_RESULTS = 5
+MAX_WAITING = 16
+"""Requests that wait for their turn; more are refused."""
+
+
+def page(
+    run_dir: str | Path,
+    dataset_dir: str | Path,
+    *,
+    compare: str | Path | None = None,
+    step: int | str | None = None,
+    compare_step: int | str | None = None,
+    skip_empty: bool = False,
+) -> Any:
+    """A page that searches a data set with BM25, a model, their fusion and a second model, as a `gradio.Blocks`.
+
+    The first call for a model and a data set encodes the documents and keeps them. Gradio's analytics are off.
+
+    Args:
+        run_dir: a run, a folder with a model, or a hub name, see `de_jax.load`.
+        dataset_dir: a BEIR folder: the corpus, and queries for examples if there are any.
+        compare: a second model, in a column of its own.
+        step, compare_step: the checkpoint, where the model is a run: a step, or "best"; by default the newest.
+        skip_empty: leave empty documents out, which are refused otherwise.
+
+    Returns:
+        The page; `.launch()` shows it below the cell of a notebook, and serves it on 127.0.0.1 elsewhere.
+
+    Raises:
+        InputError: Gradio is not installed, no such model or data set, or the same model twice.
+    """
+    gradio = import_gradio()
+    corpus = open_corpus(dataset_dir, skip_empty=skip_empty)
+    wanted = [(run_dir, step), *([(compare, compare_step)] if compare is not None else [])]
+    loaded = [models.load(source, step=of_run) for source, of_run in wanted]
+    names = [_name(model, os.path.basename(os.path.abspath(source))) for model, (source, _) in zip(loaded, wanted, strict=True)]
+    if len(set(names)) < len(names):
+        names = [_name(model, str(source)) for model, (source, _) in zip(loaded, wanted, strict=True)]
+    if len(set(names)) < len(names):
+        raise InputError(f"{names[0]} is given twice; compare it with another model or step.")
+    systems = SideBySide(corpus, dict(zip(names, loaded, strict=True)), skip_empty=skip_empty)
+    return _blocks(gradio, systems, names)
+
+
+def import_gradio() -> Any:
+    """The module `gradio`.
+
+    Raises:
+        InputError: it is not installed; names the extra.
+    """
+    try:
+        import gradio
+    except ModuleNotFoundError as error:
+        raise InputError(f"the page needs Gradio, and {error.name} is not installed; pip install 'de_jax[demo]'.") from None
+    return gradio
+
+
+def serve(blocks: Any, *, host: str, port: int, share: bool) -> str:
+    """Serves a page in the background; returns its address, the public one with `share`.
+
+    Raises:
+        InputError: the public address was not made.
+    """
+    with contextlib.redirect_stdout(sys.stderr):  # Gradio prints
+        _, local_url, share_url = blocks.launch(
+            server_name=host,
+            server_port=port,
+            share=share,
+            inline=False,
+            quiet=True,
+            prevent_thread_lock=True,
+            footer_links=[],
+            run_history=False,
+            enable_monitoring=False,
+            ssr_mode=False,
+            max_file_size="1kb",
+            theme=import_gradio().themes.Default(primary_hue="indigo", font=["system-ui", "sans-serif"]),
+        )
+    if share and not share_url:
+        blocks.close()
+        raise InputError("Gradio's servers gave no public address; check the network, or leave --share out.")
+    return str(share_url or local_url)
+
+
+def answers(systems: SideBySide, query: str, k: float) -> Iterator[str]:
+    """HTML for a query: the results, then the same results with their marks; or the sentence that says what is wrong."""
+    try:
+        columns = systems.search(query, k)
+        yield markup.results(columns)
+        yield markup.results(systems.marked(query, columns))
+    except InputError as error:
+        yield markup.error(str(error))
+
+
+def _blocks(gradio: Any, systems: SideBySide, names: list[str]) -> Any:
+    corpus = systems.corpus
+
+    def answer(query: str, k: float) -> Iterator[str]:
+        yield from answers(systems, query, k)
+
+    with gradio.Blocks(title="de_jax: try a model", analytics_enabled=False, fill_width=True) as blocks:
+        gradio.HTML(markup.headline(corpus.name, len(corpus.texts), names), apply_default_css=False)
+        with gradio.Row(equal_height=True):
+            query = gradio.Textbox(
+                label="Query",
+                placeholder="Type a query",
+                show_label=False,
+                container=False,
+                max_lines=1,
+                max_length=MAX_QUERY_CHARACTERS,
+                autofocus=True,
+                scale=6,
+                min_width=220,
+                elem_id="query",
+            )
+            button = gradio.Button("Search", variant="primary", scale=1, min_width=100, elem_id="search")
+        with gradio.Row(equal_height=True):
+            examples = gradio.Dataset(
+                components=[gradio.Textbox(visible=False)],
+                samples=[[printable(example)] for example in corpus.examples],
+                label="Queries of the data set",
+                type="index",
+                visible=bool(corpus.examples),
+                elem_id="examples",
+                scale=5,
+                min_width=300,
+            )
+            k = gradio.Slider(1, MAX_RESULTS, value=NUM_RESULTS, step=1, label="Results", scale=1, min_width=200, elem_id="k")
+        found = gradio.HTML(apply_default_css=False, elem_id="results")
+        options = {
+            "fn": answer,
+            "inputs": [query, k],
+            "outputs": found,
+            "concurrency_limit": 1,
+            "api_visibility": "private",
+            "show_progress": "minimal",
+        }
+        chosen = examples.click(lambda place: corpus.examples[place], examples, query, api_visibility="private")
+        for event in (button.click, query.submit, chosen.then):
+            event(**options)
+    blocks.queue(max_size=MAX_WAITING, default_concurrency_limit=1, api_open=False)
+    return blocks
+
+
+def _name(model: models.Model, source: str) -> str:
+    """How a column names a model."""
+    return source if model.source else f"{source}, step {model.run.step}"

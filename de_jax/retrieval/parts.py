@@ -1,0 +1,203 @@
+"""A corpus in parts: independent jobs encode and search one each, in any order, and the last job joins them.
+
+<folder>                    of the whole corpus; complete once the parts are joined
+<folder>.part_0_of_4        the embeddings of one part, see `embedding_files`
+<folder>.part_0_of_4-<key>  the best documents of that part for some queries: doc_rows.npy, scores.npy and a manifest
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from de_jax.files import outputs, schema
+from de_jax.files.kind import Kind
+from de_jax.files.reading import read_array
+from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter, open_embeddings
+from de_jax.types import InputError, Ranking
+
+RANKING = Kind("ranking", {"num_queries": schema.integer(1), "depth": schema.integer(1)}, make="run its part of the work again")
+_QUERIES = 4096
+"""Queries whose rankings are merged at a time."""
+
+
+class Part(NamedTuple):
+    """One of `total` parts, counted from 0 as schedulers count jobs.
+
+    Example:
+        >>> part = Part.of("1/4")
+        >>> part.rows(10, multiple=2), str(part)
+        (range(2, 4), '1/4')
+    """
+
+    number: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.total}"
+
+    @classmethod
+    def of(cls, text: str) -> Part:
+        """The part that a text such as "0/4" names.
+
+        Raises:
+            InputError: another form, or a part that is not one of so many.
+        """
+        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
+        if not found or int(found[1]) >= int(found[2]):
+            raise InputError(f"the shard is {text!r}; give its number from 0 and how many there are: 0/4, 1/4, 2/4 or 3/4.")
+        return cls(int(found[1]), int(found[2]))
+
+    def rows(self, num_texts: int, multiple: int) -> range:
+        """The texts of this part: whole blocks of `multiple`, so that a block is encoded alike in a part and in the whole.
+
+        The range is empty where there are more parts than blocks.
+        """
+        num_blocks = -(-num_texts // multiple)
+        first, last = (num_blocks * number // self.total * multiple for number in (self.number, self.number + 1))
+        return range(first, min(last, num_texts))
+
+    def folder(self, whole: Path) -> Path:
+        """Where the embeddings of this part lie."""
+        return whole.with_name(f"{whole.name}.part_{self.number}_of_{self.total}")
+
+    def all(self) -> list[Part]:
+        """All parts, in order."""
+        return [Part(number, self.total) for number in range(self.total)]
+
+
+def embeddings(whole: Path, part: Part) -> tuple[list[str], np.ndarray, range] | None:
+    """The ids and the memory-mapped embeddings of a part, and which texts of the corpus they are; None of a part without texts.
+
+    They are read from the folder of the whole corpus where that is complete.
+
+    Raises:
+        InputError: the folder is incomplete or damaged.
+    """
+    own = part.folder(whole)
+    if EMBEDDINGS.is_in(own):
+        ids, found, manifest = open_embeddings(own)
+        return ids, found, range(*manifest["rows"])
+    if not EMBEDDINGS.is_in(whole):
+        return None
+    ids, found, manifest = open_embeddings(whole)
+    rows = part.rows(len(ids), manifest["texts_per_shard"])
+    return (ids[rows.start : rows.stop], found[rows.start : rows.stop], rows) if rows else None
+
+
+def unfinished(whole: Path, part: Part) -> list[Part]:
+    """The parts whose embeddings are not complete; none once the whole is."""
+    if EMBEDDINGS.is_in(whole):
+        return []
+    manifests = {one: EMBEDDINGS.read_manifest(one.folder(whole)) for one in part.all() if EMBEDDINGS.is_in(one.folder(whole))}
+    if not manifests:
+        return part.all()
+    one = next(iter(manifests.values()))
+    return [other for other in part.all() if other not in manifests and other.rows(one["of"], one["texts_per_shard"])]
+
+
+def join(whole: Path, part: Part) -> None:
+    """Makes the folder of the whole corpus from those of the parts; byte for byte what one job writes. It continues after a kill.
+
+    Raises:
+        InputError: a part is missing, damaged, or by another model or of other texts than the first.
+    """
+    with outputs.in_turn(whole):
+        if EMBEDDINGS.is_in(whole):
+            return
+        opened = []
+        for one in part.all():
+            if one.folder(whole).exists():
+                opened.append((one.folder(whole), *open_embeddings(one.folder(whole))))
+        plan = {name: value for name, value in opened[0][3].items() if name not in ("format", "rows", "of", "dim")}
+        plan["num_texts"] = opened[0][3]["of"]
+        for folder, *_, manifest in opened[1:]:
+            EMBEDDINGS.require_same(folder, {**manifest, "num_texts": manifest["of"]}, plan)
+        writer, first = EmbeddingWriter(whole, plan, {}), 0
+        for _, _, found, _ in opened:
+            for start in range(0, len(found), plan["texts_per_shard"]):
+                if first + start >= writer.num_done:
+                    writer.append(np.asarray(found[start : start + plan["texts_per_shard"]]))
+            first += len(found)
+        writer.finish(itertools.chain.from_iterable(ids for _, ids, _, _ in opened))
+
+
+def write_ranking(folder: Path, ranking: Ranking) -> None:
+    """Keeps a ranking; the folder appears once it is complete."""
+    with RANKING.writing(folder) as temporary:
+        for name, array in (("doc_rows", ranking.doc_rows), ("scores", ranking.scores)):
+            outputs.save_array(temporary / f"{name}.npy", np.asarray(array))
+        num_queries, depth = np.shape(ranking.doc_rows)
+        RANKING.write_manifest(temporary, {"num_queries": num_queries, "depth": depth})
+
+
+def read_ranking(folder: Path) -> Ranking:
+    """What `write_ranking` kept, memory-mapped.
+
+    Raises:
+        InputError: the folder is absent or damaged.
+    """
+    manifest = RANKING.open(folder)
+    shape = manifest["num_queries"], manifest["depth"]
+    doc_rows, scores = (
+        read_array(folder / f"{name}.npy", dtype, shape, rebuild=RANKING.mend)
+        for name, dtype in (("doc_rows", "<i4"), ("scores", "<f4"))
+    )
+    return Ranking(doc_rows, scores)
+
+
+def merged(rankings: Sequence[Ranking], order: Int[np.ndarray, " n"], depth: int) -> Ranking:
+    """The ranking of all documents from those of the parts.
+
+    Args:
+        rankings: of the same queries, each [q, any]; of a document that is in several, the best score counts.
+        order: all documents in the order in which equal scores stand, as `index.order_by_id` gives it.
+        depth: k of the result.
+
+    Example:
+        >>> parts = [Ranking(np.array([[0, 1]]), np.array([[3.0, 1.0]])), Ranking(np.array([[2, -1]]), np.array([[1.0, -np.inf]]))]
+        >>> merged(parts, np.array([2, 1, 0]), 2).doc_rows
+        array([[0, 2]], dtype=int32)
+    """
+    place = np.append(np.empty(len(order), np.int64), len(order))  # -1, no document, stands last
+    place[order] = np.arange(len(order))
+    num_queries = len(rankings[0].doc_rows)
+    found = Ranking(np.full((num_queries, depth), -1, np.int32), np.full((num_queries, depth), -np.inf, np.float32))
+    for start in range(0, num_queries, _QUERIES):
+        block = slice(start, start + _QUERIES)
+        rows = np.concatenate([ranking.doc_rows[block] for ranking in rankings], axis=1)
+        scores = np.concatenate([ranking.scores[block] for ranking in rankings], axis=1)
+        by_score = np.lexsort((place[rows], -scores), axis=1)
+        rows, scores = (np.take_along_axis(array, by_score, axis=1) for array in (rows, scores))
+        for query, is_new in _first_times(rows):
+            rows[query] = np.append(rows[query][is_new], np.full(np.count_nonzero(~is_new), -1))
+            scores[query] = np.append(scores[query][is_new], np.full(np.count_nonzero(~is_new), -np.inf))
+        kept = min(depth, rows.shape[1])
+        found.doc_rows[block, :kept], found.scores[block, :kept] = rows[:, :kept], scores[:, :kept]
+    return found
+
+
+def remove(whole: Path, part: Part) -> None:
+    """Removes the folders of the parts, embeddings and rankings, once they are joined."""
+    for one in part.all():
+        own = one.folder(whole)
+        for folder in (own, *own.parent.glob(f"{own.name}-*")):
+            if any(kind.is_in(folder) for kind in (EMBEDDINGS, RANKING)):
+                shutil.rmtree(folder)
+
+
+def _first_times(rows: Int[np.ndarray, "q k"]) -> Iterator[tuple[int, np.ndarray]]:
+    """The queries that have a document twice, and where each document stands for the first time."""
+    in_order = np.sort(rows, axis=1)
+    has_two = ((in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0)).any(axis=1)
+    for query in np.flatnonzero(has_two).tolist():
+        is_new = np.zeros(rows.shape[1], bool)
+        is_new[np.unique(rows[query], return_index=True)[1]] = True
+        yield query, is_new
