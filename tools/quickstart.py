@@ -41,7 +41,7 @@ POLICY = Policy()
 WEIGHTS = tuple(tenth / 10 for tenth in range(1, 10))
 """Of the model's ranking in the weighted fusion; BM25's has the rest of 1."""
 VOCAB_SIZE = 8000  # few texts fill a smaller one
-EXAMPLES = ("compute the eigenvalues of a symmetric matrix", "open a file that is compressed", "draw a histogram")
+EXAMPLES = ("open a file that is compressed", "run a program and read its output", "the difference of two dates")
 
 
 def main(argv: list[str] | None = None) -> None:
