@@ -32,9 +32,9 @@ assert all(0 <= value <= 1 for values in scores.values() for value in values.val
 CASES = [
     Case(
         "train_and_search",
-        "STEPS, MORE = 2, ['--max_docs=400']",
+        "STEPS, MORE = 2, ['--max_docs=600']",
         """
-assert query_embeddings.shape == (len(some), 256) and len(doc_embeddings) == 400
+assert query_embeddings.shape == (len(some), 256) and len(doc_embeddings) == 600
 assert any("hardest_score" in line for line in lines)  # which the notebook's own loss logs
 """,
         3,
