@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from de_jax.data.stores.corpus import tokenized
-from de_jax.data.text import beir
+from de_jax.data.text import beir, tokenizing
 from de_jax.data.text.tokenizing import Span
 from de_jax.evaluation import fusion, metrics
 from de_jax.evaluation.saliency import token_saliency
@@ -196,7 +196,7 @@ class SideBySide:
             return {}
         texts = [self.corpus.texts[doc_id] for doc_id in doc_ids]
         found = doc_saliency(self._models[name], self._searchers[name].embedding(query), texts)
-        spans = [self._models[name].run.doc.tokenizer.spans(text) for text in texts]
+        spans = [tokenizing.spans(self._models[name].run.doc.tokenizer, text) for text in texts]
         return {
             doc_id: strongest(text, of_text[place : place + len(values)], values)
             for doc_id, text, of_text, (place, values) in zip(doc_ids, texts, spans, found, strict=True)

@@ -190,6 +190,7 @@ def test_dropped_judgements_are_counted_with_an_option_that_keeps_them(call, nam
 
 OTHERS = {
     "quickstart": "builds its data",
+    "demo": "needs Gradio; see tests/tools/test_demo.py",
     "build_pydocs": "writes no empty text",
     "export_batches": "see tests/data/test_seqio_batches.py",
     "evaluate_pairs": "reads what export_batches wrote; see tests/data/test_pair_store.py",
@@ -230,6 +231,7 @@ def test_a_command_has_keep_identical_ids_where_it_leaves_such_documents_out(nam
 
 
 COMMANDS_OWN = {
+    "de_jax/demo/gradio_page.py",  # demo
     "de_jax/evaluation/sentences.py",  # evaluate_sentences
     "de_jax/training/mesh/distributed.py",  # train
     "de_jax/interop/hub.py",  # push_to_hub

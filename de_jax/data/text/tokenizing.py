@@ -51,14 +51,30 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The int32 ids of each text, without special tokens and not truncated; several texts are encoded in parallel."""
 
-    def spans(self, text: str) -> list[Span]:
-        """Where in the text each id of `encode` comes from; empty for a prompt's, and some may overlap."""
-
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
         """The text of each row of ids, without special tokens; the inverse of `encode` up to what it normalizes."""
 
     def save(self, directory: Path) -> None:
         """Writes what `load_tokenizer` needs into an existing folder."""
+
+
+@runtime_checkable
+class LocatingTokenizer(Tokenizer, Protocol):
+    """A tokenizer that tells where its tokens come from; those of this module are such."""
+
+    def spans(self, text: str) -> list[Span]:
+        """Where in the text each id of `encode` comes from; empty for a prompt's, and some may overlap."""
+
+
+def spans(tokenizer: Tokenizer, text: str) -> list[Span]:
+    """See `LocatingTokenizer.spans`.
+
+    Raises:
+        InputError: the tokenizer does not tell.
+    """
+    if not isinstance(tokenizer, LocatingTokenizer):
+        raise InputError(f"{type(tokenizer).__name__} does not tell where its tokens come from; give it a method spans(text).")
+    return tokenizer.spans(text)
 
 
 class SentencePieceTokenizer:
@@ -187,7 +203,7 @@ class PromptedTokenizer:
 
     def spans(self, text: str) -> list[Span]:
         length = len(self.prompt)
-        return [(max(begin - length, 0), max(end - length, 0)) for begin, end in self.tokenizer.spans(self.prompt + text)]
+        return [(max(begin - length, 0), max(end - length, 0)) for begin, end in spans(self.tokenizer, self.prompt + text)]
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
         prompt = self.tokenizer.encode([self.prompt.rstrip()])[0]
