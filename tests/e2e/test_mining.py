@@ -150,6 +150,7 @@ def beside(dataset_dir, colocated, tmp_path, monkeypatch):
     return run_dir, recipe_of(settings(dataset_dir, run_dir, BESIDE, train__num_steps=100))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("removed", [".", "params"], ids=["wholly", "by half"])
 def test_a_checkpoint_that_disappears_under_the_miner_is_passed_over(beside, monkeypatch, removed):
     run_dir, recipe = beside
@@ -168,6 +169,7 @@ def test_a_checkpoint_that_disappears_under_the_miner_is_passed_over(beside, mon
     assert generation.manifest["checkpoint_step"] == 32
 
 
+@pytest.mark.soak
 def test_a_full_disk_costs_the_miner_one_generation(beside, monkeypatch):
     run_dir, recipe = beside
     write = generations.write_generation
@@ -183,6 +185,7 @@ def test_a_full_disk_costs_the_miner_one_generation(beside, monkeypatch):
     assert (generation.number, generation.manifest["checkpoint_step"]) == (4, 32)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("text", ["garbage", '{"format": "de_jax negatives 1", "parts": {"a": "b"}, "checkpoint_step": "8"}'])
 def test_a_manifest_of_garbage_costs_the_miner_a_warning(dataset_dir, beside, text):
     run_dir, recipe = beside
@@ -199,6 +202,7 @@ def opened(recipe, run_dir):
     return recipe.data(share=Share(run_dir=str(run_dir)))
 
 
+@pytest.mark.soak
 def test_two_miners_of_one_folder_are_refused(dataset_dir, beside):
     run_dir, recipe = beside
     first = mine.mine(recipe, run_dir, poll_seconds=0.01)
@@ -211,6 +215,7 @@ def test_two_miners_of_one_folder_are_refused(dataset_dir, beside):
     first.close()
 
 
+@pytest.mark.soak
 def test_a_corpus_that_changed_is_refused_by_both_with_the_reason(dataset_dir, tmp_path, colocated):
     run_dir, changed_dir = tmp_path / "run", tmp_path / "changed"
     shutil.copytree(colocated, run_dir)
