@@ -78,7 +78,10 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens_per_batch", type=int, help="size of a micro-batch; default by device")
     parser.add_argument("--length_multiple", type=int, help="pad texts to multiples of this; default by length")
     parser.add_argument(
-        "--texts_per_shard", type=int, default=32768, help="texts kept at a time; a stopped command continues after them"
+        "--texts_per_shard",
+        type=int,
+        default=encode.TEXTS_PER_SHARD,
+        help="texts kept at a time; a stopped command continues after them",
     )
     input_policy.add_flags(parser)
     arguments.add_shard(parser)

@@ -148,9 +148,10 @@ def query_differences(differences: Mapping[str, Float[np.ndarray, " q"]], out_pn
     with new_figure(out_png, figsize=(NARROW, 2.3 * len(differences) + 0.5), title=title) as figure:
         axes = figure.subplots(len(differences), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
         for axis, (name, values) in zip(axes, differences.items(), strict=True):
-            falling, places = np.sort(values)[::-1], np.arange(len(values))
+            falling, edges = np.sort(values)[::-1], np.arange(len(values) + 1)
+            falling = np.append(falling, falling[-1])  # a bar reaches to the next edge
             for colour, part in ((DOC_COLOUR, np.maximum(falling, 0)), (QUERY_COLOUR, np.minimum(falling, 0))):
-                axis.fill_between(places, part, step="mid", color=colour, linewidth=0)
+                axis.fill_between(edges, part, step="post", color=colour, linewidth=0)
             axis.axhline(float(np.mean(values)), color=INK, linewidth=1, linestyle="--")
             axis.set_title(f"{name}: mean {np.mean(values):+.4f}")
         axes[-1].set_xlabel("queries, by their gain; dashed: the mean")
