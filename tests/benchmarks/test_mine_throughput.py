@@ -2,6 +2,8 @@ import pytest
 import toy_run
 
 
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_rates_of_encoding_and_search_give_the_seconds_of_a_refresh(printed):
     sizes = ["--num_docs", 400, "--num_queries", 16, "--dim", 32, "--repeats", 1, "--num_texts", 9, "--num_train_queries", 1000]
     encode, search = printed("mine_throughput", *sizes, "--model", "tiny", "--indexes", "flat")

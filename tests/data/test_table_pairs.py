@@ -115,6 +115,8 @@ def texts_of(dev, store, rows):
     return sorted(getattr(dev, store).pad(getattr(dev, rows), 32, 32).tolist())
 
 
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_training_on_a_table_is_training_on_the_beir_folder_bit_for_bit(dataset_dir, vocabulary, tmp_path, train):
     path = written_tables.WRITERS["csv"](tmp_path, rows_of(dataset_dir, "train"))
     table = opened(str(path), vocabulary, tmp_path / "cache")

@@ -198,6 +198,7 @@ def test_a_layer_that_the_model_does_not_have_is_refused(folders, tmp_path):
 
 
 @pytest.mark.soak
+@pytest.mark.short_soak
 def test_latencies_stand_beside_each_other(aligned, tmp_path, capsys):
     (tmp_path / "queries.txt").write_text("hello world\n\na dense retrieval\n")
     measure_query_latency.main(

@@ -142,6 +142,8 @@ def test_full_disk_while_results_are_written(capsys, small_disk, dataset_dir, fi
     assert (small_disk.folder / "report" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_checkpoint_folder_that_is_half_copied_is_refused_and_left_alone(capsys, dataset_dir, finished_run, tmp_path):
     run_dir = tmp_path / "copy"
     subprocess.run(["cp", "-r", str(finished_run), str(run_dir)], check=True)

@@ -64,6 +64,7 @@ def assert_equal_params(run_dir, other_dir):
 
 
 @pytest.mark.soak
+@pytest.mark.short_soak
 def test_a_colocated_run_mines_first_and_then_at_its_own_period(colocated):
     assert steps_and_generations(colocated) == {1: 0, 2: 8, 3: 16}
     (kept,) = (colocated / "embeddings" / mining_run.KEPT_AS).iterdir()
@@ -152,6 +153,7 @@ def beside(dataset_dir, colocated, tmp_path, monkeypatch):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("removed", [".", "params"], ids=["wholly", "by half"])
+@pytest.mark.short_soak
 def test_a_checkpoint_that_disappears_under_the_miner_is_passed_over(beside, monkeypatch, removed):
     run_dir, recipe = beside
     shutil.rmtree(run_dir / "best")  # it may hold the same step
@@ -170,6 +172,7 @@ def test_a_checkpoint_that_disappears_under_the_miner_is_passed_over(beside, mon
 
 
 @pytest.mark.soak
+@pytest.mark.short_soak
 def test_a_full_disk_costs_the_miner_one_generation(beside, monkeypatch):
     run_dir, recipe = beside
     write = generations.write_generation
@@ -187,6 +190,7 @@ def test_a_full_disk_costs_the_miner_one_generation(beside, monkeypatch):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("text", ["garbage", '{"format": "de_jax negatives 1", "parts": {"a": "b"}, "checkpoint_step": "8"}'])
+@pytest.mark.short_soak
 def test_a_manifest_of_garbage_costs_the_miner_a_warning(dataset_dir, beside, text):
     run_dir, recipe = beside
     (run_dir / "negatives" / "000002" / "manifest.json").write_text(text)
@@ -203,6 +207,7 @@ def opened(recipe, run_dir):
 
 
 @pytest.mark.soak
+@pytest.mark.short_soak
 def test_two_miners_of_one_folder_are_refused(dataset_dir, beside):
     run_dir, recipe = beside
     first = mine.mine(recipe, run_dir, poll_seconds=0.01)
@@ -216,6 +221,7 @@ def test_two_miners_of_one_folder_are_refused(dataset_dir, beside):
 
 
 @pytest.mark.soak
+@pytest.mark.short_soak
 def test_a_corpus_that_changed_is_refused_by_both_with_the_reason(dataset_dir, tmp_path, colocated):
     run_dir, changed_dir = tmp_path / "run", tmp_path / "changed"
     shutil.copytree(colocated, run_dir)

@@ -43,6 +43,8 @@ def toy_recipe(dataset_dir):
     )
 
 
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_it_trains_the_same_parameters_and_describes_itself(dataset_dir, finished_run, tmp_path):
     recipe = toy_recipe(dataset_dir)
     de_jax.train(recipe, tmp_path / "run")

@@ -43,6 +43,7 @@ def test_finished_run_is_left_as_it_is(finished_run, dataset_dir, capsys):
 
 
 @pytest.mark.soak
+@pytest.mark.short_soak
 def test_run_that_is_terminated_saves_and_ends_bit_equal(finished_run, dataset_dir, tmp_path, capsys, stop_at):
     """SIGTERM saves and exits with a code of its own. `test_kills` kills outright, at random moments."""
     argv = arguments(dataset_dir, tmp_path)

@@ -143,6 +143,7 @@ def trained(run_dir, settings):
 
 
 @pytest.mark.soak
+@pytest.mark.short_soak
 def test_one_path_fine_tunes_a_model_and_the_result_is_a_model_again(folders, tmp_path):
     settings = {"MODEL": folders / "bert", "beir_pairs.dataset_dir": folders / "data", "train.loss": "@samtone"}
     trained(tmp_path / "run", {**QUIET, **settings})

@@ -98,6 +98,8 @@ def test_bfloat16_stays_close_to_float32_and_rounding_kernels_before_changes_not
 
 
 @pytest.mark.parametrize("broadcast", [False, True])
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_dropout_is_on_when_there_is_a_key(broadcast):
     model, rows = generator(dropout_broadcast=broadcast), batch(DOCS, QUERIES)
     params = random_params(model.init)

@@ -1,4 +1,4 @@
-"""Rankings of parts, merged; the parts of a corpus that is encoded are in test_encode.py, those of mining in test_mine_negatives.py."""
+"""Rankings of parts, merged; encoding by parts is in test_encode.py, mining by parts in test_mine_negatives.py."""
 
 import numpy as np
 import pytest

@@ -40,6 +40,8 @@ def systems(trained, dataset_dir, tmp_path_factory):
         return SideBySide(open_corpus(dataset_dir), models)
 
 
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_the_columns_are_the_rankings_that_evaluate_beir_scores(systems, trained, dataset_dir):
     (task,), policy = task_.beir_tasks(dataset_dir, "test"), task_.Policy(drop_identical_ids=False)
     expected = [

@@ -72,8 +72,10 @@ def by_hand(folder, num_generated, form):
 
 @pytest.mark.parametrize(
     ("form", "num_vectors"),
-    [("views", 16), *(pytest.param(form, 10, marks=pytest.mark.soak) for form in ("typical", "typical_as_is", "document"))],
+    [("views", 16), *((form, 10) for form in ("typical", "typical_as_is", "document"))],
 )
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_documents_rank_as_their_expanded_texts_say(folder, capsys, form, num_vectors):
     found = report(folder, capsys, "--no_bm25", f"--expand_as={form}", "--num_generated=2", "--keep_identical_ids")
     assert found["cost"]["num_vectors"] == num_vectors

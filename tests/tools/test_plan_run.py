@@ -14,6 +14,7 @@ SMALL = ["--gin.train.optimizer=@adamw", *(f"--gin.T5Config.{name}={value}" for 
 
 
 @pytest.mark.soak
+@pytest.mark.short_soak
 def test_plan_of_simulated_devices_is_one_json_object(capsys):
     shape = ["--batch_size=32", "--query_length=8", "--gin.beir_pairs.max_doc_length=16"]
     plan_run.main([*RECIPE, *SMALL, *shape, "--topology=cpu:8", "--gin.make_mesh.fsdp=2", "--gin.train.num_chunks=2"])

@@ -140,6 +140,7 @@ def recipe_of(model, lora, optimization=None, mesh=sharding.make_mesh):
 
 
 @pytest.mark.soak
+@pytest.mark.short_soak
 def test_a_step_moves_adapters_alone_and_a_run_is_saved_and_goes_on_by_them(tmp_path, tokenizer):
     encoder = dataclasses.replace(ENCODERS["t5"], vocab_size=36, num_layers=1, dtype="bfloat16")
     tower = TowerConfig(encoder, projection_dim=8)

@@ -39,6 +39,8 @@ def batch():
 
 
 @pytest.mark.parametrize("inner", [MODEL, ChunkedModel(MODEL, 2)], ids=["whole", "chunked"])
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_a_tower_frozen_as_a_whole_has_no_dropout_and_the_other_has(params, batch, inner):
     model = FrozenModel(inner, FROZEN)
     embed = jax.jit(model.embed)

@@ -37,6 +37,8 @@ def layers_of(params, pattern):
     return sorted({(match[1], int(match[2])) for match in found})
 
 
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_a_steps_norms_are_those_of_the_gradient_before_it_is_clipped():
     rng = np.random.default_rng(0)
     tokens, ids = rng.integers(1, 31, (2, 6, 5)).astype(np.int32), np.arange(6, dtype=np.int32)

@@ -96,9 +96,9 @@ def expected(stores, params):
     return jax.jit(jax.value_and_grad(functools.partial(loss_by_loops, ids)))(params)
 
 
-@pytest.mark.parametrize(
-    ("pack", "num_chunks"), [*(pytest.param(pack, 1, marks=pytest.mark.soak) for pack in (False, True)), (True, 2)]
-)
+@pytest.mark.parametrize(("pack", "num_chunks"), [(False, 1), (True, 1), (True, 2)])
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_a_document_scores_as_its_best_passage_and_no_other_gets_a_gradient(stores, params, expected, pack, num_chunks):
     batch = batch_of(stores, pack=pack, row_multiple=num_chunks)
     model = ChunkedModel(MODEL, num_chunks) if num_chunks > 1 else MODEL

@@ -302,7 +302,9 @@ def run(mesh_sizes, first, last, state=None, **options):
     return state, metrics
 
 
-@pytest.mark.parametrize("mesh_sizes", [pytest.param((8,), marks=pytest.mark.soak), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("mesh_sizes", [(8,), (2, 2, 2)], ids=str)
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_eight_devices_draw_and_keep_what_one_does(mesh_sizes):
     one, metrics_of_one = run((1,), 0, 8)
     eight, metrics_of_eight = run(mesh_sizes, 0, 8)
@@ -353,6 +355,8 @@ def test_the_full_softmax_over_what_was_drawn_is_any_loss_over_mined_negatives()
     assert metrics[-1]["loss"] > 0
 
 
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_no_device_gathers_the_cache():
     """A step moves what is drawn and entered; with the slots grow only the ids, which duplicates are found by."""
     mesh, shardings, _ = step_on((8,))

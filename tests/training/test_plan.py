@@ -36,9 +36,9 @@ def planned(topology_name, *settings, effort=0.0):
     return plan.compile_for(mesh, step, state, plan.batch_shapes(**SHAPE), effort=effort)
 
 
-@pytest.mark.parametrize(
-    "settings", [(), pytest.param(("make_mesh.fsdp=4",), marks=pytest.mark.soak), ("make_mesh.fsdp=2", "make_mesh.tensor=2")]
-)
+@pytest.mark.parametrize("settings", [(), ("make_mesh.fsdp=4",), ("make_mesh.fsdp=2", "make_mesh.tensor=2")])
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_arguments_are_the_state_and_the_batch_as_they_lie_on_the_mesh(settings):
     memory, state = planned("cpu:8", *settings).memory, step_on("cpu:8", *settings)[1]
     num_shares = 4 if "make_mesh.tensor=2" in settings else 8
@@ -51,12 +51,16 @@ def test_arguments_are_the_state_and_the_batch_as_they_lie_on_the_mesh(settings)
     assert memory.total == memory.outputs + of_batch + memory.temporaries
 
 
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_fsdp_splits_what_the_state_takes():
     sizes = [plan.bytes_per_device(step_on("cpu:8", f"make_mesh.fsdp={n}")[1]) for n in (1, 8)]
     assert sizes[1] < 0.2 * sizes[0]
 
 
-@pytest.mark.parametrize("remat", [pytest.param("none", marks=pytest.mark.soak), "full"])
+@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_executed_flops_are_those_of_the_formula_and_of_the_loss(remat):
     settings = ("make_mesh.fsdp=4", *(["T5Config.remat='full'"] if remat == "full" else []))
     executed = planned("cpu:8", *settings).costs.flops * 8
@@ -91,6 +95,8 @@ def test_useful_flops_are_those_of_the_table_in_the_speed_notes():
     assert plan.forward_flops(base, np.array([256])) / 256 == pytest.approx(179e6, rel=0.01)
 
 
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_one_device_has_no_collectives_and_more_have_an_all_reduce_of_the_gradient():
     assert planned("cpu:1").costs.collectives == ()
     gradient = sum(leaf.size * 4 for leaf in jax.tree.leaves(step_on("cpu:8")[1].params))

@@ -98,6 +98,8 @@ CASES |= {f"{sizes} {name}": (sizes, options) for sizes in ((8, 1, 1), (1, 8, 1)
 
 
 @pytest.mark.parametrize(("sizes", "options"), [((2, 2, 2), {})])
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_any_mesh_trains_as_one_device_does(sizes, options):
     assert_trains_as_one_device_does(sizes, **options)
 
@@ -201,6 +203,7 @@ def test_default_rules_leave_a_dimension_whole_that_its_axes_do_not_divide():
 
 
 @pytest.mark.soak
+@pytest.mark.short_soak
 def test_checkpoint_of_one_mesh_continues_on_another(tmp_path):
     one, eight = training_on((1, 1, 1)), training_on((1, 8, 1))
     checkpoints = Checkpoints(tmp_path, keep=2)
@@ -215,7 +218,9 @@ def test_checkpoint_of_one_mesh_continues_on_another(tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), mixed.params, on_one_device().params)
 
 
-@pytest.mark.parametrize("scan_layers", [pytest.param(False, marks=pytest.mark.soak), True])
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_fsdp_moves_kernels_and_not_activations(scan_layers):
     """XLA may as well sum the activations of all rows on every device, which is right and many times as much to move."""
     encoder = T5Config(
