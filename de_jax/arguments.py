@@ -174,18 +174,24 @@ def _changed(run: Run, tower: str, max_length: int | None, prompt: str | None) -
 
 def add_shard(parser: argparse.ArgumentParser) -> None:
     """Adds the flag that names one of several jobs."""
-    parser.add_argument("--shard", help="number of this job and how many there are, such as 0/4; needs --step; default one job")
+    parser.add_argument(
+        "--shard", help="number of this job and how many there are, such as 0/4; a run needs --step; default one job"
+    )
 
 
-def shard(args: argparse.Namespace) -> Part | None:
+def shard(args: argparse.Namespace, *, is_run: bool = True) -> Part | None:
     """The part of the work that --shard names; None for all of it.
+
+    Args:
+        args: the flags.
+        is_run: whether the model has checkpoints.
 
     Raises:
         InputError: not such a part, or no --step, without which two jobs might take two checkpoints.
     """
     if args.shard is None:
         return None
-    if not (args.step or "").isdecimal():
+    if is_run and not str(args.step).isdecimal():
         raise InputError("--shard needs the number of a checkpoint in --step, so that all jobs take the same one.")
     return Part.of(args.shard)
 

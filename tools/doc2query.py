@@ -4,6 +4,8 @@ de-jax doc2query train --dataset_dirs data/beir/medquad --init_from=google-t5/t5
 de-jax doc2query generate --model=runs/doc2query --dataset_dir=data/beir/scifact --out_dir=queries/scifact --num_queries=20
 de-jax doc2query import --predictions predicted_queries_*.txt* --dataset_dir=data/msmarco --out_dir=queries/msmarco
 
+Jobs share `generate` with --shard=0/4 to 3/4, in any order, on any hosts that see the folder. The last one joins the shards.
+
 Repeat a command to continue after a stop. --init_from and --model accept a run of `train`, a folder of Hugging Face's T5 or a name
 on the hub. Without --init_from, the model starts from random parameters, with --size and the vocabulary of --tokenizer.
 """
@@ -21,14 +23,14 @@ from typing import Any
 
 import jax
 
-from de_jax import command
+from de_jax import arguments, command
 from de_jax.data.sources.training_set import store_dir
 from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.doc2query.doc_query_pairs import doc_query_pairs
-from de_jax.doc2query.generate import generate_to_dir
-from de_jax.doc2query.generator_run import GeneratorRun, train_generator
+from de_jax.doc2query.generate import generate_to_dir, join
+from de_jax.doc2query.generator_run import GENERATOR_RUN, GeneratorRun, train_generator
 from de_jax.expansion.generated_queries import write_released
 from de_jax.files import outputs
 from de_jax.files.progress import progress_bar
@@ -101,6 +103,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 def generate(args: argparse.Namespace) -> dict[str, Any]:
     """Writes an expansion of a corpus."""
     decoding = Decoding(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Decoding) if field.name in args})
+    part = arguments.shard(args, is_run=GENERATOR_RUN.is_in(Path(args.model)))
     corpus = beir.find_file(args.dataset_dir, "corpus")
     run = generators.read(args.model, step=args.step, tokenizer=load_tokenizer(args.tokenizer) if args.tokenizer else None)
     run = run._replace(max_doc_length=args.max_doc_length or run.max_doc_length)
@@ -118,7 +121,9 @@ def generate(args: argparse.Namespace) -> dict[str, Any]:
 
         options = {name: getattr(args, name) for name in ("seed", "docs_per_batch", "docs_per_part")}
         about = {"corpus": {"name": corpus.parent.name, "sha256": outputs.sha256_of(corpus)}}
-        generate_to_dir(run, store, args.out_dir, decoding, **options, about=about, progress=progress)
+        generate_to_dir(run, store, args.out_dir, decoding, **options, about=about, part=part, progress=progress)
+    if part and (missing := join(args.out_dir, part)):
+        return {"shard": str(part), "missing_shards": [str(one) for one in missing]}
     return {"out_dir": args.out_dir, "num_docs": store.num_texts, "seconds": round(time.monotonic() - start, 1)}
 
 
@@ -222,6 +227,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="type of matrix products; default the model's")
     parser.add_argument("--seed", type=numeric(Seed), default=0)
     parser.add_argument("--docs_per_batch", type=int, default=16, help="documents per device at a time")
+    arguments.add_shard(parser)
     parser.add_argument("--cache_dir", default="", help="folder of tokenized texts; default $DE_JAX_CACHE")
 
 

@@ -15,11 +15,13 @@ import numpy as np
 from jaxtyping import Int
 
 from de_jax.doc2query.generator_run import GeneratorRun
-from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
+from de_jax.expansion.generated_queries import EXPANSION, DocQueries, ExpansionWriter, read_expansion, read_plan
 from de_jax.files import outputs
 from de_jax.models.decoding import END_ID, PAD_ID, Decoding, generate
 from de_jax.models.generator import Generator
+from de_jax.retrieval import parts
 from de_jax.retrieval.micro_batches import Store
+from de_jax.retrieval.parts import Part
 from de_jax.training.mesh import sharding
 from de_jax.training.run.model_hash import model_hash
 from de_jax.types import Array, InputError
@@ -38,6 +40,7 @@ def generate_to_dir(
     docs_per_batch: int = 16,
     docs_per_part: int = 4096,
     about: dict[str, Any] | None = None,
+    part: Part | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> None:
     """Writes `decoding.num_queries` queries for every document; the same call after a kill continues and ends byte-equal.
@@ -51,6 +54,7 @@ def generate_to_dir(
         docs_per_batch: documents at a time, of each device.
         docs_per_part: documents of a part.
         about: more for the plan, such as the corpus's fingerprint.
+        part: its documents go to `part.folder(out_dir)` instead, unless `out_dir` is complete; `join` makes that.
         progress: called with the number of documents just done.
 
     Raises:
@@ -70,22 +74,62 @@ def generate_to_dir(
         "docs_per_batch": docs_per_batch,
         "docs_per_part": docs_per_part,
     }
-    with outputs.in_turn(Path(out_dir)):
-        writer = ExpansionWriter(out_dir, plan)
+    folder, texts = Path(out_dir), range(store.num_texts)
+    if part and not EXPANSION.is_in(folder):
+        folder, texts = part.folder(folder), part.rows(store.num_texts, docs_per_part)
+        plan |= {"num_docs": len(texts), "rows": [texts.start, texts.stop], "of": store.num_texts}
+    if part and not texts:
+        return
+    with outputs.in_turn(folder):
+        writer = ExpansionWriter(folder, plan)
         if writer.is_complete:
             return
         write = QueryWriter(run, decoding, seed=seed, docs_per_batch=docs_per_batch)
-        done = min(writer.num_parts * docs_per_part, store.num_texts)
+        done = min(writer.num_parts * docs_per_part, len(texts))
         if progress and done:
             progress(done)
-        for start in range(done, store.num_texts, docs_per_part):
-            rows = np.arange(start, min(start + docs_per_part, store.num_texts))
+        for start in range(texts.start + done, texts.stop, docs_per_part):
+            rows = np.arange(start, min(start + docs_per_part, texts.stop))
             queries = write(store, rows, progress)
             writer.append(
                 DocQueries(doc_id, own) for doc_id, own in zip(store.ids[start : start + len(rows)], queries, strict=True)
             )
         # Where the generator lies decides no query, so another path may continue.
-        writer.finish(num_queries=store.num_texts * decoding.num_queries, source=str(run.source), step=run.step)
+        writer.finish(num_queries=len(texts) * decoding.num_queries, source=str(run.source), step=run.step)
+
+
+def join(out_dir: str | Path, part: Part) -> list[Part]:
+    """Makes an expansion from those of its parts; byte for byte what one job writes. It continues after a kill.
+
+    Args:
+        out_dir: the whole expansion; the parts lie beside it, see `retrieval.parts`.
+        part: any one of the parts.
+
+    Returns:
+        The parts that are missing; none once the expansion is complete.
+
+    Raises:
+        InputError: a part is damaged, or by another generator or of other documents than the first.
+    """
+    folder = Path(out_dir)
+    with outputs.in_turn(folder):
+        if missing := parts.unfinished(folder, part, EXPANSION, "docs_per_part"):
+            return missing
+        if not EXPANSION.is_in(folder):
+            shards = [one.folder(folder) for one in part.all() if EXPANSION.is_in(one.folder(folder))]
+            manifests = [EXPANSION.open(shard) for shard in shards]
+            plans = [{**read_plan(shard), "num_docs": manifest["of"]} for shard, manifest in zip(shards, manifests, strict=True)]
+            plan = {name: value for name, value in plans[0].items() if name not in ("format", "rows", "of")}
+            for shard, other in zip(shards, plans, strict=True):
+                EXPANSION.require_same(shard, other, plan)
+            writer = ExpansionWriter(folder, plan)
+            files = [shard / name for shard, manifest in zip(shards, manifests, strict=True) for name in sorted(manifest["parts"])]
+            for file in files[writer.num_parts :]:
+                writer.append(read_expansion(file))
+            num_queries = sum(manifest["num_queries"] for manifest in manifests)
+            writer.finish(num_queries=num_queries, source=manifests[0]["source"], step=manifests[0]["step"])
+        parts.remove(folder, part, [EXPANSION])
+    return []
 
 
 class QueryWriter:

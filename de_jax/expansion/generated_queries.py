@@ -62,7 +62,7 @@ class ExpansionWriter:
     def __init__(self, folder: str | Path, plan: dict[str, Any]) -> None:
         self._folder, self._plan = Path(folder), {"format": EXPANSION.format, **plan}
         if (self._folder / PLAN_FILE).is_file():
-            EXPANSION.require_same(self._folder, schema.read(self._folder / PLAN_FILE, schema.record({})), self._plan)
+            EXPANSION.require_same(self._folder, read_plan(self._folder), self._plan)
         else:
             folders.require_unused(self._folder)
             outputs.check_writable(self._folder)
@@ -89,6 +89,16 @@ class ExpansionWriter:
 
     def _part(self, number: int) -> Path:
         return self._folder / f"part-{number:05d}.jsonl.gz"
+
+
+def read_plan(folder: str | Path) -> dict[str, Any]:
+    """What decides the queries of an expansion that is begun or complete.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    plan: dict[str, Any] = schema.read(Path(folder) / PLAN_FILE, schema.record({}))
+    return plan
 
 
 def read_expansion(path: str | Path) -> Iterator[DocQueries]:

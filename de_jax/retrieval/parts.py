@@ -92,15 +92,22 @@ def embeddings(whole: Path, part: Part) -> tuple[list[str], np.ndarray, range] |
     return (ids[rows.start : rows.stop], found[rows.start : rows.stop], rows) if rows else None
 
 
-def unfinished(whole: Path, part: Part) -> list[Part]:
-    """The parts whose embeddings are not complete; none once the whole is."""
-    if EMBEDDINGS.is_in(whole):
+def unfinished(whole: Path, part: Part, kind: Kind = EMBEDDINGS, block: str = "texts_per_shard") -> list[Part]:
+    """The parts that are not complete; none once the whole is.
+
+    Args:
+        whole: the folder of the whole corpus.
+        part: any one of the parts.
+        kind: of their folders, whose manifests give `of`, the number of all texts.
+        block: the name of the manifest's entry of which `rows` are multiples.
+    """
+    if kind.is_in(whole):
         return []
-    manifests = {one: EMBEDDINGS.read_manifest(one.folder(whole)) for one in part.all() if EMBEDDINGS.is_in(one.folder(whole))}
+    manifests = {one: kind.read_manifest(one.folder(whole)) for one in part.all() if kind.is_in(one.folder(whole))}
     if not manifests:
         return part.all()
     one = next(iter(manifests.values()))
-    return [other for other in part.all() if other not in manifests and other.rows(one["of"], one["texts_per_shard"])]
+    return [other for other in part.all() if other not in manifests and other.rows(one["of"], one[block])]
 
 
 def join(whole: Path, part: Part) -> None:
@@ -184,12 +191,12 @@ def merged(rankings: Sequence[Ranking], order: Int[np.ndarray, " n"], depth: int
     return found
 
 
-def remove(whole: Path, part: Part) -> None:
-    """Removes the folders of the parts, embeddings and rankings, once they are joined."""
+def remove(whole: Path, part: Part, kinds: Sequence[Kind] = (EMBEDDINGS, RANKING)) -> None:
+    """Removes the folders of the parts once they are joined; those of other `kinds` stay."""
     for one in part.all():
         own = one.folder(whole)
         for folder in (own, *own.parent.glob(f"{own.name}-*")):
-            if any(kind.is_in(folder) for kind in (EMBEDDINGS, RANKING)):
+            if any(kind.is_in(folder) for kind in kinds):
                 shutil.rmtree(folder)
 
 

@@ -134,6 +134,39 @@ def test_an_expansion_has_a_line_for_every_document_and_is_the_same_after_a_kill
 
 
 @pytest.mark.soak
+@pytest.mark.short_soak
+def test_jobs_that_share_the_documents_write_what_one_job_writes(dataset_dir, run_dir, tmp_path, capsys):
+    def files(name):
+        return {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+
+    def job(shard, **changes):
+        generate(dataset_dir, run_dir, tmp_path / "shared", step=6, shard=shard, **changes)
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    generate(dataset_dir, run_dir, tmp_path / "whole")
+    assert [job(f"{number}/3").get("missing_shards") for number in (2, 0, 0)] == [["0/3", "1/3"], ["1/3"], ["1/3"]]
+    file = tmp_path / "shared.part_2_of_3" / "part-00000.jsonl.gz"
+    intact = file.read_bytes()
+    file.write_bytes(intact[:-9])
+    with pytest.raises(InputError, match=r"shared.part_2_of_3/part-00000.jsonl.gz .*copy the expansion again"):
+        job("1/3")
+    file.write_bytes(intact)
+    assert "missing_shards" not in job("1/3")
+    assert files("shared") == files("whole")
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["shared", "whole"]
+    assert "missing_shards" not in job("0/3")  # started again by a scheduler
+    with pytest.raises(InputError, match="--shard needs the number of a checkpoint in --step"):
+        generate(dataset_dir, run_dir, tmp_path / "other", shard="0/3")
+
+
+@pytest.mark.soak
+def test_jobs_of_another_seed_are_not_joined(dataset_dir, run_dir, tmp_path):
+    generate(dataset_dir, run_dir, tmp_path / "shared", step=6, shard="0/2")
+    with pytest.raises(InputError, match=r"shared.part_1_of_2 was begun with seed 1, not 0"):
+        generate(dataset_dir, run_dir, tmp_path / "shared", step=6, shard="1/2", seed=1)
+
+
+@pytest.mark.soak
 def test_another_batch_size_writes_the_same_queries(dataset_dir, run_dir, tmp_path):
     generate(dataset_dir, run_dir, tmp_path / "two")
     generate(dataset_dir, run_dir, tmp_path / "five", docs_per_batch=5, docs_per_part=17)
