@@ -101,7 +101,7 @@ def pretrain(recipe: Pretraining, run_dir: str | Path, *, gin: str = "") -> dict
         gin: the text of the recipe's gin file, if it has one; kept as `config.gin`.
 
     Raises:
-        InputError: another trainer is at work in `run_dir`, or the texts do not fit the model or the devices.
+        InputError: another trainer is at work in `run_dir`, or the texts are unusable or do not fit the model or devices.
     """
     start, run_dir = time.monotonic(), Path(run_dir)
     num_parameters, mesh = recipe.num_parameters(), recipe.mesh()

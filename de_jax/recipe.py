@@ -248,9 +248,9 @@ class Recipe:
         return settings
 
     def check(self, texts: Mapping[str, int] | None = None) -> TrainState:
-        """The shapes of the state, after a trace of a training step, in which errors of the recipe raise.
+        """The shapes of the state, after a trace of a training step that finds errors in the recipe.
 
-        The trace is fast: where possible, it covers one layer of a tower for all of its layers.
+        If possible, the trace covers only one layer of each tower.
 
         Args:
             texts: for `plan.batch_shapes`; by default the texts in the settings, and all texts that the source of pairs may add.

@@ -112,7 +112,9 @@ def scores_by_query(results: Results, qrels: Qrels, measure: str) -> dict[str, f
 
 
 def with_min_relevance(measures: Sequence[str], min_relevance: int) -> list[str]:
-    """The measures, with documents of at least this grade as relevant. Measures that use the grades themselves stay unchanged.
+    """The measures, with documents of at least this grade as relevant.
+
+    Measures that use the grades themselves or set a grade of their own stay unchanged.
 
     Example:
         >>> with_min_relevance(["nDCG@10", "RR@10", "R(rel=3)@100"], 2)
@@ -144,7 +146,7 @@ def write_trec_run(path: str | Path, results: Results, *, name: str = "de_jax") 
     score find the order of the ranking.
 
     Raises:
-        InputError: an id is empty or holds a blank, or a score is not finite; the format has no place for them.
+        InputError: an id is empty or holds a blank, or a score is not finite, which the format cannot hold.
     """
     name = re.sub(r"\s+", "_", name)
     with outputs.atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:

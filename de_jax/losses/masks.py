@@ -1,10 +1,10 @@
 """Masking false negatives: boolean masks from the ids of a batch.
 
 One rule serves the four in-batch blocks (query-doc, doc-query, query-query, doc-doc) and the mined negatives. A candidate is masked
-in the anchor's own row, and if either is padding. With `mask_duplicates`, it is also masked if the two share a query or a document:
-a text as its own negative costs at least log 2. If a batch lists other documents that are relevant to a query, these are masked
-too. The SamToNe paper leaves this open. In a `guided` loss, a candidate is also masked if a guide finds it as close to the anchor
-as the anchor's own pair.
+if its row is the anchor's own, or if either is padding. With `mask_duplicates`, it is also masked if the two share a query or a
+document: a text as its own negative costs at least log 2. If a batch lists other documents that are relevant to a query, these
+are masked too. The SamToNe paper leaves this open. In a `guided` loss, a candidate is also masked if a guide finds it as close to
+the anchor as the anchor's own pair.
 
 The rule compares ids and vectors pair by pair, so it can be evaluated for any block of candidates without the whole mask in memory.
 """
@@ -25,7 +25,7 @@ NO_ROW = -1
 class Ids(NamedTuple):
     """The ids of K queries or documents for the masks. An id of -1 is unknown and differs from every real anchor's."""
 
-    row: Array  # [K] int32: its row of the batch; NO_ROW for a mined negative, which is in no pair of the batch
+    row: Array  # [K] int32: its row of the batch; NO_ROW for a mined negative, which is in no row's pair
     query_id: Array  # [K] int32
     doc_id: Array  # [K] int32
     is_real: Array  # [K] bool: False where it only fills the array up

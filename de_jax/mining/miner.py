@@ -160,8 +160,8 @@ def mine(
     """The hard negatives of every training pair.
 
     Negative documents are near the query, as in ANCE (Xiong et al. 2021). Negative queries are training queries near the document,
-    as in DANCE (Li et al. 2021). All documents that training pairs a query with are excluded from its negatives, and all queries
-    that training pairs a document with from the document's. With `texts.drop_identical_ids`, so is the text with the same id.
+    as in DANCE (Li et al. 2021). A query's negatives exclude the documents of all its training pairs, and a document's negatives
+    exclude the queries of all its training pairs. With `texts.drop_identical_ids`, they also exclude the text with the same id.
 
     Args:
         embedded: see `embed`.
