@@ -115,10 +115,10 @@ def run(main: Callable[[], None]) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc to reuse freed memory instead of returning it to the system; elsewhere nothing happens.
+    """Tells glibc to reuse freed memory instead of returning it to the system. On other systems this does nothing.
 
-    XLA allocates a computation's scratch memory anew each time it runs. Got back from the system, every page of it faults, which
-    shows in the time of a training step on a CPU.
+    XLA allocates a computation's scratch memory again for each run. Every page of memory fresh from the system faults, which slows
+    a training step on a CPU.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -61,7 +61,7 @@ MESH = (make_mesh,)
 HOOKS = (Alignment, CollapseAlarm)
 
 GROUPS = (PairsOptions, TextsOptions, Optimization, Initialization, HardNegatives, Devices, Logging)
-"""Settings of several parts in one: `PairsOptions.batch_size` holds for every source of pairs, `beir_pairs.batch_size` for one."""
+"""Settings that several parts share: `PairsOptions.batch_size` is for every source of pairs, `beir_pairs.batch_size` for BEIR's."""
 
 _REPLACEABLE = (*MODELS, *LANGUAGE_MODELS, *LOSSES, *DATA, *TEXTS, *MINERS, *HOOKS)
 _own: dict[str, Any] = {}
@@ -240,7 +240,7 @@ class _Builder:
         return self.bound[setting].value
 
     def _check(self, setting: Setting, value: Any) -> None:
-        """Whether there is such a setting, and its value is one that it can have; a reference is checked when it is called."""
+        """Raises InputError for an unknown setting or an invalid value. The value of a reference is checked when it is called."""
         for part in values_in(value):
             if isinstance(part, Reference):
                 self._find(part.name, f"{setting} is {part!r}, but")
@@ -326,7 +326,7 @@ def nested(configurable: Any, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decorated(name: str) -> Any:
-    """What a module that a gin file imports has made known to gin itself, by `@gin.configurable`."""
+    """A function or class registered with `@gin.configurable` in a module that a gin file imports; None for an unknown name."""
     try:
         return gin.get_configurable(name).__wrapped__
     except (ValueError, AttributeError):

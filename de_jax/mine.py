@@ -59,7 +59,7 @@ def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_second
     if not data.all_mined:
         raise InputError(f"no folder is set for the generations; set {recipe.options_name}.negatives_dir.")
     if not once:
-        # The folder is the run's until it has a first generation, which the run mines itself where there is none.
+        # The run mines the first generation itself if the folder is empty, so the folder belongs to the run until then.
         all_begun = lambda: all(mined.newest() is not None for mined in data.all_mined.values())  # noqa: E731
         _wait_until(all_begun, f"the run in {run_dir} to begin", poll_seconds)
     with contextlib.ExitStack() as locks:

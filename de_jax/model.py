@@ -45,7 +45,7 @@ from de_jax.types import Array, InputError
 if TYPE_CHECKING:
     Texts = str | Iterable[str]
 else:
-    Texts = Any  # what is no text is refused by its place
+    Texts = Any  # `_checked_texts` refuses other values and tells their place
 
 RUN_FORMAT = "run"
 
@@ -100,7 +100,7 @@ def load(
         doc = side_of(found, "doc", tokenizer=tokenizer, prompt=doc_prompt)
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
-        # What is computed with the model is kept in the cache: its folder may be another program's.
+        # Results computed with the model are kept in the cache, as the model's folder may be another program's.
         run = Run(outputs.cache_dir() / "models" / Path(source).resolve().name, 0, found.model, found.params, query, doc)
     params = jax.device_put(run.params, sharding.replicated(mesh))
     run = run._replace(model=run.model.with_dtype(dtype), params=params)
@@ -396,7 +396,7 @@ def _checked_texts(texts: Texts) -> Iterator[str]:
     """One text after another.
 
     Raises:
-        InputError: what is no text; says where.
+        InputError: a value or an item that is not valid text; for an item, the message tells its place.
     """
     if isinstance(texts, str):
         texts = [texts]

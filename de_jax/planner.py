@@ -118,17 +118,19 @@ def plan(
 
 
 def outline(recipe: Recipe) -> dict[str, Any]:
-    """What a run of a recipe takes whatever devices it has; nothing is compiled, and neither data nor weights are read.
+    """The size and cost of a recipe's run, which are the same on any devices.
+
+    Nothing is compiled, and neither data nor weights are read.
 
     Args:
-        recipe: what is trained.
+        recipe: the settings of the run.
 
     Returns:
         JSON values: num_steps, the batch's shape, num_parameters and num_trained_parameters; state_gib, the parameters and the
-        optimizer's state on all devices together; useful_flops of a step, as of `plan`, and total_flops, those of all steps.
+        optimizer's state on all devices together; useful_flops of a step, as in `plan`; and total_flops of all steps.
 
     Raises:
-        InputError: the recipe's data has no options, so that its sizes are not known.
+        InputError: the recipe's data has no options, so its sizes are unknown.
     """
     shape = {**_sizes(recipe), "query_rows": None, "doc_rows": None, **recipe.texts_of_a_pair()}
     state, useful = recipe.shapes(), _useful_flops(recipe, shape)

@@ -96,12 +96,12 @@ def pretrain(recipe: Pretraining, run_dir: str | Path, *, gin: str = "") -> dict
     """Trains to the recipe's last step, from the newest checkpoint in `run_dir` if there is one; returns a summary.
 
     Args:
-        recipe: what is trained, on what, and how.
+        recipe: the model, the texts and the settings of training.
         run_dir: gets checkpoints, logs and `recipe.json`.
-        gin: the recipe as a gin file, where it was written as one; kept as `config.gin`.
+        gin: the text of the recipe's gin file, if it has one; kept as `config.gin`.
 
     Raises:
-        InputError: another trainer is at work in `run_dir`, or anything that cannot be trained on.
+        InputError: another trainer is at work in `run_dir`, or the texts are unusable or do not fit the model or devices.
     """
     start, run_dir = time.monotonic(), Path(run_dir)
     num_parameters, mesh = recipe.num_parameters(), recipe.mesh()

@@ -248,10 +248,12 @@ class Recipe:
         return settings
 
     def check(self, texts: Mapping[str, int] | None = None) -> TrainState:
-        """The shapes of the state, after a step was traced, one layer for all of a tower: what is wrong here raises here.
+        """The shapes of the state, after a trace of a training step that finds errors in the recipe.
+
+        If possible, the trace covers only one layer of each tower.
 
         Args:
-            texts: for `plan.batch_shapes`; by default what the settings tell, and all that the source of pairs may bring.
+            texts: for `plan.batch_shapes`; by default the texts in the settings, and all texts that the source of pairs may add.
         """
         self._check_used()
         state = self.shapes()

@@ -156,7 +156,7 @@ def bound(function: Callable[..., Any], parameter: str) -> Any:
     Raises:
         KeyError: it has no such parameter, or no value for it.
     """
-    if isinstance(function, functools.partial):  # what it bound by place is no parameter of its signature
+    if isinstance(function, functools.partial):  # arguments bound by place are missing from its signature
         by_place = dict(zip(inspect.signature(function.func).parameters, function.args, strict=False))
         if parameter in by_place:
             return by_place[parameter]

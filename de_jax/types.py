@@ -42,7 +42,7 @@ class Packed(NamedTuple):
 
     tokens: Array  # [R, L]; 0 after a row's last text
     lengths: Array  # [R, S] tokens of each text of a row; 0 where it has fewer than S
-    slots: Array  # [*] where each text of the batch is: row * S + its place in the row; -1 where there is none
+    slots: Array  # [*] where each text of the batch is: row * S + its place in the row; -1 for a missing text
 
 
 class Guide(NamedTuple):
@@ -52,7 +52,7 @@ class Guide(NamedTuple):
     doc: Array  # [B, G]
     neg_docs: Array | None = None  # [B, N, G]
     neg_queries: Array | None = None  # [B, M, G]
-    limit: Array | None = None  # [B], set by `losses.guided`: what is this close to the row's query or document is no negative
+    limit: Array | None = None  # [B], set by `losses.guided`: texts this close to the row's query or document are masked
 
 
 class Batch(NamedTuple):
@@ -127,11 +127,11 @@ class TrainState(NamedTuple):
     opt_state: Any
     rng: Array  # the run's key; a step uses fold_in(rng, step)
     cache: Any = None  # `CachedDocs`, where the run draws negatives from them
-    base: Params | None = None  # what no step changes, where `params` are only what is trained beside it
+    base: Params | None = None  # the frozen parameters, where `params` holds only the trained ones
 
     @property
     def all_params(self) -> Params:
-        """What the model is called with."""
+        """The parameters that the model is called with: `params`, joined with `base` if it is set."""
         return self.params if self.base is None else _joined(self.base, self.params)
 
 
@@ -157,4 +157,4 @@ Batches = Callable[[int], Iterator[Any]]
 
 
 class InputError(ValueError):
-    """What a user gave cannot be used. The message is one sentence: what is wrong, where, and how to mend it."""
+    """The user's input cannot be used. The message is one sentence: the fault, its place, and the fix."""

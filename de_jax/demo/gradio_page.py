@@ -1,4 +1,4 @@
-"""The page itself, in Gradio; what it shows comes from `side_by_side` as data and from `markup` as HTML."""
+"""The demo's page, in Gradio; `side_by_side` makes its data and `markup` its HTML."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def serve(blocks: Any, *, host: str, port: int, share: bool) -> str:
 
 
 def answers(systems: SideBySide, query: str, k: float) -> Iterator[str]:
-    """HTML for a query: the results, then the same results with their marks; or the sentence that says what is wrong."""
+    """HTML for a query: the results, then the same results with their marks. After an `InputError`, the error's message."""
     try:
         columns = systems.search(query, k)
         yield markup.results(columns)

@@ -90,7 +90,7 @@ def error(sentence: str) -> str:
 
 
 def headline(corpus: str, num_docs: int, systems: Sequence[str]) -> str:
-    """What the page searches, and with which models."""
+    """The head of the page: the corpus, its size, and the models that rank it."""
     models = " and ".join(f"<b>{escaped(name)}</b>" for name in systems)
     return _inside(f"<h2>Search {escaped(corpus)}</h2><p>{num_docs:,} documents, ranked by BM25 and by {models}.</p>")
 

@@ -289,7 +289,7 @@ def checked(query: str, k: float) -> tuple[str, int]:
 
 
 def timed(work: Callable[..., Found], *arguments: Any, **options: Any) -> tuple[Found, float]:
-    """What a function gives, and the milliseconds that it took."""
+    """The result of a function, and the milliseconds that it took."""
     start = time.perf_counter()
     found = work(*arguments, **options)
     return found, 1000 * (time.perf_counter() - start)

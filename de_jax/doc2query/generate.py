@@ -94,7 +94,7 @@ def generate_to_dir(
             writer.append(
                 DocQueries(doc_id, own) for doc_id, own in zip(store.ids[start : start + len(rows)], queries, strict=True)
             )
-        # Where the generator lies decides no query, so another path may continue.
+        # The generator's path has no effect on its queries, so a run may continue with another path.
         writer.finish(num_queries=len(texts) * decoding.num_queries, source=str(run.source), step=run.step)
 
 

@@ -70,7 +70,7 @@ def _first_ranks(run: Run, dev: DevSet, index: ExactIndex, doc_ids: Sequence[str
     ]
     queries = encode.queries(run, dev.query_store, rows=dev.query_rows)
     ranks = index.best_ranks(queries, relevant)
-    if any(same >= 0 for same in own):  # what is dropped leaves its place to the next one
+    if any(same >= 0 for same in own):  # documents below a dropped one move up by one rank
         of_own = index.best_ranks(queries, [[same] if same >= 0 else [] for same in own])
         ranks = ranks - ((of_own > 0) & (of_own < ranks))
     judged = {query_id: 0 for query_id, docs in dev.qrels.items() if docs}

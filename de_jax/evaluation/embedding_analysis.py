@@ -28,7 +28,7 @@ MAX_TEXTS = 1000
 """Texts of a side whose pairs are compared, a sample of all; half a million pairs tell the same as more."""
 MIN_TEXTS, MAX_TAILS, COVERAGE_DEPTH = 3, 100, 10
 FREQUENCIES = {"never": (0, 0), "once": (1, 1), "twice": (2, 2), "more often": (3, None)}
-"""DANCE's groups, rare, medium and frequent, and those that are never found."""
+"""DANCE's groups of texts (rare, medium and frequent), and the texts that are never found."""
 THIRDS = ("close", "medium", "far")
 DIRECTIONS = ("query to document", "document to query")
 
@@ -54,7 +54,7 @@ class Analysis(NamedTuple):
     ratios: Array  # [r] s(q, q') / s(q, p') of random others
     distances: Mapping[str, Array]  # cosine distances by kind of pair
     ranks: Array  # [r] places in a ranking of all documents, from 1
-    scores: Array  # [s, r] what stands there, for some queries
+    scores: Array  # [s, r] the scores at these places, for some queries
 
 
 def embed(run: Run, task: Task, *, policy: Policy = BEIR, max_docs: int | None = None, seed: int = 0) -> Texts:

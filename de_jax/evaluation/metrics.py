@@ -112,7 +112,9 @@ def scores_by_query(results: Results, qrels: Qrels, measure: str) -> dict[str, f
 
 
 def with_min_relevance(measures: Sequence[str], min_relevance: int) -> list[str]:
-    """The measures with documents of at least this grade as the relevant ones; those that take grades as they are stay.
+    """The measures, with documents of at least this grade as relevant.
+
+    Measures that use the grades themselves or set a grade of their own stay unchanged.
 
     Example:
         >>> with_min_relevance(["nDCG@10", "RR@10", "R(rel=3)@100"], 2)
@@ -140,11 +142,11 @@ def names_of(measures: Sequence[str]) -> list[str]:
 def write_trec_run(path: str | Path, results: Results, *, name: str = "de_jax") -> None:
     """Writes results as a TREC run file, atomically.
 
-    Scores are float32, and one that equals its predecessor is written one float lower: programs that sort a run file by
-    score then find the order of the ranking.
+    Scores are float32. A score equal to its predecessor is written one float lower, so that programs that sort a run file by
+    score find the order of the ranking.
 
     Raises:
-        InputError: an id holds a blank or a score is not finite, which this format cannot carry.
+        InputError: an id is empty or holds a blank, or a score is not finite, which the format cannot hold.
     """
     name = re.sub(r"\s+", "_", name)
     with outputs.atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:

@@ -43,9 +43,9 @@ class Sample(NamedTuple):
 
     texts: TrainingTexts
     pairs: Int[np.ndarray, "S 2"]
-    positives: Sequence[np.ndarray]  # all known ones of each pair's query, and what has its id (`texts.drop_identical_ids`)
+    positives: Sequence[np.ndarray]  # by pair: all known ones of its query, and the document of its id (`texts.drop_identical_ids`)
     kinds: Mapping[str, Int[np.ndarray, "S _"]]  # all negatives, filled up with PADDING_ID
-    drawn: Mapping[str, Int[np.ndarray, "S N"]]  # those that the loss and its gradient are of
+    drawn: Mapping[str, Int[np.ndarray, "S N"]]  # the negatives in the loss and its gradient
     num_pairs: int  # that the sample was drawn from: those with enough negatives of every kind
 
 
@@ -241,7 +241,7 @@ def places_of(
 
 
 def place_numbers(ranks: Int[np.ndarray, "S K"], margins: Float[np.ndarray, "S K"], depth: int) -> dict[str, Any]:
-    """What the ranks and margins of a kind's negatives come to; `depth` is the ranking's that the overlap is with."""
+    """Statistics of the ranks and margins of one kind of negatives; `overlap` is the share within the first `depth` ranks."""
     is_there: Bool[np.ndarray, "S K"] = ranks > 0
     near = np.count_nonzero((ranks <= depth) & is_there, axis=1) / np.count_nonzero(is_there, axis=1)
     return {

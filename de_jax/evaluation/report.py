@@ -19,8 +19,8 @@ from de_jax.files import folders, outputs, schema
 from de_jax.types import InputError
 
 Report = dict[str, Any]
-"""A JSON object: what was scored and how, the measures of "dense", "bm25" and "fusion" as far as they were asked for, and under
-"intervals" the 95 % confidence interval of each, where there are at least 2 queries."""
+"""A JSON object: the data set, the settings, and the measures of "dense", "bm25" and "fusion", each if it was asked for. With at
+least 2 queries, "intervals" holds the 95 % confidence interval of each measure."""
 
 SYSTEMS = ("dense", "bm25", "fusion")
 RESULT_FILE = "result.json"

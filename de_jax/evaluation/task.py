@@ -234,7 +234,7 @@ def _cut(ranking: Ranking, query_ids: list[str], doc_ids: Sequence[str], policy:
 
 
 def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
-    """The settings that a reader of the scores needs, without those that do not apply."""
+    """The settings that a reader of the scores needs; settings that do not apply are left out."""
     settings: dict[str, Any] = {"measures": list(policy.measures), "depth": policy.depth, "skip_empty": policy.skip_empty}
     settings["identical_ids"] = "dropped" if policy.drop_identical_ids else "kept"
     if policy.bm25 or not run:

@@ -125,7 +125,7 @@ def open_expansion(
         docs, pairs, golds, ranked, curriculum, measure, max_query_length: of `CurriculumTexts`.
 
     Raises:
-        InputError: an expansion of another corpus, or one that is damaged or without queries.
+        InputError: an expansion that is of another corpus, damaged or without queries.
     """
     only = None if has_neg_docs else np.unique(pairs[:, 1])
     queries = queries_by_row(expansion, docs.ids, cache_dir, is_part=is_part, only=only)

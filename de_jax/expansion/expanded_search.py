@@ -26,9 +26,12 @@ _ROWS = 1 << 16
 class Expansion(NamedTuple):
     """How documents are expanded.
 
-    `path` is what `de-jax doc2query` wrote, of which each document's first `num_queries` are taken. `form` is "views" (the paper's
-    corpus expansion: a vector for each query, the best one counts), "typical" (the mean of these vectors, of length 1 again where
-    the model has such), "typical_as_is" (the mean as it comes out), or "document" (the queries one after another behind it).
+    `path` is an output of `de-jax doc2query`; each document gets the first `num_queries` of its queries. `form` is one of:
+
+    - "views": a vector for each query, and the best vector counts. This is the paper's corpus expansion.
+    - "typical": the mean of these vectors, scaled to length 1 if the model's embeddings are.
+    - "typical_as_is": the mean without scaling.
+    - "document": the queries follow the document's text, one after another.
     """
 
     path: str
@@ -78,15 +81,17 @@ def typical_to_dir(
     progress: encode.Progress | None = None,
     **options: Any,
 ) -> None:
-    """Writes the typical representations of a corpus by a `Run`; the same call after a kill continues and ends byte-equal.
+    """Writes the typical representations of a corpus by a `Run`.
+
+    After a kill, the same call continues, and the output is byte-equal to that of an unbroken call.
 
     Args:
-        run: whose document tower encodes.
+        run: its document tower encodes.
         docs: the corpus.
-        views: of its documents, in their order; their embeddings are averaged as they come, and not written.
+        views: of its documents, in their order. Their embeddings are averaged shard by shard and never written.
         out_dir: absent, empty, begun or completed by the same call.
         normalize: see `typical`.
-        texts_per_shard: views, at the most, between two points from which a killed run continues.
+        texts_per_shard: the most views between two points where a killed run can continue.
         progress, options: `encode.docs`'s.
 
     Raises:

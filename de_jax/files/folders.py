@@ -79,21 +79,21 @@ def require_replaceable(path: str | Path, kind: str | None) -> None:
 
 
 def require_unused(path: Path) -> None:
-    """Raises `InputError` unless `path` is absent or a folder of nothing but what a killed process left there."""
+    """Raises `InputError` unless `path` is absent, or a folder that holds only leftovers of a killed process."""
     if path.exists() and not (path.is_dir() and all(outputs.is_leftover(child) for child in path.iterdir())):
         raise InputError(f"{path} holds something else; choose a folder that is absent or empty.")
 
 
 def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[Path], T]) -> T:
-    """Opens a folder of the cache, which is built first if it is absent or damaged.
+    """Opens a folder of the cache; builds it first if it is absent or damaged.
 
-    Of several processes that ask at once, one builds and the others wait. What is whole is opened without a lock, so that a cache
-    may lie where nothing can be written.
+    If several processes ask at once, one builds and the others wait. A whole folder is opened without a lock, so a cache may be on
+    a read-only disk.
 
     Args:
-        folder: its name holds a hash of all that decides its content, so whatever stands there damaged can be replaced.
-        open_folder: raises InputError where the folder is not whole.
-        build: makes the folder, by `atomic_dir`.
+        folder: its name holds a hash of everything that decides its content, so a damaged folder can be replaced.
+        open_folder: raises InputError if the folder is damaged.
+        build: makes the folder with `atomic_dir`.
     """
     if folder.is_dir():
         with contextlib.suppress(InputError):

@@ -169,7 +169,7 @@ def _held(path: Path, if_taken: Callable[[str], None]) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX)
             if not _is_same(file, path):  # its former holder has removed it
                 continue
-            with contextlib.suppress(OSError):  # a full disk keeps nobody from the lock
+            with contextlib.suppress(OSError):  # a full disk must not prevent the lock
                 file.truncate(0)
                 os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
             try:

@@ -1,7 +1,7 @@
 """Readers of JSON, lines of text and arrays. An unreadable file raises an `InputError` that names the file, and the line.
 
-Whatever stands in a file's place (a folder, a pipe) and however a file is damaged, the outcome is its content or that error: no
-traceback, no wait, and no more memory than the content needs.
+A path may lead to a folder or a pipe, and a file may be damaged in any way. The outcome is always the content or that error,
+without a traceback or a wait, and with only the memory that the content needs.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     MANIFEST = record({"format": constant("de_jax store 1"), "num_texts": integer(1), "dev": Maybe(text, "")})
     manifest = read(folder / "manifest.json", MANIFEST, mend="build it again")
 
-A check takes a value and gives it back, with the defaults of what is absent, or raises `Mismatch` with the keys that lead to what
-does not fit. Keys that a description does not name are left as they are.
+A check takes a value and returns it, with defaults for missing keys, or raises `Mismatch` with the keys that lead to the fault.
+Keys that a description does not name stay unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Check = Callable[[Any], Any]
 
 MAX_INTEGER = 2**63 - 1
 MAX_SIZE = 2**31 - 1
-"""Of lengths and of what else fits an int32."""
+"""The largest length, and the largest value of other int32 numbers."""
 
 _LARGEST = sys.float_info.max
 _SHORT = reprlib.Repr()

@@ -18,16 +18,16 @@ MAX_YAML_BYTES = 4 << 20
 def read_yaml(path: str | Path, check: Check | None = None, *, mend: str = "correct the file") -> Any:
     """The value in a UTF-8 file of YAML 1.1, made of objects, lists, texts, numbers, dates, true, false and null.
 
-    Refused beside malformed YAML: a key that an object has twice, an alias (`*name`), a tag that makes a Python object, and values
-    more than `MAX_JSON_DEPTH` deep.
+    Besides malformed YAML, these are refused: a key that occurs twice in an object, an alias (`*name`), a tag that makes a Python
+    object, and values more than `MAX_JSON_DEPTH` deep.
 
     Args:
         path: the file.
-        check: what the value must look like, of `files.schema`; by default anything.
-        mend: what to do where it does not, for the error.
+        check: a check of `files.schema` for the value; by default every value passes.
+        mend: the fix for a value that does not pass, for the error message.
 
     Raises:
-        InputError: the file cannot be read, is not such YAML or does not fit; names the file, and the line or the keys.
+        InputError: the file cannot be read, holds refused YAML, or does not pass the check; names the file, and the line or keys.
     """
     content = read_bytes(path, max_bytes=MAX_YAML_BYTES)
     try:

@@ -53,16 +53,16 @@ class EncoderFolder(NamedTuple):
 def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False, pooling: str | None = None) -> Pretrained:
     """The encoder of a folder as a symmetric dual encoder without a projection, with embeddings of length 1.
 
-    Such a folder tells of an encoder alone; `notes` say what was assumed.
+    The folder describes only an encoder; `notes` list the assumptions about everything else.
 
     Args:
-        folder: as `save_pretrained` writes it.
-        pooling: a name out of `POOLING`; None for "lasttoken" where tokens see no later ones, and for "mean" elsewhere.
-        ignored: regular expressions of arrays that are left out, beside decoders and heads.
+        folder: an output of `save_pretrained`.
+        pooling: a name in `POOLING`; by default "lasttoken" if tokens see no later tokens, else "mean".
+        ignored: regular expressions of arrays to leave out, besides decoders and heads.
         only_sizes: `params` are shapes, and no weights are read.
 
     Raises:
-        InputError: an unknown architecture, files that are missing or damaged, or arrays that are.
+        InputError: an unknown architecture, or missing or damaged files or arrays.
     """
     encoder = open_encoder(Path(folder))
     assumed_pooling = "lasttoken" if getattr(encoder.config, "causal", False) else "mean"

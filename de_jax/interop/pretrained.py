@@ -32,7 +32,7 @@ class Pretrained(NamedTuple):
     params: Params  # float32, numpy
     query: PretrainedSide
     doc: PretrainedSide
-    notes: tuple[str, ...] = ()  # what was assumed, in sentences for whoever reads it
+    notes: tuple[str, ...] = ()  # the assumptions, in sentences for the user
 
     def side(self, tower: str) -> PretrainedSide:
         """How a tower ("query" or "doc") reads its texts."""
@@ -62,13 +62,13 @@ def side_of(
 
     Args:
         pretrained: the model.
-        tower: of it.
-        tokenizer: a spiece.model or tokenizer.json, where the checkpoint brings none.
+        tower: "query" or "doc".
+        tokenizer: a spiece.model or tokenizer.json, for a checkpoint without a tokenizer.
         max_length: tokens.
         prompt: before every text.
 
     Raises:
-        InputError: no tokenizer at all, one that the weights were not trained with, or a length that the tower cannot take.
+        InputError: no tokenizer, a tokenizer other than the weights were trained with, or a length that the tower cannot take.
     """
     own = pretrained.side(tower)
     found = load_tokenizer(tokenizer) if tokenizer else own.tokenizer

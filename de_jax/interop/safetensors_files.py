@@ -22,7 +22,7 @@ def stored_arrays(folder: Path) -> dict[str, Callable[[], np.ndarray]]:
     """A function that reads an array, by the array's name.
 
     Raises:
-        InputError: no safetensors there, a damaged file, or files that do not hold what the index says.
+        InputError: a folder without safetensors, a damaged file, or files that contradict the index.
     """
     if is_there(folder / FILE):
         return arrays_in(folder / FILE)

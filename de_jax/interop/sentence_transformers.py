@@ -54,14 +54,14 @@ ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn
 def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:
     """A model of sentence-transformers; its prompts are in the tokenizers.
 
-    It is a symmetric dual encoder, or one that shares nothing where a Router sends queries and documents to modules of their own.
+    It is a symmetric dual encoder. If a Router sends queries and documents to separate modules, the towers share nothing.
 
     Args:
-        folder: as `SentenceTransformer.save_pretrained` writes it.
-        ignored, only_sizes: as of `huggingface.read`.
+        folder: an output of `SentenceTransformer.save_pretrained`.
+        ignored, only_sizes: as in `huggingface.read`.
 
     Raises:
-        InputError: a module that there is no place for, or as of `huggingface.read`.
+        InputError: an unsupported module, or as in `huggingface.read`.
     """
     folder = Path(folder)
     query, doc = _modules(folder)

@@ -168,7 +168,7 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 
 def _write_zarr(folder: Path, name: str, array: np.ndarray) -> dict[str, Any]:
-    """Writes an array beside the msgpack file; gives what stands for it there."""
+    """Writes an array beside the msgpack file; returns the reference that replaces it in that file."""
     import tensorstore
 
     stored = f"target.{name.replace('/', '.')}"

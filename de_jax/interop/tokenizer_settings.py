@@ -37,7 +37,7 @@ def read(folder: Path) -> TokenizerSettings:
     """The settings beside a vocabulary.
 
     Raises:
-        InputError: one that texts are tokenized otherwise by than by the vocabulary alone.
+        InputError: a setting with which texts are tokenized differently than by the vocabulary alone.
     """
     file = folder / FILE
     values, vocabulary = _object(file), _object(folder / TOKENIZER_JSON_FILE)

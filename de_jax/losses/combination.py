@@ -116,26 +116,26 @@ def matryoshka(
 def guided(
     e: Embeddings, *, loss: Loss, margin: NonNegativeFloat = 0.0, relative: bool = False
 ) -> tuple[Float[Array, ""], Metrics]:
-    """A loss without the negatives that a guide, a model that is not trained, takes for relevant.
+    """A loss without the negatives that a guide finds relevant; the guide is a model that is not trained.
 
-    GISTEmbed (Solatorio 2024, arXiv 2402.16829): what the guide finds closer to the anchor than the row's query and document are to
-    each other is no negative. Such is the rule for every block of scores that the loss has: queries and documents, each tower by
-    itself, mined negatives. Margins are those of sentence-transformers' `GISTEmbedLoss`. Two things differ. That loss has one
-    softmax, of the query, in which document-document scores stand too; ours has the blocks of the loss that it wraps: `samtone` in
-    the direction "query_to_doc" is `GISTEmbedLoss(contrast_positives=False)`. And a candidate that ties with the row's own pair is
-    masked, as a copy of its document under another id does.
+    GISTEmbed (Solatorio 2024, arXiv 2402.16829): a candidate is masked if the guide finds it closer to the anchor than the row's
+    query and document are to each other. The rule holds for every block of scores in the loss: queries with documents, each tower
+    with itself, and mined negatives. Margins are as in sentence-transformers' `GISTEmbedLoss`. Two things differ. `GISTEmbedLoss`
+    has one softmax, of the query, which includes document-document scores. Ours has the blocks of the wrapped loss: `samtone` in
+    the direction "query_to_doc" is `GISTEmbedLoss(contrast_positives=False)`. And ours masks a candidate that ties with the row's
+    own pair, for example a copy of its document under another id.
 
     Args:
-        e: embeddings with `guide`, the guide's vectors of all of them, and what `loss` needs beside these.
+        e: embeddings with `guide`, the guide's vectors of the same texts, and all other fields that `loss` needs.
         loss: with its settings bound.
-        margin: >= 0, in cosines of the guide: how far below the own pair's similarity the mask begins.
+        margin: >= 0, in cosines of the guide: the mask begins this far below the own pair's similarity.
         relative: take the margin as a share of the own pair's similarity.
 
     Returns:
-        The loss, and its scalars. `loss_of_chance`, the mean of log(1 + a row's negatives), tells how many are left.
+        The loss, and its scalars. `loss_of_chance`, the mean of log(1 + a row's negatives), tells how many negatives are left.
 
     Raises:
-        InputError: the batch has no guide's vectors of what the loss contrasts, or the loss masks nothing.
+        InputError: the batch lacks the guide's vectors of texts that the loss contrasts, or the loss masks nothing.
 
     Example:
         >>> from functools import partial

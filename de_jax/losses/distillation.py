@@ -40,9 +40,9 @@ def margin_mse(e: Embeddings, *, temperature: PositiveFloat | None = 1.0) -> tup
         temperature: tau > 0, the divisor of the student's scores; None takes the one the model learns.
 
     Returns:
-        The mean over the real rows' scored negatives, in squared units of the teacher's scores, and, of what the teacher has
-        scored: accuracy, positive_score and negative_score, as of the other losses; teacher_agreement, the share of the margins
-        whose sign is the teacher's; and teacher_known, the share of the candidates that it has scored.
+        The mean over the real rows' scored negatives, in squared units of the teacher's scores, and scalars over the candidates
+        with a teacher's score: accuracy, positive_score and negative_score, as in the other losses; and teacher_agreement, the
+        share of margins with the same sign as the teacher's. teacher_known is the share of candidates that the teacher has scored.
 
     Raises:
         InputError: the batch has no mined documents, or no scores of them.
@@ -115,8 +115,7 @@ def relevance_weighted(
     Ours: the teacher is fixed, and the weights of a batch sum to 1. A row of little weight is still a negative of the others.
 
     Args:
-        e: `query` and `doc` [B, D]; `scores` [B, 1 + N], of which the first column is used; mined negatives as in
-            `in_batch_softmax`.
+        e: `query` and `doc` [B, D]; `scores` [B, 1 + N], only the first column is used; mined negatives as in `in_batch_softmax`.
         weight: w_i is the teacher's "score", 0 where that is negative, for scores in [0, 1] and cosines; or its "sigmoid", for
             the logits of a cross-encoder. A row without a score has weight 0.
         temperature, directions, reduce_directions, mask_duplicates, block_size: see `in_batch_softmax`.

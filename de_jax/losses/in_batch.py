@@ -168,8 +168,8 @@ def nce(
         block_size: how many candidates are scored at a time, for batches whose scores do not fit in memory; None: all at once.
 
     Returns:
-        The mean over real rows, in nats, and: loss_query_to_doc, accuracy, positive_score, and negative_score, over all in-batch
-        negatives, beside hardest_score, over those that the loss uses.
+        The mean over real rows, in nats, and scalars: loss_query_to_doc, accuracy and positive_score; negative_score, over all
+        in-batch negatives; and hardest_score, over the hardest negatives, which the loss uses.
 
     Raises:
         InputError: a hyper-parameter is out of its range.

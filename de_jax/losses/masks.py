@@ -1,10 +1,10 @@
-"""Who may be a negative of whom: boolean masks from the ids of a batch.
+"""Masking false negatives: boolean masks from the ids of a batch.
 
-One rule serves the four in-batch blocks (query-doc, doc-query, query-query, doc-doc) and the mined negatives. A candidate
-is left out where it is the anchor's own row, where either is padding, and, with `mask_duplicates`, where the two share a
-query or a document: the same text posing as its own negative costs at least log 2. Where a batch says which other documents are
-relevant to a query, these are left out too. The SamToNe paper leaves this open. Where a loss is `guided`, a candidate is also left
-out if a guide finds it as close to the anchor as the anchor's own pair.
+One rule serves the four in-batch blocks (query-doc, doc-query, query-query, doc-doc) and the mined negatives. A candidate is masked
+if its row is the anchor's own, or if either is padding. With `mask_duplicates`, it is also masked if the two share a query or a
+document: a text as its own negative costs at least log 2. If a batch lists other documents that are relevant to a query, these
+are masked too. The SamToNe paper leaves this open. In a `guided` loss, a candidate is also masked if a guide finds it as close to
+the anchor as the anchor's own pair.
 
 The rule compares ids and vectors pair by pair, so it can be evaluated for any block of candidates without the whole mask in memory.
 """
@@ -25,7 +25,7 @@ NO_ROW = -1
 class Ids(NamedTuple):
     """The ids of K queries or documents for the masks. An id of -1 is unknown and differs from every real anchor's."""
 
-    row: Array  # [K] int32: its row of the batch; NO_ROW for a mined negative, which is nobody's own pair
+    row: Array  # [K] int32: its row of the batch; NO_ROW for a mined negative, which is in no row's pair
     query_id: Array  # [K] int32
     doc_id: Array  # [K] int32
     is_real: Array  # [K] bool: False where it only fills the array up
@@ -71,8 +71,9 @@ def is_negative(anchors: Ids, candidates: Ids, *, mask_duplicates: bool) -> Bool
     Args:
         anchors: B queries or documents of the batch. Where they have a `limit`, anchors and candidates have a guide's vectors.
         candidates: K queries or documents, of the batch or mined.
-        mask_duplicates: leave out candidates that share the anchor's query or document, and those of which one's document is known
-            to be relevant to the other's query; False compares no ids, as the papers do. A guide's mask holds either way.
+        mask_duplicates: mask candidates that share the anchor's query or document. Also mask a candidate if its document is known
+            to be relevant to the anchor's query, or the reverse. False compares no ids, as in the papers. A guide's mask holds
+            either way.
     """
     allowed = anchors.is_real[:, None] & candidates.is_real[None, :]  # [B, K]
     allowed &= anchors.row[:, None] != candidates.row[None, :]

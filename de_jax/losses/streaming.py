@@ -34,7 +34,7 @@ class _Seen(NamedTuple):
     """The values of a contrast that the derivative needs, each [B]."""
 
     highest: Array  # unscaled score
-    best: Array  # int32: which candidate has it, counted block by block; -1 where there is none
+    best: Array  # int32: the candidate with this score, counted block by block; -1 if all are masked
     total: Array  # sum of exp(scale * (score - highest))
 
 

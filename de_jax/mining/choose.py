@@ -33,7 +33,7 @@ class Filters(NamedTuple):
     last_rank: int = 200
     margin: float | None = None  # a negative scores at most its positive's score minus this
     max_score_ratio: float | None = None  # a negative scores at most this share of its positive's score
-    max_teacher_score: float | None = None  # of those that the teacher has scored
+    max_teacher_score: float | None = None  # for negatives with a teacher's score; others pass
 
 
 ALL_IN_DEPTH = Filters()
@@ -142,7 +142,7 @@ def _refusals(
     is_duplicate: IsDuplicate | None,
     teacher: TeacherScore | None,
 ) -> Iterator[tuple[str, Callable[[np.ndarray], np.ndarray]]]:
-    """The candidates [c, r] that each filter in use refuses, given those that are left."""
+    """The name of each filter in use, and a function from the mask of remaining candidates [c, r] to the mask of refused ones."""
     of_positive = positive_scores.astype(np.float64)[:, None]
 
     def above(limit: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:

@@ -4,13 +4,13 @@
     pairs.npy         int32 [P, 2]       the training pairs: (query, document)
     neg_docs.npy      int32 [P, N]       documents; -1 fills up
     neg_queries.npy   int32 [P, M]       queries; -1 fills up
-    scores.npy        float32 [P, 1 + N] by the miner, of the pair's document and of its neg_docs; NaN for none; absent without any
-    query_ids.npy     bytes [q]          UTF-8: the ids of what the numbers above are rows of
+    scores.npy        float32 [P, 1 + N] by the miner, of the pair's document and its neg_docs; NaN if unknown; an optional file
+    query_ids.npy     bytes [q]          UTF-8: the ids of the texts that the numbers above stand for
     doc_ids.npy       bytes [n]
     manifest.json     the texts and the model they were mined with, and the checksum of every file; written last
 
-A generation appears by one rename and is never changed. Version 0.1.0 wrote part-*.jsonl, a training pair a line, in the place of
-arrays; such generations are read as before.
+A generation appears by one rename and is never changed. Version 0.1.0 wrote part-*.jsonl, with one training pair per line, in place
+of arrays; these generations can still be read.
 """
 
 from __future__ import annotations
@@ -155,10 +155,10 @@ def read_manifest(negatives_dir: str | Path, number: int) -> dict[str, Any]:
 
 
 def read(generation: Generation) -> MinedPairs:
-    """The arrays of a generation, memory-mapped; those that version 0.1.0 wrote as lines are in memory.
+    """The arrays of a generation, memory-mapped. Lines that version 0.1.0 wrote become arrays in memory.
 
     Raises:
-        DamagedGeneration: a file that is gone, or that does not hold what a miner writes.
+        DamagedGeneration: a file that is missing, or whose content is not a miner's.
     """
     if generation.manifest["format"] == _OF_LINES.format:
         return of_lines(_read_lines(generation))

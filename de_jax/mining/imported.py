@@ -77,20 +77,20 @@ def of_pair_store(pairs_dir: str | Path) -> Target:
 def from_examples(
     examples: Iterable[Example], target: Target, *, skip_unknown: bool = False, keep_identical_ids: bool = False
 ) -> tuple[list[Mined], dict[str, int]]:
-    """The negatives of a table's rows: of a row's pair or, where it has no document, of all pairs of its query.
+    """The negatives in a table's rows. They are for the row's pair, or for all pairs of its query if it has no document.
 
     Args:
-        examples: rows of triplets, n-tuples, labelled pairs and lists; several may be of one pair.
-        target: the pairs that get them.
-        skip_unknown: leave negatives out that are not among the documents, instead of refusing them.
+        examples: rows of triplets, n-tuples, labelled pairs and lists; several may have the same pair.
+        target: the pairs that get the negatives.
+        skip_unknown: leave out negatives that are missing from the documents, instead of refusing them.
         keep_identical_ids: a document with the id of its query may be a negative.
 
     Returns:
-        A line for each pair that has negatives, in the order of the pairs, and counts of what was left out: "unknown_pairs" (rows
-        whose pair is not trained on) and "unknown_negatives".
+        A line for each pair with negatives, in the order of the pairs, and two counts: "unknown_pairs", rows that were left out as
+        their pair is not a training pair, and "unknown_negatives", negatives that were left out.
 
     Raises:
-        InputError: a negative that is not among the documents, or no negative for any pair.
+        InputError: a negative that is missing from the documents, or no negative for any pair.
     """
     of_pair: dict[tuple[str, str], dict[str, None]] = {pair: {} for pair in target.pairs}
     of_query: dict[str, dict[str, None]] = {query_id: {} for query_id, _ in target.pairs}

@@ -1,4 +1,4 @@
-"""The hard negatives of training pairs: as arrays, which is what is mined, kept and trained on, and as lines of ids for people."""
+"""The hard negatives of training pairs: arrays for mining, storage and training, and lines of ids for people."""
 
 from __future__ import annotations
 

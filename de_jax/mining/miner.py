@@ -92,7 +92,7 @@ class Miner:
             next(read_lines(teacher_scores.file_of(self.teacher_scores)), None)
 
     def index_builder(self) -> faiss_index.IndexBuilder:
-        """Makes the index of documents; raises InputError for one that cannot be."""
+        """The function that builds the index of documents; raises InputError for an invalid index."""
         options = faiss_index.SearchOptions(self.nprobe, self.ef_search, self.faiss_device)
         return faiss_index.index_builder(self.index, options)
 
@@ -109,7 +109,7 @@ class Embedded(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a search for negatives asks for."""
+    """The queries, excluded documents and depth of a search for negatives."""
 
     query_rows: Int[np.ndarray, " q"]  # of the query store: every query of a training pair
     anchors: Int[np.ndarray, " P"]  # the place of each pair's query among them
@@ -118,7 +118,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(texts: TrainingTexts, miner: Miner) -> Wanted:
-    """The queries of the training pairs, what they must not get, and how deep their rankings are to be."""
+    """The queries of the training pairs, the documents excluded from their negatives, and the depth of the search."""
     query_rows, anchors = np.unique(texts.pairs[:, 0], return_inverse=True)
     known = np.unique(np.stack([anchors, texts.pairs[:, 1]], axis=1), axis=0)
     if texts.drop_identical_ids:
@@ -133,9 +133,9 @@ def embed(run: Run, texts: TrainingTexts, *, keep_as: str | None, progress: enco
     Args:
         run: its towers and parameters.
         texts: of the training pairs.
-        keep_as: the name that the documents' embeddings are kept under in the run's folder (`encode.cached_docs`), where a process
-            that was killed finds what it had; None keeps them in memory alone.
-        progress: told of documents encoded.
+        keep_as: the name of the documents' embeddings in the run's folder (`encode.cached_docs`). After a kill, the same call
+            continues with them. None keeps the embeddings only in memory.
+        progress: is called with the number of newly encoded documents.
     """
     clock = _Clock()
     store = texts.passages or texts.doc_store
@@ -159,23 +159,23 @@ def mine(
 ) -> tuple[MinedPairs, dict[str, Any]]:
     """The hard negatives of every training pair.
 
-    Documents are near a query as in ANCE (Xiong et al. 2021), training queries near a document as in DANCE (Li et al. 2021). All
-    documents of a query's training pairs are left out for each of them, as are all queries of a document's; so is, with
-    `texts.drop_identical_ids`, the text with the same id.
+    Negative documents are near the query, as in ANCE (Xiong et al. 2021). Negative queries are training queries near the document,
+    as in DANCE (Li et al. 2021). A query's negatives exclude the documents of all its training pairs, and a document's negatives
+    exclude the queries of all its training pairs. With `texts.drop_identical_ids`, they also exclude the text with the same id.
 
     Args:
         embedded: see `embed`.
         texts: of the training pairs.
         miner: the settings of mining.
-        previous: the document rows of the generation before, for the statistics.
+        previous: the document rows of the previous generation, for the statistics.
         score: scores the index of documents, for the statistics.
-        ranking: of the queries that are `wanted`, so deep; None to search.
+        ranking: of the queries in `wanted`, to its depth; None to search.
 
     Returns:
-        The negatives, and what a manifest says of them: seconds by stage, candidates, what each filter took, statistics.
+        The negatives, and facts for the manifest: seconds by stage, candidates, refusals by filter, statistics.
 
     Raises:
-        InputError: mined queries for documents of several passages, or a generation or file to compare with that does not fit.
+        InputError: mined queries for documents of several passages, or an unsuitable generation or file for the statistics.
     """
     clock = _Clock(embedded.seconds)
     _, anchors, known, depth = wanted(texts, miner)
@@ -280,14 +280,16 @@ def index_of_docs(
     *,
     folder: Path | None = None,
 ) -> tuple[Index, Int[np.ndarray, " n"]]:
-    """An index of documents by their embeddings, and the document of each; or of some `rows`, the first of which it calls 0.
+    """An index of documents by their embeddings, and the document row of each embedding.
+
+    With some `rows` of the corpus, the index numbers its documents from 0.
 
     Args:
-        docs: of the rows.
-        texts: the training texts; their passages, where they have any, are the rows.
-        miner: which index.
+        docs: the embeddings of the rows.
+        texts: the training texts; if documents have passages, these are the rows.
+        miner: has the settings of the index.
         rows: of the corpus; None for all.
-        folder: that holds the embeddings; a FAISS index is kept there.
+        folder: holds the embeddings; a FAISS index is kept there.
     """
     build, store = miner.index_builder(), texts.passages or texts.doc_store
     ids, rows = (store.ids, range(store.num_texts)) if rows is None else (store.ids[rows.start : rows.stop], rows)
@@ -299,7 +301,7 @@ def index_of_docs(
 
 
 def _positive_scores(embedded: Embedded, texts: TrainingTexts, anchors: Int[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
-    """Of each training pair; of several passages the best one's."""
+    """The score of each training pair; for a document of several passages, its best passage's."""
     scores = np.empty(len(anchors), np.float32)
     first, last = texts.pairs[:, 1], texts.pairs[:, 1] + 1
     if texts.passages is not None:
@@ -318,7 +320,7 @@ def _mine_queries(
     teacher: TeacherScore | None,
     clock: _Clock,
 ) -> Mining:
-    """The dual task: queries near each document that has one; `chosen` are places among the embedded queries."""
+    """The dual task: queries near each document of a training pair; `chosen` are places among the embedded queries."""
     if texts.passages is not None:
         raise InputError("mined queries are for documents of one passage; set max_passages to 1, or num_neg_queries to 0.")
     docs, doc_of_pair = np.unique(texts.pairs[:, 1], return_inverse=True)
@@ -351,13 +353,13 @@ def _mine_queries(
 
 
 def _with(known: Int[np.ndarray, "known 2"], candidates: Int[np.ndarray, " a"]) -> Int[np.ndarray, "more 2"]:
-    """What anchors must not draw, and beside it the candidate of each anchor's id; -1 where there is none."""
+    """The pairs (anchor, candidate) in `known`, and each anchor with the candidate of its own id; a candidate of -1 is skipped."""
     same = np.stack([np.arange(len(candidates)), candidates], axis=1)
     return np.unique(np.concatenate([known, same[candidates >= 0]]), axis=0)
 
 
 def _most(known: Int[np.ndarray, "known 2"]) -> int:
-    """Of the candidates of one anchor."""
+    """The largest number of known candidates of an anchor."""
     return int(np.bincount(known[:, 0]).max())
 
 

@@ -20,26 +20,26 @@ from de_jax.training.run.run_folder import Run
 from de_jax.types import Metrics, Params, TrainState
 
 KEPT_AS = "mining"
-"""The folder of embeddings that a miner keeps its newest in, under <run_dir>/embeddings."""
+"""A miner's folder for its newest embeddings, under <run_dir>/embeddings."""
 
 
 def mine_generation(
     run: Run, mined: MinedNegatives, miner: Miner, *, source: str = "", score: Score | None = None
 ) -> Generation | None:
-    """Mines and writes the next generation; where several processes train, all of them call this, and the first one writes.
+    """Mines and writes the next generation. If several processes train, all of them call this, and the first one writes.
 
-    The embeddings of a process that trains or mines alone lie in the run's folder, and where it is killed the same call goes on
-    with them. Several processes hold them in memory.
+    A process that trains or mines alone keeps the embeddings in the run's folder, and after a kill the same call continues with
+    them. Several processes keep them in memory.
 
     Args:
-        run: whose parameters rank.
-        mined: the pairs, and where generations lie.
-        miner: what is mined.
+        run: its parameters rank.
+        mined: the pairs, and the folder of generations.
+        miner: the settings of mining.
         source: of a mixture; its embeddings are kept apart.
         score: see `miner.mine`.
 
     Raises:
-        InputError: the texts are not those that earlier generations were mined from, and what `mine` raises.
+        InputError: earlier generations were mined from other texts, or as in `mine`.
     """
     texts, kept_as = mined.texts, f"{KEPT_AS}_{source}" if source else KEPT_AS
     store = texts.passages or texts.doc_store
@@ -60,20 +60,19 @@ def mine_generation(
 
 
 class MineNegatives:
-    """A hook that mines a generation every `every_steps` updates, by the parameters of that update.
+    """A hook that mines a generation every `every_steps` updates, with the parameters of that update.
 
-    Training waits for it, so that a run depends on nothing but its seed. An update that was mined at before the run was killed is
-    passed over.
+    Training waits for it, so that a run depends only on its seed. After a kill, an update that already has a generation is skipped.
 
     Args:
-        run_of: a run from updates done and parameters.
+        run_of: makes a run from the number of updates and the parameters.
         mined: the run's negatives.
-        miner: what is mined.
+        miner: the settings of mining.
         every_steps: updates between two generations.
         num_steps: updates of the whole run; nothing is mined after the last.
         source: see `mine_generation`.
-        on_seconds: told how long it took.
-        before: called before; waits for the step, and may raise.
+        on_seconds: is called with the seconds that mining took.
+        before: is called before mining; waits for the step, and may raise.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ def only_miner(negatives_dir: Path) -> Iterator[None]:
 
 
 def mined_steps(mined: MinedNegatives) -> set[int]:
-    """The checkpoints that there is a generation of."""
+    """The checkpoints with a generation."""
     return {manifest["checkpoint_step"] for manifest in mined.manifests().values() if "checkpoint_step" in manifest}
 
 

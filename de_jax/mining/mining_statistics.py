@@ -26,18 +26,18 @@ def compared(
     ranking: Ranking,
     anchors: Int[np.ndarray, " P"],
 ) -> dict[str, float]:
-    """How far negatives moved since the generation before.
+    """How far negatives moved since the previous generation.
 
     Args:
         chosen: the document rows of each training pair; `PADDING_ID` fills up.
         texts: of the pairs.
-        previous: those of the generation before; without them there is nothing to say.
-        ranking: [q, >= 100] by the model that the new ones are of.
+        previous: the document rows of the previous generation; None gives no statistics.
+        ranking: [q, >= 100] by the model that mined the new negatives.
         anchors: [P] each pair's row of the ranking.
 
     Returns:
-        "overlap_previous": the share of new negatives that were there before; "previous_in_top_100": the share of earlier ones that
-        the model of now has among its first 100.
+        "overlap_previous": the share of new negatives that the previous generation has too; "previous_in_top_100": the share of
+        previous negatives among the first 100 documents of the current model.
     """
     if previous is None:
         return {}

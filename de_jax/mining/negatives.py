@@ -127,8 +127,8 @@ class MinedNegatives:
             known: the switches in the run's checkpoint. They restore lost lines of the file.
 
         Raises:
-            InputError: no generation, a damaged one that the run has switched to, one mined over other texts, or a file that does
-                not say what the checkpoint says.
+            InputError: no generation is found; a generation that the run switched to is damaged; a generation was mined over other
+                texts; or the file contradicts the checkpoint.
         """
         known = list(known)
         self.switches = self._read(at_least=0 if self._is_first else max(1, len(known)))
@@ -166,7 +166,7 @@ class MinedNegatives:
         return self._manifests.get(self.generation_at(step), {})
 
     def newest(self) -> Held | None:
-        """The newest whole generation; None without any. Warns of newer ones that are damaged, once.
+        """The newest whole generation; None without any. Each newer, damaged generation is skipped with one warning.
 
         Raises:
             InputError: it was mined over other texts.
@@ -179,10 +179,11 @@ class MinedNegatives:
     def newer(self, within: float | None = None) -> int | None:
         """The newest generation beyond the last switch's that is whole and fits the training pairs.
 
-        Warns of others, once; one that was still being copied is looked at again when it has changed.
+        Each other generation is skipped with one warning. If its folder changes later, for example by the end of a copy, it is read
+        again.
 
         Args:
-            within: seconds to wait for what is being read. None is returned where it takes longer, and a later call finds it read.
+            within: seconds to wait for the generation to be read. After that None is returned, and a later call finds it in memory.
         """
         for number in reversed(self._numbers()):
             if number <= self.switches[-1].generation or not self._is_read(number, within):
@@ -192,16 +193,16 @@ class MinedNegatives:
         return None
 
     def accepts(self, number: int, within: float | None = None) -> bool:
-        """Whether a generation is whole and fits the training pairs; it is in memory then. Warns of another, once.
+        """Whether a generation is whole and fits the training pairs. If so, it is in memory; if not, warns once.
 
         Args:
             number: of the generation.
-            within: as of `newer`.
+            within: as in `newer`.
         """
         return self._is_read(number, within) and self._attempt(number, passes_over=InputError) is not None
 
     def manifests(self) -> dict[int, Mapping[str, Any]]:
-        """What miners say of their generations, by number. Warns once of a manifest that is damaged.
+        """The manifests of the generations, by number. Warns once of a damaged manifest.
 
         Skipped generations are left out.
         """
@@ -230,7 +231,7 @@ class MinedNegatives:
             self.switches.append(switch)
 
     def _numbers(self) -> list[int]:
-        """Those there are, and none, with one warning, while the folder cannot be listed."""
+        """The numbers of all generations; none, with one warning, while the folder cannot be listed."""
         try:
             return generations.numbers(self.negatives_dir)
         except OSError as error:
@@ -290,7 +291,7 @@ class MinedNegatives:
             warnings.warn(sentence, stacklevel=4)
 
     def _state(self, number: int) -> Any:
-        """Of a generation's folder; of one that is read as it was before."""
+        """The state of a generation's folder; for the generation that is being read, the state before the reading began."""
         if self._candidate and self._candidate.number == number:
             return self._candidate.state
         return _state(generations.generation_dir(self.negatives_dir, number))

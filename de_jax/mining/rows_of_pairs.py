@@ -22,8 +22,8 @@ class TrainingTexts(NamedTuple):
     query_store: TokenStore
     doc_store: TokenStore
     pairs: np.ndarray  # int32 [P, 2] (query row, document row)
-    hashes: Mapping[str, str]  # what manifests must say of "queries" and "docs"; empty for no such check
-    passages: PassageStore | None = None  # where a document is several, of which the best one for a query counts
+    hashes: Mapping[str, str]  # the hashes of "queries" and "docs" that manifests must have; empty for no check
+    passages: PassageStore | None = None  # of documents with several passages; the best one for a query counts
     drop_identical_ids: bool = True  # a document with the id of a query is no negative of it; see `input_policy`
 
 

@@ -1,4 +1,4 @@
-"""What a language model is pretrained to mend: spans in the place of which sentinels stand (T5), or masked tokens (BERT)."""
+"""Corrupted texts that a language model is pretrained to mend: spans replaced by sentinels (T5), or masked tokens (BERT)."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def pair_batches(
     def rows_and_texts(
         number: int, at: int, in_force: Mapping[str, Drawable]
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """A global batch as rows of its stores, and the rows of the texts that are encoded: these, or what stands for documents."""
+        """A global batch as rows of the stores, and the rows of the texts to encode; the latter differ if there are `doc_texts`."""
         epoch, step = divmod(number, plan.num_batches)
         chosen = chosen_at(number)
         rows = {"query": pairs[chosen, 0], "doc": pairs[chosen, 1]}

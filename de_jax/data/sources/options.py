@@ -16,40 +16,40 @@ TokenizerSource = str | Tokenizer | Callable[[], Tokenizer]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairsOptions:
-    """How training pairs become batches, whatever they come from.
+    """How training pairs of any source become batches.
 
     Attributes:
         tokenizer: of both towers; "" where the source brings its own.
         doc_tokenizer: the document tower's, where it differs.
-        query_prompt, doc_prompt: put before every query or document, such as "query: "; None leaves the tokenizer's own, and "" is
-            none.
+        query_prompt, doc_prompt: text before every query or document, for example "query: ". None keeps the tokenizer's own prompt,
+            and "" is for no prompt.
         batch_size: rows of the global batch.
         max_query_length, max_doc_length: tokens, special ones included.
-        max_passages: how many passages of `max_doc_length` tokens a document is at most; it scores as its best one (ANCE's MaxP; 1
-            is FirstP). See `DualEncoder.embed` for what that means for the losses.
-        dev_split: whose judgements score checkpoints; None for no evaluation while training.
-        dev_max_queries: a fixed random sample of the dev queries, so that an evaluation stays short.
-        dev_max_docs: a fixed random sample of the corpus to search, to which every relevant document is added.
-        keep_identical_ids: a document with the id of its query is ranked and mined like any other; otherwise it is left out of dev
-            scores and of mined negatives, as BEIR leaves it out of its scores.
+        max_passages: the most passages of `max_doc_length` tokens that a document is split into; its best passage gives its score
+            (ANCE's MaxP; 1 is FirstP). See `DualEncoder.embed` for the effect on the losses.
+        dev_split: the split whose judgements score checkpoints; None trains without evaluation.
+        dev_max_queries: the most dev queries, a fixed random sample, so that an evaluation stays short.
+        dev_max_docs: documents to search: every relevant one, filled up with a fixed random sample of the corpus.
+        keep_identical_ids: a document with the id of its query is ranked and mined like any other. By default it is left out of dev
+            scores and of mined negatives, as in BEIR's scores.
         seed: of the shuffling.
-        unique_in_batch: keep a query or document from standing twice in a batch.
-        mask_positives: batches say which documents are judged relevant to their queries, so that losses with `mask_duplicates` take
-            none of them for a negative, in the batch, mined or from a cache; for sets with many relevant documents a query.
-        pack: lay several texts in a row instead of padding each; the numbers are the same, with much less work.
+        unique_in_batch: a query or document occurs at most once in a batch.
+        mask_positives: batches list the documents that are judged relevant to their queries. Losses with `mask_duplicates` then
+            mask them as negatives, in the batch, mined or from a cache; for sets with many relevant documents a query.
+        pack: put several texts in one row instead of padding each; the results are the same, with much less work.
         length_multiple: without `pack`, texts are padded to multiples of this many tokens.
         negatives_dir: generations of hard negatives, see `negatives`; "{run_dir}" in it stands for the run's folder, and "{source}"
-            for the name of a source of a mixture. "" for none but those that the source brings.
+            for the name of a source of a mixture. "" uses only the negatives of the source itself, if it has any.
         num_neg_docs, num_neg_queries: hard negatives in each row of a batch, drawn again in every epoch.
-        teacher_scores: a teacher's scores of training pairs and their negatives, as `de-jax score_pairs` writes them; "" for those
-            that the source brings.
-        guide_dir: embeddings of all texts by another model, for the loss `guided`, as `de-jax encode_guide` writes them; "" for
-            none.
-        expansion: generated queries of the corpus, as `de-jax doc2query` writes them.
-        curriculum: documents get one of them after their text, chosen so; None leaves documents as they are.
-        relevance: by which a pair's generated queries are ranked, a name out of `relevance.MEASURES`.
-        relevance_file: scores of another model for the pairs in its place, see `relevance.ScoreFile`.
-        max_generated_length: tokens of a generated query, for which room is kept in `max_doc_length`.
+        teacher_scores: a teacher's scores of training pairs and their negatives, an output of `de-jax score_pairs`; "" uses the
+            scores of the source itself, if it has any.
+        guide_dir: embeddings of all texts by another model, for the loss `guided`, an output of `de-jax encode_guide`; "" trains
+            without a guide.
+        expansion: generated queries of the corpus, an output of `de-jax doc2query`.
+        curriculum: chooses the generated query that follows each document's text; None leaves documents unchanged.
+        relevance: the measure that ranks a pair's generated queries, a name in `relevance.MEASURES`.
+        relevance_file: another model's scores, which rank these queries in place of the measure; see `relevance.ScoreFile`.
+        max_generated_length: tokens of a generated query; `max_doc_length` keeps room for them.
         cache_dir: the folder of everything derived from the source; by default under `files.cache_dir()`.
 
     Raises:

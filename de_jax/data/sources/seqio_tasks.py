@@ -42,7 +42,7 @@ class Selection(NamedTuple):
     split: str = "train"
     dev_task: str = ""  # by default `task`
     dev_split: str | None = None
-    use_cached: bool = False  # what seqio_cache_tasks wrote, instead of the source
+    use_cached: bool = False  # read the output of seqio_cache_tasks instead of the source
     skip_empty: bool = False  # leave empty texts out instead of refusing them
 
 
@@ -243,7 +243,7 @@ def _chunks(task: Any, split: str, use_cached: bool, features: Sequence[str]) ->
             for batch in progress_bar(dataset, desc=f"read {task.name}", unit=f" x {_CHUNK_EXAMPLES} examples", delay=1):
                 yield {name: _column(column, task, name) for name, column in batch.items()}
         except tf.errors.OpError as error:
-            # What a generator raises comes through TensorFlow as text.
+            # TensorFlow turns an error of a generator into text.
             told = re.search(r"InputError: (.*)", str(error))
             raise InputError(told[1] if told else f"the task '{task.name}' cannot be read: {_line(error)}") from None
         except (ValueError, KeyError) as error:

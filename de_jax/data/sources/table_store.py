@@ -199,7 +199,7 @@ class _RowsByDigest:
         self._runs: list[tuple[np.ndarray, np.ndarray]] = []
 
     def find_or_add(self, keys: np.ndarray) -> tuple[np.ndarray, list[int]]:
-        """The row of each digest, int32, and the places of those that are new, in the order of their rows."""
+        """The int32 row of each digest, and the places of the new digests in the order of their rows."""
         rows = np.full(len(keys), PADDING_ID, np.int32)
         for known, known_rows in self._runs:
             places = np.minimum(np.searchsorted(known, keys), len(known) - 1)
@@ -217,7 +217,7 @@ class _RowsByDigest:
         while self._runs and len(self._runs[-1][0]) < 2 * len(keys):
             longer, its_rows = self._runs.pop()
             keys, rows = np.concatenate([longer, keys]), np.concatenate([its_rows, rows])
-            order = np.argsort(keys, kind="stable")  # merges what is sorted
+            order = np.argsort(keys, kind="stable")  # merges two sorted runs
             keys, rows = keys[order], rows[order]
         if len(keys):
             self._runs.append((keys, rows))

@@ -1,6 +1,6 @@
-"""Texts to pretrain a language model on: documents end to end, in chunks of equal length, corrupted anew in every epoch.
+"""Texts to pretrain a language model on: documents end to end, in chunks of equal length, with a new corruption in every epoch.
 
-What is done to a row follows from the seed, the step and the row alone: a run that goes on repeats it, on any number of hosts.
+The corruption of a row depends only on the seed, the step and the row, so a continued run repeats it on any number of hosts.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class TextsOptions:
     """Which texts a language model is pretrained on, and how many tokens at a time.
 
     Attributes:
-        texts: BEIR folders, of which the corpus is read, or files as their corpus: .jsonl, or .tsv with an id and a text.
+        texts: BEIR folders, whose corpus is read, or files in the format of a BEIR corpus: .jsonl, or .tsv with an id and a text.
         tokenizer: of the texts.
         batch_size: rows of the global batch.
-        max_length: tokens of a row that the encoder reads, special ones included; every row has as many.
-        seed: of the order of the chunks and of what is taken out of them.
+        max_length: tokens of a row that the encoder reads, special ones included; all rows have this length.
+        seed: of the order of the chunks and of their corruption.
         skip_empty: leave empty texts out instead of refusing them.
-        cache_dir: where tokenized texts are kept; by default under `files.cache_dir()`.
+        cache_dir: the folder for tokenized texts; by default under `files.cache_dir()`.
 
     Example:
         >>> TextsOptions(texts=("data/beir/scifact", "data/notes.jsonl"), tokenizer="vocabularies/t5").batch_size
@@ -60,7 +60,7 @@ class TextsOptions:
 
 
 class CorruptedTexts(NamedTuple):
-    """What a language model is pretrained on."""
+    """The corrupted texts that a language model is pretrained on."""
 
     batches: Batches  # endless and resumable
     batch_size: int
@@ -88,12 +88,12 @@ def span_corruption(
 
     Args:
         noise_density: share of the tokens that are taken out.
-        mean_span_length: tokens of a span in the mean.
+        mean_span_length: tokens of a span, on average.
         options: the texts.
         share: which rows of a batch this process makes.
 
     Raises:
-        InputError: texts or a tokenizer that cannot be used, or lengths that cannot be.
+        InputError: unusable texts, tokenizer or lengths.
     """
     tokenizer, store = _open(options)
     if tokenizer.prefix_ids or len(tokenizer.suffix_ids) != 1:
@@ -134,11 +134,11 @@ def masked_tokens(
     Every row is between the tokenizer's special tokens, which are never masked. There are no pairs of sentences (Liu et al. 2019).
 
     Args:
-        masked_share: of the tokens that the encoder has to tell.
+        masked_share: share of the tokens that the encoder must predict.
         options, share: as of `span_corruption`.
 
     Raises:
-        InputError: texts or a tokenizer that cannot be used, or a length that cannot be.
+        InputError: unusable texts, tokenizer or length.
     """
     tokenizer, store = _open(options)
     mask = mask_id(tokenizer)

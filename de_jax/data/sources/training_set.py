@@ -269,7 +269,7 @@ def _no_batches(start: int, steps: Iterable[int] | None = None) -> Iterator[Batc
 
 
 def _doc_texts(pairs: Pairs, passages: PassageStore | None, options: PairsOptions, *, has_neg_docs: bool) -> DocTexts | None:
-    """What is encoded in the place of documents' beginnings: their passages, or documents with a generated query."""
+    """The texts that are encoded in place of documents' beginnings: passages, or documents with a generated query; else None."""
     if options.curriculum is None:
         return DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
     curriculum_texts.check(options, has_neg_docs=has_neg_docs)
@@ -372,9 +372,9 @@ def dev_set(
     *,
     keep_identical_ids: bool = False,
 ) -> DevSet:
-    """A fixed random sample of judged queries, and of the documents beside every one that is relevant to them.
+    """A fixed random sample of judged queries, and documents to search: all that are relevant to them, and a sample of the others.
 
-    Empty texts that the stores left out count as not found. Judgements that are dropped with identical ids are counted on stderr.
+    Empty texts that the stores left out count as not found. Judgements that are dropped for identical ids are counted on stderr.
     """
     # Chosen by a hash of the id, so that the sample does not change with the order or the seed of a run.
     sampled = sorted(qrels, key=_hash)[:max_queries]

@@ -171,7 +171,7 @@ def build_token_store(
         progress: show a bar on stderr.
 
     Raises:
-        InputError: something else in the folder, no texts, duplicate ids, or a text of which the tokenizer leaves nothing.
+        InputError: something else in the folder, no texts, duplicate ids, or a text without tokens.
     """
     with (
         TOKEN_STORE.writing(store_dir) as temporary,
@@ -188,14 +188,14 @@ def build_token_store(
 
 
 def tokenized(texts: Iterable[str], tokenizer: Tokenizer) -> TokenStore:
-    """Texts as a token store in memory, which has no folder; the ids are the places.
+    """Texts as a token store in memory, without a folder; the id of a text is its place.
 
     Args:
         texts: read once.
-        tokenizer: encodes them, a chunk in parallel.
+        tokenizer: encodes each chunk in parallel.
 
     Raises:
-        InputError: a text of which the tokenizer leaves nothing.
+        InputError: a text without tokens.
     """
     tokens, lengths, num_texts = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], 0
     for chunk in _chunks(("", text) for text in texts):

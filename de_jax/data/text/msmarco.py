@@ -44,7 +44,7 @@ def of_split(paths: dict[str, Path], split: str) -> Path:
 
 
 def _find(folder: Path, pattern: str) -> dict[str, Path]:
-    """Files by what the `*` of the pattern stands for; the plain one where there is a compressed one too."""
+    """Files by the part of their name that matches `*`; a plain file is preferred to its .gz."""
     before, _, after = pattern.partition("*")
     found = {}
     for path in sorted([*folder.glob(f"{pattern}.gz"), *folder.glob(pattern)], key=lambda path: path.suffix == ".tsv"):

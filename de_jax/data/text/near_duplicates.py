@@ -64,13 +64,13 @@ def keep(shingle_sets: Iterable[np.ndarray], *, max_resemblance: float) -> list[
 class Resemblances:
     """Which texts of a token store share most of their three-token sequences, for many pairs of texts at once.
 
-    Of each text that is asked for, 256 bits are kept that its sequences set. The bits of one text that another lacks bound what the
-    two share, and only pairs that may be beyond the limit are compared by their sequences.
+    Each text that is asked for gets a signature of 256 bits, which its sequences set. The bits of one text that another lacks
+    bound the number of shared sequences. Only pairs that may exceed the limit are compared by their sequences.
 
     Args:
         tokens: int32 [total] of all texts, end to end.
         offsets: int64 [n + 1]; text i is tokens[offsets[i]:offsets[i + 1]].
-        max_resemblance: 0 to 1, of two texts' sequences together (Jaccard).
+        max_resemblance: 0 to 1, the limit of the Jaccard similarity of two texts' sequences.
     """
 
     def __init__(self, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " n_and_1"], *, max_resemblance: float) -> None:

@@ -37,7 +37,7 @@ SPLITS = ("train", "dev", "test")
 MAX_RESEMBLANCE = 0.6
 
 DISTRIBUTIONS = (
-    # What de_jax requires, and what those packages require: about the same on every machine.
+    # The requirements of de_jax and their own requirements: about the same on every machine.
     "absl-py", "aiofiles", "bm25s", "contourpy", "cycler", "etils", "filelock", "flax", "fonttools", "fsspec", "gin-config",
     "huggingface_hub", "humanize", "importlib_resources", "ir_measures", "jax", "jaxlib", "jaxtyping", "joblib", "kiwisolver",
     "markdown-it-py", "matplotlib", "ml_dtypes", "msgpack", "narwhals", "numpy", "opt_einsum", "optax", "orbax-checkpoint",

@@ -308,7 +308,7 @@ def _of_batches(path: Path, batches: Iterator[Any]) -> Iterator[Row]:
 
 
 def _records(batch: Any) -> list[dict[str, Any] | None]:
-    """The rows of a batch, checked before they are looked at; None for one that is not UTF-8.
+    """The rows of a batch, which is checked first; None for a row that is not UTF-8.
 
     Raises:
         pyarrow.ArrowInvalid: a damaged batch.

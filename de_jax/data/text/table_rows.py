@@ -132,7 +132,7 @@ class Reading:
 
 
 def columns_of(names: Sequence[str], given: Mapping[str, str]) -> Columns:
-    """Which column holds what.
+    """The columns for the query, the document and the other roles in `NAMES`.
 
     >>> columns_of(["Question", "answer", "negative_1", "negative_2", "url"], {})
     {'query': ('Question',), 'doc': ('answer',), 'neg_docs': ('negative_1', 'negative_2')}
@@ -142,8 +142,8 @@ def columns_of(names: Sequence[str], given: Mapping[str, str]) -> Columns:
         given: see `Reading`.
 
     Raises:
-        ValueError: a column that is not there, none for the query or the document, or several; the rest of a sentence that the
-            caller begins with the place.
+        ValueError: a missing column, no column for the query or the document, or several columns for a role except neg_docs. The
+            message is the end of a sentence that the caller begins with the place.
     """
     found: Columns = {role: tuple(part for part in text.split(",") if part) for role, text in given.items()}
     if role := next((role for role, some in found.items() if len(some) > 1 and role != "neg_docs"), None):

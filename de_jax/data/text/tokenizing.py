@@ -52,7 +52,7 @@ class Tokenizer(Protocol):
         """The int32 ids of each text, without special tokens and not truncated; several texts are encoded in parallel."""
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
-        """The text of each row of ids, without special tokens; the inverse of `encode` up to what it normalizes."""
+        """The text of each row of ids, without special tokens; the inverse of `encode`, except that text stays normalized."""
 
     def save(self, directory: Path) -> None:
         """Writes what `load_tokenizer` needs into an existing folder."""
@@ -395,7 +395,7 @@ def _json_pad_id(path: Path, tokenizer: Any, padding: Any, around: set[int]) -> 
 
 
 def _surroundings(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(prefix ids, suffix ids): what stands around the ids of a text once special tokens are asked for."""
+    """(prefix ids, suffix ids): the special tokens that the tokenizer adds before and after a text."""
     body = tokenizer.encode("a", add_special_tokens=False).ids
     whole = tokenizer.encode("a", add_special_tokens=True).ids
     starts = range(len(whole) - len(body) + 1)

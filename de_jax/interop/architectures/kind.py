@@ -134,7 +134,7 @@ def norm(ours: str, theirs: str, *, bias: bool = True) -> dict[str, Origin]:
     return {f"{ours}/scale": Origin(f"{theirs}.weight")} | ({f"{ours}/bias": Origin(f"{theirs}.bias")} if bias else {})
 
 
-# What any config.json of transformers may hold: notes on its making, output options, heads, and the settings of `generate`.
+# Keys allowed in every config.json of transformers: notes on its making, output options, heads, and the settings of `generate`.
 READ = "model_type vocab_size pad_token_id "
 HARMLESS = """
 architectures transformers_version _?name_or_path _commit_hash torch_dtype dtype language license tokenizer_class

@@ -44,10 +44,10 @@ def require_global(settings: Settings) -> None:
 
 
 def parameters(settings: Settings, layer_type: str | None) -> Mapping[str, Any]:
-    """What is said of the positions of a type of layers, or of all.
+    """The settings of rotary positions for a type of layers, or for all layers.
 
-    It stands in `rope_parameters`, or in the `rope_scaling` of transformers 4, which is of global layers. Versions differ in which
-    of the two counts, so both are refused.
+    They are in `rope_parameters`, or in the `rope_scaling` of transformers 4, which is for global layers only. If both are set,
+    versions differ in the choice between them, so this is refused.
     """
     older, newer = (settings.values.get(name) or {} for name in ("rope_scaling", "rope_parameters"))
     for name, found in (("rope_scaling", older), ("rope_parameters", newer)):

@@ -80,7 +80,7 @@ def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
         "dropout_rate": config.dropout_rate,
         "attention_dropout": config.weights_dropout_rate,
         "encoder": encoder,
-        "decoder": encoder,  # transformers asks for one, and makes none of it
+        "decoder": encoder,  # transformers requires this key, but the encoder model has no decoder
         "vocab_size": config.vocab_size,
         "pad_token_id": pad_id,
         "dtype": "float32",
