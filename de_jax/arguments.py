@@ -74,7 +74,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--doc_prompt", type=str, help="text before every document; default the run's")
     run.add_argument("--embedding_dim", type=int, help="use the first dimensions only, for a Matryoshka model; default all")
-    run.add_argument("--index", default="exact", help="exact (default), or a FAISS factory string such as IVF1024,Flat")
+    run.add_argument(
+        "--index", type=str, default="exact", help="exact (default), a FAISS factory string such as IVF1024,Flat, or milvus:URI"
+    )
     run.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index")
     run.add_argument("--ef_search", type=int, help="candidates to keep in an HNSW index")
     run.add_argument("--faiss_device", default="cpu", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")

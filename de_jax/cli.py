@@ -41,6 +41,7 @@ GROUPS = {
     },
     "Search": {
         "encode_corpus": ("de_jax.tools.encode_corpus", "embed a corpus with a run"),
+        "export_index": ("de_jax.tools.export_index", "write a corpus's embeddings as parquet, or into Milvus"),
         "search": ("de_jax.tools.search", "search a corpus with a run: one query, or a prompt"),
         "demo": ("de_jax.tools.demo", "open a page to try a model beside BM25, their fusion and a second model"),
     },

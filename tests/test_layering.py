@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
     *("tensorflow", "seqio", "faiss", "torch", "transformers", "sentence_transformers", "matplotlib", "sklearn", "ir_measures"),
     *("bm25s", "Stemmer", "nltk", "rapidfuzz", "sentencepiece", "tokenizers", "tensorboardX"),
-    *("wandb", "mteb", "datasets", "pyarrow", "huggingface_hub", "gradio"),
+    *("wandb", "mteb", "datasets", "pyarrow", "pymilvus", "huggingface_hub", "gradio"),
 }
 
 
@@ -66,6 +66,8 @@ RULES = {
     "de_jax.retrieval": ABOVE_TRAINING,
     "de_jax.retrieval.bm25": ABOVE_TRAINING.allowing("bm25s", "Stemmer"),
     "de_jax.retrieval.faiss_index": ABOVE_TRAINING.allowing("faiss"),
+    "de_jax.retrieval.milvus_index": ABOVE_TRAINING.allowing("pymilvus"),
+    "de_jax.retrieval.vector_files": ABOVE_TRAINING.allowing("pyarrow"),
     "de_jax.mining": CONCERN,
     **dict.fromkeys((f"de_jax.mining.{name}" for name in ("generations", "negatives", "rows_of_pairs", "imported")), DATA),
     "de_jax.mining.teacher": CONCERN.allowing("sentence_transformers", "torch"),

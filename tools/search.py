@@ -80,7 +80,9 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     input_policy.add_flags(parser)
     parser.add_argument("--embeddings_dir", help="embeddings from encode_corpus; default the run's own")
-    parser.add_argument("--index", default="exact", help="exact (default), or a FAISS factory string such as IVF1024,Flat")
+    parser.add_argument(
+        "--index", type=str, default="exact", help="exact (default), a FAISS factory string such as IVF1024,Flat, or milvus:URI"
+    )
     parser.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index")
     parser.add_argument("--ef_search", type=int, help="candidates to keep in an HNSW index")
     parser.add_argument("--faiss_device", default="cpu", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")

@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.files import schema
-from de_jax.retrieval import index_files
-from de_jax.retrieval.index import ExactIndex, Index, check_finite, order_by_id
+from de_jax.retrieval import index_files, milvus_index
+from de_jax.retrieval.index import ExactIndex, Index, check_finite, ranking_of, ranks_by_id
 from de_jax.types import InputError, Ranking
 
 ADD_DOCS = 65536
@@ -69,10 +69,9 @@ class FaissIndex:
     def __init__(self, index: Any, ids: Sequence[str], factory: str, options: SearchOptions) -> None:
         """Wraps a filled FAISS index on the CPU whose i-th vector is that of `ids[i]`."""
         self._index, self._ids, self._factory = index, ids, factory
+        self._id_ranks = ranks_by_id(ids)
         self._searcher = _on_device(index, options)
         self._max_depth = len(ids) if options.device == "cpu" else min(len(ids), GPU_DEPTH)
-        self._id_ranks = np.empty(len(ids), np.int32)
-        self._id_ranks[order_by_id(ids)] = np.arange(len(ids), dtype=np.int32)
 
     @classmethod
     def build(
@@ -144,12 +143,7 @@ class FaissIndex:
             raise InputError(f"k is {k}; a GPU gives at most {self._max_depth} documents, so ask for fewer or search on the CPU.")
         check_finite(queries)
         queries = np.ascontiguousarray(queries, np.float32)
-        doc_rows = np.full((len(queries), k), -1, np.int32)
-        scores = np.full((len(queries), k), -np.inf, np.float32)
-        depth = min(k, len(self._ids))
-        # One more than asked shows whether a tie was cut.
-        doc_rows[:, :depth], scores[:, :depth] = self._best(queries, depth, min(depth + 1, self._max_depth))
-        return Ranking(doc_rows, scores)
+        return ranking_of(self._search, queries, k, self._id_ranks, max_depth=self._max_depth, result_entries=RESULT_ENTRIES)
 
     def save(self, folder: str | Path) -> None:
         """Writes the index to a folder that is absent, empty or an older saved index; it appears complete, by a rename.
@@ -198,36 +192,42 @@ class FaissIndex:
         with open(path, "wb") as file:
             faiss.write_index(self._index, faiss.PyCallbackIOWriter(file.write, 1 << 20))
 
-    def _best(
-        self, queries: Float[np.ndarray, "q D"], k: int, depth: int
-    ) -> tuple[Int[np.ndarray, "q k"], Float[np.ndarray, "q k"]]:
-        """Rows and scores of the k best of `depth` results; a query whose k-th score may continue below them is searched deeper."""
-        doc_rows, scores = np.empty((len(queries), k), np.int32), np.empty((len(queries), k), np.float32)
-        block_size = max(1, RESULT_ENTRIES // depth)
-        for start in range(0, len(queries), block_size):
-            block = slice(start, start + block_size)
-            with _sentence(f"{self._factory!r} cannot be searched", "ask for fewer documents or search on the CPU"):
-                found_scores, found_rows = self._searcher.search(queries[block], depth)
-            found_scores[found_rows < 0] = -np.inf  # FAISS fills up with the least float
-            order = np.lexsort((self._id_ranks[found_rows], -found_scores))
-            doc_rows[block] = np.take_along_axis(found_rows, order, axis=1)[:, :k]
-            scores[block] = np.take_along_axis(found_scores, order, axis=1)[:, :k]
-            lowest = found_scores.min(axis=1)
-            tied = start + np.flatnonzero((lowest == scores[block][:, -1]) & (lowest > -np.inf))
-            if len(tied) and depth < self._max_depth:
-                doc_rows[tied], scores[tied] = self._best(queries[tied], k, min(2 * depth, self._max_depth))
-        return doc_rows, scores
+    def _search(self, queries: Float[np.ndarray, "q D"], depth: int) -> tuple[np.ndarray, np.ndarray]:
+        with _sentence(f"{self._factory!r} cannot be searched", "ask for fewer documents or search on the CPU"):
+            scores, rows = self._searcher.search(queries, depth)
+        scores[rows < 0] = -np.inf  # FAISS fills up with the least float
+        return scores, rows
+
+
+def _milvus(uri: str, options: SearchOptions) -> IndexBuilder:
+    if options._replace(nprobe=None, ef_search=None) != ON_CPU:
+        raise InputError("Milvus chooses its own devices; leave the FAISS device out.")
+    milvus_index.require()
+    named = {"nprobe": options.nprobe, "ef": options.ef_search}
+    params = {name: value for name, value in named.items() if value is not None}
+
+    def build(embeddings: Float[Any, "n D"], ids: Sequence[str], folder: Path | None = None) -> Index:
+        if folder is None:
+            raise InputError(
+                "Milvus holds whole corpora whose embeddings are kept in a folder; take the exact index or FAISS here."
+            )
+        return milvus_index.MilvusIndex(uri, folder, embeddings.shape[1], ids, params)
+
+    return build
 
 
 def index_builder(choice: str, options: SearchOptions = ON_CPU) -> IndexBuilder:
-    """What makes an index of (embeddings, ids, folder): `ExactIndex` for "exact", else FAISS by the factory string `choice`.
+    """What makes an index of (embeddings, ids, folder): `ExactIndex` for "exact", `MilvusIndex` for "milvus:<uri>", else FAISS.
 
-    A FAISS index is kept in the folder, where one is given, and only loaded the next time: the folder must be of these
-    embeddings alone, as `encode_to_dir` makes it.
+    FAISS takes a factory string. Its index is kept in the folder, if one is given, and only loaded the next time: the folder must
+    be of these embeddings alone, as `encode_to_dir` makes it.
 
     Raises:
-        InputError: FAISS is not installed, does not know the choice, or has no such device; before anything is built.
+        InputError: FAISS or pymilvus is not installed, FAISS does not know the choice, or there is no such device; before
+            anything is built.
     """
+    if choice.startswith(milvus_index.PREFIX):
+        return _milvus(choice.removeprefix(milvus_index.PREFIX), options)
     if choice == "exact":
         if options != ON_CPU:
             raise InputError("the exact index takes no nprobe, ef_search or device; name a FAISS index, such as IVF1024,Flat.")

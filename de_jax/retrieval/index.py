@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -214,9 +214,61 @@ def _scores(queries: Float[Array, "q D"], docs: Num[Array, "p E"]) -> Float[Arra
     return jnp.einsum("qd,pd->qp", queries, docs, precision=jax.lax.Precision.HIGHEST)
 
 
+Found = Callable[[Float[np.ndarray, "b D"], int], tuple[np.ndarray, np.ndarray]]
+"""(queries [b, D], depth) to an engine's scores, float32, and rows [b, depth], best first, filled up with -inf and -1."""
+
+
+def ranking_of(
+    found: Found,
+    queries: Float[np.ndarray, "q D"],
+    k: int,
+    id_ranks: Int[np.ndarray, " n"],
+    *,
+    max_depth: int,
+    result_entries: int,
+) -> Ranking:
+    """The ranking of an engine in the order of `ExactIndex`, which no engine gives: equal scores stand by document id downwards.
+
+    A query is asked one document deeper than k, which shows whether a tie was cut, and twice as deep while it was.
+
+    Args:
+        found: asks the engine.
+        queries: no rows give an empty ranking.
+        k: depth of the ranking.
+        id_ranks: see `ranks_by_id`.
+        max_depth: of what the engine gives; a deeper tie is cut as the engine cuts it.
+        result_entries: results fetched at a time; bounds the memory.
+    """
+    most, depth = min(max_depth, len(id_ranks)), min(k, len(id_ranks))
+    ranking = Ranking(np.full((len(queries), k), -1, np.int32), np.full((len(queries), k), -np.inf, np.float32))
+
+    def rank(among: np.ndarray, deeper: int) -> None:
+        size = max(1, result_entries // deeper)
+        for start in range(0, len(among), size):
+            block = among[start : start + size]
+            scores, rows = found(queries[block], deeper)
+            order = np.lexsort((id_ranks[rows], -scores))[:, :depth]
+            ranking.doc_rows[block, :depth] = np.take_along_axis(rows, order, axis=1)
+            ranking.scores[block, :depth] = np.take_along_axis(scores, order, axis=1)
+            lowest = scores.min(axis=1)
+            tied = block[(lowest == ranking.scores[block, depth - 1]) & (lowest > -np.inf)]
+            if len(tied) and deeper < most:
+                rank(tied, min(2 * deeper, most))
+
+    rank(np.arange(len(queries)), min(depth + 1, most))
+    return ranking
+
+
 def order_by_id(ids: Sequence[str]) -> Int[np.ndarray, " n"]:
     """The rows by id downwards, in which order documents of equal scores stand."""
     return np.array(sorted(range(len(ids)), key=ids.__getitem__, reverse=True), np.int32)
+
+
+def ranks_by_id(ids: Sequence[str]) -> Int[np.ndarray, " n"]:
+    """The place of each row in `order_by_id`."""
+    ranks = np.empty(len(ids), np.int32)
+    ranks[order_by_id(ids)] = np.arange(len(ids), dtype=np.int32)
+    return ranks
 
 
 def check_finite(embeddings: Num[Any, "r D"], ids: Sequence[str] | None = None, *, kind: str = "query") -> None:

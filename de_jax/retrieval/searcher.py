@@ -89,6 +89,24 @@ def open_searcher(
     Raises:
         InputError: embeddings of another model or of other documents, and the errors of reading the corpus.
     """
+    folder, row_ids, embeddings = embedded_corpus(run, corpus, embeddings_dir=embeddings_dir, skip_empty=skip_empty)
+    build_index = build_index or faiss_index.index_builder("exact")
+    index, ids = of_docs(build_index(embeddings, row_ids, folder), row_ids)
+    beir.require_known(ids, texts, f"{embeddings_dir or run.run_dir}: documents that are not in {corpus}")
+    return Searcher(run, ids, index, texts)
+
+
+def embedded_corpus(
+    run: Run, corpus: Path, *, embeddings_dir: str | Path | None = None, skip_empty: bool = False
+) -> tuple[Path, list[str], Float[np.ndarray, "n D"]]:
+    """The folder, the ids and the embeddings of a corpus by a run, encoded first unless they are kept; rows are texts or passages.
+
+    Args:
+        run, corpus, embeddings_dir, skip_empty: see `open_searcher`.
+
+    Raises:
+        InputError: embeddings of another model, and the errors of reading the corpus.
+    """
     if embeddings_dir:
         folder = Path(embeddings_dir)
     else:
@@ -99,10 +117,7 @@ def open_searcher(
     row_ids, embeddings, manifest = open_embeddings(folder)
     if embeddings_dir and not _is_by(run, manifest["model"]):
         raise InputError(f"{folder} is not by step {run.step} of {run.run_dir}; run encode_corpus with it again.")
-    build_index = build_index or faiss_index.index_builder("exact")
-    index, ids = of_docs(build_index(embeddings, row_ids, folder), row_ids)
-    beir.require_known(ids, texts, f"{embeddings_dir or run.run_dir}: documents that are not in {corpus}")
-    return Searcher(run, ids, index, texts)
+    return folder, row_ids, embeddings
 
 
 def _is_by(run: Run, tower_hash: str) -> bool:

@@ -1,0 +1,81 @@
+"""Writes the embeddings of a corpus, with ids and texts, for other search engines; prints one JSON object.
+
+de-jax export_index --run_dir=runs/sde --dataset_dir=data/beir/scifact --to=parquet --out=scifact.parquet
+de-jax export_index --run_dir=runs/sde --dataset_dir=data/beir/scifact --to=milvus --uri=corpus.db
+de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact --index=milvus:corpus.db
+
+parquet has the columns id, text and embedding. Milvus is a server, by its address, or a file ending in .db, which Milvus Lite opens
+in this process. `search` and `evaluate_beir` use either with --index=milvus:URI. $MILVUS_TOKEN holds a server's token. Repeat a
+stopped upload to continue it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from de_jax import arguments, command
+from de_jax.data.text import beir, input_policy
+from de_jax.files.progress import progress_bar
+from de_jax.retrieval import milvus_index, vector_files
+from de_jax.retrieval.searcher import embedded_corpus
+from de_jax.training.run.run_folder import load_run
+from de_jax.types import InputError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    args = _parse_args(argv)
+    params = {name: _number(name, value) for name, value in arguments.named("--index_param", args.index_param).items()}
+    if args.to == "milvus":
+        milvus_index.require()
+        if not args.uri:
+            raise InputError("--uri is missing; give the address of a Milvus server, or a file ending in .db.")
+    else:
+        vector_files.require()
+        if not args.out:
+            raise InputError("--out is missing; name the parquet file.")
+        vector_files.check_new(args.out)
+    corpus = beir.find_file(args.dataset_dir, "corpus")
+    docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=args.skip_empty)
+    texts = dict(zip(*docs, strict=True))
+    run = load_run(args.run_dir, args.step)
+    folder, ids, embeddings = embedded_corpus(run, corpus, embeddings_dir=args.embeddings_dir, skip_empty=args.skip_empty)
+    beir.require_known(ids, texts, f"{folder}: documents that are not in {corpus}")
+    report: dict[str, Any] = {"step": run.step, "num_rows": len(ids), "dim": embeddings.shape[1]}
+    with progress_bar(total=len(ids), desc=args.to, unit=" rows", delay=0.5) as bar:
+        if args.to == "milvus":
+            options = {"float16": args.float16, "index_type": args.index_type, "index_params": params, "progress": bar.update}
+            report |= {"uri": args.uri, **vars(milvus_index.upload(args.uri, folder, embeddings, ids, texts, **options))}
+        else:
+            vector_files.write_parquet(args.out, embeddings, ids, texts, float16=args.float16, progress=bar.update)
+            report |= {"out": str(args.out)}
+    print(json.dumps(report))
+
+
+def _number(name: str, value: str) -> int:
+    if not value.isdecimal():
+        raise InputError(f"--index_param {name} is {value!r}; give a number.")
+    return int(value)
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = command.Parser(description=__doc__)
+    parser.add_argument("--run_dir", required=True, help="the run that embeds")
+    parser.add_argument("--dataset_dir", required=True, help="a BEIR folder with the corpus")
+    parser.add_argument("--to", required=True, choices=("parquet", "milvus"), help="the form")
+    parser.add_argument("--out", type=Path, help="of parquet: a new file")
+    parser.add_argument("--uri", type=str, help="of Milvus: an address such as http://localhost:19530, or a file ending in .db")
+    parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
+    parser.add_argument("--embeddings_dir", help="embeddings from encode_corpus; default the run's own")
+    parser.add_argument("--float16", action="store_true", help="half precision; Milvus Lite has none")
+    parser.add_argument("--index_type", default="FLAT", help="Milvus's index, such as FLAT (default, exact), HNSW or IVF_FLAT")
+    parser.add_argument("--index_param", nargs="*", default=[], metavar="NAME=VALUE", help="of that index, such as M=16")
+    input_policy.add_flags(parser)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    command.run(main)
