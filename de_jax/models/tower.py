@@ -128,7 +128,7 @@ class Tower(nn.Module):
         return self.from_embedded(self.embedder(tokens, segments, deterministic), segments, num_texts, deterministic)
 
     def embedded(self, tokens: Int[Array, "b L"]) -> Float[Array, "b L E"]:
-        """What the encoder reads of one padded text a row: the embedder's vectors, without dropout."""
+        """The encoder's input for padded texts, one in each row: the embedder's vectors, without dropout."""
         return self.embedder(tokens, (tokens != 0).astype(jnp.int32), True)
 
     def from_embedded(
