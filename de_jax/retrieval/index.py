@@ -181,7 +181,7 @@ def _merge(
     *,
     mesh: Mesh,
 ) -> tuple[Int[Array, "q k"], Float[Array, "q k"]]:
-    """The best k of what was found so far and of one more chunk; of equals the earlier stays first, as top_k promises."""
+    """The best k of the results so far and one more chunk; on equal scores the earlier result stays first, as top_k promises."""
     k = rows.shape[1]
     best_of_part = jax.shard_map(
         functools.partial(_best_of_part, k=k),

@@ -23,8 +23,8 @@ def quantize(embeddings: Float[Any, "n D"], precision: str, ranges: Float[Any, "
     Args:
         embeddings: finite.
         precision: out of `PRECISIONS`.
-        ranges: the least and the greatest value of each dimension, for "int8"; by default those of `embeddings`. What is compared
-            must have the same.
+        ranges: the least and the greatest value of each dimension, for "int8"; by default those of `embeddings`. Compared
+            embeddings need the same ranges.
 
     Returns:
         float32 [n, D], int8 [n, D], or for "binary" int8 [n, ceil(D / 8)].

@@ -96,7 +96,8 @@ def _spec(path: str, shape: tuple[int, ...], mesh: Mesh, user_rules: Rules) -> P
 
 
 def _fitting_spec(axes: Axes, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """The axes of the last dimensions, without those of one device and those that do not divide their dimension."""
+    """The axes of the last dimensions. Axes of one device are left out; an entry loses its last axes until the rest divide its
+    dimension."""
     dims: list[Any] = [None] * max(len(shape) - len(axes), 0)
     for size, entry in zip(shape[len(dims) :], axes, strict=False):
         names = tuple(name for name in _names(entry) if mesh.shape[name] > 1)

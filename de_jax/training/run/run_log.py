@@ -200,7 +200,7 @@ def jsonl_sink(run_dir: str | Path, start_step: int) -> Sink:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file; warns of a damaged line and leaves it out, and a last one that was cut off without a word.
+    """The lines of a metrics file. Skips a damaged line with a warning, and a truncated last line silently.
 
     Raises:
         InputError: the file cannot be read.
