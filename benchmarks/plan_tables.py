@@ -239,7 +239,7 @@ def rotary_table(steps: list[Rotary], found: dict[str, Any]) -> str:
 
 
 def loss_table(cases: list[Loss], found: dict[str, Any]) -> str:
-    """A row a batch, a column a topology: temporaries, what a chip receives, and the bound."""
+    """A row for each batch, a column for each topology: GiB of temporaries, GiB that a chip receives, and the bounds in ms."""
     topologies = list(dict.fromkeys(case.topology for case in cases))
     lines = [f"| batch, block | {' | '.join(topologies)} |", "|---" * (1 + len(topologies)) + "|"]
     for batch_size, block_size in dict.fromkeys((case.batch_size, case.block_size) for case in cases):

@@ -124,18 +124,18 @@ def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Featu
 
 
 def text_id(text: str) -> str:
-    """An id for a text that has none: equal texts get equal ids."""
+    """An id for a text without an id: equal texts get equal ids."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def require_text(text: str, name: str, skip_empty: bool) -> None:
-    """Raises ValueError for an empty text, unless those are left out later."""
+    """Raises ValueError for an empty text, unless empty texts are skipped later."""
     if not text.strip() and not skip_empty:
         raise ValueError(f"{name} is empty; remove it, or skip empty texts with {input_policy.option('skip_empty')}")
 
 
 def require_files(*paths: str | Path) -> None:
-    """Raises InputError for the first of the files that is not there."""
+    """Raises InputError for the first missing file."""
     for path in paths:
         if not Path(path).is_file():
             raise InputError(f"{path} does not exist.")
