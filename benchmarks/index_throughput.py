@@ -93,7 +93,7 @@ def _measured(
         report, options = _settings(name, len(docs), args)
         index = FaissIndex.build(docs, ids, factory=report["factory"], options=options, seed=args.seed)
     report["build_seconds"] = round(time.perf_counter() - start, 3)
-    found = index.search(queries, args.k)  # compiles, and fills what is filled once
+    found = index.search(queries, args.k)  # compiles, and fills caches
     seconds = []
     for _ in range(args.repeats):
         start = time.perf_counter()

@@ -35,7 +35,7 @@ class Step(NamedTuple):
     recipe: str
     model: str | None  # None: the recipe's own, T5 1.1 base
     batch_size: int
-    mesh: str = ""  # beside data, which takes what is left
+    mesh: str = ""  # beside data, which takes the other devices
     remat: str = "full"
     num_chunks: int = 1
     block_size: int | None = None

@@ -80,7 +80,7 @@ def add_source(
 ) -> None:
     """Registers a task over any source; the preprocessors turn its examples into texts and ids under the names of the features."""
     vocabularies = {"query": _vocabulary(tokenizer), "doc": _vocabulary(doc_tokenizer or tokenizer)}
-    # Tasks can be mixed where their features are the same, so all have all, and those that are not there are not required.
+    # seqio mixes only tasks with the same features, so each task has all features; its missing features are optional.
     output_features = {name: _feature(name, vocabularies, name in features) for name in _FEATURES}
     seqio.TaskRegistry.remove(name)
     seqio.TaskRegistry.add(
@@ -149,7 +149,7 @@ def _tokenizer(path: str) -> Tokenizer:
 def _vocabulary(path: str | Path) -> seqio.SentencePieceVocabulary:
     path = Path(path)
     path = path / SENTENCEPIECE_FILE if path.is_dir() else path
-    _tokenizer(str(path))  # refuses what is no vocabulary, or has another padding
+    _tokenizer(str(path))  # refuses a malformed vocabulary or another padding id
     return seqio.SentencePieceVocabulary(str(path))
 
 

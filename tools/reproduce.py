@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
         _plan(work_of(), args.topology, settings)
         return
     with outputs.only_one(args.out_dir / ".lock", f"reproducing into {args.out_dir}"):
-        _fill(work_of())  # what is done is read under the lock
+        _fill(work_of())  # finished work is read under the lock
 
 
 def _plan(work: Reproduction, topology: str | None, settings: list[str]) -> None:

@@ -51,7 +51,7 @@ class _Instruction(NamedTuple):
     result: tuple[_Array, ...]
     opcode: str
     operands: tuple[str, ...]
-    literal: str  # what is between the parentheses
+    literal: str  # the text between the parentheses
     attributes: str
 
 

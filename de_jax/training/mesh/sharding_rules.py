@@ -153,7 +153,7 @@ def _following_spec(path: str, shape: tuple[int, ...], param_shape: tuple[int, .
     dropped = [dim for dim in range(len(param_shape)) if param_shape[:dim] + param_shape[dim + 1 :] == shape]
     if not dropped:
         return PartitionSpec()
-    # Of a square parameter either dimension may be the one that is gone; optax's row means lack the later.
+    # In a square parameter either dimension may be missing; optax's row means lack the later one.
     gone = dropped[-1] if "v_row" in path.split("/") else dropped[0]
     return PartitionSpec(*dims[:gone], *dims[gone + 1 :])
 

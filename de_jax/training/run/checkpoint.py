@@ -59,7 +59,7 @@ class Checkpoints:
             max_to_keep=keep,
             create=keep is not None,
             read_only=keep is None,
-            # Else a reader asks when each was written, and fails over one that the writer removes at that moment.
+            # Else a reader asks when each checkpoint was written, and fails if the writer removes one at that moment.
             lightweight_initialize=keep is None,
             enable_async_checkpointing=True,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),

@@ -319,7 +319,7 @@ def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple
         except InputError:
             failed = found
             if complete_steps(folder)[-1:] != [failed]:
-                time.sleep(_REMOVAL_SECONDS)  # what is being removed is listed until it is gone
+                time.sleep(_REMOVAL_SECONDS)  # a checkpoint stays listed until its removal ends
             folder, found = find_checkpoint(run_dir, step)
             if found == failed:
                 raise

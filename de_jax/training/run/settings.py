@@ -49,7 +49,7 @@ class Optimization:
         check_fields(self)
         check_call("train.optimizer", self.optimizer, "schedule", "params", like="adafactor")
         check_call("train.schedule", self.schedule, options=("peak", "num_steps"), like="linear")
-        self.rates()  # a schedule refuses what it cannot do in so many steps
+        self.rates()  # a schedule refuses settings that do not fit the number of steps
 
     def rates(self) -> Schedule:
         """The learning rate by step."""
