@@ -159,7 +159,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def step_plan(step: Step | Rotary) -> dict[str, Any]:
-    """What `de-jax plan_run` prints, in a process of its own: a program's memory goes with it."""
+    """The report of `de-jax plan_run`, from its own process, which frees the memory of the program at its end."""
     command = [sys.executable, "-m", "de_jax.tools.plan_run", *step.arguments()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

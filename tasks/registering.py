@@ -1,4 +1,4 @@
-"""What every registration is made of: records read from files by Python, features by name, and the vocabulary."""
+"""The parts of every registration: records read from files by Python, features by name, and the vocabulary."""
 
 from __future__ import annotations
 

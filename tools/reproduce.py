@@ -1,4 +1,4 @@
-"""Trains and scores what fills a paper's tables, and puts our numbers beside the published ones; prints one JSON object.
+"""Trains and scores the runs of a paper's tables, and puts our numbers beside the published ones; prints one JSON object.
 
 de-jax reproduce samtone --table 1 --dry_run             # runs, steps, FLOPs, and missing data
 de-jax reproduce samtone --table 1 --seeds 0 1 2         # trains and scores, a cell after another

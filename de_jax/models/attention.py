@@ -133,7 +133,7 @@ def attend_visible(
 
 
 def _has_fused_kernel(query: Float[Array, "b L H d"]) -> bool:
-    """What cuDNN's attention asks for; it never holds the scores of all pairs of tokens."""
+    """Whether cuDNN's attention can run; it never holds the scores of all pairs of tokens."""
     _, length, _, head_dim = query.shape
     return platform() == "gpu" and query.dtype == jnp.bfloat16 and length % 2 == 0 and head_dim % 8 == 0 and head_dim <= 128
 

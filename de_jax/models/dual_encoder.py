@@ -68,7 +68,7 @@ class DualEncoder:
         return self._put_together(query, doc)
 
     def shapes(self) -> Params:
-        """What `init` gives, as shapes; of equal towers one is traced, once in a process."""
+        """The shapes of the parameters that `init` makes; equal towers are traced once in a process."""
         return jax.eval_shape(self._put_together, _shapes(self.query), _shapes(self.doc))
 
     def encode_query(self, params: Params, tokens: Int[Array, "b L"], rng: Array | None = None) -> Float[Array, "b D"]:

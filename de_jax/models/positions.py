@@ -57,5 +57,5 @@ def speeds(
 
 
 def size(scaling: Scaling, factor: float) -> float:
-    """What turned queries and keys are multiplied by: 1, or in YaRN a bit more, which sharpens attention over longer texts."""
+    """The factor of turned queries and keys: 1, or in YaRN slightly more, which sharpens attention over longer texts."""
     return 0.1 * math.log(factor) + 1 if scaling == "yarn" and factor > 1 else 1.0

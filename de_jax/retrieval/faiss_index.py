@@ -89,8 +89,8 @@ class FaissIndex:
         """Trains on a sample and adds the corpus, `ADD_DOCS` documents in memory at a time, on the CPU.
 
         Args:
-            embeddings: one row a document, float32, finite; may be memory-mapped and larger than memory, if what `factory`
-                names is small enough.
+            embeddings: one row a document, float32, finite; may be memory-mapped and larger than memory, if the index
+                itself is small enough.
             ids: the documents' ids, unique, parallel to the rows.
             factory: as FAISS writes it, such as "Flat", "IVF1024,Flat", "HNSW32" or "OPQ64,IVF4096,PQ64x4fs".
             options: how the result is searched.

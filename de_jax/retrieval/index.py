@@ -102,9 +102,9 @@ class ExactIndex:
         return Ranking(doc_rows, scores)
 
     def best_ranks(self, queries: Float[Any, "q D"], relevant: Sequence[Sequence[int]]) -> Int[np.ndarray, " q"]:
-        """At which rank, from 1, each query's first relevant document stands among all documents; 0 where none is relevant.
+        """The rank, from 1, of each query's first relevant document among all documents; 0 for a query without a relevant document.
 
-        Counts what scores higher instead of ranking all, so that memory does not grow with the depth.
+        Counts the documents with higher scores instead of ranking all, so that memory does not grow with the depth.
 
         Args:
             queries: [q, D] float32, finite.

@@ -77,7 +77,7 @@ def steps_of(ranges: Float[Any, "2 D"]) -> tuple[Float[np.ndarray, " D"], Float[
 
 
 def signs(codes: Int8[Any, "n E"] | UInt8[Any, "n E"], dim: int) -> Float[np.ndarray, "n D"]:
-    """What "binary" leaves of embeddings: 1 where a value was above 0, else -1."""
+    """The embeddings that "binary" codes stand for: 1 where a value was above 0, else -1."""
     return 2 * np.unpackbits(packed_bits(codes), axis=1)[:, :dim].astype(np.float32) - 1
 
 

@@ -238,7 +238,7 @@ def forward_flops(encoder: Any, lengths: np.ndarray) -> float:
 
 
 def bytes_per_device(tree: Any) -> int:
-    """What arrays, or their shapes with shardings, take up on each device."""
+    """Bytes that arrays, or their shapes with shardings, take up on each device."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

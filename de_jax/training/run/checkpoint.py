@@ -75,7 +75,7 @@ class Checkpoints:
         Args:
             step: updates done.
             state: all of it is written but its `base`, see `run.base`.
-            beside: what `beside(step)` gives again; JSON.
+            beside: JSON values, which `beside(step)` returns again.
 
         Raises:
             NonFiniteError: a parameter or a part of the optimizer's state is not a finite number.

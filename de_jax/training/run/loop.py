@@ -124,7 +124,7 @@ class Session:
 
         Args:
             log: its unfinished line is saved too.
-            beside: what else is saved beside the state.
+            beside: further values to save beside the state.
             reasons: each gives why the run is to end after this update, or None.
         """
         return SaveCheckpoints(

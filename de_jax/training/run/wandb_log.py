@@ -24,7 +24,7 @@ from de_jax.types import InputError
 
 ID_FILE = "wandb.json"
 FINISH_SECONDS = 60.0
-"""At the end of a run, for what W&B has not taken yet."""
+"""At the end of a run, for the lines that W&B has not taken yet."""
 _OFFLINE = ("offline", "dryrun", "disabled")
 _ID = schema.record({"id": schema.some_text})
 

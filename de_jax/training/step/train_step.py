@@ -159,7 +159,7 @@ def _cached_step(
 
 
 def _with_drawn(model: Model, params: Params, e: Embeddings, drawn: Drawn, rng: Array) -> Embeddings:
-    """A batch with what its queries drew, encoded by the parameters of now."""
+    """The embeddings of a batch with its drawn negatives, which are encoded by the current parameters."""
     texts = Batch(query=None, doc=None, query_id=e.query_id, doc_id=e.doc_id, neg_docs=drawn.tokens)
     return e._replace(neg_docs=model.embed(params, texts, rng).neg_docs, neg_doc_ids=drawn.doc_ids, sample=drawn.sample)
 
