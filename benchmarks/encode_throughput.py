@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measured(argv: list[str] | None = None) -> dict[str, Any]:
-    """What the command prints."""
+    """The report that the command prints."""
     args = _parse_args(argv)
     settings = [f"{measure.encoder_settings(args.model)}.dtype='{args.dtype}'"]
     recipe = measure.read_model(args.model, "recipes/sde.gin", settings)

@@ -1,10 +1,10 @@
-"""The most memory that `evaluate_beir` holds at a time, BM25 and fusion included; prints one JSON line.
+"""Peak memory of `evaluate_beir`, BM25 and fusion included; prints one JSON line.
 
 python -m benchmarks.evaluation_memory --num_docs 57638 --num_queries 648
 
-The corpus is made of words drawn by Zipf's law, 57,638 documents are as many as FiQA has, and the tower is tiny but for the size of
-its embeddings: memory that grows with the corpus shows, that of a large model comes on top. The child that evaluates starts with
-nothing done before.
+The words of the corpus are drawn by Zipf's law, and 57,638 documents are as many as FiQA has. The tower is tiny, except for the
+size of its embeddings, so the figure shows the memory that grows with the corpus; the memory of a large model comes on top. The
+evaluation runs in a fresh child process.
 """
 
 from __future__ import annotations

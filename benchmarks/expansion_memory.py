@@ -1,10 +1,10 @@
-"""What do the generated queries of a large corpus take, of disk and of memory? Prints one JSON line.
+"""Disk and memory that the generated queries of a large corpus take; prints one JSON line.
 
 python -m benchmarks.expansion_memory --num_docs 200000 --num_queries 80
 
-A synthetic expansion is read into mapped texts (`expansion.query_texts`), as a curriculum does it, and queries of random documents
-are read from there. The words of a document's queries come from a pool of 30 of its own, since generated queries of one document
-repeat each other. `of_full_corpus` multiplies what a document takes by `--full_corpus`.
+A synthetic expansion is read into mapped texts (`expansion.query_texts`), as a curriculum does, and queries of random documents are
+read from there. Each document has its own pool of 30 words for its queries, since the generated queries of one document repeat
+each other. `of_full_corpus` scales the figures of one document to `--full_corpus` documents.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
-    """What the command prints of its figures."""
+    """The figures that the command prints."""
     rng = np.random.default_rng(args.seed)
     doc_ids = [str(row) for row in range(args.num_docs)]
     with tempfile.TemporaryDirectory(dir=args.work_dir) as work_dir:

@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measured(argv: list[str] | None = None) -> dict[str, Any]:
-    """What the command prints."""
+    """The report that the command prints."""
     args = _parse_args(argv)
     model = Generator(dataclasses.replace(SIZES[args.model], dtype=args.dtype))
     params = jax.jit(model.init)(jax.random.key(args.seed))

@@ -93,7 +93,7 @@ def _measured(
         report, options = _settings(name, len(docs), args)
         index = FaissIndex.build(docs, ids, factory=report["factory"], options=options, seed=args.seed)
     report["build_seconds"] = round(time.perf_counter() - start, 3)
-    found = index.search(queries, args.k)  # compiles, and fills what is filled once
+    found = index.search(queries, args.k)  # compiles, and fills caches
     seconds = []
     for _ in range(args.repeats):
         start = time.perf_counter()
@@ -126,7 +126,7 @@ def _faiss_packages() -> list[str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, k: int = 10, docs_a_group: int = 20) -> None:
-    """Adds what vectors are searched, how, and how often; with the defaults of a depth and of the groups that fill it."""
+    """Adds the flags for the vectors, the indexes and the repeats; the arguments are the defaults of the depth and the groups."""
     parser.add_argument("--num_docs", type=int, nargs="*", default=[10_000, 100_000], help="sizes (default 10000 100000)")
     parser.add_argument("--indexes", nargs="+", default=list(INDEXES), choices=INDEXES, help="beside exact (default all)")
     parser.add_argument("--num_queries", type=int, default=512, help="queries in one call (default 512)")

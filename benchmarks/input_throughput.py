@@ -1,11 +1,12 @@
-"""How fast each source of training batches is, beside what a training step takes; prints one JSON line.
+"""Speed of each source of training batches, compared with a training step; prints one JSON line.
 
 taskset -c 0 python -m benchmarks.input_throughput --model small --batch_size 32 --clock cpu
 
-The sources read one data set, made of random words in texts as long as MS MARCO's: `beir_pairs` (token stores), `seqio_pairs`
-(the same folder as a seqio task, where seqio is installed) and `stored_pairs` (that task exported). They give the same batches,
-which is checked, and the step is taken on them. `times_faster` is the step's time over a batch's, the median of the ratios within
-one repeat. `opening` is what happens before the first step: texts are tokenized, the export was tokenized before.
+All sources read one data set of random words, in texts as long as MS MARCO's: `beir_pairs` (token stores), `seqio_pairs` (the same
+folder as a seqio task, if seqio is installed) and `stored_pairs` (that task exported). The command checks that their batches are
+equal, and measures the step on these batches. `times_faster` is the time of a step divided by the time of a batch: the median of
+the ratios within one repeat. `opening` is the time before the first step, in which texts are tokenized; the export already holds
+tokens.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 class _Input:
-    """Makes batches; one call goes on where the last one ended."""
+    """Makes batches; each call continues where the previous one ended."""
 
     def __init__(self, data: TrainingSet, num_batches: int) -> None:
         self._batches = data.batches(0)

@@ -27,13 +27,13 @@ MODEL_HELP = "a model file: tiny, small, ..., or t5_1_0_small (default small); o
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers", "sentence-transformers")
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-"""`cpu` counts this process's processor seconds: on a shared machine it tells, for one thread, what a free core would take."""
+"""`cpu` counts this process's processor seconds: on a shared machine, the time of one thread on a free core."""
 
 
 def read_model(model: str, recipe: str, bindings: list[str]) -> Recipe:
     """The recipe with the model file `models/<model>.gin` ("small" is short for "t5_1_1_small") over its own.
 
-    A model in a folder brings its sizes itself: its recipe is `recipes/fine_tune.gin`, whatever `recipe` is.
+    A model in a folder has its own sizes, and its recipe is always `recipes/fine_tune.gin`.
     """
     if is_folder(model):
         return read_recipe(["recipes/fine_tune.gin"], [f"MODEL='{model}'", *bindings])
@@ -47,12 +47,12 @@ def is_folder(model: str) -> bool:
 
 
 def encoder_settings(model: str) -> str:
-    """What the settings of the model's encoder are written behind."""
+    """The configurable that takes the settings of the model's encoder."""
     return "pretrained_tower" if is_folder(model) else "T5Config"
 
 
 def params_of(recipe: Recipe, seed: int = 0) -> Params:
-    """The parameters of the recipe's model: those of its folder, or random ones."""
+    """The parameters of the recipe's model, from its folder or random."""
     source = recipe.initialization.init_from
     if source is None:
         return jax.jit(recipe.model.init)(jax.random.key(seed))

@@ -1,4 +1,4 @@
-"""What does mining hard negatives cost? Prints one JSON line a setting: encode, search at each size, training, beside.
+"""Cost of mining hard negatives; prints one JSON line a setting: encode, search at each size, training, beside.
 
 python -m benchmarks.mine_throughput --num_docs 10000 100000 1000000 --model base
 python -m benchmarks.mine_throughput --num_docs --gin_file=recipes/ance_firstp.gin --gin.MODEL=runs/bm25_neg \\

@@ -1,13 +1,14 @@
-"""What does a negative cache cost? Steps per second with and without one, and its memory; prints one JSON line.
+"""Cost of a negative cache: steps per second with and without it, and its memory; prints one JSON line.
 
 python -m benchmarks.negative_cache --model=base --batch_size=48 --capacity=512000 --num_negatives=64
 python -m benchmarks.negative_cache --model=tiny --batch_size=16 --query_length=8 --doc_length=16 --capacity=32768 --num_negatives=4
 
-Three steps take turns: `plain` has no negatives but the batch's own, `mined` gets its negatives with the batch, and `cached` draws
-them from a full cache, encodes them and keeps them. So cached - mined is what the cache takes, and mined - plain what negatives do.
-All have the same towers, AdamW and padded texts of random tokens, each of the full length. `predicted_gib` is
-what `de-jax plan_run` counts for the cache without running anything; `arguments_gib` is how much more a compiled step with a cache
-takes and returns than one without. On a machine that others use, put `taskset -c 0` before the command and add `--clock cpu`.
+Three steps take turns: `plain` has only in-batch negatives, `mined` gets its negatives with the batch, and `cached` draws them from
+a full cache, encodes them and keeps them. So cached - mined is the cost of the cache, and mined - plain the cost of negatives. All
+have the same towers, AdamW and padded texts of random tokens, each of the full length. `predicted_gib` is the size of the cache as
+`de-jax plan_run` counts it, without running anything. `arguments_gib` is how much larger the arguments of the
+compiled step, except its batch, are with the cache. On a machine that others use, put `taskset -c 0` before the command and add
+`--clock cpu`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ STEPS = {
     "mined": ("train.loss=@ance", "ance.temperature=0.05"),
     "cached": ("train.loss=@ance", "ance.temperature=0.05", "train.negative_cache=@NegativeCache()"),
 }
-"""The settings that a step has of its own."""
+"""The settings that differ between the steps."""
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
-    """What the command prints of its figures."""
+    """The figures that the command prints."""
     rng = np.random.default_rng(args.seed)
     stores = _store("q", args.num_pairs), _store("d", args.num_docs)
     pairs = np.stack([np.arange(args.num_pairs), rng.integers(args.num_docs, size=args.num_pairs)], axis=1).astype(np.int32)

@@ -21,7 +21,7 @@ from de_jax.types import Batch, Params
 
 
 def torch_tower(tower: TowerConfig, parts: dict[str, Any], dtype: str, *, compiled: bool = False) -> Any:
-    """A torch module (token ids [b, L]) -> embeddings [b, D] that computes what `tower` does with the same parameters.
+    """A torch module (token ids [b, L]) -> embeddings [b, D] that computes the same as `tower` from the same parameters.
 
     Args:
         tower: mean pooling over a T5 encoder.
@@ -88,7 +88,7 @@ class TorchStep:
 
     Args:
         module: of both sides, float32.
-        batches: token ids; cut to each side's longest text, which is what padding to the batch gives.
+        batches: token ids; cut to each side's longest text, the length after padding to the batch.
         optimizer: "adafactor" or "adamw", torch's own, several parameters at a time.
         loss: "in_batch_softmax" (both directions, summed) or "samtone" (same-tower negatives among the queries).
         temperature: of the loss.

@@ -35,7 +35,7 @@ class Step(NamedTuple):
     recipe: str
     model: str | None  # None: the recipe's own, T5 1.1 base
     batch_size: int
-    mesh: str = ""  # beside data, which takes what is left
+    mesh: str = ""  # beside data, which takes the other devices
     remat: str = "full"
     num_chunks: int = 1
     block_size: int | None = None
@@ -159,7 +159,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def step_plan(step: Step | Rotary) -> dict[str, Any]:
-    """What `de-jax plan_run` prints, in a process of its own: a program's memory goes with it."""
+    """The report of `de-jax plan_run`, from its own process, which frees the memory of the program at its end."""
     command = [sys.executable, "-m", "de_jax.tools.plan_run", *step.arguments()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -239,7 +239,7 @@ def rotary_table(steps: list[Rotary], found: dict[str, Any]) -> str:
 
 
 def loss_table(cases: list[Loss], found: dict[str, Any]) -> str:
-    """A row a batch, a column a topology: temporaries, what a chip receives, and the bound."""
+    """A row for each batch, a column for each topology: GiB of temporaries, GiB that a chip receives, and the bounds in ms."""
     topologies = list(dict.fromkeys(case.topology for case in cases))
     lines = [f"| batch, block | {' | '.join(topologies)} |", "|---" * (1 + len(topologies)) + "|"]
     for batch_size, block_size in dict.fromkeys((case.batch_size, case.block_size) for case in cases):

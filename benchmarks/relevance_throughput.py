@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measured(argv: list[str] | None = None) -> dict[str, Any]:
-    """What the command prints."""
+    """The report that the command prints."""
     args = _parse_args(argv)
     from rouge_score import rouge_scorer
 

@@ -6,10 +6,9 @@ python -m benchmarks.step_time --model base --batch_size 512 --query_length 64 -
 
 A step is what `de-jax train` compiles: both towers, the loss, the gradient, clipping and the optimizer. The peer is the same
 model in torch (transformers' encoder, dropout, autocast for bfloat16, clipping, the optimizer of the same name), padded to the
-longest text of each batch; ours is packed, as `beir_pairs` does it. Useful FLOPs count real tokens alone, computed ones all
-tokens of the rows. Runs alternate; the speed-up
-is the median of the ratios within one repeat. On a machine that others use, put `taskset -c 0` before the command and add
-`--clock cpu`.
+longest text of each batch; ours is packed, as in `beir_pairs`. Useful FLOPs count only real tokens, computed FLOPs all tokens of
+the rows. Runs alternate; the speed-up is the median of the ratios within one repeat. On a machine that others use, put
+`taskset -c 0` before the command and add `--clock cpu`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measured(argv: list[str] | None = None) -> dict[str, Any]:
-    """What the command prints."""
+    """The report that the command prints."""
     args = _parse_args(argv)
     if not args.real_lengths and not args.dataset_dir and not (args.query_length and args.doc_length):
         raise InputError("no lengths are given; add --real_lengths, --dataset_dir, or both --query_length and --doc_length.")
@@ -175,7 +174,7 @@ def _forward_flops(model: DualEncoder, query_lengths: np.ndarray, doc_lengths: n
 
 
 def _row_lengths(texts: np.ndarray | Packed) -> np.ndarray:
-    """What is computed: every token of every row."""
+    """The computed tokens of each row: all of them, padding included."""
     tokens = texts.tokens if isinstance(texts, Packed) else texts
     return np.full(len(tokens), tokens.shape[1])
 

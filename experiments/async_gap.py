@@ -1,11 +1,12 @@
-"""How old may negatives be? Trains ANCE with several refresh intervals and learning rates, mined by the run itself and beside it.
+"""Effect of the age of mined negatives: trains ANCE with several refresh intervals and learning rates, and two ways of mining.
 
 python -m experiments.async_gap --model=runs/minilm --dataset_dir=data/beir/nfcorpus --learning_rates 1e-5 5e-5 --refresh 10 40
 
-Every run is a plain `de-jax train` with recipes/ance_firstp.gin, printed to stderr so that it can be repeated by hand; those whose
-refresh is "beside" have a `de-jax mine` as a second process, which on one machine takes its share of it. One JSON line a run: the
-dev scores and the loss by update, the negatives' age, and how many generations there were. The picture is figure 9 of the ANCE
-paper (Xiong et al. 2021) for this data. What is finished is not done again. Nothing is looked at on a test split.
+Every run is a plain `de-jax train` with recipes/ance_firstp.gin, printed to stderr so that it can be repeated by hand. A run mines
+its negatives itself, or, where the refresh is "beside", a second process does: `de-jax mine`, which on one machine takes its share
+of the processor. Each run prints one JSON line: the dev scores and the loss by update, the age of the negatives, and the number of
+generations. The picture is figure 9 of the ANCE paper (Xiong et al. 2021) for this data. Finished runs are not repeated, and no
+test split is used.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""When does a pair of unequal towers collapse? Trains it at rising learning rates, at once and after DAFT's alignment.
+"""Collapse of a pair of unequal towers: trains it at rising learning rates, at once and after DAFT's alignment.
 
 python -m experiments.collapse --model=all-MiniLM-L6-v2/ --dataset_dir=../shared/data/beir/scifact --query_layers 1 2 \\
     --learning_rates 1e-4 3e-4 1e-3 3e-3
 
-"at once" is a plain `de-jax train` with recipes/daft_one_stage.gin, "aligned" recipes/daft_stage1.gin for half of the updates and
-daft_stage2.gin for the rest, all commands printed to stderr. One JSON line a run: its last loss beside that of chance, log(1 +
-number of negatives), the spread of both towers' embeddings, and what the collapse alarm says of it. collapse.png has the loss by
-update, towers.png queries by both towers before training and after it at the highest rate. What is finished is not done again. No
-split but the training pairs is looked at, but for the divergence, which is measured on the queries of a dev split.
+"at once" is a plain `de-jax train` with recipes/daft_one_stage.gin. "aligned" is recipes/daft_stage1.gin for half of the updates
+and daft_stage2.gin for the rest. All commands are printed to stderr. Each run prints one JSON line: its last loss, the loss of
+chance, log(1 + number of negatives), the spread of both towers' embeddings, and the kinds of collapse that the alarm finds.
+collapse.png shows the loss by update, and towers.png queries by both towers, before training and after training at the highest
+rate. Finished runs are not repeated. Only training pairs are used, except for the divergence, which is measured on the queries of
+a dev split.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from experiments import processes
 SPREAD = [f"{tower}_{what}" for tower in ("query", "doc") for what in ("variance", "mean_cosine", "effective_rank")]
 WAYS = {"at once": ["daft_one_stage"], "aligned": ["daft_stage1", "daft_stage2"]}
 LAST_LINES = 3
-"""Of the log: their means are what a run came to."""
+"""The last lines of a log, whose means are the result of the run."""
 MAX_DRAWN = 300
 
 Curves = dict[tuple[int, str, float], list[dict[str, Any]]]
@@ -98,7 +99,7 @@ def _train(recipe: str, run_dir: Path, own: Mapping[str, Any], rate: float, num_
 
 
 def _both_towers(layers: int, rate: float, args: argparse.Namespace) -> dict[str, daft_plots.BothTowers]:
-    """Some training queries by both towers, before training and after it in either way."""
+    """Some training queries by both towers, before training and after each way of training."""
     queries = list(beir.read(args.dataset_dir, "train", skip_empty=True).queries.texts)[:MAX_DRAWN]
     runs = {way: load_run(_run_dir(recipes[-1], layers, rate, args)) for way, recipes in WAYS.items()}
     start = read_recipe(["recipes/daft_one_stage.gin"], [f"MODEL={args.model}", f"QUERY_LAYERS={tuple(range(layers))}"])

@@ -1,12 +1,13 @@
-"""Which generated query should a document be trained with? Trains every strategy, and scores all by forms and numbers of queries.
+"""Choice of the generated queries to train with: trains every strategy, and scores all by forms and numbers of queries.
 
 python -m experiments.curriculum --model=all-MiniLM-L6-v2/ --dataset_dir=../shared/data/beir/squad-sentence-nqg \\
     --expansion=queries/squad --out_dir=runs/curriculum
 
-For every strategy and seed a plain `de-jax train` with recipes/curriculum.gin, and with recipes/vanilla.gin for the line to beat;
-then `de-jax compare_expansions` of them all, whose table and pictures are figures 5 and 7 of He et al. (2023) for this set. One
-JSON line for each split, strategy and form, and one of what the forms cost. All commands are printed to stderr, so that any line
-can be repeated by hand; what is finished is not done again. Settings are equal for all, and nothing is chosen on the test split.
+For every strategy and seed, it runs a plain `de-jax train` with recipes/curriculum.gin, and for the baseline with
+recipes/vanilla.gin. Then `de-jax compare_expansions` compares them; its table and pictures are figures 5 and 7 of He et al. (2023)
+for this set. It prints one JSON line for each split, strategy and form, and one line for each split with the costs of the forms.
+All commands are printed to stderr, so that any line can be repeated by hand; finished runs are not repeated. Settings are equal
+for all runs, and nothing is chosen on the test split.
 """
 
 from __future__ import annotations

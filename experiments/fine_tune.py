@@ -1,15 +1,16 @@
-"""What does fine-tuning a pretrained model give, where it is trained and elsewhere? One JSON line a run, then a summary.
+"""Gains of fine-tuning a pretrained model, on its training set and on others; prints one JSON line a run, then a summary.
 
 python -m experiments.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --out_dir=runs/fine_tune
 
-For every training set, method and seed: a plain `de-jax train` with the method's recipe, then `de-jax evaluate_beir` on the test
-split of that set and, where it has one, its dev split ("<set>/dev"), and on others that tell what it costs elsewhere. Last, for
-every such split, `de-jax compare_runs` between the model as it came and all that were trained from it. All commands are printed
-to stderr, so that any line can be repeated by hand; what is finished is not done again. Nothing is chosen on a test split:
-settings are equal for all and fixed in advance.
+For every training set, method and seed, it runs a plain `de-jax train` with the method's recipe. Then `de-jax evaluate_beir` scores
+the run on the test split of that set, on its dev split if there is one ("<set>/dev"), and on other sets, where fine-tuning may
+lower the scores. Last, `de-jax compare_runs` compares the original model with all fine-tuned models on every such split. All
+commands are printed to stderr, so that any line can be repeated by hand; finished work is not repeated. Nothing is chosen on a
+test split: settings are equal for all runs and fixed in advance.
 
-A student of three layers, by its own model's scores and without (experiments/distillation.yaml), and nDCG@10 by dimension,
-trained for it and merely cut (experiments/matryoshka.yaml). The learning rate of each arm comes from a run on a dev split first:
+The first command below trains a student of three layers, with and without the scores of its own model as a teacher
+(experiments/distillation.yaml). The second measures nDCG@10 by dimension, for embeddings trained to be cut and for embeddings that
+are only cut (experiments/matryoshka.yaml). The learning rate of each arm is first chosen in a run on a dev split:
 
 python -m experiments.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --train scifact medquad --zero_shot \\
     --methods student student_kl student_margin_mse --beside=student --settings beir_pairs.num_neg_docs=3 \\
@@ -35,11 +36,11 @@ from de_jax.data.text import beir
 from experiments import processes
 
 Stage = tuple[str, dict[str, Any]]
-"""A recipe, and what is set beside what all have."""
+"""A recipe, and its settings beside the common ones."""
 
 
 WITHOUT_PATIENCE = {"Alignment.every_steps": 10, "Alignment.patience": None}
-"""A first stage then has the updates that the method's rival has, unless its towers are aligned before."""
+"""A first stage then runs all its updates, unless its towers are aligned earlier."""
 
 
 def _light(layers: int) -> dict[str, list[Stage]]:
@@ -54,7 +55,7 @@ def _light(layers: int) -> dict[str, list[Stage]]:
 THREE_LAYERS = {"pretrained_tower.layers": (0, 1, 2), "train.init_layers": {"query": (0, 1, 2), "doc": (0, 1, 2)}}
 """A student: both towers have the model's first three layers."""
 COSINES = {"kl_distillation.teacher_temperature": 0.05}
-"""For a teacher whose scores are cosines, as those of `--model` are."""
+"""For a teacher whose scores are cosines, like the scores of `--model`."""
 
 METHODS: dict[str, list[Stage]] = {
     "in_batch_softmax": [("fine_tune", {})],
@@ -84,10 +85,10 @@ METHODS: dict[str, list[Stage]] = {
 }
 """The stages of each method. A model whose embeddings are cosines is given a temperature."""
 TAUGHT = ("student", "student_kl", "student_margin_mse")
-"""Methods whose batches have the scores of `--model` as it came, a stand-in for a cross-encoder."""
+"""Methods whose batches have the scores of the original `--model`, a stand-in for a cross-encoder."""
 BM25 = ("bm25_neg", "bm25_rand_neg", *TAUGHT)
 MINED = {"ance": "docs", "ance_rand_neg": "docs", "ance_norm": "docs", "ance_dual": "docs and queries", "dance": "docs and queries"}
-"""Methods whose runs mine, and what."""
+"""Methods whose runs mine, and the kinds of negatives that they mine."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -127,9 +128,9 @@ def _runs(base: Path, args: argparse.Namespace) -> Iterator[tuple[str, str, int,
 
 
 def _train(model: Path, run_dir: Path, dataset: str, method: str, seed: int, args: argparse.Namespace) -> None:
-    """The stages one after another, each from the run of the one before; the last one's run is `run_dir`.
+    """Trains the stages in order, each from the run of the previous stage; the run of the last stage is `run_dir`.
 
-    They share the updates, so that every method has as many.
+    The stages share the updates equally, so that every method has the same number.
     """
     stages = METHODS[method]
     num_steps = args.num_steps // len(stages)
@@ -165,7 +166,7 @@ def _train(model: Path, run_dir: Path, dataset: str, method: str, seed: int, arg
 
 
 def _copy_first_generation(run_dir: Path, dataset: str, method: str, args: argparse.Namespace) -> None:
-    """What a run mines before its first update, others with the same miner would mine too: only the first one does."""
+    """Copies the negatives that an earlier run with the same miner mined before its first update; they would be the same here."""
     alike = [name for name, kind in MINED.items() if kind == MINED[method]]
     generations = [args.out_dir / f"{dataset}-{name}-{seed}" / "negatives" / "000001" for name in alike for seed in args.seeds]
     first = next((folder for folder in generations if (folder / "manifest.json").exists()), None)
@@ -186,7 +187,7 @@ def _bm25_negatives(dataset: str, args: argparse.Namespace) -> Path:
 
 
 def _teacher_scores(dataset: str, args: argparse.Namespace) -> Path:
-    """The scores of the model as it came, of the training pairs and of BM25's negatives, made once."""
+    """The original model's scores of the training pairs and of BM25's negatives, computed once."""
     folder: Path = args.out_dir / f"{dataset}-scores"
     if not (folder / "manifest.json").exists():
         of = [f"--dataset_dir={args.data_dir / dataset}", f"--negatives_dir={_bm25_negatives(dataset, args)}"]
@@ -209,7 +210,7 @@ def _evaluated(
 
 
 def _beside(name: str, systems: dict[str, list[str]], args: argparse.Namespace) -> dict[str, Any]:
-    """What compare_runs says of the systems of each training set beside the one of `--beside`."""
+    """The report of compare_runs for each training set: its systems, with the method of `--beside` as the baseline."""
     found = {}
     for dataset in args.train:
         own = {system: folders for system, folders in systems.items() if system.startswith(f"{dataset}-")}
@@ -220,7 +221,7 @@ def _beside(name: str, systems: dict[str, list[str]], args: argparse.Namespace) 
 
 
 def _compared(name: str, systems: dict[str, list[str]], args: argparse.Namespace) -> dict[str, Any]:
-    """What compare_runs says; the first system is the model as it came."""
+    """The report of compare_runs; the first system is the baseline."""
     arguments = [f"{system}={','.join(folders)}" for system, folders in systems.items()]
     dataset, _, split = name.partition("@")[0].partition("/")
     qrels = beir.find_qrels(args.data_dir / dataset, split or "test")

@@ -1,11 +1,12 @@
-"""How near do a generator's queries come to those that people asked? Held-out documents only; prints one JSON line a data set.
+"""Similarity of a generator's queries to people's queries, on held-out documents; prints one JSON line a data set.
 
 python -m experiments.generator_quality --model=runs/doc2query --dataset_dirs data/beir/medquad data/beir/squad-sentence-nqg
 
-ROUGE-L (F, in the mean) to the document's own query: of the likeliest query ("greedy"), of those that are drawn and of the best one
-among them, beside the document's first words ("lead") and the likeliest query for another document ("other"), which is what a query
-gets that has the form of the set and nothing of the document. `words_in_document` says which share of a query's words the document
-has. A document of the split counts where no other split has it; the sample is fixed. Examples come last.
+The score is the mean ROUGE-L F to the document's own query. It is given for the likeliest query ("greedy"), for the drawn queries
+("drawn") and for the best of them ("best_drawn"). Two baselines stand beside them: the document's first words ("lead"), and the
+likeliest query for another document ("other"), which has the form of the set's queries without this document's content.
+`words_in_document` is the share of a query's words that the document contains. Documents that another split has too are left out;
+the sample is fixed. Examples come last.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measured(run: GeneratorRun, dataset_dir: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """What is printed of a data set."""
+    """The report on a data set."""
     corpus = beir.find_file(dataset_dir, "corpus")
     pairs = _held_out(dataset_dir, args.split, args.num_docs)
     wanted = {doc_id for _, doc_id in pairs}
@@ -85,7 +86,7 @@ def measured(run: GeneratorRun, dataset_dir: Path, args: argparse.Namespace) -> 
 
 
 def _held_out(dataset_dir: Path, split: str, number: int) -> list[tuple[str, str]]:
-    """A fixed random sample of (query, document), a pair of the split for each document that no other split has."""
+    """A fixed random sample of (query, document): one pair for each document that only this split has."""
     splits = {split: beir.read_qrels(path) for split, path in beir.find_splits(dataset_dir).items()}
     if split not in splits:
         raise InputError(f"{dataset_dir} has no qrels/{split}.tsv, so no document of it is known to be held out.")
@@ -98,7 +99,7 @@ def _held_out(dataset_dir: Path, split: str, number: int) -> list[tuple[str, str
 
 
 def _share(query: str, doc: str) -> float:
-    """Of the query's words, stemmed, those that the document has."""
+    """The share of the query's words, stemmed, that the document contains."""
     words = stems(query)
     return float(np.isin(words, stems(doc)).mean()) if len(words) else 0.0
 

@@ -1,12 +1,12 @@
-"""Does a fine-tuning of every kind of encoder go on to the same bits after a kill? Prints one JSON line a kind.
+"""Fine-tunes every kind of encoder with and without a kill, and compares the results bit for bit; prints one JSON line a kind.
 
 python -m experiments.kinds --data_dir=../shared/data/beir/scifact --minilm=all-MiniLM-L6-v2/ --out_dir=runs/kinds
 
-Each kind starts from two small layers of random weights that transformers saves, with a vocabulary of the set's own texts;
-`--minilm`, where it is given, is BERT's start. `de-jax train` runs by recipes/fine_tune.gin with a fresh projection: once
-undisturbed, and once killed (SIGKILL) in its second half, after an update that the kind's name decides, and started again. A line
-says where it went on, whether all parameters of the two runs are equal bit for bit, and the largest difference between an
-embedding of a padded row and of a packed one.
+Each kind starts from two small layers of random weights that transformers saves, with a vocabulary of the set's own texts. If
+`--minilm` is given, BERT starts from it. `de-jax train` runs by recipes/fine_tune.gin with a fresh projection: once undisturbed,
+and once killed (SIGKILL) in its second half, after an update that the kind's name decides, and started again. A line gives the
+update from which the killed run continued, whether all parameters of the two runs are equal bit for bit, and the largest difference
+between the embeddings of a text in a padded row and in a packed one.
 
 Lines are kept in `<out_dir>/kinds.jsonl`: the same command continues. Needs torch and transformers.
 """
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _record(kind: str, args: argparse.Namespace) -> dict[str, Any]:
-    """What became of one kind."""
+    """The result for one kind."""
     folder: Path = args.out_dir / kind
     if folder.exists():
         raise InputError(f"{folder} was left by a command that was stopped; remove it.")
@@ -123,7 +123,7 @@ def _record(kind: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _apart(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function gives in a process of its own."""
+    """The return value of a function that runs in its own process."""
     with concurrent.futures.ProcessPoolExecutor(1, FORK) as process:
         return process.submit(function, *args).result()
 
@@ -136,7 +136,7 @@ def _train(arguments: list[str]) -> None:
 
 
 def _compared(folder: Path, data_dir: Path) -> dict[str, Any]:
-    """The run that was killed beside the whole one."""
+    """The killed run, compared with the undisturbed one."""
     whole, killed = (load_run(folder / name) for name in ("whole", "killed"))
     losses = [line["loss"] for line in read_metrics(folder / "whole" / METRICS_FILE)]
     return {
@@ -151,7 +151,7 @@ def _compared(folder: Path, data_dir: Path) -> dict[str, Any]:
 
 
 def _arguments(model: Path, args: argparse.Namespace) -> list[str]:
-    """Of a training, but for its folder."""
+    """The flags of a training, except its folder."""
     settings = {
         "MODEL": model,
         "beir_pairs.dataset_dir": args.data_dir,

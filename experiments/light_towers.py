@@ -1,13 +1,13 @@
-"""What do light query towers cost and save, with DAFT's alignment and without? Reads the runs of experiments.fine_tune.
+"""Quality and latency of light query towers, with DAFT's alignment and without; reads the runs of experiments.fine_tune.
 
 python -m experiments.fine_tune --model=all-MiniLM-L6-v2/ --data_dir=../shared/data/beir --train scifact nfcorpus --zero_shot \\
     --methods in_batch_softmax daft_1 one_stage_1 daft_2 one_stage_2 --num_steps=100 --learning_rate=1e-4 --out_dir=runs/light
 python -m experiments.light_towers --data_dir=../shared/data/beir --train scifact nfcorpus --query_layers 1 2 --out_dir=runs/light
 
-One JSON line with milliseconds a query of every query tower, measured in turns; then one for each set and split, by `de-jax
-compare_runs`: all beside the model as it came, all beside the whole model trained alike, and DAFT beside the same towers trained at
-once. tradeoff.png has nDCG@10 on test against latency (Leonhardt et al., figure 6), alignment.png the divergence over the first
-stages (their figure 4).
+The first JSON line has the milliseconds a query of every query tower, measured in turns. Then comes a line for each set and split,
+by `de-jax compare_runs`, with three baselines: the original model for all systems, the whole model with the same training for all
+systems, and the same towers trained at once for DAFT. tradeoff.png shows nDCG@10 on test against latency (Leonhardt et al.,
+figure 6), alignment.png the divergence over the first stages (their figure 4).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _evaluation(run_dir: Path, dataset: str, split: str) -> Path:
 
 
 def _compared(dataset: str, split: str, systems: dict[str, list[Path]], args: argparse.Namespace) -> dict[str, Any]:
-    """All beside the model as it came, all beside the whole model trained alike, and of each depth DAFT beside one stage."""
+    """All systems beside the original model, all beside the whole model trained alike, and DAFT beside one stage at each depth."""
 
     def compare(names: list[str]) -> Any:
         qrels = beir.find_qrels(args.data_dir / dataset, split)
@@ -85,7 +85,7 @@ def _compared(dataset: str, split: str, systems: dict[str, list[Path]], args: ar
 
 
 def _milliseconds(args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Medians and ratios to the model's, by depth and batch size; a tower's speed does not depend on what it was trained on."""
+    """Medians and ratios to the model's, by depth and batch size; the speed of a tower does not depend on its training set."""
     runs = {BEFORE: args.out_dir / "base"}
     runs |= {f"{number}": args.out_dir / f"{args.train[0]}-daft_{number}-{args.seeds[0]}" for number in args.query_layers}
     named = [f"{name}={folder}" for name, folder in runs.items()]
@@ -97,7 +97,7 @@ def _milliseconds(args: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def _divergence(dataset: str, number: int, args: argparse.Namespace) -> tuple[list[float], list[float], float | None]:
-    """Updates, divergences and the threshold of a first stage; where its towers began below the usual one, there is none."""
+    """Updates, divergences and the threshold of a first stage; None if its towers began below the usual threshold."""
     log = args.out_dir / f"{dataset}-daft_{number}-{args.seeds[0]}-stage1" / run_log.METRICS_FILE
     lines = [line for line in run_log.read_metrics(log) if f"alignment/{KL}" in line]
     steps, values = ([float(line[name]) for line in lines] for name in ("step", f"alignment/{KL}"))
@@ -105,7 +105,7 @@ def _divergence(dataset: str, number: int, args: argparse.Namespace) -> tuple[li
 
 
 def _draw(folders: dict[str, dict[str, list[Path]]], milliseconds: dict[str, dict[str, float]], out_png: Path) -> None:
-    """A panel for each set: the mean of the seeds, each of them as a dot."""
+    """A panel for each set: the mean over the seeds, and a dot for each seed."""
     scores = {
         dataset: {
             system: [float(outputs.read_json(folder / "result.json")["dense"][MEASURE]) for folder in of_system]

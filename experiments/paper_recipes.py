@@ -1,4 +1,4 @@
-"""Which recipes are rows of the papers' tables, and what they scored there: prints the tables of docs/paper_recipes.md.
+"""The recipes of the papers' tables, with the papers' scores: prints the tables of docs/paper_recipes.md.
 
 python -m experiments.paper_recipes
 """
@@ -23,7 +23,7 @@ class Row(NamedTuple):
     paper: str
     place: str
     scores: str
-    start: str  # MODEL, what it starts from
+    start: str  # MODEL, the model that it starts from
 
 
 def read(file: Path) -> Row:

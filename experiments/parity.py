@@ -1,9 +1,9 @@
-"""How near is each kind of encoder to transformers? Prints the rows of the table in docs/checkpoints.md from pytest's report.
+"""Differences of each kind of encoder from transformers: prints the rows of the table in docs/checkpoints.md from pytest's report.
 
 python -m pytest tests/interop/test_architectures.py -m "soak or not soak" -k "hidden_vectors or written" --junitxml=parity.xml
 python -m experiments.parity --report=parity.xml
 
-A kind's number is the largest over its configurations, whose names begin with its own.
+A kind's number is the largest over its configurations, whose names begin with the name of the kind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from de_jax import command
 from de_jax.types import InputError
 
 WAYS = {"test_hidden_vectors": "import", "test_what_is_written": "export"}
-"""What a test compares, by the beginning of its name."""
+"""The direction that a test compares, by the beginning of its name."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 
 def run(arguments: Sequence[str]) -> dict[str, Any]:
-    """Runs `python -m` with these arguments to its end; what it prints, a JSON object. The line itself goes to stderr.
+    """Runs `python -m` with these arguments to its end; returns the JSON object that it prints. The command line goes to stderr.
 
     Raises:
-        subprocess.CalledProcessError: the command failed; it has said why.
+        subprocess.CalledProcessError: the command failed; its own message is on stderr.
     """
     line = [sys.executable, "-m", *arguments]
     print(shlex.join(line), file=sys.stderr, flush=True)

@@ -2,17 +2,17 @@
 
 python -m experiments.run_design --design=experiments/samtone.yaml --data_dir=../shared/data/beir --out_dir=runs/samtone
 
-Every step is a command of this library, printed to stderr, so that any of them can be repeated by hand. What is finished is not
-done again: the same command goes on where it was stopped. The folder is bound to the design, and refuses another one. A test split
-is scored only when every run is trained.
+Every step is a command of this library, printed to stderr, so that each can be repeated by hand. Finished steps are not repeated:
+after a stop, the same command continues. The folder is bound to the design, and refuses another one. A test split is scored only
+when every run is trained.
 
-A design is a yaml file. Beside `question`, `success` and `cost`, which are for readers, it has
+A design is a yaml file. Its fields `question`, `success` and `cost` are for readers. The others are
 
-    prepare:          # commands that come first, by name; one that names $set or $dataset_dir runs for every set
+    prepare:          # the first commands, by name; a command with $set or $dataset_dir runs for every set
       t5: train --gin_file=recipes/pretrain_t5.gin --run_dir=$out/t5 ...
-    sets:             # what is trained on and scored; settings are of all its runs
+    sets:             # data sets to train on and score; `settings` apply to all runs of a set
       squad: {dataset_dir: $data/squad-sentence-nqg, settings: {}, elsewhere: [$data/xquad-en-sentence]}
-    grid: {rate: [1e-4, 3e-4], temperature: [.05]}  # of which each arm gets what scores best on dev
+    grid: {rate: [1e-4, 3e-4], temperature: [.05]}  # each arm gets its best values on dev
     choose: {set: squad, split: dev, seed: 9, measure: ndcg@10}
     seeds: [0, 1, 2, 3, 4]
     start: $out/t5    # the MODEL of the first stage
@@ -27,8 +27,8 @@ A design is a yaml file. Beside `question`, `success` and `cost`, which are for 
     compare: [{beside: warm, arms: [both]}]
 
 An arm that starts from another one takes that arm's run of the same set and seed, with the settings chosen for it. In all texts
-$data, $out, $set, $dataset_dir, $seed and the names of the grid stand for what they say. The report has, for every set, each arm's
-scores by seed, its last loss, what its log says of a collapse, and `de-jax compare_runs` of each comparison.
+$data, $out, $set, $dataset_dir, $seed and the names of the grid are replaced by their values. For every set, the report has each
+arm's scores and last loss by seed, the collapses that its logs show, and the `de-jax compare_runs` of each comparison.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def read(path: Path) -> dict[str, Any]:
     """A design.
 
     Raises:
-        InputError: it is no yaml, lacks something, or names an arm, a set or a factor that it does not have.
+        InputError: malformed yaml, a missing field, an unknown arm, set or factor, or an arm before the arm that it starts from.
     """
     design: dict[str, Any] = read_yaml(path, DESIGN, mend="see experiments/run_design.py")
     arms = list(design["arms"])
@@ -157,16 +157,16 @@ class Experiment:
         self._more: dict[str, str] = {}
 
     def num_runs(self) -> int:
-        """Of all cells, those that choose settings included."""
+        """The number of all runs, including the runs that choose settings."""
         arms = self._design["arms"]
         return sum(len(self._trials(arm)) for arm in arms) + len(arms) * len(self._dirs) * len(self._design["seeds"])
 
     def register(self, path: Path, more: list[str]) -> None:
-        """Keeps the design in the folder, or checks that it is the one kept there.
+        """Writes the design to the folder, or checks that the folder already holds the same design.
 
         Args:
             path: of the design.
-            more: settings of every stage beside the design's, for a trial of it.
+            more: settings of every stage beside the design's, to try the design out.
 
         Raises:
             InputError: the folder was begun with another design.
@@ -199,7 +199,7 @@ class Experiment:
             self.chosen[arm] = dict(zip(grid, best, strict=True))
 
     def trained(self, cell: Cell) -> dict[str, Any]:
-        """The run folder of a cell's last stage, and what its log says; trained when it is asked for."""
+        """The run folder, loss and collapses of a cell's last stage, which is trained at the first call."""
         return self._once(f"cells/{cell.name}", lambda: self._train(cell))
 
     def stages(self, cell: Cell) -> Iterator[tuple[str, Path, dict[str, str]]]:
@@ -272,7 +272,7 @@ class Experiment:
         return self._once(f"test/{cell.name}-{Path(dataset_dir).name}", lambda: self._evaluated(cell, dataset_dir, "test"))
 
     def _trials(self, arm: str) -> list[Cell]:
-        """The cells that choose an arm's settings; none where nothing is chosen, and no other arm is tried from it."""
+        """The cells that choose an arm's settings; empty for an arm without a choice from which no other arm starts."""
         choose, choices = self._design["choose"], list(itertools.product(*self._grid(arm).values()))
         is_start = any(other["start"] == arm for other in self._design["arms"].values())
         return [Cell(choose["set"], arm, one, choose["seed"]) for one in choices] if len(choices) > 1 or is_start else []
@@ -292,7 +292,7 @@ class Experiment:
         return processes.run(arguments if arguments[0].startswith("experiments.") else ["de_jax", *arguments])
 
     def _once(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `make` gave when it was first asked for."""
+        """The result of `make`, which runs at the first call only; later calls read the kept file."""
         kept = self._out_dir / f"{name}.json"
         if not kept.is_file():
             outputs.write_json(kept, make())

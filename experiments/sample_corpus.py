@@ -2,11 +2,11 @@
 
 python -m experiments.sample_corpus --dataset_dir=data/beir/medquad --num_docs=4000 --out_dir=data/medquad_4000
 
-Keeps every document that a split beside train judges, and a fixed random sample of the others; of judgements and queries what is
-left of them. Fewer documents make a search easier: scores stand beside each other, not beside those of the whole set.
-``--rest_dir`` gets the documents that were not kept, likewise: pairs for a model that shall not have seen the sample, such as a
-generator of queries. ``--hold_out`` moves training queries of the sample to a split of their own, ``held_out``: they ask about
-what the train split asks about, where those of a data set's own test split may not.
+Keeps every document that a split beside train judges, a fixed random sample of the others, and the judgements and queries of kept
+documents. Fewer documents make a search easier, so scores are comparable only within the sample. ``--rest_dir`` gets the other
+documents, likewise: pairs for a model that must not have seen the sample, such as a generator of queries. ``--hold_out`` moves
+training queries of the sample to a new split, ``held_out``. Their topics are those of the train split, while a data set's own test
+split may have other topics.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _write_part(out_dir: Path, docs: dict[str, str], queries: dict[str, str], splits: dict[str, beir.Qrels]) -> dict[str, Any]:
-    """Writes a BEIR folder of ``docs``, with what of the splits (those that keep anything) and queries refers to them."""
+    """Writes a BEIR folder of ``docs`` with their judgements and queries; leaves out splits without a judgement of them."""
     left = {name: those for name, qrels in splits.items() if (those := _judging(qrels, docs.keys()))}
     asked = {query for qrels in left.values() for query in qrels}
     beir.write(

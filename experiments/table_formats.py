@@ -1,10 +1,10 @@
-"""Whether BEIR folders as tables give the same pairs and the same training, bit for bit; prints one JSON line a set.
+"""Checks that BEIR folders as tables give the same pairs and the same training, bit for bit; prints one JSON line a set.
 
 python -m experiments.table_formats --dataset_dir data/medquad data/tldr-pages data/arxiv --tokenizer data/t5/spiece.model
 
 The training pairs of each set are written in every format, by csv, json and pyarrow, and read by `table_pairs`; a tiny T5 then
-trains on the folder and on each table. `different_batches` and `different_parameters` count what is not equal bit for bit. A text
-with several ids is one text in a table: `repeated_texts` counts them.
+trains on the folder and on each table. `different_batches` and `different_parameters` count the batches and parameters that differ
+in any bit. A table has one text for a text with several ids; `repeated_texts` counts the further ids.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _rows(dataset_dir: Path) -> Rows:
 
 
 def _same_texts(one: Any, other: Any) -> bool:
-    """Whether two batches hold the same tokens in the same places, and the same pairs of them are of one text."""
+    """Whether two batches hold the same tokens in the same places, and agree on which rows have the same text."""
     tokens = jax.tree.map(np.array_equal, (one.query, one.doc), (other.query, other.doc))
     ids = (
         np.array_equal(a[:, None] == a, b[:, None] == b) for a, b in ((one.query_id, other.query_id), (one.doc_id, other.doc_id))

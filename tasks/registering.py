@@ -1,4 +1,4 @@
-"""What every registration is made of: records read from files by Python, features by name, and the vocabulary."""
+"""The parts of every registration: records read from files by Python, features by name, and the vocabulary."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def add_source(
 ) -> None:
     """Registers a task over any source; the preprocessors turn its examples into texts and ids under the names of the features."""
     vocabularies = {"query": _vocabulary(tokenizer), "doc": _vocabulary(doc_tokenizer or tokenizer)}
-    # Tasks can be mixed where their features are the same, so all have all, and those that are not there are not required.
+    # seqio mixes only tasks with the same features, so each task has all features; its missing features are optional.
     output_features = {name: _feature(name, vocabularies, name in features) for name in _FEATURES}
     seqio.TaskRegistry.remove(name)
     seqio.TaskRegistry.add(
@@ -124,18 +124,18 @@ def tokenize(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Featu
 
 
 def text_id(text: str) -> str:
-    """An id for a text that has none: equal texts get equal ids."""
+    """An id for a text without an id: equal texts get equal ids."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def require_text(text: str, name: str, skip_empty: bool) -> None:
-    """Raises ValueError for an empty text, unless those are left out later."""
+    """Raises ValueError for an empty text, unless empty texts are skipped later."""
     if not text.strip() and not skip_empty:
         raise ValueError(f"{name} is empty; remove it, or skip empty texts with {input_policy.option('skip_empty')}")
 
 
 def require_files(*paths: str | Path) -> None:
-    """Raises InputError for the first of the files that is not there."""
+    """Raises InputError for the first missing file."""
     for path in paths:
         if not Path(path).is_file():
             raise InputError(f"{path} does not exist.")
@@ -149,7 +149,7 @@ def _tokenizer(path: str) -> Tokenizer:
 def _vocabulary(path: str | Path) -> seqio.SentencePieceVocabulary:
     path = Path(path)
     path = path / SENTENCEPIECE_FILE if path.is_dir() else path
-    _tokenizer(str(path))  # refuses what is no vocabulary, or has another padding
+    _tokenizer(str(path))  # refuses a malformed vocabulary or another padding id
     return seqio.SentencePieceVocabulary(str(path))
 
 

@@ -1,4 +1,4 @@
-"""Trains and scores what fills a paper's tables, and puts our numbers beside the published ones; prints one JSON object.
+"""Trains and scores the runs of a paper's tables, and puts our numbers beside the published ones; prints one JSON object.
 
 de-jax reproduce samtone --table 1 --dry_run             # runs, steps, FLOPs, and missing data
 de-jax reproduce samtone --table 1 --seeds 0 1 2         # trains and scores, a cell after another
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
         _plan(work_of(), args.topology, settings)
         return
     with outputs.only_one(args.out_dir / ".lock", f"reproducing into {args.out_dir}"):
-        _fill(work_of())  # what is done is read under the lock
+        _fill(work_of())  # finished work is read under the lock
 
 
 def _plan(work: Reproduction, topology: str | None, settings: list[str]) -> None:

@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _teacher(args: argparse.Namespace, candidates: Candidates) -> tuple[str, Callable[[], Score]]:
-    """What tells the teacher from others, and what opens it."""
+    """The name of the teacher, and a function that opens it."""
     if args.cross_encoder:
         options = {"batch_size": args.batch_size, "max_length": args.max_length}
         return args.cross_encoder, functools.partial(teacher.by_cross_encoder, args.cross_encoder, candidates, **options)

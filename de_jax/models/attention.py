@@ -31,8 +31,8 @@ class SelfAttention(nn.Module):
         dropout_rate: share of the attention weights dropped.
         attention_dropout: which of them are dropped together.
         dtype: of the products.
-        scale: factor of the scores. Where it is not 1/sqrt(head_dim), as T5 has none (Raffel et al. 2020), what is missing is
-            part of the query kernel's initial scale.
+        scale: factor of the scores. The query kernel's initial scale makes up for the difference from 1/sqrt(head_dim); T5, for
+            example, uses 1 (Raffel et al. 2020).
         use_bias: of the four linear maps.
     """
 
@@ -133,7 +133,7 @@ def attend_visible(
 
 
 def _has_fused_kernel(query: Float[Array, "b L H d"]) -> bool:
-    """What cuDNN's attention asks for; it never holds the scores of all pairs of tokens."""
+    """Whether cuDNN's attention can run; it never holds the scores of all pairs of tokens."""
     _, length, _, head_dim = query.shape
     return platform() == "gpu" and query.dtype == jnp.bfloat16 and length % 2 == 0 and head_dim % 8 == 0 and head_dim <= 128
 

@@ -41,7 +41,7 @@ class BertConfig:
         norm_epsilon: 1e-12 in BERT, 1e-5 in RoBERTa.
         dropout_rate: share dropped of the embeddings, the attention weights and each sub-layer's result.
         attention_dropout_rate: of the attention weights, where it differs.
-        dtype: what matrices are multiplied in; parameters, norms and softmax stay float32.
+        dtype: of the matrix products; parameters, norms and softmax stay float32.
         remat, scan_layers: as of `T5Config`.
     """
 

@@ -152,19 +152,20 @@ def _draw(logits: Float[Array, "r V"], keys: Array, position: Array, decoding: D
 
 class _Beams(NamedTuple):
     position: Array  # []
-    tokens: Array  # [b, W, T] of those that go on, best first
+    tokens: Array  # [b, W, T] unfinished texts, best first
     scores: Array  # [b, W] their log-likelihoods
-    ended: Array  # [b, W, T] the best that have ended
+    ended: Array  # [b, W, T] the best finished texts
     ended_scores: Array  # [b, W], divided by the length
-    is_open: Array  # [b] whether one that goes on may still get among them
+    is_open: Array  # [b] whether an unfinished text may still become one of them
     earlier: Any  # keys and values
 
 
 def _beam_search(model: Generator, params: Params, docs: Int[Array, "b L"], decoding: Decoding) -> Int[Array, "b N T"]:
     """The likeliest texts that beam search finds, best first.
 
-    As transformers has it by default: of the 2W best continuations the first W that end are kept, W that do not go on, and a
-    document is done when its best open one, divided by its length so far, is below the worst of W that ended.
+    The default of transformers: each step takes the 2W best continuations. Texts that end among the first W are kept as finished,
+    and the W best unfinished texts continue. A document is done when its best unfinished text scores no higher than the worst of
+    its W finished texts; both scores are divided by length^length_penalty.
     """
     read, width, longest = model.read_docs(params, docs), decoding.num_beams, decoding.max_length
     num_docs = len(docs)

@@ -68,7 +68,7 @@ class DualEncoder:
         return self._put_together(query, doc)
 
     def shapes(self) -> Params:
-        """What `init` gives, as shapes; of equal towers one is traced, once in a process."""
+        """The shapes of the parameters that `init` makes; equal towers are traced once in a process."""
         return jax.eval_shape(self._put_together, _shapes(self.query), _shapes(self.doc))
 
     def encode_query(self, params: Params, tokens: Int[Array, "b L"], rng: Array | None = None) -> Float[Array, "b D"]:
@@ -98,7 +98,7 @@ class DualEncoder:
     def encode_embedded(
         self, tower: str, params: Params, embedded: Float[Array, "b L E"], tokens: Int[Array, "b L"]
     ) -> Float[Array, "b D"]:
-        """Embeddings by one tower from `token_embeddings`, which may have been changed; `tokens` say what is padding."""
+        """Embeddings by one tower from `token_embeddings`, which may have been changed; token 0 marks padding."""
         segments = (tokens != 0).astype(jnp.int32)
         return self._apply(tower, params, embedded, segments, method=Tower.from_embedded)[:, 0]
 
@@ -114,8 +114,8 @@ class DualEncoder:
         """The whole batch through both towers: [B, D] queries and documents, [B, N, D] and [B, M, D] mined negatives.
 
         A document of several passages is embedded as the passage that scores best for the query of its row (MaxP: Dai and Callan
-        2019, ANCE), so its score for that query is the maximum, with the gradient of a maximum. `ance` scores no others. Where a
-        loss lets other rows' queries meet the document, they meet that same passage, whose score is at most their maximum.
+        2019, ANCE), so its score for that query is the maximum, with the gradient of a maximum. `ance` scores only these pairs. A
+        loss that scores other rows' queries too uses the same passage, whose score is at most their own maximum.
 
         Args:
             params: the model's.
@@ -154,9 +154,9 @@ class DualEncoder:
         )
 
     def inference_params(self, params: Params, tower: str) -> Params:
-        """What one tower ("query" or "doc") needs, its encoder's kernels rounded to the precision they are multiplied in.
+        """The parameters of one tower ("query" or "doc"), its encoder's kernels rounded to the precision they are multiplied in.
 
-        Embeddings are the same to the last bit; a tower that is called often is spared the rounding each time.
+        Embeddings are the same to the last bit, and a tower that is called often skips the rounding in each call.
         """
         dtype = {"query": self.query, "doc": self.doc}[tower].encoder.dtype
 
@@ -232,7 +232,7 @@ class DualEncoder:
         return jnp.exp(jnp.minimum(params["shared"]["temperature"]["log_scale"], -math.log(MIN_TEMPERATURE)))
 
     def _put_together(self, query: dict[str, Any], doc: dict[str, Any]) -> Params:
-        """The parameters, from those that each tower has alone."""
+        """The parameters of both towers: shared parts are the query tower's, and a learned temperature is added."""
         shared: dict[str, Any] = {part: query[part] for part in PARTS if part in self.shared and part in query}
         if self.initial_temperature is not None:
             shared["temperature"] = {"log_scale": jnp.asarray(-math.log(self.initial_temperature), jnp.float32)}
@@ -289,7 +289,7 @@ def _has_text(texts: Array | Packed) -> Bool[Array, " *t"]:
 def _best_passages(
     query: Float[Array, "B D"], passages: Float[Array, "B *N C D"], is_there: Bool[Array, "B *N C"]
 ) -> Float[Array, "B *N D"]:
-    """The embedding of each document's best passage for its row's query, of those that are there."""
+    """The embedding of each document's best passage for the query of its row; missing passages are skipped."""
     scores = jnp.einsum("BD,B...CD->B...C", query, passages, precision="highest")
     best = jnp.argmax(jnp.where(is_there, jax.lax.stop_gradient(scores), -jnp.inf), axis=-1)
     return jnp.take_along_axis(passages, best[..., None, None], axis=-2).squeeze(axis=-2)

@@ -30,7 +30,7 @@ def through_layers(
     Args:
         encoder: a module with its `config`, and `layers` by `make_layers`.
         x, segments, deterministic: as of an encoder.
-        context: what every layer gets besides.
+        context: further arguments of every layer.
         of_layer: a tree of arrays [layers, ...]; each layer gets its own entries as the last argument; or None.
     """
     own = lambda entry: () if of_layer is None else (entry,)  # noqa: E731

@@ -1,4 +1,4 @@
-"""What encoders are built of: matrix products in a low precision, linear maps, dropout."""
+"""Building blocks of encoders: matrix products in a low precision, linear maps, dropout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from de_jax.types import ROW_AXES, Array
 TABLE_STD = 0.02
 """Of a table's initial rows."""
 LINEAR_OUTPUT = "linear output"
-"""What rematerialisation may keep: the products with parameters. Its policies do not see into `product`'s own derivative."""
+"""Rematerialisation may keep these values: products with parameters. Its policies do not see into `product`'s own derivative."""
 
 
 ABSENT_GPU = "absent gpu"
@@ -45,7 +45,7 @@ def compiling_for(platform: str) -> Iterator[None]:
 
 
 def stream_dtype(dtype: jnp.dtype) -> jnp.dtype:
-    """What values are kept in between two products of precision `dtype`.
+    """The precision of values between two products of precision `dtype`.
 
     A CPU's low-precision kernels write float32, and its element-wise code is fastest in it; accelerators wait for memory.
     """
@@ -71,7 +71,7 @@ def product(subscripts: str, a: Float[Array, ...], b: Float[Array, ...], dtype: 
 
     Args:
         subscripts: as in "ble,ef->blf"; an index of one operand is in the other or in the result.
-        a: decides what both are multiplied in.
+        a: determines the precision of the product.
         b: parameters come in float32, and their gradient is not rounded.
         dtype: of the result.
     """

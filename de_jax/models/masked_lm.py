@@ -44,7 +44,7 @@ class MaskedLanguageModel:
         return self._module().apply({"params": params}, tokens, places, rng is None, rngs=rngs)  # type: ignore[return-value]
 
     def loss(self, params: Params, batch: MaskedTexts, rng: Array | None = None) -> tuple[Float[Array, ""], Metrics]:
-        """The mean negative log-likelihood, in nats, of what stood at the places of all rows.
+        """The mean negative log-likelihood, in nats, of the original tokens at the places of all rows.
 
         Args:
             params: the model's.

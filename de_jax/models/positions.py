@@ -23,9 +23,9 @@ def speeds(
 ) -> Float[np.ndarray, " h"]:
     """The angle of each pair of dimensions from one token to the next, in radians: base^(-2i / head_dim), slowed down.
 
-    Pairs that turn at most `few_turns` times within `length` tokens are slowed down by `factor`, those that turn `many_turns` times
-    are left, and there is a ramp in between: over the number of turns in Llama 3 (Grattafiori et al. 2024), over the number of the
-    pair in YaRN (Peng et al. 2024), which rounds its ends outwards.
+    Pairs that turn at most `few_turns` times within `length` tokens are slowed down by `factor`. Pairs with at least `many_turns`
+    turns keep their speed, and a linear ramp lies in between. Llama 3 (Grattafiori et al. 2024) computes the ramp from the number
+    of turns. YaRN (Peng et al. 2024) computes it from the index of the pair, and rounds the ends of the ramp outwards.
 
     Args:
         head_dim: even.
@@ -57,5 +57,5 @@ def speeds(
 
 
 def size(scaling: Scaling, factor: float) -> float:
-    """What turned queries and keys are multiplied by: 1, or in YaRN a bit more, which sharpens attention over longer texts."""
+    """The factor of turned queries and keys: 1, or in YaRN slightly more, which sharpens attention over longer texts."""
     return 0.1 * math.log(factor) + 1 if scaling == "yarn" and factor > 1 else 1.0

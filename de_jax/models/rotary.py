@@ -66,7 +66,7 @@ class RotaryConfig:
         attention_cap: scores are squashed into (-cap, cap) by tanh (Gemma 2); None leaves them.
         dropout_rate: share dropped of the embeddings, the attention weights and each half's result.
         attention_dropout_rate: of the attention weights, where it differs.
-        dtype: what matrices are multiplied in; parameters, norms, positions and softmax stay float32.
+        dtype: of the matrix products; parameters, norms, positions and softmax stay float32.
         remat, scan_layers: as of `T5Config`.
 
     Example:
@@ -209,14 +209,14 @@ def global_pattern(are_global: Sequence[bool], preferred: tuple[int, int]) -> tu
 
 
 class View(NamedTuple):
-    """What tokens see of each other, alike for all texts and layers: first entries are for global layers, second for local ones."""
+    """The masks and angles that all texts and layers share: first entries are for global layers, second for local layers."""
 
     seen: tuple[Bool[Array, "1 1 L L"], ...]
     turns: tuple[tuple[Float[Array, "b L h"], Float[Array, "b L h"]], ...]  # cosine and sine of each position's angles
 
 
 class Place(NamedTuple):
-    """Which layer it is; arrays [layers], or one entry of each."""
+    """The kind of a layer; arrays [layers], or one entry of each."""
 
     is_global: Bool[Array, "*layers"]
     is_first: Bool[Array, "*layers"]

@@ -35,7 +35,7 @@ class T5Config:
             weights, a key for all queries of its text at once as in T5X.
         dropout_broadcast: all tokens of a text share the other draws too, as in T5X Retrieval (`broadcast_dims=(-2,)`): mean
             pooling then averages no dropout away. False draws for each token, as transformers does.
-        dtype: what matrices are multiplied in; parameters, norms and softmax stay float32. Never float16: T5 overflows.
+        dtype: of the matrix products; parameters, norms and softmax stay float32. Never float16: T5 overflows.
         remat: "none" keeps all activations for the backward pass, "dots" keeps products with parameters only, "full" keeps
             the input of each layer only.
         scan_layers: compiles one layer instead of all. Parameters, checkpoints and patterns are the same with and without; a

@@ -118,7 +118,7 @@ class T5Decoder(nn.Module):
             self.logits_dense = LogitsKernel(config)
 
     def read_docs(self, encoded: Float[Array, "b L E"], deterministic: bool) -> list[KeysValues]:
-        """What each layer attends to of the encoded documents."""
+        """The keys and values of the encoded documents that each layer attends to."""
         return [layer.encoder_decoder_attention.keys_and_values(encoded, deterministic) for layer in self.layers]
 
     def __call__(

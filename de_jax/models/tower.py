@@ -60,7 +60,7 @@ class TowerConfig:
         pooling: "mean" over real tokens, or the "first" or the "last" of them.
         projection_dim: D, the size of an embedding; None leaves the pooled vector as it is.
         projection_bias: whether the projection has a bias (DAFT's and ANCE's have, T5's has not).
-        projection_activation: what follows the linear map, before a norm: nothing, or tanh (LaBSE, Feng et al. 2022).
+        projection_activation: between the linear map and a norm: nothing, or tanh (LaBSE, Feng et al. 2022).
         projection_norm: whether a LayerNorm follows it (ANCE (Xiong et al. 2021): a linear head, then LayerNorm, not normalised).
         normalize: whether embeddings have length 1, so that an inner product is a cosine.
         projection_init: how the projection's kernel starts: "lecun_normal", or "orthogonal", which keeps the inner products of
@@ -128,7 +128,7 @@ class Tower(nn.Module):
         return self.from_embedded(self.embedder(tokens, segments, deterministic), segments, num_texts, deterministic)
 
     def embedded(self, tokens: Int[Array, "b L"]) -> Float[Array, "b L E"]:
-        """What the encoder reads of one padded text a row: the embedder's vectors, without dropout."""
+        """The encoder's input for padded texts, one in each row: the embedder's vectors, without dropout."""
         return self.embedder(tokens, (tokens != 0).astype(jnp.int32), True)
 
     def from_embedded(

@@ -1,1 +1,1 @@
-"""The tables of the papers: what stands in them, what they need, and how their cells are trained, scored and filled."""
+"""The tables of the papers: contents, needed data and models, and how the cells are trained, scored and filled."""

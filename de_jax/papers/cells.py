@@ -1,4 +1,4 @@
-"""Trains and scores what fills a paper's tables, a cell after another; what is done is not done again.
+"""Trains and scores the runs that fill a paper's tables, one cell after another; finished work is kept and skipped.
 
 <out_dir>/runs/<recipe>-<training>-seed<n>/   a run, shared by all papers
           trained.jsonl                       a line for each whole run
@@ -31,7 +31,7 @@ PerQuery = dict[str, dict[str, float]]
 
 
 class Job(NamedTuple):
-    """A run, what it needs, and how it is scored."""
+    """A run, its needs and its evaluations."""
 
     run: Run
     needs: Needs
@@ -39,17 +39,17 @@ class Job(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """Something that is not there, and the rows that wait for it."""
+    """Missing data or a missing model, and the rows that wait for it."""
 
     source: Source
     rows: dict[str, list[str]]  # by the number of their table
 
 
 def jobs_of(paper: Paper, chosen: Sequence[Table], seeds: Sequence[int], sources: Sources) -> list[Job]:
-    """What fills some tables of a paper; a run that others start from stands before them.
+    """The jobs that fill some tables of a paper; each run comes after the runs that it starts from.
 
     Raises:
-        InputError: a recipe, a training or data that is not there under its name.
+        InputError: an unknown recipe, training or data set.
     """
     wanted: dict[Run, dict[str, Evaluation]] = {}
     for table in chosen:
@@ -82,8 +82,8 @@ class Reproduction:
     """Fills tables of a paper from runs of its recipes.
 
     Args:
-        paper: whose tables.
-        chosen: the tables.
+        paper: the paper of the tables.
+        chosen: the tables to fill.
         seeds: of the runs.
         sources: data, models and trainings.
         out_dir: see the module; for one process at a time.
@@ -91,7 +91,7 @@ class Reproduction:
         run_command: runs a verb of de-jax.
 
     Raises:
-        InputError: files in `out_dir` that are not its own.
+        InputError: as `jobs_of`; or `out_dir` holds a malformed record, or a run with other settings.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Reproduction:
             self._check_settings(job)
 
     def missing(self) -> list[Missing]:
-        """Missing data and models of the cells that are not done yet."""
+        """Missing data and models of the unfinished cells."""
         rows = self._rows_by_run()
         waiting: dict[Source, set[tuple[str, str]]] = {}
         for job in self._open_jobs():
@@ -127,7 +127,7 @@ class Reproduction:
         return [Missing(source, self._by_table(found)) for source, found in waiting.items()]
 
     def fill(self, show: Callable[[], None]) -> None:
-        """Trains and scores all that has what it needs; calls `show` whenever there is a new score.
+        """Trains and scores every run whose data and models are present; calls `show` after each new score.
 
         Raises:
             InputError: a command failed.
@@ -146,12 +146,12 @@ class Reproduction:
                     show()
 
     def score_of(self, run: Run, evaluation: str, measure: str) -> float | None:
-        """A score that is there, else None."""
+        """A score, or None if it is missing."""
         record = self._scores.get(run.folder, self.paper.evaluations[evaluation].command)
         return None if record is None else record["scores"].get(score_name(measure))
 
     def per_query_of(self, run: Run, evaluation: str, measure: str) -> dict[str, float] | None:
-        """The score of each query; None where there is none."""
+        """The score of each query, or None if they are missing."""
         record = self._scores.get(run.folder, self.paper.evaluations[evaluation].command)
         if record is None or not record["per_query"]:
             return None
@@ -163,7 +163,7 @@ class Reproduction:
         return found.get(score_name(measure))
 
     def _open_jobs(self) -> list[Job]:
-        """Those with something to do, for themselves or for a run that starts from them; in order."""
+        """The jobs with work left, for themselves or for a run that starts from them; in order."""
         needed: set[Run] = set()
         for job in reversed(self.jobs):
             if self._unscored(job) or (job.run in needed and not self._is_trained(job.run)):
@@ -173,7 +173,7 @@ class Reproduction:
         return [job for job in self.jobs if job.run in needed and (self._unscored(job) or not self._is_trained(job.run))]
 
     def _by_table(self, rows: set[tuple[str, str]]) -> dict[str, list[str]]:
-        """Rows in the order of the tables; one that wants all its rows has "all rows"."""
+        """The rows by table, in the order of the tables; "all rows" stands for every row with a recipe."""
         found = {}
         for table in self.chosen:
             names = [row.name for row in table.rows if (table.number, row.name) in rows]
@@ -182,7 +182,7 @@ class Reproduction:
         return found
 
     def _rows_by_run(self) -> dict[Run, list[tuple[str, str]]]:
-        """The rows that a run fills, also through the runs that start from it; (table, row) of each."""
+        """The rows that each run fills, directly or through runs that start from it, as (table, row)."""
         rows: dict[Run, list[tuple[str, str]]] = {job.run: [] for job in self.jobs}
         for table in self.chosen:
             for row, _, runs in cells_of(table, self.seeds):
@@ -231,7 +231,7 @@ class Reproduction:
         self._scores.add(record)
 
     def _per_query(self, evaluation: Evaluation, report: dict[str, Any], ranks: Path) -> PerQuery:
-        """The scores of each query, of every measure that a column takes from this evaluation."""
+        """The scores of each query, for every measure that a column takes from this evaluation."""
         if evaluation.per_query == RANKS:
             return first_ranks.by_query(first_ranks.read(ranks))
         if not evaluation.per_query or "evaluation_dir" not in report:
@@ -243,5 +243,5 @@ class Reproduction:
 
 
 def score_name(measure: str) -> str:
-    """What a report calls a measure."""
+    """The name of a measure in a report."""
     return metrics.names_of([measure])[0]

@@ -1,4 +1,4 @@
-"""This library's commands, and others, run one after another: each in a process of its own, whose memory goes with it."""
+"""Runs commands of this library, and others, one after another; each has its own process, which frees its memory at the end."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from de_jax.command import EXIT_STOPPED
 from de_jax.types import InputError
 
 RunCommand = Callable[[Sequence[str]], dict[str, Any]]
-"""Takes a verb of de-jax with its flags, and gives the JSON object that it prints."""
+"""Takes a verb of de-jax with its flags, and returns the JSON object that it prints."""
 
 
 def run(arguments: Sequence[str]) -> dict[str, Any]:
-    """Runs `de-jax` with these arguments to its end; the line itself and what it says go to stderr. Nothing is downloaded.
+    """Runs `de-jax` with these arguments to its end; the command line and its progress go to stderr. Nothing is downloaded.
 
     Returns:
-        The JSON object that it prints.
+        The JSON object that the command prints.
 
     Raises:
-        InputError: the command failed; it has said why.
-        SystemExit: it was told to stop, and was saved.
+        InputError: the command failed; its own message is on stderr.
+        SystemExit: the command was told to stop, and has saved its work.
     """
     print(shlex.join(["de-jax", *arguments]), file=sys.stderr, flush=True)
     out = _finished([sys.executable, "-m", "de_jax", *arguments], f"de-jax {arguments[0]}")
@@ -35,7 +35,9 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def call(line: str) -> None:
-    """Runs a command line to its end, without a shell; `de-jax` and `python` are those of this process. Its stdout goes to stderr.
+    """Runs a command line to its end, without a shell; its stdout goes to stderr.
+
+    `de-jax` and `python` use this process's interpreter.
 
     Raises:
         InputError, SystemExit: as `run`.
@@ -47,7 +49,7 @@ def call(line: str) -> None:
 
 
 def _finished(line: Sequence[str], name: str) -> str:
-    """What a command prints on stdout. A signal to stop reaches it, so that it saves."""
+    """The stdout of a command. SIGTERM is passed on to the command, so that it saves."""
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}) as child:
         before = signal.signal(signal.SIGTERM, lambda number, frame: child.terminate())
         try:

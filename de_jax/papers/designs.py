@@ -15,21 +15,21 @@ DESIGNS_DIR = Path("experiments")
 
 
 class Design(NamedTuple):
-    """A design whose commands are known; what it asks and how it is judged stands beside them in its file."""
+    """A design with its commands; its file also holds the question and the criteria."""
 
     name: str
     paper: str
-    tables: tuple[str, ...]  # of the paper, that it stands for; () for all
-    commands: tuple[str, ...]  # command lines, one after another; each goes on where it was stopped
+    tables: tuple[str, ...]  # the paper's tables that it stands for; () for all
+    commands: tuple[str, ...]  # command lines in order; each continues after a stop
     needs: tuple[str, ...]  # files and folders
-    results: str  # a file that the last command writes, "" for none
+    results: str  # a file that the last command writes, or ""
 
 
 def read_designs(paper: str, tables: list[str] | None = None) -> list[Design]:
-    """The designs of a paper in ./experiments, or those that stand for some of its tables.
+    """The designs of a paper in ./experiments; with `tables`, only designs for these tables.
 
     Raises:
-        InputError: no design in the working directory, or a file that is not a design.
+        InputError: no such design in the working directory, or a malformed file.
     """
     found = [one for path in sorted(DESIGNS_DIR.glob("*.yaml")) if (one := _read(path)) and one.paper == paper]
     chosen = [one for one in found if not tables or not one.tables or set(tables) & set(one.tables)]
@@ -43,10 +43,10 @@ def read_designs(paper: str, tables: list[str] | None = None) -> list[Design]:
 
 
 def run_designs(designs: list[Design], call: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Runs the commands of each design; what it took and where its results are.
+    """Runs the commands of each design; returns its seconds and the path of its results.
 
     Raises:
-        InputError: data that is not there, before anything runs; a command that failed.
+        InputError: data is missing, before anything runs; or a command failed.
     """
     if missing := {need: design.name for design in designs for need in design.needs if not Path(need).exists()}:
         need, name = next(iter(missing.items()))
@@ -62,7 +62,7 @@ def run_designs(designs: list[Design], call: Callable[[str], None]) -> list[dict
 
 
 def _read(path: Path) -> Design | None:
-    """None for a design without commands of its own."""
+    """A design, or None for a file without `paper` or `commands`."""
     found = read_yaml(path, _DESIGN)
     if "paper" not in found or "commands" not in found:
         return None

@@ -19,8 +19,8 @@ LEVEL = 0.05
 
 
 class Cell(NamedTuple):
-    """A cell, in the paper's units. What is not there is None; p-values are two-sided, with Holm's correction for the rows beside
-    one baseline."""
+    """A cell, in the paper's units. Missing values are None. P-values are two-sided, with Holm's correction for the rows beside one
+    baseline."""
 
     table: str
     row: str
@@ -41,7 +41,7 @@ def write_tables(work: Reproduction) -> dict[str, Any]:
     """Writes the chosen tables as far as they are filled, as <out_dir>/<paper>/table_<number>.md and .jsonl.
 
     Returns:
-        The markdown files by table, and the numbers of cells and of those with a number of ours.
+        The markdown files by table, the number of cells, and the number of cells with our score.
     """
     folder, found = work.out_dir / work.paper.name, {table.number: cells(work, table) for table in work.chosen}
     paths = {number: folder / f"table_{number.replace(' ', '_')}.md" for number in found}
@@ -96,7 +96,7 @@ def cells(work: Reproduction, table: Table) -> list[Cell]:
 
 
 def markdown(table: Table, title: str, found: list[Cell]) -> str:
-    """The table as markdown: under each row of the paper ours, the difference, and the gain with its p, as far as there are any."""
+    """The table as markdown: under each row of the paper, our scores, the differences, and the gains with p, where known."""
     head = ["row", "", *(column.name for column in table.columns)]
     lines = [f"### {title}, table {table.number}: {table.title}", "", _line(head), _line(["---"] * len(head))]
     by_row: dict[str, list[Cell]] = defaultdict(list)
@@ -130,7 +130,7 @@ def _by_seed(work: Reproduction, row: Row, column: Column) -> dict[int, float]:
 
 
 def _mean_of(parts: list[dict[int, float]]) -> dict[int, float]:
-    """The mean of several columns, of the seeds that have all of them."""
+    """The mean of several columns, for the seeds that have all of them."""
     return {seed: statistics.fmean(part[seed] for part in parts) for seed in parts[0] if all(seed in part for part in parts)}
 
 
@@ -151,7 +151,7 @@ def _tests(work: Reproduction, table: Table, column: Column) -> dict[str, Compar
 
 
 def _per_query(work: Reproduction, row: Row, column: Column) -> dict[str, float] | None:
-    """The scores of each query, the mean of the seeds that are there."""
+    """The scores of each query, averaged over the seeds that have them."""
     if not (recipe := row.recipe_on(column.training)):
         return None
     runs = [Run(recipe, column.training, seed) for seed in work.seeds]

@@ -1,4 +1,4 @@
-"""What the papers' runs need beside their recipes: data, pretrained models and earlier runs; and which of it is missing."""
+"""Needs of the papers' runs beside their recipes: data, pretrained models and earlier runs, and which of them are missing."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Source(NamedTuple):
     name: str
     what: str
     put: Path  # its folder
-    files: tuple[str, ...]  # patterns below it, of which each must match something
-    origin: str  # where to get it; "" for what `make` makes of others
+    files: tuple[str, ...]  # patterns below it; each must match a file
+    origin: str  # where to get it; "" if `make` derives it from others
     make: tuple[str, ...]  # command lines
 
     @property
@@ -35,7 +35,7 @@ class Source(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What a run trains on."""
+    """The data of a run, and the settings that go with them."""
 
     data: tuple[str, ...]
     settings: tuple[str, ...]
@@ -44,7 +44,7 @@ class Training(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A training: a recipe, what it trains on, and a seed. All papers share their runs."""
+    """A training run: a recipe, the name of its `Training`, and a seed. All papers share their runs."""
 
     recipe: str  # under recipes/paper, without .gin
     training: str
@@ -56,17 +56,17 @@ class Run(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What a run needs, and the command line that trains it."""
+    """The needs of a run, and the command line that trains it."""
 
     sources: tuple[Source, ...]
     first: tuple[Run, ...]  # whose parameters it starts from
     gin_files: tuple[str, ...]
     bindings: tuple[str, ...]  # of gin, NAME=VALUE
-    num_steps: int | None  # None where the recipe leaves its default
+    num_steps: int | None  # None for the default
 
     @property
     def arguments(self) -> list[str]:
-        """Of `de-jax train`, but for --run_dir."""
+        """The flags of `de-jax train`, except --run_dir."""
         return [*(f"--gin_file={name}" for name in self.gin_files), *(f"--gin.{one}" for one in self.bindings)]
 
 
@@ -74,11 +74,11 @@ class Sources:
     """Data, pretrained models and trainings of sources.yaml, below one folder.
 
     Args:
-        data_dir: where data and models lie, each at its own `put`.
+        data_dir: holds data and models, each in its own `put`.
         runs_dir: gets the runs.
 
     Raises:
-        InputError: a file that cannot be used.
+        InputError: sources.yaml is malformed.
     """
 
     def __init__(self, data_dir: str | Path, runs_dir: str | Path) -> None:
@@ -95,7 +95,7 @@ class Sources:
         }
 
     def filled(self, text: str) -> str:
-        """A text with the folder of each data set in the place of its name."""
+        """A text in which each {name} of a data set is replaced by its folder."""
         places = {name: str(path) for name, path in self._put.items()} | {"data_dir": str(self._data_dir)}
         return _NAMED.sub(lambda match: places.get(match[1], match[0]), text)
 
@@ -107,7 +107,7 @@ class Sources:
         """Data sets by name.
 
         Raises:
-            InputError: a name that sources.yaml does not have.
+            InputError: sources.yaml lacks a name.
         """
         names = list(names)
         if unknown := [name for name in names if name not in self.data]:
@@ -115,9 +115,9 @@ class Sources:
         return [self.data[name] for name in names]
 
     def needs_of(self, run: Run) -> Needs:
-        """What a run needs, by its recipe's own settings. No model is opened, and nothing has to be there.
+        """The needs of a run, from its recipe's own settings. Opens no model, and works while data and models are missing.
 
-        A recipe that mines its negatives while it is trained mines them in its own process, at every checkpoint.
+        A recipe that mines during training mines in the training process, at every checkpoint unless it sets `mine_every_steps`.
 
         Raises:
             InputError: an unknown recipe or training.
@@ -162,7 +162,7 @@ class Sources:
 
 
 def _value(bound: gin_settings.Settings, setting: Setting) -> Any:
-    """What a setting is bound to, also by a macro; None where it is not."""
+    """The value of a setting, also through a macro; None if it is unbound."""
     value = bound[setting].value if setting in bound else None
     return _value(bound, Setting("", value.name)) if isinstance(value, gin_settings.Macro) else value
 

@@ -1,4 +1,4 @@
-"""What a reproduction would do, before anything is trained: runs with steps, FLOPs and memory, cells, and what is missing."""
+"""The plan of a reproduction, before anything is trained: runs with steps, FLOPs and memory, cells, and missing data and models."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from de_jax.planner import outline
 from de_jax.types import InputError
 
 KEPT = ("available_gib", "fits", "why_not", "memory_gib", "executed_flops", "estimate")
-"""Of `de-jax plan_run`."""
+"""Fields of a `de-jax plan_run` report that a plan keeps."""
 
 
 def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_command: RunCommand) -> dict[str, Any]:
     """The plan as JSON values.
 
     Args:
-        work: what is to be filled; nothing of it is run.
-        topology: of `de-jax plan_run`, which then compiles a step of every recipe, in minutes each; None leaves that out.
+        work: the reproduction; nothing of it is run.
+        topology: for `de-jax plan_run`, which then compiles a step of every recipe, in minutes each; None skips that.
         settings: of gin, NAME=VALUE, added to every run.
         run_command: runs a verb of de-jax.
 
     Returns:
-        paper, tables; runs, each with its command, seed, evaluations and needs, what `planner.outline` says of it (or why_not
-        where weights that give the sizes are missing) and with a topology what `plan_run` says; cells, each with its runs;
-        missing.
+        paper, tables; runs, each with its command, seed, evaluations and needs, the fields of `planner.outline` (or why_not if
+        the weights that give the sizes are missing), and with a topology the `KEPT` fields of `plan_run`; cells, each with its
+        runs; missing.
     """
     outlines: dict[str, dict[str, Any]] = {}
     plans = Records(work.out_dir / "plans.jsonl", ("recipe", "topology", "settings"), {"plan": schema.record({})})
@@ -55,7 +55,7 @@ def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_c
 
 
 def missing_lines(missing: list[Missing]) -> list[str]:
-    """What is missing, for people: where to get it, where to put it, how to make it, and what waits for it."""
+    """The missing data and models, for people: where to get each, how to make it, where to put it, and which rows need it."""
     lines = []
     for source, rows in missing:
         lines += ["", f"{source.name}: {source.what}"]
@@ -106,7 +106,7 @@ def _outline(job: Job, settings: list[str]) -> dict[str, Any]:
 def _compiled(
     plans: Records, job: Job, topology: str, settings: list[str], arguments: list[str], run_command: RunCommand
 ) -> dict[str, Any]:
-    """What `plan_run` says of a recipe's step, compiled once."""
+    """The `KEPT` fields of `plan_run` for a recipe's step, compiled once."""
     key = {"recipe": job.run.recipe, "topology": topology, "settings": " ".join(settings)}
     record = plans.get(*key.values())
     if record is None:

@@ -1,4 +1,4 @@
-"""What is done already, as JSON lines: a stopped command goes on behind the last of them."""
+"""Finished work as JSON lines: a stopped command continues after the last line."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Record = dict[str, Any]
 
 
 class Records:
-    """A file with one JSON object a line, each under the values of some of its fields; for its only writer.
+    """A file with one JSON object a line, keyed by some of its fields; for a single writer.
 
     Args:
         path: the file, absent at first.
         key: names of the fields that tell records apart; their values are texts.
-        fields: what else a record must have, by name, as checks of `files.schema`.
+        fields: the checks (of `files.schema`) of further required fields, by name.
 
     Raises:
-        InputError: a line that is not such a record; names it.
+        InputError: a malformed line; names it.
     """
 
     def __init__(self, path: Path, key: tuple[str, ...], fields: Mapping[str, schema.Check]) -> None:
@@ -35,7 +35,7 @@ class Records:
         return self._records.get(key)
 
     def add(self, record: Record) -> None:
-        """Keeps a record in the place of an older one with its key; it is on the disk when this returns."""
+        """Adds a record, which replaces an older one with the same key; it is on the disk when this returns."""
         self._records[self._of(record)] = record
         write(self._path, list(self._records.values()))
 

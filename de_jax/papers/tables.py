@@ -19,23 +19,23 @@ from de_jax.types import InputError
 TABLES_DIR = RECIPES_DIR / "paper" / "tables"
 SOURCES = "sources"
 RANKS = "ranks"
-"""In the place of judgements: the evaluation keeps `evaluation.first_ranks` itself."""
+"""Instead of judgements: the evaluation writes `evaluation.first_ranks` itself."""
 
 Published = float | str | None
-"""What a paper prints in a cell: a score, a word such as "collapses", or nothing."""
+"""A cell as the paper prints it: a score, a word such as "collapses", or nothing."""
 
 
 class Evaluation(NamedTuple):
     """How a run is scored."""
 
     name: str
-    command: str  # a verb of de-jax and its flags but for --run_dir; {name} is the folder of a data set
-    data: tuple[str, ...]  # what it reads, by the names of sources.yaml
+    command: str  # a verb of de-jax and its flags, except --run_dir; {name} is the folder of a data set
+    data: tuple[str, ...]  # the data sets that it reads, by their names in sources.yaml
     per_query: str = ""  # judgements by which the kept ranking is scored query by query, or `RANKS`; "" for no test
 
 
 class Column(NamedTuple):
-    """A column: an evaluation after a training, the mean of other columns, or one that has no command here."""
+    """A column: an evaluation after a training, the mean of other columns, or a column without a command here."""
 
     name: str
     training: str = ""
@@ -46,7 +46,7 @@ class Column(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row: a recipe, or one for each training; a system that is only quoted has none."""
+    """A row: a recipe, or a recipe for each training; empty for a system that is only quoted."""
 
     name: str
     published: tuple[Published, ...]
@@ -54,7 +54,7 @@ class Row(NamedTuple):
     beside: str = ""  # the row that it is tested against
 
     def recipe_on(self, training: str) -> str | None:
-        """What is trained for a column; None where the paper has no such run."""
+        """The recipe of the row for a training; None where the paper has no such run."""
         return (self.recipe if isinstance(self.recipe, str) else self.recipe.get(training)) or None
 
 

@@ -35,7 +35,7 @@ def tradeoff(points: Sequence[Point], out_png: str | Path, *, title: str, measur
         out_png: appears by rename.
         title: above the picture.
         measure: of the scores.
-        what: the time is of, such as "CPU, batch of 1".
+        what: setting of the measured time, such as "CPU, batch of 1".
 
     Raises:
         InputError: there is no system.

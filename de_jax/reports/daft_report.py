@@ -1,4 +1,4 @@
-"""What light query towers cost and how they came about, from the folders of `de-jax daft`: numbers, pictures, a table."""
+"""Cost and training of light query towers, from the folders of `de-jax daft`: numbers, pictures, a table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def name_of(num_layers: int) -> str:
 
 
 def stages(folders: Sequence[Path]) -> dict[str, Any]:
-    """How a pair's stages went, by the logs of their runs: what had collapsed in their last lines, and the divergence by update."""
+    """The course of a pair's stages, from the logs of their runs: collapses in their last lines, and the divergence by update."""
     found: dict[str, Any] = {"collapsed": []}
     for folder in folders:
         spreads = [line for line in read_metrics(folder / METRICS_FILE) if "query_variance" in line]

@@ -139,7 +139,7 @@ def _bars(axis: Any, groups: Mapping[str, Any], colour: str) -> None:
     axis.bar(range(len(groups)), heights, color=colour, width=0.62)
     axis.set_xticks(range(len(groups)), list(groups))
     axis.grid(visible=False, axis="x")
-    axis.set_ylim(0, 1.2)  # room for what stands above a bar
+    axis.set_ylim(0, 1.2)  # room for the text above a bar
     axis.set_yticks(np.linspace(0, 1, 6))
     for place, (group, height) in enumerate(zip(groups.values(), heights, strict=True)):
         label = f"{height:.3f}\n{group['number']:,} texts" if group[MEASURE] is not None else "no text"

@@ -71,7 +71,7 @@ def write(out_html: Path, title: str, sections: Mapping[str, str], pictures: Seq
 
 
 def facts(numbers: Mapping[str, Any]) -> str:
-    """Values by name, with what `NOTES` says of them; names of nested ones follow each other."""
+    """A table of values by name, with their notes of `NOTES`; the name of a nested value follows the name of its group."""
     return _table(list(_rows(numbers)))
 
 

@@ -32,7 +32,7 @@ def write(
     *,
     depth: int,
 ) -> dict[str, Any]:
-    """Writes everything into an existing folder; returns what analysis.json holds.
+    """Writes everything into an existing folder; returns the content of analysis.json.
 
     Args:
         out_dir: gets the files.

@@ -1,4 +1,4 @@
-"""Pictures: how a run went, and what its embeddings look like. Written as PNG files, without a display."""
+"""Pictures of the course of a run and of its embeddings. Written as PNG files, without a display."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ RESULTS_DIR = "results"
 
 
 def check_entry(name: str) -> None:
-    """What `de-jax reproduce --check` does in the working directory: one JSON object on stdout, a table on stderr.
+    """Runs `de-jax reproduce --check` in the working directory: one JSON object on stdout, a table on stderr.
 
     Raises:
         InputError: as of `check`.

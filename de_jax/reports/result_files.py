@@ -1,7 +1,7 @@
 """Recorded results: `results/<theme>.yaml`, from which docs/results.md and docs/results/ are rendered.
 
-A file is a `Theme` with entries by name. An entry (`Entry`) says how a result was made, its numbers, and what to read with care;
-its tables are written as in Markdown, and `scores` beside a table says which numbers its commands print again.
+A file is a `Theme` with entries by name. An entry (`Entry`) says how a result was made, and has its numbers and caveats. Its
+tables are written as in Markdown, and `scores` beside a table says which numbers the commands print again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _CONFIDENCE = 0.95
 class Scores:
     """Which numbers of a table a command prints again, and where.
 
-    A number is the mean over all JSON objects that the entry's commands print, that have what `lines` says of its row, and that
-    have a number where `columns` says.
+    A number is the mean over the JSON objects that the entry's commands print. Only objects count that have the values of `lines`
+    for its row, and a number under the keys of `columns`.
     """
 
     columns: Mapping[str, list[str | int]]  # by the head of a column, the keys that lead to the number within an object
     lines: Mapping[str, Mapping[str, Any]]  # by the first cell of a row
-    tolerance: float | None = None  # by default what other seeds may give
-    because: str | None = None  # where a stated tolerance is from
+    tolerance: float | None = None  # by default from the spread over seeds
+    because: str | None = None  # the reason for a stated tolerance
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Entry:
-    """One result: the question, how it was made, the numbers, the verdict, and what to read with care."""
+    """One result: the question, how it was made, the numbers, the verdict, and the caveats."""
 
     title: str
     question: str
@@ -217,7 +217,7 @@ def _half_of_last_digit(number: str) -> float:
 
 
 def _mistake(entry: Entry) -> str | None:
-    """What does not fit within an entry."""
+    """The first contradiction within an entry, or None."""
     if not entry.commands and any(table.scores for table in entry.tables):
         return "it has scores and no commands that print them"
     for table in entry.tables:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from de_jax.types import InputError, Ranking
 
 WORD = re.compile(r"(?u)\b\w\w+\b")
-"""What bm25s takes for a word."""
+"""The pattern of a word in bm25s."""
 
 
 class BM25Index:

@@ -118,7 +118,7 @@ class EmbeddingWriter:
         if self.num_done == 0:
             self._begin(block.shape[1])
         with outputs.naming(self._array), open(self._array, "r+b", buffering=0) as file:
-            file.truncate(self._size(self.num_done))  # what a killed run wrote after its last count
+            file.truncate(self._size(self.num_done))  # removes the bytes that a killed run wrote after its last count
             file.seek(0, os.SEEK_END)
             outputs.write_all(file, np.ascontiguousarray(block).data)
             os.fsync(file.fileno())

@@ -26,7 +26,7 @@ TOKENS_PER_BATCH = {"cpu": 1024}
 """The default micro-batch of a device by jax backend; small ones stay in a processor's cache."""
 TOKENS_PER_BATCH_ACCELERATOR = 65536
 SMALL_BATCH, SMALL_BATCH_STEP, SMALL_LENGTH_MULTIPLE = 64, 4, 32
-"""Tokens of the smallest micro-batch for a few texts, how many times larger each next one is, and of what widths are multiples."""
+"""For a few texts: tokens of the smallest micro-batch, the growth factor of the next ones, and the divisor of all widths."""
 BATCHES_AHEAD = 4
 """Batches dispatched before the oldest result is fetched; bounds the device memory."""
 TEXTS_PER_SHARD = 32768

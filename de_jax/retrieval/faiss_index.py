@@ -36,7 +36,7 @@ IndexBuilder = Callable[..., Index]
 
 
 class SearchOptions(NamedTuple):
-    """How and where an index is searched; None leaves FAISS's default, or what a saved index was built with.
+    """How and where an index is searched; None keeps the value of a saved index, or FAISS's default in a new one.
 
     `nprobe`: inverted lists visited (IVF). `ef_search`: candidates kept (HNSW). `device`: "cpu", "gpu" (the first) or
     "all_gpus". `gpu_mode`: several GPUs hold a "shard" each, or "replicate" the whole and share the queries.
@@ -56,9 +56,9 @@ ON_CPU = SearchOptions()
 class FaissIndex:
     """Documents in a FAISS index for inner products; made by `build` or `load`.
 
-    Rankings follow the conventions of `ExactIndex`: equal scores stand by document id downwards, compared as strings,
-    and a query that finds fewer than k documents fills up with row -1 and score -inf. With "Flat" the documents are those
-    of `ExactIndex`; scores agree to float32 rounding. A tie deeper than `GPU_DEPTH` results on a GPU is cut as FAISS cuts it.
+    Rankings follow the conventions of `ExactIndex`: documents with equal scores are in descending order of their ids, compared as
+    strings, and a query that finds fewer than k documents is filled up with row -1 and score -inf. "Flat" finds the same documents
+    as `ExactIndex`, with scores equal to float32 rounding. A tie deeper than `GPU_DEPTH` results on a GPU is cut as FAISS cuts it.
 
     Example:
         >>> index = FaissIndex.build(np.eye(3, dtype=np.float32), ["c", "a", "b"], factory="Flat")
@@ -88,8 +88,8 @@ class FaissIndex:
         """Trains on a sample and adds the corpus, `ADD_DOCS` documents in memory at a time, on the CPU.
 
         Args:
-            embeddings: one row a document, float32, finite; may be memory-mapped and larger than memory, if what `factory`
-                names is small enough.
+            embeddings: one row a document, float32, finite; may be memory-mapped and larger than memory, if the index
+                itself is small enough.
             ids: the documents' ids, unique, parallel to the rows.
             factory: as FAISS writes it, such as "Flat", "IVF1024,Flat", "HNSW32" or "OPQ64,IVF4096,PQ64x4fs".
             options: how the result is searched.
@@ -129,8 +129,8 @@ class FaissIndex:
             k: depth, at least 1.
 
         Raises:
-            InputError: another number of dimensions than the documents', a value that is not finite, `k` below 1 or above
-                what a GPU gives.
+            InputError: another number of dimensions than the documents', a value that is not finite, or `k` below 1 or above
+                the limit of a GPU.
         """
         if k < 1:
             raise InputError(f"k is {k}; ask for at least 1 document.")
@@ -166,8 +166,9 @@ class FaissIndex:
 
         Args:
             folder: a saved index.
-            mmap: leave the vectors on disk and read what a search touches; of a large file the size is checked, not the checksum.
-            options: how it is searched.
+            mmap: leave the vectors on disk and read only the parts that a search touches; for a large file only the size is
+                checked, not the checksum.
+            options: of the search.
 
         Raises:
             InputError: the folder is absent, half-written, damaged or of another version, or an option does not apply.
@@ -217,10 +218,10 @@ def _milvus(uri: str, options: SearchOptions) -> IndexBuilder:
 
 
 def index_builder(choice: str, options: SearchOptions = ON_CPU) -> IndexBuilder:
-    """What makes an index of (embeddings, ids, folder): `ExactIndex` for "exact", `MilvusIndex` for "milvus:<uri>", else FAISS.
+    """A function from (embeddings, ids, folder) to an index: `ExactIndex` for "exact", `MilvusIndex` for "milvus:<uri>", else FAISS.
 
-    FAISS takes a factory string. Its index is kept in the folder, if one is given, and only loaded the next time: the folder must
-    be of these embeddings alone, as `encode_to_dir` makes it.
+    FAISS takes a factory string. If a folder is given, its index is saved there and only loaded the next time, so the folder must
+    belong to these embeddings alone, as `encode_to_dir` makes it.
 
     Raises:
         InputError: FAISS or pymilvus is not installed, FAISS does not know the choice, or there is no such device; before

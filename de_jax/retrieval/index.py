@@ -102,9 +102,9 @@ class ExactIndex:
         return Ranking(doc_rows, scores)
 
     def best_ranks(self, queries: Float[Any, "q D"], relevant: Sequence[Sequence[int]]) -> Int[np.ndarray, " q"]:
-        """At which rank, from 1, each query's first relevant document stands among all documents; 0 where none is relevant.
+        """The rank, from 1, of each query's first relevant document among all documents; 0 for a query without a relevant document.
 
-        Counts what scores higher instead of ranking all, so that memory does not grow with the depth.
+        Counts the documents with higher scores instead of ranking all, so that memory does not grow with the depth.
 
         Args:
             queries: [q, D] float32, finite.
@@ -181,7 +181,7 @@ def _merge(
     *,
     mesh: Mesh,
 ) -> tuple[Int[Array, "q k"], Float[Array, "q k"]]:
-    """The best k of what was found so far and of one more chunk; of equals the earlier stays first, as top_k promises."""
+    """The best k of the results so far and one more chunk; on equal scores the earlier result stays first, as top_k promises."""
     k = rows.shape[1]
     best_of_part = jax.shard_map(
         functools.partial(_best_of_part, k=k),

@@ -28,7 +28,7 @@ TILE_ACCELERATOR = 8
 
 @runtime_checkable
 class Store(layout.Store, Protocol):
-    """What encoding asks of texts as tokens; `de_jax.data.stores.corpus.TokenStore` is such."""
+    """The interface of tokenized texts for encoding, such as `de_jax.data.stores.corpus.TokenStore`."""
 
     @property
     def ids(self) -> Sequence[str]: ...

@@ -111,7 +111,7 @@ def unfinished(whole: Path, part: Part, kind: Kind = EMBEDDINGS, block: str = "t
 
 
 def join(whole: Path, part: Part) -> None:
-    """Makes the folder of the whole corpus from those of the parts; byte for byte what one job writes. It continues after a kill.
+    """Joins the folders of the parts to that of the whole corpus, byte for byte as one job writes it. It continues after a kill.
 
     Raises:
         InputError: a part is missing, damaged, or by another model or of other texts than the first.
@@ -146,7 +146,7 @@ def write_ranking(folder: Path, ranking: Ranking) -> None:
 
 
 def read_ranking(folder: Path) -> Ranking:
-    """What `write_ranking` kept, memory-mapped.
+    """The ranking that `write_ranking` wrote, memory-mapped.
 
     Raises:
         InputError: the folder is absent or damaged.

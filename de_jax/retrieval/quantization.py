@@ -23,8 +23,8 @@ def quantize(embeddings: Float[Any, "n D"], precision: str, ranges: Float[Any, "
     Args:
         embeddings: finite.
         precision: out of `PRECISIONS`.
-        ranges: the least and the greatest value of each dimension, for "int8"; by default those of `embeddings`. What is compared
-            must have the same.
+        ranges: the least and the greatest value of each dimension, for "int8"; by default those of `embeddings`. Compared
+            embeddings need the same ranges.
 
     Returns:
         float32 [n, D], int8 [n, D], or for "binary" int8 [n, ceil(D / 8)].
@@ -77,7 +77,7 @@ def steps_of(ranges: Float[Any, "2 D"]) -> tuple[Float[np.ndarray, " D"], Float[
 
 
 def signs(codes: Int8[Any, "n E"] | UInt8[Any, "n E"], dim: int) -> Float[np.ndarray, "n D"]:
-    """What "binary" leaves of embeddings: 1 where a value was above 0, else -1."""
+    """The embeddings that "binary" codes stand for: 1 where a value was above 0, else -1."""
     return 2 * np.unpackbits(packed_bits(codes), axis=1)[:, :dim].astype(np.float32) - 1
 
 

@@ -53,7 +53,7 @@ class QuantizedIndex:
             dim: D.
 
         Raises:
-            InputError: ranges of other dimensions, or what `ExactIndex` refuses.
+            InputError: ranges of other dimensions, or as `ExactIndex`.
         """
         self._embeddings, self._codes, self._dim = embeddings, codes, dim
         self._is_binary = precision == "binary"
@@ -98,7 +98,7 @@ class QuantizedIndex:
         return Ranking(doc_rows, scores)
 
     def _vectors(self, rows: Int[np.ndarray, " c"]) -> Float[np.ndarray, "c D"]:
-        """What some documents are scored with the second time."""
+        """The vectors of some documents for the second scoring."""
         if self._embeddings is not None:
             return np.asarray(self._embeddings[rows], np.float32)
         return quantization.signs(self._codes[rows], self._dim)

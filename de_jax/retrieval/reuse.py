@@ -64,7 +64,7 @@ def find(embeddings_dir: Path, *, model: str, max_length: int) -> Known | None:
         try:
             _, embeddings, manifest = open_embeddings(path.parent)
             hashes = read_array(path, "<u8", (len(embeddings),), in_memory=True)
-        except InputError:  # what is damaged is of no use
+        except InputError:  # damaged embeddings are of no use
             continue
         if (manifest.get("model"), manifest.get("max_length")) != (model, max_length):
             continue

@@ -27,14 +27,14 @@ class CollapseAlarm:
     """The definition of a collapse; `losses.spread` describes the measures, and the part of them that dropout affects.
 
     Attributes:
-        min_variance: a tower whose embeddings, brought to length 1, vary less has collapsed to one vector. Such a pair's loss is
-            log(1 + number of negatives).
+        min_variance: a tower with less variance among its L2-normalised embeddings has collapsed to one vector. With such a tower
+            the loss is log(1 + number of negatives).
         min_effective_rank: a tower that uses fewer dimensions has collapsed to them (dimensional collapse).
         chance_share: a loss above this share of log(1 + number of negatives) is no better than chance.
-        start_share: variance and rank must also be below this share of the way from their lowest values, 0 and 1, to those that
-            they began with.
-        patience: lines of the log in a row before it is said.
-        stop: whether the run ends then.
+        start_share: variance and rank must also be below this share of the way from their lowest values, 0 and 1, to their values
+            at the start of the run.
+        patience: consecutive log lines before the warning.
+        stop: whether the run ends with the warning.
     """
 
     min_variance: NonNegativeFloat = 0.01

@@ -46,12 +46,12 @@ class Explanation(NamedTuple):
     Attributes:
         is_finite: (parameters, batch) to whether each row, [B], gives finite numbers only.
         given: those numbers in a word, such as "embedding".
-        lower: what to train on with where a number is not finite, after "a lower".
-        memory: the current value by name of what decides how much memory a step takes; the end of a name is in `ADVICE`.
-        devices: what more devices are good for.
+        lower: completes the advice "continue with a lower ..." for a number that is not finite.
+        memory: the current values, by name, of the settings that determine the memory of a step; names end as in `ADVICE`.
+        devices: completes the advice "take more devices".
         num_steps: the name of the setting that says where the run ends.
         name: of a row of a batch.
-        rows: what those rows are, in a word.
+        rows: a word for the rows of a batch.
     """
 
     is_finite: Callable[[Params, Any], Array]
@@ -67,7 +67,7 @@ class Explanation(NamedTuple):
 def non_finite(
     error: NonFiniteError, batch: Any, explanation: Explanation, mesh: Mesh, params_before: Callable[[], Params], kept: int | None
 ) -> InputError:
-    """The error with the rows to look at and what to do.
+    """The error with the rows to look at and the remedies.
 
     Args:
         error: says which step.
@@ -109,7 +109,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(error: BaseException, explanation: Explanation, mesh: Mesh, num_bytes: int | None) -> InputError:
-    """What to change where a step does not fit.
+    """The error for a step that does not fit, with the settings to change.
 
     Args:
         error: XLA's.

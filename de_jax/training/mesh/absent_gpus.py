@@ -37,7 +37,7 @@ class Gpu(NamedTuple):
 
     @property
     def description(self) -> str:
-        """What XLA compiles for, its GpuTargetConfigProto as text."""
+        """The target of XLA, its GpuTargetConfigProto as text."""
         return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024

@@ -51,7 +51,7 @@ class _Instruction(NamedTuple):
     result: tuple[_Array, ...]
     opcode: str
     operands: tuple[str, ...]
-    literal: str  # what is between the parentheses
+    literal: str  # the text between the parentheses
     attributes: str
 
 
@@ -134,7 +134,7 @@ def _trips(loop: _Instruction, program: _Program) -> int | None:
 
 
 def _product_flops(instruction: _Instruction, known: dict[str, _Instruction]) -> int:
-    """FLOPs of a dot or a convolution, which is what TPUs make of a dot; 0 for anything else."""
+    """FLOPs of a dot, or of a convolution, into which TPUs compile a dot; 0 for any other instruction."""
     if instruction.opcode not in ("dot", "convolution"):
         return 0
     left, right = (known[name].result[0].shape for name in instruction.operands[:2])

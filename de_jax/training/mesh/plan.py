@@ -27,7 +27,7 @@ class Chip(NamedTuple):
 
     peak_flops: float  # per second, bfloat16
     link_bytes: float  # per second that all its links together can receive: half of the bidirectional figure
-    memory_bytes: int  # what the compiler lets a program have; of a GPU what JAX takes by default
+    memory_bytes: int  # the compiler's limit for a program; of a GPU, the share that JAX takes by default
     config: str | None = None  # the compiler's, where by default a chip is more than one device
 
 
@@ -238,12 +238,12 @@ def forward_flops(encoder: Any, lengths: np.ndarray) -> float:
 
 
 def bytes_per_device(tree: Any) -> int:
-    """What arrays, or their shapes with shardings, take up on each device."""
+    """Bytes that arrays, or their shapes with shardings, take up on each device."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _simulated(num_devices: int) -> list[Any]:
-    with contextlib.suppress(RuntimeError):  # JAX has looked for devices already; those that it found may be enough
+    with contextlib.suppress(RuntimeError):  # JAX has started already; its devices may be enough
         jax.config.update("jax_num_cpu_devices", num_devices)
     devices = jax.devices("cpu")
     if len(devices) < num_devices:

@@ -96,7 +96,8 @@ def _spec(path: str, shape: tuple[int, ...], mesh: Mesh, user_rules: Rules) -> P
 
 
 def _fitting_spec(axes: Axes, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """The axes of the last dimensions, without those of one device and those that do not divide their dimension."""
+    """The axes of the last dimensions. Axes of one device are left out; an entry loses its last axes until the rest divide its
+    dimension."""
     dims: list[Any] = [None] * max(len(shape) - len(axes), 0)
     for size, entry in zip(shape[len(dims) :], axes, strict=False):
         names = tuple(name for name in _names(entry) if mesh.shape[name] > 1)
@@ -152,7 +153,7 @@ def _following_spec(path: str, shape: tuple[int, ...], param_shape: tuple[int, .
     dropped = [dim for dim in range(len(param_shape)) if param_shape[:dim] + param_shape[dim + 1 :] == shape]
     if not dropped:
         return PartitionSpec()
-    # Of a square parameter either dimension may be the one that is gone; optax's row means lack the later.
+    # In a square parameter either dimension may be missing; optax's row means lack the later one.
     gone = dropped[-1] if "v_row" in path.split("/") else dropped[0]
     return PartitionSpec(*dims[:gone], *dims[gone + 1 :])
 

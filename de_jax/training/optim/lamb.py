@@ -15,7 +15,7 @@ from de_jax.training.optim.optimizer import Schedule, path_mask
 from de_jax.types import Array, Params
 
 MAX_WEIGHT_NORM = 10.0
-"""What `ance_lamb` takes a larger parameter's norm for."""
+"""The largest parameter norm in `ance_lamb`; a larger norm counts as this value."""
 
 
 @checked

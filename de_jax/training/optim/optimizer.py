@@ -177,9 +177,9 @@ def alternating(
 ) -> optax.GradientTransformation:
     """Trains the parameters of one of `patterns` in each update, in turn.
 
-    DAFT's alternative to two stages is one tower a batch (Leonhardt et al., section 4.2). What no pattern matches, such as a shared
-    projection, is trained in every update. The optimizer's memory of a parameter counts that parameter's own updates; its
-    learning rate is that of the run's update.
+    DAFT's alternative to two stages is one tower a batch (Leonhardt et al., section 4.2). Parameters that match no pattern, such as
+    a shared projection, are trained in every update. A parameter's optimizer state counts its own updates; its learning rate
+    is that of the run's update.
 
     Args:
         make: the optimizer for a schedule.
@@ -209,7 +209,7 @@ def alternating(
 def freeze(tx: optax.GradientTransformation, params: Params, patterns: Sequence[str]) -> optax.GradientTransformation:
     """`tx` on the parameters that match none of `patterns`; the others get no update and no optimizer state.
 
-    optax.masked would pass the raw gradients of what it skips through as updates, so a "frozen" tower would move.
+    optax.masked would pass the raw gradients of skipped parameters through as updates, so a "frozen" tower would move.
 
     Raises:
         InputError: everything is frozen.

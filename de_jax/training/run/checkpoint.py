@@ -28,17 +28,17 @@ STAMP_FILE = folders.CHECKPOINT_FILE
 """Orbax writes into it when it renames a checkpoint, and nothing of the state depends on it."""
 _REMOVALS, _REMOVAL_SECONDS = 20, 0.1
 _SMALLEST_SLICE = 1 << 20
-"""Bytes that a device writes of an array that lies on several. Smaller arrays are left whole: Orbax would compile a program to cut
-each shape on each device, while the first save holds up training."""
+"""The fewest bytes that one device writes of an array on several devices. Smaller arrays stay whole: to cut them, Orbax would
+compile a program for each shape and device, while the first save holds up training."""
 
 
 class Checkpoints:
     """The checkpoints of one folder, `<folder>/<step>/{params, training, beside, checksums.json}`.
 
     Args:
-        folder: where they lie.
-        keep: how many of the newest stay, for the only writer of the folder; it is made, and what a killed writer left
-            unfinished is removed. None for a reader, which changes nothing.
+        folder: of the checkpoints.
+        keep: the number of newest checkpoints to keep, for the folder's only writer. The writer makes the folder, and removes the
+            unfinished checkpoints of a killed writer. None for a reader, which changes nothing.
 
     Raises:
         OSError: a writer cannot write there.
@@ -59,7 +59,7 @@ class Checkpoints:
             max_to_keep=keep,
             create=keep is not None,
             read_only=keep is None,
-            # Else a reader asks when each was written, and fails over one that the writer removes at that moment.
+            # Else a reader asks when each checkpoint was written, and fails if the writer removes one at that moment.
             lightweight_initialize=keep is None,
             enable_async_checkpointing=True,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
@@ -75,7 +75,7 @@ class Checkpoints:
         Args:
             step: updates done.
             state: all of it is written but its `base`, see `run.base`.
-            beside: what `beside(step)` gives again; JSON.
+            beside: JSON values, which `beside(step)` returns again.
 
         Raises:
             NonFiniteError: a parameter or a part of the optimizer's state is not a finite number.
@@ -137,7 +137,7 @@ class Checkpoints:
         return self._restore(step, {"params": _abstract(like)})["params"]
 
     def remove_old(self) -> None:
-        """Removes what a writer that was killed in between had not yet; once the newest is known to be intact."""
+        """Removes old checkpoints that a killed writer left; for use when the newest one is known to be intact."""
         for step in self.steps()[: -self._keep] if self._keep else ():
             self._manager.delete(step)
 
@@ -152,12 +152,12 @@ class Checkpoints:
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits, then lets the folder go."""
+        """Waits for the writes, then releases the folder."""
         try:
             with self._writing():
                 self._manager.close()
         finally:
-            self._remove_unfinished()  # the threads of a failed one may have gone on for a while
+            self._remove_unfinished()  # threads of a failed save may have written for a while
 
     def _remove_unfinished(self) -> None:
         if not self._is_writer:
@@ -328,7 +328,7 @@ def _damage(error: Exception) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The last words of an error's first line: tensorstore puts what the system said there, after a chain of file names."""
+    """The end of an error's first line: tensorstore puts the system's message there, after a chain of file names."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     lines = str(error).splitlines() or [type(error).__name__]

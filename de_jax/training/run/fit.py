@@ -1,4 +1,4 @@
-"""The loop. It knows nothing of logs, checkpoints or evaluations: those are hooks."""
+"""The training loop. Logs, checkpoints and evaluations are hooks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Stop(NamedTuple):
 Hook = Callable[[int, TrainState, Metrics], Stop | None]
 """Called after each update with (updates done, state, metrics), all still on the device.
 
-A hook that reads a number waits for the device, so it does so at its own period only. The state is donated to the next step:
-a hook copies what it keeps.
+Reading a number waits for the device, so a hook reads only at its own period. The state is donated to the next step, so a hook
+copies the arrays that it keeps.
 """
 
 

@@ -1,4 +1,4 @@
-"""Training a language model, a generator or a teller of masked tokens, by the loop of every run; and the latter's folder.
+"""Training of language models (generators and masked language models) by the loop of every run; the folder of the masked ones.
 
 <run_dir>/language_model.json   the model, its tokenizer's fingerprint and the maximum length
           tokenizers/, checkpoints/<step>, metrics.jsonl, tensorboard/   as in every run (`run_folder`)
@@ -43,14 +43,14 @@ MASKED_LM_RUN = Kind(
 
 
 class LanguageModel(Initialisable, Protocol):
-    """What is trained: `Generator` and `MaskedLanguageModel` are such."""
+    """A model that `train_language_model` trains, such as `Generator` and `MaskedLanguageModel`."""
 
     def loss(self, params: Params, batch: Any, rng: Array | None = None) -> tuple[Array, Metrics]:
         """The loss of a batch, in nats, and its parts; dropout is on exactly when `rng` is given."""
 
 
 class MaskedLmRun(NamedTuple):
-    """A teller of masked tokens with all that is needed to read texts with it."""
+    """A masked language model with everything needed to run it on texts."""
 
     source: Path
     step: int
@@ -79,18 +79,18 @@ def train_language_model(
 
     Args:
         run_dir: gets checkpoints and logs.
-        model: what is trained.
+        model: the model to train.
         batches: this process's rows.
         batch_size: rows of a global batch.
-        optimization: how.
-        logging: `evaluate_every_steps` and `collapse_alarm` are of embeddings, and have no effect.
+        optimization: optimizer, schedule and number of updates.
+        logging: `evaluate_every_steps` and `collapse_alarm` concern embeddings and have no effect here.
         mesh: the devices.
         explanation: how faults name rows and settings.
         seed: of fresh parameters and of dropout.
-        start_from: the first parameters, given fresh ones.
+        start_from: maps fresh parameters to the first ones.
 
     Raises:
-        InputError: what `loop.session` raises.
+        InputError: as `loop.session`.
     """
     init = lambda: init_state(model, optimization.tx, jax.random.key(seed))  # noqa: E731
     abstract = jax.eval_shape(init)
@@ -113,7 +113,7 @@ def train_language_model(
 
 
 def describe(run_dir: Path, model: MaskedLanguageModel, tokenizer: Tokenizer, max_length: int) -> None:
-    """As `run_folder.describe`, for the run of a teller of masked tokens."""
+    """As `run_folder.describe`, for the run of a masked language model."""
     description = {"model": model.to_json(), "tokenizer": tokenizer.fingerprint, "max_length": max_length}
     run_folder.describe(MASKED_LM_RUN, run_dir, description, MaskedLanguageModel.from_json, [tokenizer])
 

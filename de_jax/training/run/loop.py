@@ -35,13 +35,13 @@ class Training:
 
     Attributes:
         init: gives the state before the first update; compiled.
-        start_from: the first parameters, given fresh ones that lie on the mesh.
+        start_from: maps fresh parameters on the mesh to the first ones.
         step: one update; compiled.
         like: the shapes of the state, and where each array lies on the mesh.
         mesh: the devices.
         batches: this process's rows.
         batch_size: pairs of a global batch.
-        optimization, logging: see there.
+        optimization, logging: see `settings`.
         explanation: how faults name pairs and settings.
     """
 
@@ -124,7 +124,7 @@ class Session:
 
         Args:
             log: its unfinished line is saved too.
-            beside: what else is saved beside the state.
+            beside: further values to save beside the state.
             reasons: each gives why the run is to end after this update, or None.
         """
         return SaveCheckpoints(

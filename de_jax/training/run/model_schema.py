@@ -36,7 +36,7 @@ _ABOVE_ZERO = schema.number(1e-9)
 
 
 def _as_trained(kind: type, value: Any, *, of: Any) -> Any:
-    """A description with what version 0.1.0 did in the place of choices that it did not know, and took in silence.
+    """A description in which each choice unknown to version 0.1.0 is replaced by the choice that it silently used.
 
     Args:
         kind: the class described.
@@ -98,7 +98,7 @@ def described(kind: Kind, folder: Path, make: Callable[[dict[str, Any]], T]) -> 
     """The manifest of a folder of this kind, and the model under its "model", which `make` (the class's `from_json`) makes.
 
     Raises:
-        InputError: what `Kind.read_manifest` and `built` raise.
+        InputError: as `Kind.read_manifest` and `built`.
     """
     description = kind.read_manifest(folder)
     return description, built(folder / kind.file, make, description["model"])

@@ -3,9 +3,9 @@
 <run_dir>/run.json            the model, the tokenizers' folders and the maximum lengths
           origin.json         where the parameters came from, of a run that `de-jax import_model` made
           recipe.json         every setting that was in effect; config.gin the same, where a gin file was given
-          tokenizers/         what text was tokenized with
+          tokenizers/         the tokenizers of the texts
           checkpoints/<step>  the newest ones      best/<step>  the best one by the dev score
-          base/0              what no update changes, of a run with adapters, whose checkpoints have the rest
+          base/0              of a run with adapters, the parameters that no update changes; checkpoints have the rest
           metrics.jsonl       the curves           tensorboard/ the same for TensorBoard
 """
 
@@ -112,7 +112,7 @@ def describe(
     """Writes the description of a run and the tokenizers that it names, or checks that an existing description says the same.
 
     Raises:
-        InputError: what `model_schema.described` raises, the folder holds another run (names the first difference), or files that a
+        InputError: as `model_schema.described`; the folder holds another run (names the first difference), or files that a
             run would replace but no description.
     """
     if kind.is_in(run_dir):
@@ -319,7 +319,7 @@ def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple
         except InputError:
             failed = found
             if complete_steps(folder)[-1:] != [failed]:
-                time.sleep(_REMOVAL_SECONDS)  # what is being removed is listed until it is gone
+                time.sleep(_REMOVAL_SECONDS)  # a checkpoint stays listed until its removal ends
             folder, found = find_checkpoint(run_dir, step)
             if found == failed:
                 raise

@@ -93,7 +93,7 @@ class LogMetrics:
         self.flush()
         source = self._source_of(step - 1)
         window = self._windows.get(source)
-        if window is None or window.sums.keys() != metrics.keys():  # a run that goes on with other metrics
+        if window is None or window.sums.keys() != metrics.keys():  # a continued run has other metrics
             self._windows[source] = _Window(1, (step,), *_first(metrics))
         else:
             count, steps, sums, num_finite = window
@@ -186,9 +186,7 @@ def _is_finite(metrics: Metrics) -> Array:
 def jsonl_sink(run_dir: str | Path, start_step: int) -> Sink:
     """Appends a JSON object a line to `metrics.jsonl`; lines after `start_step`, of a run that was cut off, are dropped."""
     path = Path(run_dir) / METRICS_FILE
-    is_resumed = (
-        start_step > 0 and path.exists()
-    )  # a run that begins anew measures again what it had measured before its first update
+    is_resumed = start_step > 0 and path.exists()  # a run from update 0 repeats the scores before its first update too
     kept = [line for line in read_metrics(path) if line["step"] <= start_step] if is_resumed else []
     with atomic_file(path) as temporary:
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
@@ -200,7 +198,7 @@ def jsonl_sink(run_dir: str | Path, start_step: int) -> Sink:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file; warns of a damaged line and leaves it out, and a last one that was cut off without a word.
+    """The lines of a metrics file. Skips a damaged line with a warning, and a truncated last line silently.
 
     Raises:
         InputError: the file cannot be read.
@@ -226,7 +224,7 @@ def tensorboard_sink(run_dir: str | Path, start_step: int) -> Sink:
     folder = Path(run_dir) / "tensorboard"
     folder.mkdir(parents=True, exist_ok=True)
     writer = EventsWriter(str(folder / "events"))
-    if start_step:  # hides what a run that was cut off wrote after its last checkpoint
+    if start_step:  # hides the lines of a killed run after its last checkpoint
         start = SessionLog(status=SessionLog.START)
         writer.write_event(Event(step=start_step + 1, wall_time=time.time(), session_log=start))
 

@@ -16,18 +16,18 @@ settings_group = dataclasses.dataclass(frozen=True, kw_only=True)
 
 @settings_group
 class Optimization:
-    """How parameters move.
+    """How parameters are updated.
 
     Attributes:
         optimizer: `adafactor`, `adamw`, `lamb`, `ance_lamb` or a function of the same type.
-        schedule: `linear`, `cosine` or `rsqrt`; it is told the peak and the number of steps.
+        schedule: `linear`, `cosine` or `rsqrt`; it is called with the peak and the number of steps.
         num_steps: updates of the whole run.
         learning_rate: the schedule's peak.
         clip_norm: largest global gradient norm; None for no limit.
         learning_rate_factors: factor by pattern over parameter paths, such as {"shared/projection/.*": 10.0}.
-        frozen: patterns of parameters that keep their values; a tower that is frozen as a whole runs without dropout.
-        alternate: patterns of which one in turn is trained, an update each, such as ("query/.*", "doc/.*"); see
-            `optimizer.alternating`.
+        frozen: patterns of parameters that keep their values; a tower that is wholly frozen runs without dropout.
+        alternate: patterns that take turns: each update trains the parameters of the next pattern, such as ("query/.*", "doc/.*");
+            see `optimizer.alternating`.
 
     Example:
         >>> from functools import partial
@@ -49,7 +49,7 @@ class Optimization:
         check_fields(self)
         check_call("train.optimizer", self.optimizer, "schedule", "params", like="adafactor")
         check_call("train.schedule", self.schedule, options=("peak", "num_steps"), like="linear")
-        self.rates()  # a schedule refuses what it cannot do in so many steps
+        self.rates()  # a schedule refuses settings that do not fit the number of steps
 
     def rates(self) -> Schedule:
         """The learning rate by step."""

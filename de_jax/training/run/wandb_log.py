@@ -1,6 +1,6 @@
 """A run's numbers for Weights & Biases, beside `metrics.jsonl` and TensorBoard; the package `wandb` is optional.
 
-<run_dir>/wandb.json   the id of the W&B run, so that a run that continues stays one run there
+<run_dir>/wandb.json   the id of the W&B run, so that a continued run stays one run there
           wandb/       W&B's own files, which `wandb sync` sends where the run was offline
 """
 
@@ -24,7 +24,7 @@ from de_jax.types import InputError
 
 ID_FILE = "wandb.json"
 FINISH_SECONDS = 60.0
-"""At the end of a run, for what W&B has not taken yet."""
+"""At the end of a run, for the lines that W&B has not taken yet."""
 _OFFLINE = ("offline", "dryrun", "disabled")
 _ID = schema.record({"id": schema.some_text})
 
@@ -51,10 +51,10 @@ def check(project: str) -> None:
 
 @contextlib.contextmanager
 def wandb_sink(run_dir: str | Path, start_step: int, project: str) -> Iterator[Sink]:
-    """Gives a sink that hands its numbers to a thread, which alone waits for W&B; at the end it has `FINISH_SECONDS` left.
+    """Gives a sink that hands its numbers to a thread; only the thread waits for W&B, and at the end it has `FINISH_SECONDS` left.
 
-    A continued run stays one W&B run. W&B keeps what it has of the updates that are done again after a kill, which
-    are the same; a run that begins anew is a new one there.
+    A continued run stays one W&B run. After a kill, a run repeats the updates since its checkpoint; W&B keeps the lines that it
+    already has, which are equal. A run that starts from update 0 is a new W&B run.
 
     Args:
         run_dir: gives the name, the settings (`recipe.json`) and the id, and gets W&B's files.
@@ -88,7 +88,7 @@ def wandb_sink(run_dir: str | Path, start_step: int, project: str) -> Iterator[S
 
 
 def _send(run: Any, lines: queue.SimpleQueue[Any]) -> None:
-    """Hands each line to W&B until there comes the exit code."""
+    """Hands each line to W&B, until the exit code comes."""
     try:
         while not isinstance(line := lines.get(), int):
             step, scalars = line

@@ -45,7 +45,7 @@ class Lora:
         dropout: share of an adapter's input that is dropped while training.
         trained: patterns of parameters of the base that are trained whole beside the adapters, such as a fresh projection:
             ("shared/projection/.*",). peft calls it `modules_to_save`.
-        base_dtype: what kernels and embedding tables of the base are kept in. "bfloat16" halves their memory; an encoder that
+        base_dtype: of the stored kernels and embedding tables of the base. "bfloat16" halves their memory; an encoder that
             multiplies in bfloat16 rounds its kernels so in any case.
 
     Example:

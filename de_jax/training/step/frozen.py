@@ -14,14 +14,14 @@ from de_jax.types import Array, Batch, Embeddings, Params
 
 @dataclasses.dataclass(frozen=True)
 class FrozenModel:
-    """A model some of whose parameters are constants while it is trained, as DAFT's first stage wants it (Leonhardt et al.).
+    """A model with some of its parameters constant in training, as in DAFT's first stage (Leonhardt et al.).
 
-    Nothing is computed backward through them, and a tower of which every own parameter is frozen runs without dropout. What both
-    towers share counts for neither: DAFT's projection is trained while the document tower is not.
+    The backward pass computes nothing for them. A tower runs without dropout if all its own parameters are frozen. Shared
+    parameters belong to neither tower: DAFT trains the projection while the document tower is frozen.
 
     Attributes:
         model: with `embed(params, batch, rng, without_dropout=towers)`.
-        patterns: of the frozen parameters; the optimizer leaves them alone by the same (`optimizer.freeze`).
+        patterns: of the frozen parameters; `optimizer.freeze` uses the same patterns.
     """
 
     model: Any
@@ -32,7 +32,7 @@ class FrozenModel:
         return self.model.init(rng)
 
     def embed(self, params: Params, batch: Batch, rng: Array | None = None, *, without_dropout: Collection[str] = ()) -> Embeddings:
-        """The model's embeddings; `without_dropout` names more towers that run so."""
+        """The model's embeddings; `without_dropout` names further towers that run without it."""
         constant = lambda path, leaf: jax.lax.stop_gradient(leaf) if paths.matches(self.patterns, path) else leaf  # noqa: E731
         still = {*without_dropout, *self.whole_towers(params)}
         return self.model.embed(paths.map_with_path(constant, params), batch, rng, without_dropout=still)

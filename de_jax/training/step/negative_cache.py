@@ -1,6 +1,6 @@
 """Hard negatives without a miner: a cache of the documents of earlier batches, from which each query draws by its own scores.
 
-The streaming negative cache of Lindgren et al. (2021), as DAFT trains with (Leonhardt et al.). In a step
+The streaming negative cache of Lindgren et al. (2021), used by DAFT (Leonhardt et al.). In a step
 
 1. every query is scored against all cached embeddings, and draws negatives in proportion to exp(score / temperature);
 2. the drawn documents are encoded again with the current parameters and their gradient, and join the batch as `neg_docs`;
@@ -42,12 +42,12 @@ class Drawn(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class NegativeCache:
-    """What is kept, and what is drawn of it; the sizes are DAFT's.
+    """The size of the cache, and how documents are drawn and replaced; the default sizes are DAFT's.
 
-    `capacity`: K, documents; at least a batch, and a multiple of the devices that rows are split over.
-    `num_negatives`: N, drawn for each query, none twice.
-    `refresh_fraction`: the share of the slots that is encoded again after every step, rounded up to whole batches.
-    `lru`: a document that was drawn counts as one that has just come, so that the least recently used leave.
+    `capacity`: K, documents; at least a batch, and a multiple of the number of devices that split the rows.
+    `num_negatives`: N, drawn for each query without replacement.
+    `refresh_fraction`: the share of the slots that are encoded again after every step, rounded up to whole batches.
+    `lru`: a drawn document counts as new, so that the least recently used documents leave first.
     """
 
     capacity: PositiveInt = 512_000
@@ -63,7 +63,7 @@ class NegativeCache:
             )
 
     def check(self, batch_size: int, num_row_shares: int) -> None:
-        """Refuses a capacity that a batch does not fit into, or that the devices cannot share out evenly."""
+        """Refuses a capacity that is smaller than a batch, or that the devices cannot share evenly."""
         if self.capacity < batch_size:
             raise InputError(
                 f"NegativeCache.capacity {self.capacity} is less than the {batch_size} documents of a batch; give at least as many."
@@ -116,8 +116,8 @@ class NegativeCache:
         Args:
             cache: the documents.
             encode: tokens [b, Ld] to embeddings [b, D].
-            batch_size: so many are encoded, or a multiple, as the devices can share them out.
-            step: the update that `encode` has the parameters of.
+            batch_size: a multiple of it is encoded, so that the devices can share the documents.
+            step: the update whose parameters `encode` has.
         """
         wanted = math.ceil(self.refresh_fraction * self.capacity / batch_size)
         num_docs = min(wanted, self.capacity // batch_size) * batch_size
@@ -132,11 +132,11 @@ class NegativeCache:
 def sample(cache: CachedDocs, e: Embeddings, scale: Float[Array, ""], num_negatives: int, key: Array) -> Drawn:
     """Draws without replacement from the softmax of each query's scaled scores with the cached documents.
 
-    Gumbel-max: the highest of logits with Gumbel noise is a draw from their softmax, the next a draw from what is left, and so on.
-    A document is left out where it shares the query's document or came with the same query (`masks.is_negative`).
+    Gumbel-max: the highest of logits with Gumbel noise is a draw from their softmax, the next a draw from the rest, and so on.
+    Documents that are the query's own positive, or that entered with the same query, are left out (`masks.is_negative`).
 
-    `weights` are p_1, ..., p_(N-1), and what is left of 1: given the first N - 1 draws, the last one stands for all others, so the
-    estimate has no bias ("sum and sample", Kool et al. 2020), and for one draw it is the draw itself.
+    `weights` are p_1, ..., p_(N-1) and the rest, 1 - p_1 - ... - p_(N-1). Given the first N - 1 draws, the last draw represents all
+    other candidates, so the estimate is unbiased ("sum and sample", Kool et al. 2020); with N = 1 it is the draw itself.
 
     Args:
         cache: K documents, empty slots among them.
@@ -173,7 +173,7 @@ def sample(cache: CachedDocs, e: Embeddings, scale: Float[Array, ""], num_negati
 
 
 def enter(cache: CachedDocs, batch: Batch, e: Embeddings, step: Array) -> CachedDocs:
-    """The cache with the batch's documents: each in the slot that it has already, else in that of the document that came first."""
+    """The cache with the batch's documents: each in its present slot if it has one, else in the slot of the oldest document."""
     capacity, doc_id = len(cache.doc_id), e.doc_id
     same = doc_id[:, None] == cache.doc_id[None, :]  # [B, K]
     is_cached, own_slot = same.any(axis=1), jnp.argmax(same, axis=1)
@@ -216,7 +216,8 @@ def metrics(cache: CachedDocs, step: Array) -> Metrics:
 
 
 def _put_back(cache: CachedDocs, drawn: Drawn, embeddings: Float[Array, "B N D"], step: Array, lru: bool) -> CachedDocs:
-    """With the new embeddings of what was drawn; of several for one slot, which dropout makes differ, the last row's."""
+    """The cache with the new embeddings of the drawn documents. If several rows update a slot, the last wins: dropout makes their
+    embeddings differ."""
     capacity, slots = len(cache.doc_id), drawn.slots.reshape(-1)
     number = jnp.arange(len(slots))
     last = jnp.full(capacity, -1).at[slots].max(number, mode="drop")
@@ -232,7 +233,7 @@ def _write(cache: CachedDocs, slots: Int[Array, " n"], **values: Any) -> CachedD
 
 
 def _highest(values: Array, number: int) -> Int[Array, " {number}"]:
-    """The slots of the highest values [K], best first, of equals the first. Each device looks through its own share."""
+    """The slots of the highest values [K], best first; equal values in slot order. Each device searches its own share."""
     mesh = jax.sharding.get_abstract_mesh()
     if not set(ROW_AXES) <= set(mesh.axis_names):
         return jax.lax.top_k(values, number)[1]

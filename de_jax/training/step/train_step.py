@@ -16,7 +16,7 @@ from de_jax.types import Array, Batch, Embeddings, LossFn, Metrics, Params, Trai
 
 @runtime_checkable
 class Initialisable(Protocol):
-    """What a first state needs of a model."""
+    """The interface of a model for `init_state`."""
 
     def init(self, rng: Array) -> Params:
         """Fresh parameters."""
@@ -24,14 +24,14 @@ class Initialisable(Protocol):
 
 @runtime_checkable
 class Model(Initialisable, Protocol):
-    """What a step needs of a model; `DualEncoder` is one."""
+    """The interface of a model for `make_train_step`, such as `DualEncoder`."""
 
     def embed(self, params: Params, batch: Batch, rng: Array | None = None) -> Embeddings:
-        """A batch, or those of its texts that are not None, through its towers; dropout is on exactly when `rng` is given."""
+        """The embeddings of the texts in a batch that are not None; dropout is on exactly when `rng` is given."""
 
 
 TrainStep = Callable[[TrainState, Any], tuple[TrainState, Metrics]]
-"""Of (state, global batch); the batch is what the loss takes."""
+"""From (state, global batch) to (next state, metrics); the loss determines the type of the batch."""
 
 # Beside the four keys that `DualEncoder.embed` splits a step's key into.
 _DRAWS, _DRAWN_DROPOUT = 4, 5
@@ -49,7 +49,7 @@ def init_state(
         model: gives the parameters.
         make_tx: the optimizer for these parameters.
         rng: the run's key; one half makes the parameters, the other is kept for dropout.
-        split: what of the parameters is trained, and the state's `base`; by default all are trained.
+        split: all parameters to the trained ones and the state's `base`; by default all are trained.
     """
     init_rng, step_rng = jax.random.split(rng)
     params, base = split(model.init(init_rng))
@@ -68,14 +68,14 @@ def make_train_step(
 ) -> TrainStep:
     """One update of a dual encoder; see `update_step`.
 
-    The loss sees the whole batch, wherever its rows lie, so in-batch negatives span every device and the gradient is that of
-    one device.
+    The loss sees the whole batch, wherever its rows lie, so in-batch negatives span every device and the gradient is the
+    same as on one device.
 
     Args:
-        model, loss, tx: what is trained, and how.
-        group_norms: of the gradients as they are before `tx` clips them, by name; see `grad_norms`. They become metrics.
-        cache: gives the batch negatives, from the state's `cache`.
-        temperature: of those draws; the loss's.
+        model, loss, tx: the model, its loss and its optimizer.
+        group_norms: norms of the gradients before `tx` clips them, by name; see `grad_norms`. They become metrics.
+        cache: draws negatives for the batch from the state's `cache`.
+        temperature: of the cache's draws; equal to the loss's.
     """
 
     if cache is not None:
@@ -92,7 +92,7 @@ def update_step(
     tx: optax.GradientTransformation,
     group_norms: Callable[[Params], Metrics] = lambda gradients: {},
 ) -> TrainStep:
-    """A function from (state, global batch) to (next state, metrics), whatever model the loss is of.
+    """A function from (state, global batch) to (next state, metrics), for the loss of any model.
 
     Randomness is a function of the step: a resumed run repeats it.
 
@@ -118,7 +118,7 @@ def _update(
     tx: optax.GradientTransformation,
     group_norms: Callable[[Params], Metrics],
 ) -> tuple[TrainState, Metrics, Any]:
-    """The next state, the metrics, and what the loss, a function of parameters and key, gives beside its parts."""
+    """The next state, the metrics, and the last value of `loss_of`, a function of (parameters, key)."""
     rng = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
 
     def loss_of_trained(params: Params) -> tuple[Array, tuple[Metrics, Any]]:
@@ -159,7 +159,7 @@ def _cached_step(
 
 
 def _with_drawn(model: Model, params: Params, e: Embeddings, drawn: Drawn, rng: Array) -> Embeddings:
-    """A batch with what its queries drew, encoded by the parameters of now."""
+    """The embeddings of a batch with its drawn negatives, which are encoded by the current parameters."""
     texts = Batch(query=None, doc=None, query_id=e.query_id, doc_id=e.doc_id, neg_docs=drawn.tokens)
     return e._replace(neg_docs=model.embed(params, texts, rng).neg_docs, neg_doc_ids=drawn.doc_ids, sample=drawn.sample)
 
