@@ -118,7 +118,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=72, help="tokens of each (default 72)")
     parser.add_argument("--calls", type=int, default=10, help="calls of one measurement (default 10)")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each part (default 5)")
-    parser.add_argument("--peak_tflops", type=float, help="what a product's speed is relative to; default: measured by products")
+    parser.add_argument("--peak_tflops", type=float, help="the peak that speeds are relative to; default: measured by products")
     parser.add_argument("--clock", default="wall", choices=tuple(measure.CLOCKS), help="wall, or cpu seconds of one core")
     return parser.parse_args(argv)
 

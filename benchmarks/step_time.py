@@ -208,7 +208,7 @@ def _bindings(args: argparse.Namespace) -> list[str]:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="small", help=measure.MODEL_HELP)
-    parser.add_argument("--recipe", default="recipes/sde.gin", help="what the step is made of; its towers are shared here")
+    parser.add_argument("--recipe", default="recipes/sde.gin", help="the recipe of the step; its towers are shared here")
     parser.add_argument("--gin", action="append", default=[], metavar="NAME=VALUE", help="another setting of the recipe")
     parser.add_argument("--batch_size", type=int, default=32, help="pairs (default 32)")
     parser.add_argument("--num_batches", type=int, default=2, help="different batches in one run (default 2)")
@@ -218,7 +218,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--doc_length", type=int, help="tokens of every document; of real texts the most (default 256)")
     parser.add_argument("--pad", action="store_true", help="ours: pad each text instead of packing several in a row")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="of the products, on both sides")
-    parser.add_argument("--remat", default="none", choices=("none", "dots", "full"), help="ours: what is computed again backward")
+    parser.add_argument("--remat", default="none", choices=("none", "dots", "full"), help="ours: recomputation")
     parser.add_argument("--loss", default="in_batch_softmax", choices=LOSSES, help="default in_batch_softmax, both directions")
     parser.add_argument("--temperature", type=float, default=0.01, help="of the loss (default .01)")
     parser.add_argument("--optimizer", default="adafactor", choices=("adafactor", "adamw"), help="default adafactor")

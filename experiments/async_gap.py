@@ -111,7 +111,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--refresh", nargs="+", default=["10", "40", BESIDE], help="updates between two minings, or 'beside'")
     parser.add_argument("--num_steps", type=int, default=80)
     parser.add_argument("--evaluate_every_steps", type=int, default=10)
-    parser.add_argument("--save_every_steps", type=int, default=10, help="what a miner beside the run can follow")
+    parser.add_argument("--save_every_steps", type=int, default=10, help="updates between checkpoints")
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--max_query_length", type=int, default=32, help="tokens")
     parser.add_argument("--max_doc_length", type=int, default=64, help="tokens")

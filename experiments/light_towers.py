@@ -117,7 +117,7 @@ def _draw(folders: dict[str, dict[str, list[Path]]], milliseconds: dict[str, dic
         axes = figure.subplots(1, len(scores), squeeze=False)[0]
         for axis, (dataset, by_system) in zip(axes, scores.items(), strict=True):
             slow = milliseconds[BEFORE]["1"]
-            axis.plot(slow, by_system[BEFORE][0], "s", color=plots.INK, label="the model as it came")
+            axis.plot(slow, by_system[BEFORE][0], "s", color=plots.INK, label="the original model")
             axis.plot(slow, statistics.fmean(by_system[WHOLE]), "D", color=plots.INK, label="the model, trained alike")
             for (way, label), colour in zip(WAYS.items(), plots.COLOURS, strict=False):
                 own = {system: values for system, values in by_system.items() if system.startswith(way)}

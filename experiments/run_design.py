@@ -314,7 +314,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data_dir", type=Path, required=True, help="holds the BEIR folders")
     parser.add_argument("--out_dir", type=Path, required=True, help="gets the runs, the scores and report.json")
     parser.add_argument("--settings", nargs="+", default=[], metavar="NAME=VALUE", help="of every stage, to try a design out")
-    parser.add_argument("--dry_run", action="store_true", help="count the runs, and those that are trained")
+    parser.add_argument("--dry_run", action="store_true", help="count the runs and the trained runs")
     return parser.parse_args(argv)
 
 

@@ -77,7 +77,7 @@ def _order(text_id: str) -> bytes:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset_dir", type=Path, required=True, help="a BEIR folder")
-    parser.add_argument("--num_docs", type=int, default=4000, help="at the least those that splits beside train judge")
+    parser.add_argument("--num_docs", type=int, default=4000, help="at least the documents that splits beside train judge")
     parser.add_argument("--splits", nargs="+", help="of the judgements; default all")
     parser.add_argument("--hold_out", type=int, default=0, help="training queries of the sample that become the split held_out")
     parser.add_argument("--out_dir", type=Path, required=True, help="gets a BEIR folder; new")

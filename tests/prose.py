@@ -30,7 +30,7 @@ BANNED = {
     r"\b(as|than) (it|they) (comes?|came)\b": "'original', 'unchanged'",
     r"^#+ (Who|What|Where|Why)\b.*": "a heading names the topic",
     r"^#+ .*\?$": "a heading names the topic",
-    r"\?\s+[A-Z][^.?]*\?": "statements instead of questions in a row",
+    r"\?\s+(?-i:[A-Z])[^.?]*\?": "statements instead of questions in a row",
 }
 
 

@@ -1,4 +1,4 @@
-"""Documents, help and the strings of the commands are free of expressions that are hard to read; see `prose.BANNED`."""
+"""Documents, docstrings and the strings of the code are free of expressions that are hard to read; see `prose.BANNED`."""
 
 from pathlib import Path
 
@@ -8,13 +8,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "results"]  # which quote data
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDES, ROOT / "CHANGELOG.md"]
-COMMANDS = [
-    *(ROOT / "de_jax" / f"{name}.py" for name in ("cli", "arguments", "mine", "trainer")),
-    *sorted((ROOT / "tools").glob("*.py")),
-]
+CODE = [path for name in ("de_jax", "tools", "tasks", "benchmarks", "experiments") for path in sorted((ROOT / name).rglob("*.py"))]
 
 
-@pytest.mark.parametrize("paths", [PAGES, COMMANDS], ids=["pages", "commands"])
+@pytest.mark.parametrize("paths", [PAGES, CODE], ids=["pages", "code"])
 def test_prose_is_plain(paths):
     assert [line for path in paths for line in prose.problems(path)] == []
 

@@ -190,7 +190,7 @@ def _metrics(e: Embeddings, own: _Candidates) -> Metrics:
     is_real = jnp.broadcast_to(masks.is_real_row(e.query_id)[:, None], own.is_known.shape)
     highest = jnp.max(own.student[:, 1:], axis=1, where=is_known, initial=EXCLUDED)
     metrics = {
-        "accuracy": scores.mean_of_real((own.student[:, 0] > highest).astype(jnp.float32), own.is_known[:, 0]),
+        "accuracy": scores.mean_of_real((own.student[:, 0] > highest).astype(jnp.float32), is_known.any(axis=1)),
         "positive_score": scores.mean_of_real(own.student[:, 0], own.is_known[:, 0]),
         "negative_score": scores.mean_of_real(own.student[:, 1:], own.is_known[:, 1:]),
         "teacher_agreement": scores.mean_of_real(agrees.astype(jnp.float32), is_known),

@@ -59,5 +59,5 @@ def _finished(line: Sequence[str], name: str) -> str:
     if child.returncode in (EXIT_STOPPED, -signal.SIGTERM):
         sys.exit(EXIT_STOPPED)
     if child.returncode:
-        raise InputError(f"{name} failed, as it says above; mend that, and the same command goes on from here.")
+        raise InputError(f"{name} failed, as it says above; mend that, and the same command continues from here.")
     return out

@@ -117,7 +117,7 @@ def read_paper(name: str) -> Paper:
     tables = {number: _table(path, number, value, columns) for number, value in found["tables"].items()}
     for column in columns.values():
         if column.evaluation and column.evaluation not in evaluations:
-            raise InputError(f"{path}: the column {column.name!r} names the evaluation {column.evaluation!r}, which is not there.")
+            raise InputError(f"{path}: the column {column.name!r} names an evaluation that the file lacks, {column.evaluation!r}.")
     return Paper(name, found["title"], evaluations, columns, tables)
 
 

@@ -218,7 +218,7 @@ def _milvus(uri: str, options: SearchOptions) -> IndexBuilder:
 
 
 def index_builder(choice: str, options: SearchOptions = ON_CPU) -> IndexBuilder:
-    """A function from (embeddings, ids, folder) to an index: `ExactIndex` for "exact", `MilvusIndex` for "milvus:<uri>", else FAISS.
+    """A function from (embeddings, ids, folder) to an index: "exact" is `ExactIndex`, "milvus:<uri>" `MilvusIndex`, the rest FAISS.
 
     FAISS takes a factory string. If a folder is given, its index is saved there and only loaded the next time, so the folder must
     belong to these embeddings alone, as `encode_to_dir` makes it.

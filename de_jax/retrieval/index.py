@@ -236,7 +236,7 @@ def ranking_of(
         queries: no rows give an empty ranking.
         k: depth of the ranking.
         id_ranks: see `ranks_by_id`.
-        max_depth: of what the engine gives; a deeper tie is cut as the engine cuts it.
+        max_depth: the engine's limit; a deeper tie is cut as the engine cuts it.
         result_entries: results fetched at a time; bounds the memory.
     """
     most, depth = min(max_depth, len(id_ranks)), min(k, len(id_ranks))

@@ -48,7 +48,7 @@ def name_of(folder: str | Path, *, float16: bool = False) -> str:
 
 
 class Uploaded:
-    """What `upload` did: the collection, its rows, those that were there before, and texts cut to Milvus's limit."""
+    """The outcome of `upload`: the collection, its rows, the rows of an earlier call, and texts cut to Milvus's limit."""
 
     def __init__(self, collection: str, num_rows: int, num_before: int) -> None:
         self.collection, self.num_rows, self.num_before, self.num_cut_texts = collection, num_rows, num_before, 0
@@ -66,7 +66,7 @@ def upload(
     index_params: Mapping[str, int] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Uploaded:
-    """Fills the collection of a corpus; a call after a stop continues. pymilvus repeats what a server refuses for a while.
+    """Fills the collection of a corpus; a call after a stop continues. pymilvus repeats failed requests.
 
     Args:
         uri: of a server, such as "http://localhost:19530", or a file of Milvus Lite, which ends in ".db".

@@ -99,7 +99,7 @@ def unfinished(whole: Path, part: Part, kind: Kind = EMBEDDINGS, block: str = "t
         whole: the folder of the whole corpus.
         part: any one of the parts.
         kind: of their folders, whose manifests give `of`, the number of all texts.
-        block: the name of the manifest's entry of which `rows` are multiples.
+        block: the manifest's entry with the size of a block; see `Part.rows`.
     """
     if kind.is_in(whole):
         return []

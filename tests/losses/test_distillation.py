@@ -189,6 +189,9 @@ def test_a_teacher_that_agrees_costs_nothing_and_what_it_does_not_know_has_no_gr
         np.testing.assert_allclose(value, 0.0, atol=1e-6)
         np.testing.assert_allclose(metrics["teacher_agreement"], 1.0)
         np.testing.assert_allclose(metrics["teacher_known"], 1 - 2 / own.size, rtol=1e-6)
+        only = e._replace(scores=own.at[2, 1:].set(jnp.nan))
+        assert not (own[:, 0] > own[:, 1:].max(axis=1)).any()
+        assert loss(only)[1]["accuracy"] == 0.0  # rows without a scored negative have nothing to be ahead of
     gradient = jax.grad(lambda neg_docs: margin_mse(e._replace(neg_docs=neg_docs, scores=2 * e.scores))[0])(e.neg_docs)
     np.testing.assert_array_equal(gradient[0, 1], 0.0)
     np.testing.assert_array_equal(gradient[1], 0.0)

@@ -54,7 +54,7 @@ def parameters(settings: Settings, layer_type: str | None) -> Mapping[str, Any]:
         if not isinstance(found, dict):
             raise InputError(f"{settings.file}: {name} is {found!r}; it must be an object.")
     if older and newer:
-        raise InputError(f"{settings.file}: rope_scaling and rope_parameters are both set; remove the one that is not the model's.")
+        raise InputError(f"{settings.file}: rope_scaling and rope_parameters are both set; remove the wrong one.")
     if older:
         return {} if layer_type == LOCAL else older
     if layer_type is None:
