@@ -30,6 +30,7 @@ from de_jax.tools import (
     evaluate_openqa,
     evaluate_sentences,
     evaluate_trec,
+    export_index,
     measure_query_latency,
     mine_negatives,
     score_pairs,
@@ -100,6 +101,7 @@ COMMANDS = {
     ),
     "encode_corpus": (encode_corpus.main, f"{DATA} {RUN} {OUT}", "de_jax.retrieval.encode.docs_to_dir"),
     "search": (search.main, f"{DATA} {RUN} --query=fox", "de_jax.retrieval.encode.cached_docs"),
+    "export_index": (export_index.main, f"{DATA} {RUN} --to=parquet --out={{out}}", "de_jax.retrieval.encode.cached_docs"),
     "mine_negatives bm25": (mine_negatives.main, f"{DATA} --bm25 --negatives_dir={{out}}", ""),
     "mine_negatives": (mine_negatives.main, f"{DATA} {RUN} --negatives_dir={{out}}", "de_jax.tools.mine_negatives.embed"),
     "analyse_embeddings": (analyse_embeddings.main, f"{DATA} {RUN} {OUT}", "de_jax.retrieval.encode.cached_docs"),
@@ -218,7 +220,15 @@ def test_every_verb_is_here_or_says_why_not():
     assert {name.partition(" ")[0] for name in COMMANDS} == VERBS.keys() - OTHERS
 
 
-NO_RANKING = ("encode_corpus", "encode_guide", "score_pairs", "tokenize_corpus", "doc2query", "measure_query_latency")
+NO_RANKING = (
+    "encode_corpus",
+    "encode_guide",
+    "export_index",
+    "score_pairs",
+    "tokenize_corpus",
+    "doc2query",
+    "measure_query_latency",
+)
 ANY_QUERIES = ("search", "evaluate_msmarco", "evaluate_trec", "evaluate_openqa", "evaluate_sentences", "evaluate_nanobeir")
 """Ids of queries and documents may be equal by chance, so no document is left out."""
 
