@@ -113,14 +113,27 @@ XXL_STEPS = [
     sde("v6e:16x16", batch_size=65536, mesh="fsdp=16", num_chunks=16, block_size=BLOCK),
     ade("v6e:16x16", batch_size=65536, mesh="fsdp=16", num_chunks=16, block_size=BLOCK),
 ]
-PAPER_STEPS = [row("v5e:4x4", "large_sde_query")]
+PAPER_STEPS = [
+    row("h100:8", "base_sde_query"),
+    row("v5e:2x2", "large_sde_query", num_chunks=4),
+    row("v5e:4x4", "large_sde_query"),
+    row("v4:4x4x4", "xxl_sde_query", mesh="fsdp=16"),
+]
 ROTARY_STEPS = [
     Rotary("v5e:2x2", "embeddinggemma_300m", 512, "fsdp=4", 4),
+    Rotary("v6e:2x2", "embeddinggemma_300m", 512),
+    Rotary("h100:8", "embeddinggemma_300m", 512),
     Rotary("v5e:2x2", "qwen3_embedding_0_6b", 512, "fsdp=4", 8),
+    Rotary("v6e:2x2", "qwen3_embedding_0_6b", 512, "fsdp=4", 4),
+    Rotary("h100:8", "qwen3_embedding_0_6b", 512),
     Rotary("v5e:8x8", "qwen3_embedding_4b", 512, "fsdp=64"),
     Rotary("h100:8", "qwen3_embedding_4b", 512, "fsdp=8"),
+    Rotary("v5e:8x8", "qwen3_embedding_8b", 512, "fsdp=64"),
     Rotary("v6e:8x8", "qwen3_embedding_8b", 512, "fsdp=64"),
     Rotary("h200:8", "qwen3_embedding_8b", 512, "fsdp=8"),
+    Rotary("v5e:2x2", "qwen3_embedding_0_6b", 512, "fsdp=4", 8, has_adapters=True),
+    Rotary("v6e:2x2", "qwen3_embedding_8b", 64, "fsdp=4", 4, has_adapters=True),
+    Rotary("h100:8", "qwen3_embedding_8b", 512, "fsdp=8", 1, has_adapters=True),
 ]
 LOSSES = [
     Loss(topology, batch_size, block_size)
