@@ -6,7 +6,8 @@ Every step is a command of this library, printed to stderr, so that each can be 
 after a stop, the same command continues. The folder is bound to the design, and refuses another one. A test split is scored only
 when every run is trained.
 
-A design is a yaml file. Its fields `question`, `success` and `cost` are for readers. The others are
+A design is a yaml file. Its fields `question`, `success` and `cost` are for readers; `paper`, `table`, `commands`, `needs` and `results`
+are for `de-jax reproduce --scale small`. The others are
 
     prepare:          # the first commands, by name; a command with $set or $dataset_dir runs for every set
       t5: train --gin_file=recipes/pretrain_t5.gin --run_dir=$out/t5 ...
@@ -46,6 +47,7 @@ from de_jax import command
 from de_jax.data.text import beir
 from de_jax.files import outputs, schema
 from de_jax.files.yaml_files import read_yaml
+from de_jax.papers import designs
 from de_jax.training.hooks.collapse import CollapseAlarm, diagnoses
 from de_jax.training.run import run_log
 from de_jax.types import InputError
@@ -73,6 +75,7 @@ _ARM = {
 DESIGN = schema.record(
     {
         **dict.fromkeys(("question", "success", "cost", "measure"), schema.some_text),
+        **designs.FIELDS,
         "prepare": schema.Maybe(schema.map_of(schema.some_text), {}),
         "sets": schema.map_of(schema.record(_SET, only=True), least=1),
         "grid": _GRID,

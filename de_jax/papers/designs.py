@@ -18,8 +18,8 @@ class Design(NamedTuple):
     """A design with its commands; its file also holds the question and the criteria."""
 
     name: str
-    paper: str
-    tables: tuple[str, ...]  # the paper's tables that it stands for; () for all
+    papers: tuple[str, ...]
+    tables: tuple[str, ...]  # the papers' tables that it stands for; () for all
     commands: tuple[str, ...]  # command lines in order; each continues after a stop
     needs: tuple[str, ...]  # files and folders
     results: str  # a file that the last command writes, or ""
@@ -31,7 +31,7 @@ def read_designs(paper: str, tables: list[str] | None = None) -> list[Design]:
     Raises:
         InputError: no such design in the working directory, or a malformed file.
     """
-    found = [one for path in sorted(DESIGNS_DIR.glob("*.yaml")) if (one := _read(path)) and one.paper == paper]
+    found = [one for path in sorted(DESIGNS_DIR.glob("*.yaml")) if (one := _read(path)) and paper in one.papers]
     chosen = [one for one in found if not tables or not one.tables or set(tables) & set(one.tables)]
     if not chosen:
         of_tables = f" for table {', '.join(tables)}" if tables else ""
@@ -66,25 +66,21 @@ def _read(path: Path) -> Design | None:
     found = read_yaml(path, _DESIGN)
     if "paper" not in found or "commands" not in found:
         return None
-    numbers = found["table"] if isinstance(found["table"], list) else [found["table"]]
-    tables = tuple(str(number) for number in numbers if number is not None)
-    return Design(path.stem, found["paper"], tables, tuple(found["commands"]), tuple(found["needs"]), found["results"])
+    return Design(path.stem, found["paper"], found["table"], tuple(found["commands"]), tuple(found["needs"]), found["results"])
 
 
-def _table(value: Any) -> Any:
-    numbers = value if isinstance(value, list) else [value]
-    for number in numbers:
-        schema.text_id(number)
-    return value
+def _names(value: Any) -> tuple[str, ...]:
+    """One name or several; a number of a table counts as its digits."""
+    return tuple(schema.text_id(one) for one in (value if isinstance(value, list) else [value]))
 
 
 _TEXTS = schema.list_of(schema.some_text)
-_DESIGN = schema.record(
-    {
-        "paper": schema.Maybe(schema.some_text),
-        "table": schema.Maybe(_table, None),
-        "commands": schema.Maybe(_TEXTS),
-        "needs": schema.Maybe(_TEXTS, []),
-        "results": schema.Maybe(schema.some_text, ""),
-    }
-)
+FIELDS = {
+    "paper": schema.Maybe(_names),
+    "table": schema.Maybe(_names, ()),
+    "commands": schema.Maybe(_TEXTS),
+    "needs": schema.Maybe(_TEXTS, []),
+    "results": schema.Maybe(schema.some_text, ""),
+}
+"""The fields of a design that are read here."""
+_DESIGN = schema.record(FIELDS)

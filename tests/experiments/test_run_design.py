@@ -1,6 +1,7 @@
 """A registered design is run as it says, once: choices on dev, test splits last, and nothing twice."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from pretrained_folders import write_encoder
 
 from de_jax import configurables
 from de_jax.data.text import beir
+from de_jax.papers import designs, tables
 from de_jax.types import InputError
 from experiments import processes, run_design
 
@@ -157,3 +159,15 @@ def test_registered_designs_set_what_their_recipes_read(name, tmp_path):
     write_encoder(tmp_path, "bert" if name == "daft" else "t5")
     for recipe, settings in recipes_of(name, tmp_path):
         configurables.build([recipe], settings)
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_reproduce_at_small_scale_finds_each_design_by_its_paper_and_names_all_its_data(name, monkeypatch):
+    monkeypatch.chdir(ROOT.parent)
+    (found,) = (
+        one for paper in tables.names() for one in designs.read_designs(paper) if one.name == name and one.papers[0] == paper
+    )
+    assert set(found.tables) <= {table for paper in found.papers for table in tables.read_paper(paper).tables}
+    used = set(re.findall(r"\$data/([a-z-]+)", (ROOT / f"{name}.yaml").read_text()))
+    assert set(found.needs) == {f"data/beir/{folder}" for folder in used}
+    assert (f"--design=experiments/{name}.yaml" in found.commands[0]) and found.results.startswith(found.commands[0].split("=")[-1])
