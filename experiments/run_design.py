@@ -6,8 +6,8 @@ Every step is a command of this library, printed to stderr, so that each can be 
 after a stop, the same command continues. The folder is bound to the design, and refuses another one. A test split is scored only
 when every run is trained.
 
-A design is a yaml file. Its fields `question`, `success` and `cost` are for readers; `paper`, `table`, `commands`, `needs` and `results`
-are for `de-jax reproduce --scale small`. The others are
+A design is a yaml file. Its fields `question`, `success` and `cost` are for readers, and `paper`, `table`, `commands`, `needs` and
+`results` for `de-jax reproduce --scale small`. The others are
 
     prepare:          # the first commands, by name; a command with $set or $dataset_dir runs for every set
       t5: train --gin_file=recipes/pretrain_t5.gin --run_dir=$out/t5 ...
