@@ -146,7 +146,7 @@ NEEDS = (
     "products, links: seconds, at least",
 )
 COLUMNS = ("chips", "recipe", "batch", "mesh", "remat, chunks, block", *NEEDS)
-ROTARY_COLUMNS = ("chips", "model", "trained", "mesh, chunks", *NEEDS, "GiB a checkpoint")
+ROTARY_COLUMNS = ("chips", "model", "trained", "batch", "mesh, chunks", *NEEDS, "GiB a checkpoint")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -246,7 +246,8 @@ def rotary_table(steps: list[Rotary], found: dict[str, Any]) -> str:
         plan = found[str(step)]
         trained = f"{plan['num_trained_parameters'] / 1e6:,.0f} M of {plan['num_parameters'] / 1e6:,.0f} M"
         mesh = " ".join(f"{axis} {size}" for axis, size in plan["mesh"].items() if size > 1)
-        cells = [step.topology, step.model, trained, f"{mesh}, {step.num_chunks}", *_needs(plan), f"{plan['checkpoint_gib']:.2f}"]
+        cells = [step.topology, step.model, trained, str(step.batch_size), f"{mesh}, {step.num_chunks}"]
+        cells += [*_needs(plan), f"{plan['checkpoint_gib']:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
