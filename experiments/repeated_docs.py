@@ -29,14 +29,15 @@ Pair = tuple[str, str]
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
-    if args.out_split in beir.find_splits(args.dataset_dir):
-        raise InputError(f"{args.dataset_dir} has a split {args.out_split} already; name a new one.")
     qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
     pairs = [(query, doc) for query, own in qrels.items() for doc, grade in own.items() if grade > 0]
     chosen = choose(pairs, args.num_pairs, args.unique_share)
-    with atomic_file(args.dataset_dir / "qrels" / f"{args.out_split}.tsv") as temporary:
-        lines = ["query-id\tcorpus-id\tscore", *(f"{query}\t{doc}\t{qrels[query][doc]}" for query, doc in chosen)]
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines = ["query-id\tcorpus-id\tscore", *(f"{query}\t{doc}\t{qrels[query][doc]}" for query, doc in chosen)]
+    text, path = "\n".join(lines) + "\n", args.dataset_dir / "qrels" / f"{args.out_split}.tsv"
+    if args.out_split in beir.find_splits(args.dataset_dir) and not (path.is_file() and path.read_text(encoding="utf-8") == text):
+        raise InputError(f"{args.dataset_dir} has another split {args.out_split} already; name a new one.")
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     num_docs = len({doc for _, doc in chosen})
     print(json.dumps({"split": args.out_split, "num_pairs": len(chosen), "num_docs": num_docs}))
 

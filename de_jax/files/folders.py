@@ -42,7 +42,7 @@ def atomic_dir(path: str | Path, kind: str | None = None) -> Iterator[Path]:
     """
     path = outputs.require_local(path).resolve()  # through a symbolic link, which stays
     require_replaceable(path, kind)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    outputs.make_folder(path.parent)
     unfinished = outputs.temporary(path)
     try:
         with outputs.naming(path):

@@ -23,6 +23,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from de_jax.files.reading import read_json as read_json
+from de_jax.files.reading import regular_file
 from de_jax.types import InputError
 
 
@@ -30,7 +31,7 @@ from de_jax.types import InputError
 def atomic_file(path: str | Path) -> Iterator[Path]:
     """Yields a temporary path beside `path`; synced and renamed to `path` on success, removed on failure."""
     path = require_local(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     unfinished = temporary(path)
     try:
         with naming(path):
@@ -40,6 +41,19 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
             sync(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder with its parents, if it is absent.
+
+    Raises:
+        InputError: the path, or one of its parents, is a file.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        taken = next(parent for parent in (path, *path.parents) if parent.exists())
+        raise InputError(f"{path} must be a folder, but {taken} is a file; give another path.") from None
 
 
 def require_local(path: str | Path) -> Path:
@@ -102,7 +116,7 @@ def save_array(path: str | Path, array: np.ndarray) -> None:
 def check_writable(folder: str | Path) -> None:
     """Makes the folder if it is absent and writes to it on trial; OSError where that cannot be, before any work is lost."""
     folder = require_local(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with naming(folder):
         probe = temporary(folder / "probe")
         try:
@@ -159,7 +173,7 @@ def _held(path: Path, if_taken: Callable[[str], None]) -> Iterator[None]:
         if_taken: told who holds it, before this process waits.
     """
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with open(path, "a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -192,8 +206,12 @@ def cache_dir() -> Path:
 
 
 def sha256_of(path: str | Path) -> str:
-    """The hex SHA-256 of a file's bytes."""
-    with open(path, "rb") as file:
+    """The hex SHA-256 of a file's bytes.
+
+    Raises:
+        InputError: the file is absent, or is a folder or a device.
+    """
+    with open(regular_file(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -127,7 +127,7 @@ def merged(folder: Path, base: Pretrained, encoder: EncoderFolder, *, only_sizes
         return base
     leaves = paths.by_path(base.params)
     for path, origin in places.items():
-        added = part_of(_product(file, origin.name.removesuffix(".weight"), settings, read), origin)
+        added = part_of(_product(file, origin.name.removesuffix(".weight"), settings, read), origin, file)
         if not origin.transposed or turned(added, origin).shape != leaves[f"shared/{path}"].shape:
             raise InputError(f"{file}: the adapter of {origin.name} gives {added.shape}, which does not fit the base.")
         leaves[f"shared/{path}"] = leaves[f"shared/{path}"] + turned(added, origin)

@@ -129,7 +129,7 @@ def assemble(
         array = np.asarray(stored[origin.name]())
         if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
             raise InputError(f"{source}: {origin.name} holds {array.dtype} values, but parameters are floating-point numbers.")
-        array = np.asarray(turned(part_of(array, origin), origin), np.float32, order="C")
+        array = np.asarray(turned(part_of(array, origin, source), origin), np.float32, order="C")
         array = array + np.float32(origin.added) if origin.added else array
         if array.shape != leaf.shape:
             raise InputError(
@@ -157,10 +157,20 @@ def disassemble(params: Params, origins: Mapping[str, Origin]) -> dict[str, np.n
     return {name: np.asarray(np.concatenate(of) if len(of) > 1 else of[0], order="C") for name, of in joined.items()}
 
 
-def part_of(array: np.ndarray, origin: Origin) -> np.ndarray:
-    """The part of a stored array that is a parameter; all of it where it has no such parts, which its shape then tells."""
+def part_of(array: np.ndarray, origin: Origin, source: object) -> np.ndarray:
+    """The part of a stored array that is a parameter.
+
+    Raises:
+        InputError: it has no parts of equal size. As a whole it could still have the parameter's shape.
+    """
     which, num_parts = origin.part
-    return np.split(array, num_parts)[which] if array.ndim and len(array) % num_parts == 0 else array
+    if num_parts == 1:
+        return array
+    if not array.ndim or len(array) % num_parts:
+        raise InputError(
+            f"{source}: {origin.name} has the shape {array.shape}; {num_parts} parameters of equal size do not fit into it."
+        )
+    return np.split(array, num_parts)[which]
 
 
 def turned(array: np.ndarray, origin: Origin) -> np.ndarray:
@@ -190,4 +200,6 @@ def _check_names(source: str, stored: Mapping[str, object], origins: Mapping[str
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    return ", ".join(name if name.isprintable() else repr(name) for name in names[:6]) + (
+        f" and {len(names) - 6} more" if len(names) > 6 else ""
+    )

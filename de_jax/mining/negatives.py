@@ -298,7 +298,7 @@ class MinedNegatives:
 
     def _write(self, switch: Switch) -> None:
         if self._file is not None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
+            outputs.make_folder(self._file.parent)
             outputs.append_text(self._file, _line(switch))
 
     def _restore(self) -> None:

@@ -125,7 +125,7 @@ def write(
     with outputs.in_turn(folder):
         if _is_complete(folder, plan):
             return
-        folder.mkdir(parents=True, exist_ok=True)
+        outputs.make_folder(folder)
         outputs.write_json(folder / PROGRESS_FILE, plan)
         (folder / SCORES_FILE).touch()
         num_done = _num_whole_lines(folder / SCORES_FILE)
@@ -185,7 +185,11 @@ def by_cross_encoder(model: str, candidates: Candidates, *, batch_size: int = 32
         from sentence_transformers import CrossEncoder
     except ImportError as error:
         raise InputError(f"a cross-encoder needs the package {error.name}; run pip install sentence-transformers.") from None
-    encoder = CrossEncoder(model, num_labels=None, max_length=max_length)
+    try:  # without safetensors the weights would be a pickle
+        encoder = CrossEncoder(model, num_labels=None, max_length=max_length, model_kwargs={"use_safetensors": True})
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"{model} cannot be opened as a cross-encoder: {reason}") from None
     if encoder.config.num_labels != 1:
         raise InputError(
             f"{model} gives {encoder.config.num_labels} numbers for two texts; take a cross-encoder that gives one score."

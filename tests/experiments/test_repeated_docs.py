@@ -22,5 +22,6 @@ def test_a_split_has_the_pairs_and_the_share_of_unique_documents_asked_for(tmp_p
         assert len({doc for own in found.values() for doc in own}) == num_docs
     with pytest.raises(InputError, match="2 documents give 12 pairs of the 20 asked for"):
         repeated_docs.main([*flags, "--unique_share=0.1", "--out_split=train_2"])
-    with pytest.raises(InputError, match="has a split train_4 already"):
-        repeated_docs.main([*flags, "--unique_share=0.2", "--out_split=train_4"])
+    repeated_docs.main([*flags, "--unique_share=0.2", "--out_split=train_4"])  # the same command after a stop
+    with pytest.raises(InputError, match="has another split train_4 already"):
+        repeated_docs.main([*flags, "--unique_share=0.5", "--out_split=train_4"])

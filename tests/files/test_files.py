@@ -9,6 +9,7 @@ import pytest
 
 from de_jax.expansion import generated_queries
 from de_jax.files import folders, outputs
+from de_jax.training.run import run_log
 from de_jax.types import InputError
 
 HOLDERS, TIMES = 4, 25
@@ -82,3 +83,26 @@ def test_an_expansion_has_one_writer_at_a_time(tmp_path, monkeypatch):
         [tmp_path / "predictions.jsonl"], tmp_path / "corpus.jsonl", tmp_path / "out", about={}
     )
     assert (written, held) == (1, [tmp_path / "out"])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: outputs.write_json(path / "deep" / "report.json", {}),
+        lambda path: outputs.check_writable(path / "deep"),
+        lambda path: run_log.tensorboard_sink(path, 0),
+        lambda path: outputs.in_turn(path / "deep").__enter__(),
+    ],
+)
+def test_a_file_in_the_place_of_a_folder_is_refused_and_stays(tmp_path, write):
+    path = tmp_path / "file"
+    path.write_text("mine")
+    with pytest.raises(InputError, match=r"must be a folder, but .*file is a file; give another path\."):
+        write(path)
+    assert path.read_text() == "mine"
+
+
+def test_the_checksum_of_an_absent_file_or_of_a_folder_is_refused(tmp_path):
+    for path, why in ((tmp_path / "absent", "does not exist"), (tmp_path, "is a folder")):
+        with pytest.raises(InputError, match=why):
+            outputs.sha256_of(path)

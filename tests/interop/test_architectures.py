@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,9 +22,10 @@ from pretrained_folders import TEXTS, WORDS, our_embeddings, write, write_tokeni
 from de_jax import command, trainer
 from de_jax.data.text.sides import Side
 from de_jax.interop import any_model, huggingface, peft_adapters, tokenizer_settings
-from de_jax.interop.architectures import registry
+from de_jax.interop.architectures import registry, rotary
+from de_jax.interop.architectures.kind import Settings
 from de_jax.interop.export import export
-from de_jax.interop.pretrained import disassemble
+from de_jax.interop.pretrained import Origin, disassemble, part_of
 from de_jax.interop.safetensors_files import save
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.tower import segments_of
@@ -300,6 +302,27 @@ def test_an_array_without_a_place_is_refused_by_name(imported, tmp_path):
         index.write_text(json.dumps(shards))
     with pytest.raises(InputError, match=r"holds 1 arrays that the model has no place for: layers\.9\.norm; name them"):
         huggingface.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"layer_types": [["full_attention"]] * 2}, "layer_types is not a list of 2 times"),
+        ({"rope_theta": 10**400}, "rope_theta is 1000.*; it must be a positive number"),
+        ({"rope_theta": 0.5}, "rope_theta is 0.5; it must be at least 1"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "read the type in rope_scaling differently; name it rope_type"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, "factor is nan; it must be a positive number"),
+    ],
+)
+def test_settings_that_versions_or_machines_read_differently_are_refused(values, sentence):
+    settings = Settings(Path("config.json"), values)
+    with pytest.raises(InputError, match=rf"^config\.json: .*{sentence}"):
+        _ = rotary.rope(settings, rotary.GLOBAL, "rope_theta", 1e6, "linear"), rotary.global_layers(settings, 2, (1, 0))
+
+
+def test_a_fused_array_with_one_part_only_is_refused_although_it_has_the_shape_of_a_parameter():
+    with pytest.raises(InputError, match=r"^model: qkv has the shape \(32, 32\); 3 parameters of equal size do not fit into it\.$"):
+        part_of(np.zeros((32, 32)), Origin("qkv", part=(0, 3)), "model")
 
 
 def qwen_vocabulary():

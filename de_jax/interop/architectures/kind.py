@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +43,7 @@ class Settings(NamedTuple):
     def positive(self, name: str, default: float | None = None) -> float:
         """A positive number."""
         value = self.values.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
             raise InputError(f"{self.file}: {name} is {value!r}; it must be a positive number.")
         return float(value)
 

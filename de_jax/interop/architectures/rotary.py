@@ -23,7 +23,9 @@ def global_layers(settings: Settings, num_layers: int, default: tuple[int, int])
     listed = settings.values.get("layer_types")
     if listed is None:
         return default
-    are_global = [name == GLOBAL for name in listed] if isinstance(listed, list) and set(listed) <= {GLOBAL, LOCAL} else []
+    are_global = (
+        [name == GLOBAL for name in listed] if isinstance(listed, list) and all(name in (GLOBAL, LOCAL) for name in listed) else []
+    )
     pattern = global_pattern(are_global, default) if len(are_global) == num_layers else None
     if pattern is not None:
         return pattern
@@ -94,7 +96,12 @@ def rope(settings: Settings, layer_type: str | None, older_name: str, default: f
     if unknown := sorted(set(found) - {"rope_type", "type", "rope_theta", "factor", *SCALINGS[scaling]}):
         raise InputError(f"{settings.file}: the setting {unknown[0]} of rope_parameters is unknown here.")
     read = settings._replace(values={**settings.values, **found})
-    fields: dict[str, Any] = {"rope_base": read.positive("rope_theta" if "rope_theta" in found else older_name, default)}
+    if layer_type is not None and "rope_type" not in found and found.get("type", "default") != "default":
+        raise InputError(f"{settings.file}: transformers 4 and 5 read the type in rope_scaling differently; name it rope_type.")
+    name = "rope_theta" if "rope_theta" in found else older_name
+    fields: dict[str, Any] = {"rope_base": read.positive(name, default)}
+    if fields["rope_base"] < 1:
+        raise InputError(f"{settings.file}: {name} is {fields['rope_base']!r}; it must be at least 1.")
     if scaling == "default":
         return fields
     fields |= {"rope_scaling": scaling, "rope_factor": read.positive("factor")}

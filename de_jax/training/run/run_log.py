@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from de_jax.files import schema
-from de_jax.files.outputs import append_text, atomic_file, naming
+from de_jax.files.outputs import append_text, atomic_file, make_folder, naming
 from de_jax.files.progress import progress_bar
 from de_jax.files.reading import BOM, parse_json, read_bytes
 from de_jax.training.hooks.faults import NonFiniteError
@@ -222,7 +222,7 @@ def tensorboard_sink(run_dir: str | Path, start_step: int) -> Sink:
     from tensorboardX.summary import scalar
 
     folder = Path(run_dir) / "tensorboard"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     writer = EventsWriter(str(folder / "events"))
     if start_step:  # hides the lines of a killed run after its last checkpoint
         start = SessionLog(status=SessionLog.START)
