@@ -52,7 +52,7 @@ class ExpansionWriter:
     """Writes an expansion part by part; the same plan continues where a killed one was.
 
     Args:
-        folder: absent, empty, or begun or completed with the same plan.
+        folder: absent, empty, or begun or completed with the same plan. Without a part, any plan continues it.
         plan: what decides the queries; JSON.
 
     Raises:
@@ -61,10 +61,11 @@ class ExpansionWriter:
 
     def __init__(self, folder: str | Path, plan: dict[str, Any]) -> None:
         self._folder, self._plan = Path(folder), {"format": EXPANSION.format, **plan}
-        if (self._folder / PLAN_FILE).is_file():
+        if any(self._folder.glob("part-*")) or EXPANSION.is_in(self._folder):
             EXPANSION.require_same(self._folder, read_plan(self._folder), self._plan)
         else:
-            folders.require_unused(self._folder)
+            if not (self._folder / PLAN_FILE).is_file():
+                folders.require_unused(self._folder)
             outputs.check_writable(self._folder)
             outputs.write_json(self._folder / PLAN_FILE, self._plan)
         outputs.remove_leftovers(self._folder)
@@ -145,24 +146,24 @@ def write_released(
         corpus: the corpus file that they are of.
         folder: of the expansion.
         docs_per_part: documents of a part.
-        skip_empty: leave empty documents out instead of refusing them.
+        skip_empty: leave empty documents and their predictions out instead of refusing them.
         about: more for the plan.
 
     Raises:
         InputError: what `iter_released` raises, or queries for a document that the corpus has not.
     """
     texts = [(text_id, bool(text)) for text_id, text in beir.iter_all(corpus, with_title=True, skip_empty=skip_empty)]
-    input_policy.tell_skipped(corpus, [doc_id for doc_id, has_text in texts if not has_text])
-    doc_ids = [doc_id for doc_id, has_text in texts if has_text]
-    known, num_docs = set(doc_ids), 0
+    has_text, num_docs = dict(texts), 0
+    input_policy.tell_skipped(corpus, [doc_id for doc_id in has_text if not has_text[doc_id]])
     sources = {Path(path).name: outputs.sha256_of(path) for path in sorted(paths)}
     with outputs.in_turn(Path(folder)):
         writer = ExpansionWriter(folder, {**about, "predictions": sources, "docs_per_part": docs_per_part})
         if writer.is_complete:
             return int(EXPANSION.read_manifest(folder)["num_docs"])
-        docs, num_known = iter_released(paths, doc_ids), writer.num_parts
+        docs = (doc for doc in iter_released(paths, has_text) if has_text.get(doc.doc_id, True))
+        num_known = writer.num_parts
         for number, part in enumerate(iter(lambda: list(itertools.islice(docs, docs_per_part)), [])):
-            if unknown := next((doc.doc_id for doc in part if doc.doc_id not in known), None):
+            if unknown := next((doc.doc_id for doc in part if doc.doc_id not in has_text), None):
                 raise InputError(
                     f"the predictions are for {unknown}, which is no document of {corpus}; give the corpus they are of."
                 )

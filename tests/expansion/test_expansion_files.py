@@ -1,5 +1,6 @@
 """Expansions on disk, and the files that others released."""
 
+import functools
 import gzip
 import json
 
@@ -11,6 +12,7 @@ from de_jax.expansion.generated_queries import (
     ExpansionWriter,
     iter_released,
     read_expansion,
+    write_released,
 )
 from de_jax.expansion.query_texts import queries_by_row
 from de_jax.types import InputError
@@ -117,3 +119,18 @@ def test_a_malformed_line_is_named(tmp_path, line):
 def test_kinds_are_not_mixed(tmp_path):
     with pytest.raises(InputError, match="2 files of 2 kinds"):
         released(tmp_path, {"a.tsv": "d\tq\n", "a.txt": "q\n"})
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "txt"])
+def test_predictions_of_a_skipped_document_are_left_out_and_a_mended_file_takes_the_folder_over(tmp_path, kind):
+    corpus, predictions = tmp_path / "corpus.jsonl", tmp_path / f"predictions.{kind}"
+    corpus.write_text("".join(json.dumps({"_id": f"d{i}", "text": text}) + "\n" for i, text in enumerate(("a fox", "", "a hen"))))
+    lines = [json.dumps({"_id": f"d{i}", "queries": [f"q{i}"]}) if kind == "jsonl" else f"q{i}" for i in range(3)]
+    write = functools.partial(write_released, [predictions], corpus, tmp_path / "out", skip_empty=True, about={})
+    predictions.write_text("\n".join([*lines, "{"]) + "\n")
+    with pytest.raises(InputError, match="line 4|more lines"):
+        write()
+    predictions.write_text("\n".join(lines) + "\n")
+    with pytest.warns(UserWarning, match="d1"):
+        assert write() == 2
+    assert list(read_expansion(tmp_path / "out")) == [DocQueries("d0", ["q0"]), DocQueries("d2", ["q2"])]
