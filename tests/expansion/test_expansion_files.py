@@ -128,7 +128,7 @@ def test_predictions_of_a_skipped_document_are_left_out_and_a_mended_file_takes_
     lines = [json.dumps({"_id": f"d{i}", "queries": [f"q{i}"]}) if kind == "jsonl" else f"q{i}" for i in range(3)]
     write = functools.partial(write_released, [predictions], corpus, tmp_path / "out", skip_empty=True, about={})
     predictions.write_text("\n".join([*lines, "{"]) + "\n")
-    with pytest.raises(InputError, match="line 4|more lines"):
+    with pytest.raises(InputError, match=r"line 4|more lines"):
         write()
     predictions.write_text("\n".join(lines) + "\n")
     with pytest.warns(UserWarning, match="d1"):

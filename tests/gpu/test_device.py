@@ -1,0 +1,132 @@
+"""What runs on the device that JAX finds equals what runs elsewhere. On a GPU machine: python -m benchmarks.gpu --part correctness.
+
+Without a GPU the same tests run on the CPU, except for cuDNN's attention.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import toy_run
+from random_params import random_params
+
+from de_jax import losses
+from de_jax.models import attention
+from de_jax.models.bert import BertConfig
+from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.rotary import RotaryConfig
+from de_jax.models.t5 import T5Config
+from de_jax.models.tower import TowerConfig
+from de_jax.training.run.run_folder import load_run
+from de_jax.types import Batch, Embeddings
+
+pytestmark = pytest.mark.gpu
+
+CPU = jax.devices("cpu")[0]
+SIZES = {"vocab_size": 256, "model_dim": 128, "num_layers": 2, "num_heads": 4, "mlp_dim": 256, "dropout_rate": 0.0}
+ENCODERS = {"t5": T5Config, "bert": BertConfig, "rotary": RotaryConfig}
+SECONDS = 400  # of a training run, with its compilation
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("in_batch_softmax", {}), ("samtone", {"same_tower": "both"}), ("pair", {}), ("dance", {}), ("ance", {"in_batch": True})],
+)
+def test_losses_are_those_of_float64_loops(name, options, precision):
+    rng = np.random.default_rng(0)
+    rows = [rng.standard_normal(shape).astype(np.float32) for shape in ((16, 64), (16, 64), (16, 2, 64), (16, 2, 64))]
+    query, doc, neg_docs, neg_queries = (
+        jnp.asarray(values / np.linalg.norm(values, axis=-1, keepdims=True), precision).astype(jnp.float32) for values in rows
+    )
+    ids = jnp.arange(16, dtype=jnp.int32)
+    e = Embeddings(query, doc, ids, ids, neg_docs=neg_docs, neg_queries=neg_queries if name == "dance" else None)
+    found = jax.jit(lambda e: getattr(losses, name)(e, temperature=0.05, **options)[0])(e)
+    expected = getattr(naive, name)(jax.tree.map(np.asarray, e), temperature=0.05, **options)
+    assert float(found) == pytest.approx(expected[0] if isinstance(expected, tuple) else expected, rel=1e-5)
+
+
+def embedded(model, params, batch, device):
+    with jax.default_device(device), jax.default_matmul_precision("highest"):
+        found = jax.jit(model.embed)(*jax.device_put((params, batch), device))
+        return np.stack([found.query, found.doc])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_towers_are_those_of_the_cpu(name, dtype, monkeypatch):
+    tower = TowerConfig(ENCODERS[name](**SIZES, dtype=dtype), projection_dim=64)
+    model = DualEncoder(tower, tower)
+    params = random_params(model.init)
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(1, 65, 16)
+    tokens = np.where(np.arange(64) < lengths[:, None], rng.integers(1, 256, (16, 64)), 0).astype(np.int32)
+    ids = np.arange(16, dtype=np.int32)
+    batch = Batch(tokens, tokens[::-1].copy(), ids, ids)
+    found = embedded(model, params, batch, jax.devices()[0])
+    monkeypatch.setattr(attention, "platform", lambda: "cpu")
+    expected = embedded(model, params, batch, CPU)
+    limit = 1e-5 if dtype == "float32" else 2e-2
+    np.testing.assert_allclose(found, expected, atol=limit)
+
+
+def test_packed_attention_by_cudnn_is_the_plain_form_with_its_gradient(monkeypatch):
+    if jax.default_backend() != "gpu":
+        pytest.skip("cuDNN's attention needs a GPU")
+    rng = np.random.default_rng(2)
+    query, key, value = (jnp.asarray(rng.standard_normal((4, 128, 4, 64)), jnp.bfloat16) for _ in range(3))
+    bias = jnp.asarray(rng.standard_normal((4, 128, 128)), jnp.float32)
+    segments = jnp.asarray(np.repeat([[1, 2, 3, 0]], 4, 0).repeat(32, axis=1), jnp.int32)
+    real = (segments > 0)[:, :, None, None]
+
+    def total(query, key, value, bias):
+        context = attention.attend(query, key, value, bias, segments, scale=0.125)
+        return jnp.sum(jnp.where(real, jnp.sin(context.astype(jnp.float32)), 0.0))
+
+    gradient = jax.value_and_grad(total, argnums=(0, 1, 2, 3))
+    assert "fmha" in jax.jit(gradient).lower(query, key, value, bias).as_text()
+    found = jax.jit(gradient)(query, key, value, bias)
+    monkeypatch.setattr(attention, "platform", lambda: "cpu")
+    expected = jax.jit(lambda *args: gradient(*args))(query, key, value, bias)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        assert np.abs(a - b).max() <= 0.03 * np.abs(b).max()
+
+
+def test_a_killed_run_of_200_updates_ends_with_the_same_bits(tmp_path):
+    """XLA adds the gradients of equal tokens in any order unless it is told not to."""
+    data = toy_run.write_dataset(tmp_path / "data")
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
+    env = {**os.environ, "XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    changes = {
+        "train__num_steps": 200,
+        "train__save_every_steps": 50,
+        "train__log_every_steps": 1,
+        "train__evaluate_every_steps": 200,
+    }
+
+    def start(name):
+        line = [sys.executable, "-m", "de_jax", "train", *toy_run.arguments(data, tmp_path / name, **changes)]
+        return subprocess.Popen(line, env=env, stdout=subprocess.DEVNULL)
+
+    assert start("whole").wait(SECONDS) == 0
+    process, metrics = start("killed"), tmp_path / "killed" / "metrics.jsonl"
+    deadline = time.monotonic() + SECONDS
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 120:
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert start("killed").wait(SECONDS) == 0
+    whole, killed = (load_run(tmp_path / name).params for name in ("whole", "killed"))
+    jax.tree.map(np.testing.assert_array_equal, killed, whole)
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()][-1] == 200
