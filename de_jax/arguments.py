@@ -74,12 +74,31 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--doc_prompt", type=str, help="text before every document; default the run's")
     run.add_argument("--embedding_dim", type=int, help="use the first dimensions only, for a Matryoshka model; default all")
-    run.add_argument(
+    add_search(run)
+
+
+def add_search(parser: argparse._ActionsContainer) -> None:
+    """Adds the flags that select the index of documents."""
+    parser.add_argument(
         "--index", type=str, default="exact", help="exact (default), a FAISS factory string such as IVF1024,Flat, or milvus:URI"
     )
-    run.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index")
-    run.add_argument("--ef_search", type=int, help="candidates to keep in an HNSW index")
-    run.add_argument("--faiss_device", default="cpu", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
+    add_faiss(parser)
+
+
+def add_faiss(parser: argparse._ActionsContainer) -> None:
+    """Adds the flags of FAISS, None where they are not given."""
+    parser.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index")
+    parser.add_argument("--ef_search", type=int, help="candidates to keep in an HNSW index")
+    parser.add_argument("--faiss_device", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
+    parser.add_argument("--faiss_gpu_mode", choices=faiss_index.GPU_MODES, help="of several GPUs (default shard)")
+    parser.add_argument("--faiss_float16", action="store_true", help="the GPU stores vectors in half precision")
+
+
+def search_options(args: argparse.Namespace) -> faiss_index.SearchOptions:
+    """The options of FAISS by the flags of `add_faiss`."""
+    options = faiss_index.SearchOptions(args.nprobe, args.ef_search, float16=args.faiss_float16)
+    given = {"device": args.faiss_device, "gpu_mode": args.faiss_gpu_mode}
+    return options._replace(**{name: value for name, value in given.items() if value is not None})
 
 
 def named(flag: str, values: Sequence[str]) -> dict[str, str]:
@@ -121,7 +140,7 @@ def policy(args: argparse.Namespace) -> Policy:
     depth = max(MIN_DEPTH, deepest) if args.depth is None else args.depth
     if depth < deepest or depth < 1:
         raise InputError(f"--depth is {depth}; ask for at least {max(1, deepest)} documents, the depth of the measures.")
-    search = faiss_index.SearchOptions(args.nprobe, args.ef_search, args.faiss_device)
+    search = search_options(args)
     faiss_index.index_builder(args.index, search)
     if args.passage_stride and not args.passage_length:
         raise InputError("--passage_stride is for passages; give --passage_length too.")

@@ -31,7 +31,7 @@ from de_jax.mining.mined_pairs import MinedPairs
 from de_jax.mining.miner import Miner, embed, mine, mine_bm25
 from de_jax.mining.mining_run import only_miner
 from de_jax.mining.negatives import TrainingTexts
-from de_jax.retrieval import encode, faiss_index, maxp
+from de_jax.retrieval import encode, maxp
 from de_jax.retrieval.parts import Part
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, numeric
 from de_jax.training.run.run_folder import load_run
@@ -127,9 +127,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     search = parser.add_argument_group("search")
     search.add_argument("--index", help="exact (default), or a FAISS factory string")
-    search.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index")
-    search.add_argument("--ef_search", type=int, help="candidates to keep in an HNSW index")
-    search.add_argument("--faiss_device", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
+    arguments.add_faiss(search)
     arguments.add_shard(parser)
     parser.add_argument(
         "--texts_per_shard",

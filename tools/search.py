@@ -16,7 +16,7 @@ import shutil
 import sys
 import textwrap
 
-from de_jax import command
+from de_jax import arguments, command
 from de_jax.data.text import beir, input_policy
 from de_jax.retrieval import faiss_index
 from de_jax.retrieval.searcher import Searcher, open_searcher, printable
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
     args = _parse_args(argv)
     if args.query is not None and not args.query.strip():
         raise InputError("--query is empty; give some words to search for.")
-    build_index = faiss_index.index_builder(args.index, faiss_index.SearchOptions(args.nprobe, args.ef_search, args.faiss_device))
+    build_index = faiss_index.index_builder(args.index, arguments.search_options(args))
     corpus = beir.find_file(args.dataset_dir, "corpus")
     docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=args.skip_empty)
     texts = dict(zip(*docs, strict=True))
@@ -80,12 +80,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     input_policy.add_flags(parser)
     parser.add_argument("--embeddings_dir", help="embeddings from encode_corpus; default the run's own")
-    parser.add_argument(
-        "--index", type=str, default="exact", help="exact (default), a FAISS factory string such as IVF1024,Flat, or milvus:URI"
-    )
-    parser.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index")
-    parser.add_argument("--ef_search", type=int, help="candidates to keep in an HNSW index")
-    parser.add_argument("--faiss_device", default="cpu", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
+    arguments.add_search(parser)
     return parser.parse_args(argv)
 
 

@@ -220,8 +220,8 @@ def _milvus(uri: str, options: SearchOptions) -> IndexBuilder:
 def index_builder(choice: str, options: SearchOptions = ON_CPU) -> IndexBuilder:
     """A function from (embeddings, ids, folder) to an index: "exact" is `ExactIndex`, "milvus:<uri>" `MilvusIndex`, the rest FAISS.
 
-    FAISS takes a factory string. If a folder is given, its index is saved there and only loaded the next time, so the folder must
-    belong to these embeddings alone, as `encode_to_dir` makes it.
+    FAISS takes a factory string. If a folder is given, an index with more than the vectors (not "Flat") is saved there and only
+    loaded the next time, so the folder must belong to these embeddings alone, as `encode_to_dir` makes it.
 
     Raises:
         InputError: FAISS or pymilvus is not installed, FAISS does not know the choice, or there is no such device; before
@@ -248,7 +248,7 @@ def index_builder(choice: str, options: SearchOptions = ON_CPU) -> IndexBuilder:
 def _kept(
     factory: str, options: SearchOptions, embeddings: Float[Any, "n D"], ids: Sequence[str], folder: Path | None = None
 ) -> FaissIndex:
-    if folder is None:
+    if folder is None or factory == "Flat":  # which is the embeddings again
         return FaissIndex.build(embeddings, ids, factory=factory, options=options)
     saved = folder / f"index-{hashlib.sha256(factory.encode()).hexdigest()[:12]}"
     if not saved.exists():

@@ -276,7 +276,7 @@ def test_read_only_folder_is_refused_before_any_work_and_can_still_be_read(tmp_p
 
 def test_file_where_the_folder_should_be_is_refused(tmp_path):
     (tmp_path / "checkpoints").write_text("")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(InputError, match=r"checkpoints must be a folder, but .*checkpoints is a file"):
         Checkpoints(tmp_path / "checkpoints", keep=2)
 
 
