@@ -14,7 +14,7 @@ from de_jax.types import InputError
 from experiments import processes, run_design
 
 ROOT = Path(run_design.__file__).parent
-DESIGNS = ["samtone", "samtone_duplicates", "ance_dance", "daft", "curriculum"]
+DESIGNS = ["samtone", "samtone_duplicates", "ance", "daft", "curriculum"]
 
 SMALL = """
 question: which?
