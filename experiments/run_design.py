@@ -31,8 +31,8 @@ A design is a yaml file. Its fields `question`, `success` and `cost` are for rea
     compare: [{beside: warm, arms: [both]}]
 
 An arm that starts from another one takes that arm's run of the same set and seed, with the settings chosen for it. In all texts
-$data, $out, $set, $dataset_dir, $seed, $start and the names of the grid are replaced by their values. For every set, the report has each
-arm's scores and last loss by seed, the collapses that its logs show, and the `de-jax compare_runs` of each comparison.
+$data, $out, $set, $dataset_dir, $seed, $start and the names of the grid are replaced by their values. For every set, the report has
+each arm's scores and last loss by seed, the collapses that its logs show, and the `de-jax compare_runs` of each comparison.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data_dir", type=Path, required=True, help="holds the BEIR folders")
     parser.add_argument("--out_dir", type=Path, required=True, help="gets the runs, the scores and report.json")
     parser.add_argument("--settings", nargs="+", default=[], metavar="NAME=VALUE", help="of every stage, to try a design out")
-    parser.add_argument("--in_process", action="store_true", help="run the commands in this process, for short runs: none starts anew")
+    parser.add_argument("--in_process", action="store_true", help="run the commands in this process, which suits short runs")
     parser.add_argument("--dry_run", action="store_true", help="count the runs and the trained runs")
     return parser.parse_args(argv)
 

@@ -14,7 +14,7 @@ from de_jax.types import InputError
 from experiments import processes, run_design
 
 ROOT = Path(run_design.__file__).parent
-DESIGNS = ["samtone", "samtone_duplicates", "ance", "daft", "curriculum"]
+DESIGNS = ["samtone", "samtone_duplicates", "ance", "dance", "daft", "curriculum"]
 
 SMALL = """
 question: which?
@@ -34,11 +34,11 @@ start: $out/start
 settings: {train.learning_rate: $rate, train.seed: $seed, train.frozen: [a, b]}
 factors: {samtone: {train.loss: "@samtone", samtone.temperature: $temperature}}
 arms:
-  plain: {stages: [{recipe: recipes/a.gin}]}
+  plain: {stages: [{recipe: recipes/a.gin}], then: [mine_negatives --negatives_dir=$run_dir/mined --seed=$seed]}
   both:
     start: plain
     grid: {rate: [3.0], temperature: [0.05]}
-    stages: [{recipe: recipes/b.gin, settings: {train.num_steps: 3}}, {recipe: recipes/c.gin, use: [samtone]}]
+    stages: [{recipe: recipes/b.gin, settings: {beir_pairs.negatives_dir: $start/mined}}, {recipe: recipes/c.gin, use: [samtone]}]
 measure: RR@10
 compare: [{beside: plain, arms: [both]}]
 """
@@ -95,7 +95,9 @@ def test_a_design_is_run_from_start_to_test_and_then_no_more(tmp_path, commands,
         "train.loss=@samtone",
     }
     assert {one.removeprefix("--gin.") for one in last[4:]} == expected | {f"MODEL={out / 'runs' / 'two-both-3.0-0.05-1-stage1'}"}
-    assert f"--gin.MODEL={out / 'runs' / 'two-plain-0.001-1'}" in trained[-2]
+    start = out / "runs" / "two-plain-0.001-1"
+    assert {f"--gin.MODEL={start}", f"--gin.beir_pairs.negatives_dir={start}/mined"} <= set(trained[-2])
+    assert commands.count(["de_jax", "mine_negatives", f"--negatives_dir={start}/mined", "--seed=1"]) == 1
     assert "--gin.beir_pairs.split=half" in trained[3]
     tests = [number for number, line in enumerate(commands) if "--split=test" in line]
     assert min(tests) > max(number for number, line in enumerate(commands) if line[1] == "train")
@@ -113,6 +115,23 @@ def test_a_design_is_run_from_start_to_test_and_then_no_more(tmp_path, commands,
         run(tmp_path, "--settings", "train.num_steps=1")
     run(tmp_path, "--dry_run")
     assert json.loads(capsys.readouterr().out) == {"num_runs": 10, "trained": 10}
+
+
+def test_without_a_start_an_arm_begins_with_random_parameters(tmp_path, commands):
+    text = SMALL.replace("start: $out/start\n", "")
+    (tmp_path / "small.yaml").write_text(text)
+    experiment = run_design.Experiment(run_design.read(tmp_path / "small.yaml"), tmp_path / "data", tmp_path / "out")
+    ((_, _, settings),) = experiment.stages(run_design.Cell("one", "plain", ("1e-4",), "0"))
+    assert "MODEL" not in settings
+
+
+def test_a_command_in_this_process_gives_its_json_object_and_is_printed(tmp_path, capsys):
+    beir.write(tmp_path / "all", [("d", "", "x"), ("e", "", "y")], [("q", "x")], {"test": {"q": {"d": 1}}})
+    line = ["experiments.sample_corpus", f"--dataset_dir={tmp_path / 'all'}", f"--out_dir={tmp_path / 'part'}", "--num_docs=1"]
+    assert processes.run_here(line)["num_docs"] == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "-m experiments.sample_corpus" in told.err
 
 
 @pytest.mark.parametrize(
