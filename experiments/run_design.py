@@ -32,7 +32,8 @@ A design is a yaml file. Its fields `question`, `success` and `cost` are for rea
 
 An arm that starts from another one takes that arm's run of the same set and seed, with the settings chosen for it. In all texts
 $data, $out, $set, $dataset_dir, $seed, $start and the names of the grid are replaced by their values. For every set, the report has
-each arm's scores and last loss by seed, the collapses that its logs show, and the `de-jax compare_runs` of each comparison.
+each arm's scores by seed, their means, the last losses, the collapses that its logs show, and the `de-jax compare_runs` of each
+comparison.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ import argparse
 import itertools
 import json
 import shlex
+import statistics
 import string
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -255,6 +257,8 @@ class Experiment:
             arm, trained = arms.setdefault(cell.arm, {"scores": [], "loss": [], "collapsed": []}), self.trained(cell)
             for kept, value in zip(arm.values(), (report["dense"], trained["loss"], trained["collapsed"]), strict=True):
                 kept.append(value)
+        for arm in arms.values():
+            arm["mean"] = {name: statistics.fmean(one[name] for one in arm["scores"]) for name in arm["scores"][0]}
         folders = {arm: ",".join(reports[cell]["evaluation_dir"] for cell in cells if cell.arm == arm) for arm in arms}
         compared = []
         for one in self._design["compare"]:

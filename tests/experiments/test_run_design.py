@@ -103,7 +103,8 @@ def test_a_design_is_run_from_start_to_test_and_then_no_more(tmp_path, commands,
     assert min(tests) > max(number for number, line in enumerate(commands) if line[1] == "train")
     assert len(tests) == 2 * 2 * 3
     assert list(report["sets"]) == ["one", "two", "two, scored on one"]
-    assert report["sets"]["two"]["arms"]["both"] == {"scores": [{"ndcg@10": 0.6}] * 2, "loss": [2.0] * 2, "collapsed": [None] * 2}
+    both = {"scores": [{"ndcg@10": 0.6}] * 2, "mean": {"ndcg@10": 0.6}, "loss": [2.0] * 2, "collapsed": [None] * 2}
+    assert report["sets"]["two"]["arms"]["both"] == both
     compared = [line for line in commands if line[0] == "tools.compare_runs"]
     assert compared[1][1:4] == [f"--qrels={data / 'two' / 'qrels' / 'test.tsv'}", "--measure=RR@10", "--systems"]
     assert compared[1][4] == "plain=" + ",".join(f"{out / 'runs' / f'two-plain-0.001-{seed}'}/test" for seed in (0, 1))
