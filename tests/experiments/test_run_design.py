@@ -189,6 +189,6 @@ def test_reproduce_at_small_scale_finds_each_design_by_its_paper_and_names_all_i
     )
     assert set(found.tables) <= {table for paper in found.papers for table in tables.read_paper(paper).tables}
     used = set(re.findall(r"\$data/([a-z-]+)", (ROOT / f"{name}.yaml").read_text()))
-    assert set(found.needs) == {f"data/beir/{folder}" for folder in used}
+    assert {need for need in found.needs if need.startswith("data/")} == {f"data/beir/{folder}" for folder in used}
     assert f"--design=experiments/{name}.yaml" in found.commands[0]
     assert found.results.startswith(found.commands[0].split("=")[-1])
