@@ -115,7 +115,9 @@ def merged(folder: Path, base: Pretrained, encoder: EncoderFolder, *, only_sizes
     settings, file = _settings(folder), folder / FILE
     if not is_there(file):
         raise InputError(f"{folder} holds no {FILE}; write it with peft's save_pretrained(folder, safe_serialization=True).")
-    read = encoder.kind.by_own_name(file, {name.removeprefix(_PREFIX): array for name, array in arrays_in(file).items()})
+    stored = {name.removeprefix(_PREFIX): array for name, array in arrays_in(file).items()}
+    peft_names = {encoder.kind.own_name(name): name for name in stored}
+    read = encoder.kind.by_own_name(file, stored)
     read = {name: array for name, array in read.items() if not any(re.fullmatch(head, name) for head in encoder.kind.heads)}
     modules = {name.removesuffix(_SUFFIXES[0]) for name in read if name.endswith(_SUFFIXES[0])}
     places = {path: origin for path, origin in encoder.origins.items() if origin.name.removesuffix(".weight") in modules}
@@ -127,7 +129,9 @@ def merged(folder: Path, base: Pretrained, encoder: EncoderFolder, *, only_sizes
         return base
     leaves = paths.by_path(base.params)
     for path, origin in places.items():
-        added = part_of(_product(file, origin.name.removesuffix(".weight"), settings, read), origin, file)
+        module = origin.name.removesuffix(".weight")
+        peft_name = peft_names[module + _SUFFIXES[0]].removesuffix(_SUFFIXES[0])
+        added = part_of(_product(file, module, _scales(peft_name, settings), read), origin, file)
         if not origin.transposed or turned(added, origin).shape != leaves[f"shared/{path}"].shape:
             raise InputError(f"{file}: the adapter of {origin.name} gives {added.shape}, which does not fit the base.")
         leaves[f"shared/{path}"] = leaves[f"shared/{path}"] + turned(added, origin)
@@ -141,15 +145,20 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _product(file: Path, module: str, settings: dict[str, Any], read: Mapping[str, Any]) -> np.ndarray:
+def _product(file: Path, module: str, rank_and_scale: tuple[int, float], read: Mapping[str, Any]) -> np.ndarray:
     """The sum to add to the weight of a module, [out, in] float32."""
     a, b = (np.asarray(read[module + suffix](), np.float32) for suffix in _SUFFIXES)
-
-    rank = _of_module(module, settings["rank_pattern"], settings["r"])
-    alpha = _of_module(module, settings["alpha_pattern"], settings["lora_alpha"])
+    rank, scale = rank_and_scale
     if a.ndim != 2 or b.ndim != 2 or not a.shape[0] == b.shape[1] == rank or not np.isfinite(a).all() & np.isfinite(b).all():
         raise InputError(f"{file}: {module} has adapters of {a.shape} and {b.shape} that are not finite numbers of rank {rank}.")
-    return (b @ a) * np.float32(alpha / (rank**0.5 if settings["use_rslora"] else rank))
+    return (b @ a) * np.float32(scale)
+
+
+def _scales(peft_name: str, settings: Mapping[str, Any]) -> tuple[int, float]:
+    """The rank of a module's adapter and the factor of its product; patterns match the name in peft, with a prefix of heads."""
+    rank = _of_module(peft_name, settings["rank_pattern"], settings["r"])
+    alpha = _of_module(peft_name, settings["alpha_pattern"], settings["lora_alpha"])
+    return int(rank), alpha / (rank**0.5 if settings["use_rslora"] else rank)
 
 
 def _of_module(module: str, pattern: Mapping[str, int | float], default: int | float) -> int | float:
