@@ -98,7 +98,9 @@ def _check_normalizer(file: Path, values: dict[str, Any], vocabulary: dict[str, 
         if step.get("type") == "ByteLevel":
             _check_equal(file, spaced, step, {"add_prefix_space": "add_prefix_space"})
         if step.get("type") == "Metaspace":
-            _check_equal(file, spaced, {"prepend_scheme": step.get("prepend_scheme") != "never"}, {"add_prefix_space": "prepend_scheme"})
+            _check_equal(
+                file, spaced, {"prepend_scheme": step.get("prepend_scheme") != "never"}, {"add_prefix_space": "prepend_scheme"}
+            )
 
 
 def _check_ends(file: Path, values: dict[str, Any], vocabulary: Path) -> None:

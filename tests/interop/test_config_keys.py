@@ -198,7 +198,7 @@ REFUSED = [
     (set_in(MODEL, similarity_fn_name="euclidean"), "similarity_fn_name is 'euclidean'"),
     (set_in(MODEL, model_type="SparseEncoder"), "model_type is 'SparseEncoder'"),
     (set_in(MODEL, prompts={"query": "[SEP] query : "}), r"the prompt '\[SEP\] query : ' holds the special token '\[SEP\]'"),
-    (set_in("adapter_config.json", r=8), r"adapter_config\.json changes the weights beside it; merge it first"),
+    (set_in("adapter_config.json", r=8), r"adapter_config\.json changes the weights of an encoder; merge it first"),
     (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b""), r"adapter_model\.safetensors changes the weights"),
 ]  # fmt: skip
 

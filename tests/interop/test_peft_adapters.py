@@ -53,6 +53,21 @@ def test_patterns_match_the_name_that_a_module_has_in_peft(folder):
     np.testing.assert_allclose(difference, 7.0, rtol=1e-5)
 
 
+def test_files_of_other_libraries_beside_adapters_are_not_skipped(folder):
+    vocabulary = json.loads((folder.parent / "base" / "tokenizer.json").read_text())
+    write(folder / "tokenizer.json", {**vocabulary, "padding": None, "truncation": {"max_length": 9}})
+    assert any_model.read(folder, only_sizes=True)
+    write(folder / "tokenizer.json", {**vocabulary, "normalizer": None})
+    with pytest.raises(InputError, match=r"adapter/tokenizer\.json is another vocabulary than that of .*base, which texts are"):
+        any_model.read(folder, only_sizes=True)
+    write(
+        folder / "modules.json",
+        [{"type": f"sentence_transformers.models.{name}", "path": ""} for name in ("Transformer", "Pooling")],
+    )
+    with pytest.raises(InputError, match=r"adapter_config\.json changes the weights of an encoder; merge it first"):
+        any_model.read(folder, only_sizes=True)
+
+
 @pytest.mark.parametrize(
     ("config", "arrays", "message"),
     [
