@@ -28,7 +28,7 @@ CLASSES = {
     "Unigram": ("XLMRoberta", "Camembert", "T5"),
     "BPE": ("Roberta", "Llama", "Gemma", "Qwen2", "GPT2"),
 }
-"""The classes of transformers that make a tokenizer anew from the entries of a vocabulary, by the model of tokenizer.json."""
+"""The classes of transformers that make a new tokenizer from the entries of a vocabulary, by the model of tokenizer.json."""
 WITH_ENDS = ("Bert", "DistilBert", "MPNet", "Roberta", "XLMRoberta", "Camembert")
 """Those of `CLASSES` that put the tokens `cls_token` and `sep_token` around a text."""
 
@@ -118,7 +118,7 @@ def _check_ends(file: Path, values: dict[str, Any], vocabulary: Path) -> None:
 
 
 def _check_class(file: Path, values: dict[str, Any], vocabulary: Path) -> None:
-    """Classes of transformers make the tokenizer anew, with steps of their own, from the entries of tokenizer.json."""
+    """Classes of transformers make a new tokenizer, with steps of their own, from the entries of tokenizer.json."""
     name = str(values.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer")
     own = next((own for own, names in CLASSES.items() if name in names), None)
     if own is None or not is_there(vocabulary):
