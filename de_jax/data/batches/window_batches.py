@@ -206,6 +206,10 @@ def _store(examples: Examples, name: str, tokenizer: Tokenizer, skip_option: str
     if not lengths.all():
         name = names[int(np.argmin(lengths))]
         raise InputError(f"the text {name} is empty; remove it, or leave empty texts out with {skip_option}.")
+    if tokens.max() >= tokenizer.vocab_size:
+        raise InputError(
+            f"a {name} has the token {tokens.max()}, but its vocabulary has {tokenizer.vocab_size}; use the task's own."
+        )
     arrays = {
         "tokens.npy": tokens,
         "offsets.npy": np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]),
