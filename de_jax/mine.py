@@ -63,8 +63,8 @@ def mine(
         run_dir: the run; it may start later.
         once: mine with the newest checkpoint, then end.
         poll_seconds: between two looks for a newer checkpoint.
-        part: of the documents, where as many miners as it says mine each generation together. The one that completes a generation
-            yields it.
+        part: of the documents, where as many miners as it says mine each generation together. The miner that completes a
+            generation yields it.
         texts_per_shard: see `encode.encode_to_dir`; the same for all miners.
 
     Raises:
@@ -96,7 +96,7 @@ def mine(
 
 
 class _Mining(NamedTuple):
-    """What a miner mines, and with which settings."""
+    """A miner's run, data and settings."""
 
     run_dir: Path
     data: TrainingSet

@@ -93,7 +93,7 @@ def packing(
         sample: the store rows of some batches, by which the usual number of rows is set.
         changes: later batches may hold longer texts than those of the sample; some rows are kept for them, since another number of
             rows is another shape to compile.
-        holds_any: a row has room for any text, also one that is longer than those of the store.
+        holds_any: a row has room for any text, also a longer one than those of the store.
         row_multiple: the number of rows of the global batch is a multiple of it.
         num_hosts: each packs its own share of a batch.
     """

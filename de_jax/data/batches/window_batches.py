@@ -2,7 +2,7 @@
 
 The stream is endless: all shards of the source in a drawn order, epoch after epoch. Window w is its examples w N to (w + 1) N, and
 gives N / B batches. So the step alone decides the window, and seed and window decide the batch, on any number of hosts. To begin at
-a step, what lies before its window is passed over: whole shards whose size is known are not read.
+a step, the examples before its window are passed over: whole shards whose size is known are not read.
 """
 
 from __future__ import annotations

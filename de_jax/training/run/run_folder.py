@@ -5,7 +5,7 @@
           recipe.json         every setting that was in effect; config.gin the same, where a gin file was given
           tokenizers/         the tokenizers of the texts
           checkpoints/<step>  the newest ones      best/<step>  the best one by the dev score
-          mining/<step>       the one that several miners share while they mine with it
+          mining/<step>       shared by several miners while they mine with it
           base/0              of a run with adapters, the parameters that no update changes; checkpoints have the rest
           metrics.jsonl       the curves           tensorboard/ the same for TensorBoard
 """
@@ -157,8 +157,8 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
 
     Args:
         run_dir: a folder that `de-jax train` or `de-jax import_model` made.
-        step: a step that has a checkpoint, "best" for the best by the dev score, "mining" for the one that several miners share,
-            None for the newest.
+        step: a step that has a checkpoint, "best" for the best by the dev score, "mining" for the checkpoint of several
+            miners, None for the newest.
         only_sizes: `params` are shapes, and the checkpoint is not read.
 
     Raises:
