@@ -156,6 +156,7 @@ def _mine_parts(mining: _Mining, part: Part, num_steps: int | None) -> Iterator[
     while not mining.is_over(num_steps):
         step = shared_checkpoint.take(run_dir, mining.mined_until)
         if step is None and is_once:
+            print("the newest checkpoint has a generation already", file=sys.stderr)
             return
         if step is None:
             is_new = lambda: shared_checkpoint.newest_step(run_dir) > mining.mined_until()  # noqa: E731
