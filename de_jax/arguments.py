@@ -16,6 +16,7 @@ from de_jax.expansion.expanded_search import Expansion
 from de_jax.retrieval import faiss_index
 from de_jax.retrieval.parts import Part
 from de_jax.settings import NonNegativeFloat, Share, numeric
+from de_jax.training.mesh import distributed
 from de_jax.training.run.run_folder import Run, load_run
 from de_jax.types import InputError
 
@@ -194,27 +195,42 @@ def _changed(run: Run, tower: str, max_length: int | None, prompt: str | None) -
 
 
 def add_shard(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag that names one of several jobs."""
-    parser.add_argument(
-        "--shard", help="number of this job and how many there are, such as 0/4; a run needs --step; default one job"
+    """Adds the flags that name one of several jobs."""
+    jobs = parser.add_argument_group("several jobs", "the same command for every job, each with its own number")
+    which = jobs.add_mutually_exclusive_group()
+    which.add_argument("--shard", help="number of this job and how many there are, such as 0/4; default one job")
+    which.add_argument(
+        "--distributed", action="store_true", help="take both numbers from the TPU pod, SLURM, Kubernetes or MPI that started this"
     )
 
 
+def part(args: argparse.Namespace) -> Part | None:
+    """The part of the work that --shard or --distributed names; None for all of it.
+
+    Raises:
+        InputError: not such a part, no cluster that says so, or a process that cannot compute by itself.
+    """
+    if not args.shard and not args.distributed:
+        return None
+    found = Part.of(args.shard) if args.shard else Part(*distributed.place())
+    distributed.check_alone()
+    return found
+
+
 def shard(args: argparse.Namespace, *, is_run: bool = True) -> Part | None:
-    """The part of the work that --shard names; None for all of it.
+    """`part`, for a command that is given its checkpoint.
 
     Args:
         args: the flags.
         is_run: whether the model has checkpoints.
 
     Raises:
-        InputError: not such a part, or no --step, without which two jobs might take two checkpoints.
+        InputError: as `part` does, or no --step, without which two jobs might take two checkpoints.
     """
-    if args.shard is None:
-        return None
-    if is_run and not str(args.step).isdecimal():
-        raise InputError("--shard needs the number of a checkpoint in --step, so that all jobs take the same one.")
-    return Part.of(args.shard)
+    if (args.shard or args.distributed) and is_run and not str(args.step).isdecimal():
+        flag = "--shard" if args.shard else "--distributed"
+        raise InputError(f"{flag} needs the number of a checkpoint in --step, so that all jobs take the same one.")
+    return part(args)
 
 
 def add_table(parser: argparse.ArgumentParser) -> None:

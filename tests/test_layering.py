@@ -98,7 +98,7 @@ RULES = {
     "de_jax.demo": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("gradio"),
     "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks", "pretraining")),
-    "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables")),
+    "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "arguments")),
     "de_jax.planner": PROCESS,
     "de_jax.papers": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings", "configurables", "planner")),
 }

@@ -130,7 +130,14 @@ def wanted(texts: TrainingTexts, miner: Miner) -> Wanted:
     return Wanted(query_rows, anchors, known, min(texts.doc_store.num_texts, depth))
 
 
-def embed(run: Run, texts: TrainingTexts, *, keep_as: str | None, progress: encode.Progress | None = None) -> Embedded:
+def embed(
+    run: Run,
+    texts: TrainingTexts,
+    *,
+    keep_as: str | None,
+    texts_per_shard: int = encode.TEXTS_PER_SHARD,
+    progress: encode.Progress | None = None,
+) -> Embedded:
     """Encodes all documents and the queries that are trained on.
 
     Args:
@@ -138,11 +145,14 @@ def embed(run: Run, texts: TrainingTexts, *, keep_as: str | None, progress: enco
         texts: of the training pairs.
         keep_as: the name of the documents' embeddings in the run's folder (`encode.cached_docs`). After a kill, the same call
             continues with them. None keeps the embeddings only in memory.
+        texts_per_shard: see `encode.encode_to_dir`.
         progress: is called with the number of newly encoded documents.
     """
     clock = _Clock()
     store = texts.passages or texts.doc_store
-    folder = encode.cached_docs(run, store, keep_as, progress=progress) if keep_as else None
+    folder = None
+    if keep_as:
+        folder = encode.cached_docs(run, store, keep_as, texts_per_shard=texts_per_shard, progress=progress)
     docs = open_embeddings(folder)[1] if folder else encode.docs(run, store, progress=progress)
     clock.lap("encode")
     query_rows = np.unique(texts.pairs[:, 0])
