@@ -77,7 +77,7 @@ def environment() -> dict[str, Any]:
 def planted(
     num_docs: int, num_queries: int, dim: int, docs_a_group: int, seed: int, file: Path | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Documents [num_docs, dim] and queries [num_queries, dim], unit vectors, float32, made a chunk at a time, in a file if given."""
+    """Documents [num_docs, dim] and queries [num_queries, dim], unit vectors, float32, made chunk by chunk, in a file if given."""
     rng = np.random.default_rng(seed)
     centres = _unit(rng, np.zeros((-(-num_docs // docs_a_group), dim), np.float32))
     shape = num_docs, dim
