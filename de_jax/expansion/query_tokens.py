@@ -122,7 +122,7 @@ class QueryTokensWriter:
         num_docs, num_queries = self.done.num_docs + len(of_docs), self.done.num_queries + len(lengths)
         for name, values in (("tokens", tokens.astype(self._dtype)), ("lengths", lengths.astype("<u2")), ("offsets", ends)):
             with outputs.naming(self._file(name)), open(self._file(name), "ab", buffering=0) as file:
-                outputs.write_all(file, memoryview(np.ascontiguousarray(values)).cast("B"))
+                outputs.write_all(file, memoryview(values.tobytes()))
                 os.fsync(file.fileno())
         self.done = Progress(num_docs, num_queries, int(ends[-1]))
         outputs.write_json(self._begun / PROGRESS_FILE, self.done._asdict())

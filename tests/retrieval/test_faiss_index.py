@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 import types
@@ -436,6 +437,37 @@ def test_lists_that_do_not_fit_on_the_disk_are_refused_before_they_are_written(c
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="an index on disk stands beside its embeddings"):
         index_builder("IVF4,Flat", SearchOptions(on_disk=True))(docs, ids)
+
+
+@pytest.mark.soak
+def test_an_index_of_four_times_the_memory_is_built_and_searched_on_disk(tmp_path):
+    docs = np.random.default_rng(0).standard_normal((250_000, 256), np.float32)
+    np.save(tmp_path / "docs.npy", docs)  # 256 MB, and as much in the lists
+    program = """if True:
+        import resource, sys
+        import numpy as np
+        from de_jax.retrieval import faiss_filling
+        from de_jax.retrieval.faiss_index import FaissIndex, SearchOptions
+        faiss_filling.ADD_DOCS, faiss_filling.PART_BYTES = 4096, 8 << 20
+        docs, folder = np.load(sys.argv[1] + "/docs.npy", mmap_mode="r"), sys.argv[1] + "/index"
+        ids = [str(i) for i in range(250_000)]
+        options = {"factory": "IVF16,Flat", "options": SearchOptions(nprobe=16), "train_size": 4096}
+        FaissIndex.build(docs[:5000], ids[:5000], **options).search(docs[:5], 3)  # whatever FAISS allocates once
+        used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+        resource.setrlimit(resource.RLIMIT_DATA, (used + (64 << 20),) * 2)  # anonymous memory; mapped files do not count
+        if sys.argv[2] == "on disk":
+            found = FaissIndex.build_on_disk(docs, ids, folder, **options).search(docs[:50], 3)
+        else:
+            found = FaissIndex.build(docs, ids, **options).search(docs[:50], 3)
+        assert (found.doc_rows[:, 0] == np.arange(50)).all()
+    """
+
+    def code(place):
+        command = [sys.executable, "-c", program, str(tmp_path), place]
+        return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, check=False)
+
+    assert (done := code("on disk")).returncode == 0, done.stderr
+    assert b"MemoryError" in code("in memory").stderr
 
 
 COMPRESSED = ["IVF4,PQ8x4", "PCA16,Flat", "SQfp16"]
