@@ -89,7 +89,7 @@ class QueryTokens:
 
 
 class Progress(NamedTuple):
-    """What a folder that is not complete holds already."""
+    """The content of a folder that is not complete."""
 
     num_docs: int
     num_queries: int
@@ -97,7 +97,7 @@ class Progress(NamedTuple):
 
 
 class QueryTokensWriter:
-    """Appends documents to the arrays of a folder in the making; the same call continues where a killed process was.
+    """Appends documents to the arrays of a folder in the making; the same call continues after a kill.
 
     Args:
         folder: of the complete arrays.
