@@ -147,7 +147,7 @@ class QueryTokensWriter:
         }
 
     def _resume(self) -> None:
-        """Cuts the arrays to what was recorded, or begins them."""
+        """Cuts the arrays back to their recorded sizes, or begins them."""
         if (self._begun / PROGRESS_FILE).is_file():
             record = schema.read(self._begun / PROGRESS_FILE, schema.record(dict.fromkeys(Progress._fields, schema.integer())))
             self.done = Progress(**record)
