@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Int64
+from jaxtyping import Int, Int64, Integer
 
 from de_jax.data.stores.store_writer import joined
 from de_jax.data.text.tokenizing import Tokenizer
@@ -116,7 +116,7 @@ class QueryTokensWriter:
         self.done = Progress(0, 0, 0)
         self._resume()
 
-    def append(self, tokens: Int[np.ndarray, " t"], lengths: Int[np.ndarray, " q"], of_docs: Int[np.ndarray, " d"]) -> None:
+    def append(self, tokens: Integer[np.ndarray, " t"], lengths: Int[np.ndarray, " q"], of_docs: Int[np.ndarray, " d"]) -> None:
         """Adds the next documents: the tokens of all their queries, those of each query, and of each document."""
         ends = self.done.num_tokens + np.cumsum(of_docs)
         num_docs, num_queries = self.done.num_docs + len(of_docs), self.done.num_queries + len(lengths)

@@ -103,7 +103,9 @@ class FaissIndex:
             InputError: FAISS is not installed or refuses the factory, the sample or the device; as for `ExactIndex`.
         """
         filling = _filling(embeddings, ids, factory, options, train_size=train_size, seed=seed, progress=progress)
-        return cls(filling.in_memory(), ids, factory, options)
+        index = filling.in_memory()
+        _set_parameters(index, factory, options)  # it may come from a GPU
+        return cls(index, ids, factory, options)
 
     @classmethod
     def build_on_disk(
