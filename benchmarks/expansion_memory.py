@@ -26,6 +26,7 @@ import numpy as np
 from benchmarks import measure
 from de_jax import command
 from de_jax.data.batches import layout
+from de_jax.data.stores.corpus import TokenStore
 from de_jax.expansion.document_texts import GeneratedQueries, TextsWithOneQuery, tokenized_queries
 from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.expansion.query_texts import queries_by_row
@@ -97,7 +98,8 @@ def _of_full_store(args: argparse.Namespace, work_dir: Path, rng: np.random.Gene
     writer.finish()
     written, start = time.perf_counter() - start, time.perf_counter()
     store = QueryTokens(work_dir / "full", firsts)
-    texts = TextsWithOneQuery(_EqualDocs(num_docs), GeneratedQueries(store, firsts, lambda row: np.arange(args.num_queries)))  # type: ignore[arg-type]
+    generated = GeneratedQueries(store, firsts, lambda row: np.arange(args.num_queries))
+    texts = TextsWithOneQuery(_equal_docs(num_docs), generated)
 
     def drawn() -> np.ndarray:
         docs = rng.integers(num_docs, size=(BATCH, 1 + NEGATIVES))
@@ -143,13 +145,16 @@ class Words:
         raise NotImplementedError
 
 
-class _EqualDocs:
-    """A corpus of equal documents of 60 tokens, in no memory: here the queries are measured."""
-
-    prefix_ids, suffix_ids, tokenizer_fingerprint = (), (1,), Words.fingerprint
-
-    def __init__(self, num_docs: int) -> None:
-        self.tokens, self.offsets = np.broadcast_to(np.int32(5), (60 * num_docs,)), 60 * np.arange(num_docs + 1)
+def _equal_docs(num_docs: int) -> TokenStore:
+    """A corpus of equal documents of 60 tokens, in little memory: here the queries are measured."""
+    arrays = {
+        "tokens.npy": np.broadcast_to(np.int32(5), (60 * num_docs,)),
+        "offsets.npy": 60 * np.arange(num_docs + 1),
+        "ids.npy": np.broadcast_to(np.bytes_(b"d"), (num_docs,)),
+        "id_order.npy": np.broadcast_to(np.int64(0), (num_docs,)),
+    }
+    about = {name: getattr(Words, name) for name in ("vocab_size", "prefix_ids", "suffix_ids")}
+    return TokenStore(Path(), {**about, "tokenizer_fingerprint": Words.fingerprint, "content_hash": "equal documents"}, arrays)
 
 
 def _write(folder: Path, doc_ids: list[str], num_queries: int, rng: np.random.Generator) -> None:
