@@ -1,12 +1,12 @@
 """Disk and memory that the generated queries of a large corpus take; prints one JSON line.
 
-python -m benchmarks.expansion_memory --num_docs 10000 --num_queries 80 --full_store
+python -m benchmarks.expansion_memory --num_docs 10000 --num_queries 80 --full_store full
 
 A synthetic expansion is read into mapped texts (`expansion.query_texts`) and tokens (`expansion.query_tokens`), as a curriculum
 does, and queries of random documents are read from there. Each document has its own pool of 30 words for its queries, since the
 generated queries of one document repeat each other; a word is one token, every third one two. `of_full_corpus` scales the figures
-of one document to `--full_corpus` documents. With --full_store the tokens of that many documents are written, random ones, and
-batches of documents and hard negatives with one query each are drawn from them.
+of one document to `--full_corpus` documents. With --full_store the tokens of that many documents are in a folder of this name,
+random ones, which are written if it is absent, and batches of documents and hard negatives with one query each are drawn from it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
             for kind in ("query_texts", "generated")
         )
         of_numbers = 4 * queries.counts.nbytes  # counts, the rows of documents, and the first query and text of each
-        store = _of_full_store(args, Path(work_dir), rng) if args.full_store else {}
+        store = _of_full_store(args, rng) if args.full_store else {}
     return {
         "num_docs": args.num_docs,
         "num_queries": args.num_queries,
@@ -86,18 +86,19 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _of_full_store(args: argparse.Namespace, work_dir: Path, rng: np.random.Generator) -> dict[str, Any]:
+def _of_full_store(args: argparse.Namespace, rng: np.random.Generator) -> dict[str, Any]:
     """The tokens of the full corpus on disk, and what batches with its queries cost."""
     num_docs, words, start = args.full_corpus, Words(), time.perf_counter()
     firsts = np.arange(num_docs + 1) * args.num_queries
-    sizes = {"num_docs": num_docs, "num_queries": int(firsts[-1]), "vocab_size": words.vocab_size}
-    writer = QueryTokensWriter(work_dir / "full", **sizes, tokenizer_fingerprint=words.fingerprint, made_from="random numbers")
-    while left := min(DOCS_AT_ONCE, num_docs - writer.done.num_docs):
-        lengths = rng.integers(4, 13, (left, args.num_queries))  # 8 on average, as of doc2query's
-        writer.append(rng.integers(2, 32128, lengths.sum(), np.uint16), lengths.reshape(-1), lengths.sum(axis=1))
-    writer.finish()
+    if not args.full_store.exists():
+        sizes = {"num_docs": num_docs, "num_queries": int(firsts[-1]), "vocab_size": words.vocab_size}
+        writer = QueryTokensWriter(args.full_store, **sizes, tokenizer_fingerprint=words.fingerprint, made_from="random numbers")
+        while left := min(DOCS_AT_ONCE, num_docs - writer.done.num_docs):
+            lengths = rng.integers(4, 13, (left, args.num_queries))  # 8 on average, as of doc2query's
+            writer.append(rng.integers(2, 32128, lengths.sum(), np.uint16), lengths.reshape(-1), lengths.sum(axis=1))
+        writer.finish()
     written, start = time.perf_counter() - start, time.perf_counter()
-    store = QueryTokens(work_dir / "full", firsts)
+    store = QueryTokens(args.full_store, firsts)
     generated = GeneratedQueries(store, firsts, lambda row: np.arange(args.num_queries))
     texts = TextsWithOneQuery(_equal_docs(num_docs), generated)
 
@@ -185,7 +186,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--num_queries", type=int, default=80, help="of each document (default 80)")
     parser.add_argument("--num_reads", type=int, default=10_000, help="documents whose queries are read (default 10000)")
     parser.add_argument("--full_corpus", type=int, default=8_800_000, help="documents to extrapolate to (default 8800000)")
-    parser.add_argument("--full_store", action="store_true", help="write the tokens of the full corpus and draw batches")
+    parser.add_argument("--full_store", type=Path, help="folder of the tokens of the full corpus; batches are drawn from it")
     parser.add_argument("--num_batches", type=int, default=50, help="drawn from there (default 50)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work_dir", help="where files are written (default the system's temporary folder)")

@@ -28,8 +28,8 @@ from de_jax.files import folders
 from de_jax.settings import LARGEST
 from de_jax.types import PADDING_ID, InputError
 
-_TEXTS = 1 << 17
-"""Whose lengths are computed at a time."""
+_TEXTS, _DOCS = 1 << 17, 1 << 14
+"""Texts whose lengths are computed at a time, and documents whose queries' lengths are read."""
 
 
 class GeneratedQueries(NamedTuple):
@@ -152,6 +152,23 @@ class _Expander(NamedTuple):
         _write_same(padded, places, column, separator, np.ones(len(places), bool))
         return padded
 
+    def longest_with_one(self, firsts: Int64[np.ndarray, " n_and_1"], max_length: int) -> int:
+        """Tokens of the longest text of a document alone or with one of its queries, after cutting the document to `max_length`.
+
+        The longest of a document has its longest query that fits, so the lengths of all queries are read once, in their order.
+        """
+        room, separator, longest = max_length - self._num_specials(), len(self.docs.suffix_ids), 0
+        for start in range(0, len(firsts) - 1, _DOCS):
+            own = firsts[start : start + _DOCS + 1]
+            queries = np.minimum(self.queries.lengths[own[0] : own[-1]], self.max_query_length).astype(np.int64)
+            queries = np.where((queries > 0) & (queries + separator < room), queries + separator, 0)
+            docs = np.diff(self.docs.offsets[start : start + len(own)])
+            has_any = np.diff(own) > 0
+            if has_any.any():
+                docs[has_any] += np.maximum.reduceat(queries, (own[:-1] - own[0])[has_any])
+            longest = max(longest, int(docs.max()))
+        return min(longest, room) + self._num_specials()
+
     def _sizes(
         self, doc_rows: np.ndarray, query_rows: np.ndarray, max_length: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -226,21 +243,16 @@ class ExpandedTexts:
 class _Lengths:
     """The lengths of texts, which are computed when asked for."""
 
-    def __init__(self, lengths_of: Callable[[np.ndarray], np.ndarray], num_texts: int, max_length: int) -> None:
-        self._lengths_of, self._num_texts, self._max_length = lengths_of, num_texts, max_length
+    def __init__(self, lengths_of: Callable[[np.ndarray], np.ndarray], longest: Callable[[], int]) -> None:
+        self._lengths_of, self._longest = lengths_of, longest
 
     def __getitem__(self, rows: Int[np.ndarray, " *r"]) -> Int32[np.ndarray, " *r"]:
         """Of any rows; of a negative one, that of row 0."""
         return self._lengths_of(np.maximum(rows, 0).reshape(-1)).reshape(rows.shape)
 
     def max(self) -> int:
-        """The longest of all texts; looks no further once one is cut."""
-        longest = 0
-        for start in range(0, self._num_texts, _TEXTS):
-            longest = max(longest, int(self[np.arange(start, min(start + _TEXTS, self._num_texts))].max()))
-            if longest == self._max_length:
-                break
-        return longest
+        """The longest of all texts."""
+        return self._longest()
 
 
 class TextsWithOneQuery:
@@ -277,10 +289,10 @@ class TextsWithOneQuery:
 
     def lengths(self, max_length: int) -> _Lengths:
         """Tokens of each text after truncation, looked up when asked for."""
-        return _Lengths(lambda rows: self._lengths_of(rows, max_length), self.num_texts, max_length)
-
-    def _lengths_of(self, rows: Int[np.ndarray, " r"], max_length: int) -> Int32[np.ndarray, " r"]:
-        return self._expander.lengths(*self._texts(rows), max_length)
+        return _Lengths(
+            lambda rows: self._expander.lengths(*self._texts(rows), max_length),
+            lambda: self._expander.longest_with_one(self._firsts, max_length),
+        )
 
     def pad(self, rows: Int[np.ndarray, " r"], max_length: int, pad_to: int) -> Int32[np.ndarray, "r {pad_to}"]:
         """The texts of `rows`, zeros to the right; a negative row gives zeros. See `TokenStore.pad`."""

@@ -54,6 +54,7 @@ class QueryTokens:
 
     Attributes:
         tokens: [total], memory-mapped.
+        lengths: uint16 [queries] tokens of each query, memory-mapped.
         num_queries: of all documents.
         tokenizer_fingerprint: of the vocabulary.
         content_hash: equal for equal queries and vocabularies.
@@ -67,7 +68,7 @@ class QueryTokens:
             raise InputError(f"{folder} is of {wrong}, not of {sizes}; {mend}.")
         self.folder, self._firsts, self.num_queries = folder, firsts, manifest["num_queries"]
         self.tokens = read_array(folder / "tokens.npy", manifest["token_dtype"], (manifest["num_tokens"],), rebuild=mend)
-        self._lengths = read_array(folder / "lengths.npy", "<u2", (self.num_queries,), rebuild=mend)
+        self.lengths = read_array(folder / "lengths.npy", "<u2", (self.num_queries,), rebuild=mend)
         self._offsets = read_array(folder / "offsets.npy", "<i8", (manifest["num_docs"] + 1,), rebuild=mend)
         if self._offsets[0] != 0 or self._offsets[-1] != manifest["num_tokens"] or np.any(np.diff(self._offsets) < 0):
             raise InputError(f"{folder}/offsets.npy is damaged: the offsets do not ascend to the number of tokens; {mend}.")
@@ -82,9 +83,9 @@ class QueryTokens:
             docs = np.searchsorted(self._firsts, block, side="right") - 1
             own = self._firsts[docs]
             before = own[:, None] + np.arange(int((block - own).max(initial=0)))  # the document's queries before each
-            lengths = self._lengths[np.minimum(before, self.num_queries - 1)]
+            lengths = self.lengths[np.minimum(before, self.num_queries - 1)]
             starts[first : first + _ROWS] = self._offsets[docs] + np.sum(lengths, axis=1, where=before < block[:, None])
-            sizes[first : first + _ROWS] = self._lengths[block]
+            sizes[first : first + _ROWS] = self.lengths[block]
         return starts, np.where(queries >= 0, sizes, 0)
 
 

@@ -115,7 +115,7 @@ def test_queries_are_tokenized_once(made, tmp_path):
 
 def test_lengths_are_those_of_padded_texts_also_of_many_documents(made, tmp_path, monkeypatch):
     tokenizer, _, _ = made
-    monkeypatch.setattr(document_texts, "_TEXTS", 50)
+    monkeypatch.setattr(document_texts, "_DOCS", 7)
     rng = np.random.default_rng(0)
     words = [word for doc in DOCS for word in doc.split()]
     sentences = [" ".join(rng.choice(words, size)) for size in rng.integers(1, 9, 300)]
@@ -124,7 +124,7 @@ def test_lengths_are_those_of_padded_texts_also_of_many_documents(made, tmp_path
     texts = TextsWithOneQuery(
         docs, tokenized_queries(queries, tokenizer, tmp_path / "cache", with_repeated=True), max_query_length=4
     )
-    for max_length in (9, 100):
+    for max_length in (5, 9, 12, 100):
         lengths, rows = texts.lengths(max_length), np.arange(texts.num_texts)
         padded = texts.pad(rows, max_length, max_length)
         np.testing.assert_array_equal(lengths[rows], np.count_nonzero(padded, axis=1))
