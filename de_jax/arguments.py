@@ -90,14 +90,17 @@ def add_faiss(parser: argparse._ActionsContainer) -> None:
     """Adds the flags of FAISS, None where they are not given."""
     parser.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index")
     parser.add_argument("--ef_search", type=int, help="candidates to keep in an HNSW index")
-    parser.add_argument("--faiss_device", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
+    parser.add_argument("--faiss_device", choices=faiss_index.DEVICES, help="where FAISS fills and searches (default cpu)")
     parser.add_argument("--faiss_gpu_mode", choices=faiss_index.GPU_MODES, help="of several GPUs (default shard)")
     parser.add_argument("--faiss_float16", action="store_true", help="the GPU stores vectors in half precision")
+    parser.add_argument(
+        "--faiss_on_disk", action="store_true", help="keep the lists of an IVF index in a file, for corpora beyond memory"
+    )
 
 
 def search_options(args: argparse.Namespace) -> faiss_index.SearchOptions:
     """The options of FAISS by the flags of `add_faiss`."""
-    options = faiss_index.SearchOptions(args.nprobe, args.ef_search, float16=args.faiss_float16)
+    options = faiss_index.SearchOptions(args.nprobe, args.ef_search, float16=args.faiss_float16, on_disk=args.faiss_on_disk)
     given = {"device": args.faiss_device, "gpu_mode": args.faiss_gpu_mode}
     return options._replace(**{name: value for name, value in given.items() if value is not None})
 

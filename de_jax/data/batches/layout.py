@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -17,11 +17,22 @@ from de_jax.types import Array, Packed
 
 
 @runtime_checkable
-class Store(Protocol):
-    """Texts as tokens: `corpus.TokenStore`, `passages.PassageStore`, `document_texts.ExpandedTexts`."""
+class Lengths(Protocol):
+    """Tokens of each text: an array, or what looks them up."""
 
-    def lengths(self, max_length: int) -> np.ndarray:
-        """Tokens of each text after truncation, int32 [n]."""
+    def __getitem__(self, rows: np.ndarray, /) -> np.ndarray:
+        """Those of some texts, int32, in the shape of the rows; of a negative row, any."""
+
+    def max(self) -> Any:
+        """The longest of all texts."""
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Texts as tokens: `corpus.TokenStore`, `passages.PassageStore`, `document_texts.TextsWithOneQuery`."""
+
+    def lengths(self, max_length: int) -> Lengths:
+        """Tokens of each text after truncation."""
 
     def pad(self, rows: np.ndarray, max_length: int, pad_to: int) -> np.ndarray:
         """Token ids of some texts, int32 [len(rows), pad_to]; zeros for a negative row."""
