@@ -22,6 +22,7 @@ from de_jax import command
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.evaluation.dev_scores import score_index
+from de_jax.files import mirrors
 from de_jax.mining.generations import Generation
 from de_jax.mining.miner import Miner
 from de_jax.mining.mining_run import mine_generation, mined_steps, only_miner
@@ -49,7 +50,7 @@ def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_second
         InputError: the recipe mines nothing, another miner is at work, the run is of other texts or another vocabulary, or, with
             `once`, there is no checkpoint.
     """
-    run_dir = Path(run_dir)
+    run_dir = mirrors.local(run_dir)
     if recipe.negatives.miner is None:
         raise InputError("the recipe mines nothing; set train.miner = @Miner().")
     if recipe.negatives.mine_every_steps is not None and not once:
@@ -58,6 +59,14 @@ def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_second
     data = recipe.data(share=Share(run_dir=str(run_dir)))
     if not data.all_mined:
         raise InputError(f"no folder is set for the generations; set {recipe.options_name}.negatives_dir.")
+    with mirrors.kept_equal(run_dir) as sync:
+        if sync:
+            sync.follow(run_dir, *(mined.negatives_dir for mined in data.all_mined.values()))
+        yield from _mine(recipe, recipe.negatives.miner, run_dir, data, once, poll_seconds)
+
+
+def _mine(recipe: Recipe, miner: Miner, run_dir: Path, data: TrainingSet, once: bool, poll_seconds: float) -> Iterator[Generation]:
+    """As `mine`, of data that is open."""
     if not once:
         # The run mines the first generation itself if the folder is empty, so the folder belongs to the run until then.
         all_begun = lambda: all(mined.newest() is not None for mined in data.all_mined.values())  # noqa: E731
@@ -74,7 +83,7 @@ def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_second
             try:
                 run = load_run(run_dir, None if once else step)  # the trainer may remove the newest, and another is as good
                 _check_same_texts(run, data)
-                yield from _mine_all(run, data, recipe.negatives.miner)
+                yield from _mine_all(run, data, miner)
             except InputError:
                 if once or step == max(complete_steps(run_dir / CHECKPOINTS_DIR), default=step):  # the newest is not removed
                     raise

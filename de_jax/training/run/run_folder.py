@@ -23,10 +23,10 @@ import numpy as np
 
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
-from de_jax.files import schema
+from de_jax.files import leases, mirrors, schema
 from de_jax.files.folders import atomic_dir
 from de_jax.files.kind import Kind
-from de_jax.files.outputs import only_one, write_json
+from de_jax.files.outputs import write_json
 from de_jax.files.reading import read_lines
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.training.mesh import distributed, sharding
@@ -85,7 +85,7 @@ def only_trainer(run_dir: str | Path) -> contextlib.AbstractContextManager[None]
     """
     if not distributed.is_first():
         return contextlib.nullcontext()
-    return only_one(Path(run_dir) / ".train.lock", f"training in {run_dir}")
+    return leases.only_one(Path(run_dir) / ".train.lock", f"training in {run_dir}")
 
 
 def describe_run(run_dir: str | Path, *, model: DualEncoder, query: Side, doc: Side, adapters: Lora | None = None) -> None:
@@ -327,6 +327,8 @@ def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple
 
 def find_checkpoint(run_dir: Path, step: int | str | None) -> tuple[Path, int]:
     """The folder and the step of a checkpoint, chosen as in `load_run`."""
+    if str(step).isdecimal():
+        mirrors.bring(run_dir / CHECKPOINTS_DIR / str(step))
     steps = {name: complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR)}
     if step == "best":
         candidates = [(BEST_DIR, found) for found in steps[BEST_DIR][-1:]]
