@@ -193,7 +193,7 @@ class Mirror:
                 is_whole = False
             else:
                 is_whole = all(name in there and there[name].size == size for name, size in sizes.items())
-        if not is_whole and folder not in self._told:
+        if not is_whole and folder not in self._told and not (self.path / folder).is_dir():  # else it is being uploaded from here
             self._told.add(folder)
             warnings.warn(f"{self.address}/{folder} is half uploaded, so it is left out.", stacklevel=2)
         return is_whole

@@ -43,8 +43,16 @@ def local(address: str | Path) -> Path:
     text = os.fspath(address)
     if not buckets.is_bucket(text):
         return outputs.require_local(address)
-    mirror = _opened(text)
-    return mirror.path
+    return _opened(text).path
+
+
+@contextlib.contextmanager
+def written(path: str | Path) -> Iterator[Path]:
+    """The path to write to for a path or an address; what the block wrote to an address is uploaded."""
+    found = local(path)
+    yield found
+    if of(found):
+        push_all()
 
 
 def localized(value: Any) -> Any:

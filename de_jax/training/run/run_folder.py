@@ -23,7 +23,7 @@ import numpy as np
 
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
-from de_jax.files import leases, mirrors, schema
+from de_jax.files import buckets, leases, mirrors, schema
 from de_jax.files.folders import atomic_dir
 from de_jax.files.kind import Kind
 from de_jax.files.outputs import write_json
@@ -272,9 +272,9 @@ def origins(run_dir: str | Path) -> list[str]:
     Raises:
         InputError: a description that is damaged.
     """
-    run_dir = Path(run_dir)
+    run_dir = buckets.path_of(str(run_dir)) if buckets.is_bucket(run_dir) else Path(run_dir)
     if not RUN.is_in(run_dir):
-        return [str(run_dir)]
+        return [buckets.address_of(run_dir) or str(run_dir)]
     found: list[str] = []
     if (run_dir / ORIGIN_FILE).is_file():
         found = schema.read(run_dir / ORIGIN_FILE, schema.record({"from": schema.texts}))["from"]
