@@ -64,8 +64,8 @@ def require_local(path: str | Path) -> Path:
     """
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", os.fspath(path)):  # a `Path` has lost the second slash
         raise InputError(
-            f"{path} is an address; give a path on this machine, because only commands, recipes and the functions of de_jax read and "
-            "write buckets."
+            f"{path} is an address; give a path on this machine, because only commands, recipes and the functions of de_jax take "
+            "buckets."
         )
     return Path(path)
 

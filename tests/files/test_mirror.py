@@ -66,7 +66,9 @@ def test_addresses_and_paths_stand_for_each_other(bucket, tmp_path):
     assert buckets.address_of(path / "c") == "s3://bucket/a/b/c"
     assert buckets.address_of(tmp_path) is None
     assert buckets.named(f"{path}/x is damaged.") == "s3://bucket/a/b/x is damaged."
-    assert buckets.replaced("a=gs://b/x,gs://c,y", buckets.path_of) == f"a={buckets.path_of('gs://b/x')},{buckets.path_of('gs://c')},y"
+    assert (
+        buckets.replaced("a=gs://b/x,gs://c,y", buckets.path_of) == f"a={buckets.path_of('gs://b/x')},{buckets.path_of('gs://c')},y"
+    )
     assert buckets.foreign("a=https://host/x") == "https://host/x"
     for wrong in ("gs://", "gs://b//x", "gs://b/../x"):
         with pytest.raises(InputError, match="is no address of a folder or file; write it like gs://bucket/folder"):
@@ -128,7 +130,7 @@ def test_marks_are_uploaded_last_and_removed_first(bucket, monkeypatch):
         (path / "checkpoints/10" / name).unlink()
     removed.clear()
     mirrors.push_all()
-    assert list(removed[0])[0] == "checkpoints/10/_CHECKPOINT_METADATA"
+    assert next(iter(removed[0])) == "checkpoints/10/_CHECKPOINT_METADATA"
     assert not {name for name in bucket() if name.startswith("checkpoints/10/")}
 
 

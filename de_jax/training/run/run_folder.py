@@ -37,7 +37,7 @@ from de_jax.training.run.run_log import METRICS_FILE
 from de_jax.training.step.adapters import Lora
 from de_jax.types import InputError, Params, TrainState
 
-_REMOVAL_SECONDS = 1.0
+_REMOVAL_SECONDS, _SHARED_SECONDS = 1.0, 10.0
 RECIPE_FILE = "recipe.json"
 ORIGIN_FILE = "origin.json"
 CHECKPOINTS_DIR = "checkpoints"
@@ -77,15 +77,30 @@ class Run(NamedTuple):
         return {"query": self.query, "doc": self.doc}[tower]
 
 
-def only_trainer(run_dir: str | Path) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def only_trainer(run_dir: str | Path) -> Iterator[None]:
     """Holds the folder of a run for one trainer; where several processes train together, the first one does it for all.
 
     Raises:
-        InputError: another trainer is at work there.
+        InputError: another trainer is at work there, or the processes have copies of their own of a run in a bucket.
     """
-    if not distributed.is_first():
-        return contextlib.nullcontext()
-    return leases.only_one(Path(run_dir) / ".train.lock", f"training in {run_dir}")
+    lock = Path(run_dir) / ".train.lock"
+    with leases.only_one(lock, f"training in {run_dir}") if distributed.is_first() else contextlib.nullcontext():
+        if mirrors.of(run_dir):
+            distributed.agreed(True)  # the first process has fetched the run again
+            if not distributed.all_agree(_appears(lock)):
+                raise InputError(
+                    f"the processes that train in {run_dir} have copies of their own; set DE_JAX_CACHE to a folder that all of them see."
+                )
+        yield
+
+
+def _appears(path: Path) -> bool:
+    """Whether a file is there, or comes soon, as the file system of several hosts may take a while."""
+    deadline = time.monotonic() + _SHARED_SECONDS
+    while not (is_there := path.exists()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return is_there
 
 
 def describe_run(run_dir: str | Path, *, model: DualEncoder, query: Side, doc: Side, adapters: Lora | None = None) -> None:
