@@ -90,7 +90,8 @@ def only_trainer(run_dir: str | Path) -> Iterator[None]:
             distributed.agreed(True)  # the first process has fetched the run again
             if not distributed.all_agree(_appears(lock)):
                 raise InputError(
-                    f"the processes that train in {run_dir} have copies of their own; set DE_JAX_CACHE to a folder that all of them see."
+                    f"the processes that train in {run_dir} have copies of their own; set DE_JAX_CACHE to a folder that all of "
+                    "them see."
                 )
         yield
 
