@@ -1,8 +1,8 @@
 """A command on a machine whose connection to its bucket is slow, or loses writes. A program:
 
-    python tests/bucket_machine.py '{"slow": 0.1, "lost": 0.2, "failed": 0.1, "seed": 0}' de_jax.trainer --gin_file=...
+    python tests/bucket_machine.py '{"slow": 0.1, "step": 0.3, "lost": 0.2, "failed": 0.1}' de_jax.trainer --gin_file=...
 
-`slow` are seconds that each upload takes, `lost` the share of uploads that the bucket confirms and forgets, `failed` the share that
+`slow` are seconds that each upload takes, `step` seconds that each update takes longer, `lost` the share of uploads that the bucket confirms and forgets, `failed` the share that
 it refuses as if the network were gone.
 """
 
@@ -14,11 +14,12 @@ import time
 
 from de_jax import command
 from de_jax.files import buckets, leases, mirrors
+from de_jax.training.run.checkpoint import SaveCheckpoints
 
 
 def main():
     faults = json.loads(sys.argv[1])
-    rng, put = random.Random(faults.get("seed", 0)), buckets.Objects.put
+    rng, put = random.Random(0), buckets.Objects.put
     leases.LEASE_SECONDS, leases.BEAT_SECONDS, leases.LOOK_SECONDS = 6.0, 1.0, 0.5
     mirrors.SYNC_SECONDS, mirrors.LAST_SECONDS = 0.5, 120.0
 
@@ -31,7 +32,12 @@ def main():
             return path.stat().st_size
         return put(self, name, path)
 
+    def slowly(self, *given):
+        time.sleep(faults.get("step", 0))
+        return save(self, *given)
+
     buckets.Objects.put = put_or_not
+    save, SaveCheckpoints.__call__ = SaveCheckpoints.__call__, slowly
     sys.argv = sys.argv[2:]
     command.run(importlib.import_module(sys.argv[0]).main)
 

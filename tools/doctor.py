@@ -164,7 +164,7 @@ def _bucket(address: str, problems: list[str]) -> Iterator[str]:
         if is_new and is_read and objects.read(name) is None:
             yield "an object was written, read and deleted"
         else:
-            problems.append(f"{address} does not give back what is written there; use another bucket.")
+            problems.append(f"{address} loses an object that was written there; use another bucket.")
         if not is_kept:
             yield "two writers of a new object are not told apart, so two runs that start at the same second may share an address"
     except InputError as error:

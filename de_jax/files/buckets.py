@@ -171,7 +171,7 @@ class Objects:
         return len(data)
 
     def read(self, name: str) -> bytes | None:
-        """An object's bytes; None where there is none."""
+        """An object's bytes; None where it is missing."""
         try:
             return self._attempt(lambda: self._files.cat_file(self._at(name)), is_object=True)  # type: ignore[no-any-return]
         except FileNotFoundError:
@@ -190,7 +190,7 @@ class Objects:
         return True
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes objects, one after another; those that are gone already are no fault."""
+        """Removes objects, one after another; a missing one is no fault."""
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 self._attempt(lambda name=name: self._files.rm_file(self._at(name)), is_object=True)  # type: ignore[misc]

@@ -136,7 +136,7 @@ class Lease:
 
     def _keep(self) -> None:
         while not self._stop.wait(BEAT_SECONDS):
-            with contextlib.suppress(InputError):  # the network may come back
+            with contextlib.suppress(InputError, OSError):  # the network may come back
                 found = self._read()
                 if found is not None and found.get("session") != self._session:
                     self._is_lost = True

@@ -32,7 +32,7 @@ CHECKPOINT_FOLDERS = ("checkpoints", "best", "base")
 RUN_FILE, CACHE_OF_A_RUN = "run.json", "embeddings/"
 NUM_THREADS = 8
 NUM_TRIES = 3
-"""Uploads, until the bucket's list shows what was sent; downloads, until nothing changes meanwhile."""
+"""Uploads, until the bucket lists them; downloads, until nothing changes meanwhile."""
 
 
 class Mirror:
@@ -53,7 +53,7 @@ class Mirror:
         self._told: set[str] = set()
 
     def fetch(self, below: str = "", *, is_start: bool = True, drops_own: bool = False) -> None:
-        """Downloads what is new or changed in the bucket, and removes what is gone there. What was changed here stays.
+        """Downloads new and changed files, and removes files that are gone in the bucket. Files that were changed here stay.
 
         Args:
             below: a sub-folder, "negatives/".
@@ -69,6 +69,9 @@ class Mirror:
                 lost += [name for name, entry in known.items() if not entry.version]
             self._forget(lost, known)
             wanted = {name: found for name, found in self._wanted(there).items() if name.startswith(below)}
+            if is_start:  # else a copy that was deleted to free the disk would look like one to delete in the bucket
+                left_out = [name for name in known if name not in wanted and not (self.path / name).is_file()]
+                mirror_record.update(self.path, dict.fromkeys(left_out))
             self._download({name: found for name, found in wanted.items() if self._is_stale(name, found, known, is_start)})
 
     def bring(self, name: str) -> None:
@@ -80,13 +83,13 @@ class Mirror:
                 self._download(parts)
 
     def push(self, *, is_last: bool = False) -> None:
-        """Uploads what is new or changed here, and removes there what was removed here.
+        """Uploads new and changed files, and removes files there that were removed here.
 
         Args:
-            is_last: also what the bucket took before and lost.
+            is_last: also files that the bucket took before and lost.
 
         Raises:
-            InputError: the bucket does not take it, or does not list what was sent.
+            InputError: the bucket does not take a file, or does not list it afterwards.
         """
         with self._alone():
             known, here = mirror_record.read(self.path), self._here()
@@ -168,7 +171,7 @@ class Mirror:
         return _is_lock(name) or (name.startswith(CACHE_OF_A_RUN) and (self.path / RUN_FILE).is_file())
 
     def _wanted(self, there: Mapping[str, Object]) -> dict[str, Object]:
-        """What is fetched unasked: all but checkpoints that are half uploaded, or older than the newest and not here."""
+        """The files that are fetched unasked: all but checkpoints that are half uploaded, or older than the newest and not here."""
         checkpoints = {folder for folder in map(_checkpoint_of, there) if folder}
         left_out: set[str] = set()
         newest: set[str] = set()
@@ -235,7 +238,7 @@ class Mirror:
     def _receive(
         self, paths: Mapping[str, Path], wanted: Mapping[str, Object], progress: Callable[[int], object]
     ) -> dict[str, Known]:
-        """Fetches each object to its path, again where it changed meanwhile; those that were not removed meanwhile."""
+        """Fetches each object to its path, again where it changed meanwhile; leaves out objects that were removed meanwhile."""
         found: dict[str, Known] = {}
         left, versions = dict(paths), {name: wanted[name] for name in paths}
 

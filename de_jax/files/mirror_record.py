@@ -1,4 +1,4 @@
-"""What is known of the copies of buckets' files: their size and time here, and the version there, when both were equal.
+"""The record of the copies of buckets' files: their size and time here, and the version there, when both were equal.
 
 $DE_JAX_CACHE/buckets/.records/<scheme>/<bucket>/<folder>/files.json    of the files of one folder
 

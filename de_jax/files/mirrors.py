@@ -20,8 +20,8 @@ from de_jax.files.buckets import Unreachable
 from de_jax.files.mirror import RUN_FILE, Mirror
 from de_jax.types import InputError
 
-SYNC_SECONDS = 5.0
-"""Between two looks of the thread of `kept_equal`."""
+SYNC_SECONDS = 15.0
+"""Between two looks of the thread of `kept_equal`; logs that grew are uploaded whole."""
 LAST_SECONDS = 600.0
 """How long the end of a command tries to upload while the bucket does not answer."""
 
@@ -38,7 +38,7 @@ def local(address: str | Path) -> Path:
     """The path to use for a path or an address of this machine; an address is fetched, once in a process.
 
     Raises:
-        InputError: what `Objects` raises, or an address of another kind.
+        InputError: as `Objects`, or an address of another kind.
     """
     text = os.fspath(address)
     if not buckets.is_bucket(text):
@@ -48,7 +48,7 @@ def local(address: str | Path) -> Path:
 
 @contextlib.contextmanager
 def written(path: str | Path) -> Iterator[Path]:
-    """The path to write to for a path or an address; what the block wrote to an address is uploaded."""
+    """The path to write to for a path or an address; files written for an address are uploaded after the block."""
     found = local(path)
     yield found
     if of(found):
@@ -119,22 +119,22 @@ def _last_run_last() -> list[Mirror]:
 
 
 class Sync:
-    """A thread that uploads what a run completes, and fetches what others wrote; see `kept_equal`."""
+    """A thread that uploads the files of a run, and fetches those of others; see `kept_equal`."""
 
     def __init__(self) -> None:
         self._followed: set[Path] = set()
         self._stop = threading.Event()
-        self._error: InputError | None = None
+        self._error: Exception | None = None
         self._is_told = False
         self._thread = threading.Thread(target=self._run, name="buckets", daemon=True)
         self._thread.start()
 
     def follow(self, *paths: Path) -> None:
-        """Fetches what others write to folders, if they are in a mirror."""
+        """Fetches the files that others write to folders, if they are in a mirror."""
         self._followed.update(path for path in paths if of(path))
 
     def check(self) -> None:
-        """Raises `InputError` where another process has taken the run over."""
+        """Raises `TakenOver` where another process has the run now, or the fault that ended the thread."""
         if self._error:
             raise self._error
 
@@ -148,10 +148,10 @@ class Sync:
             try:
                 self._compare()
                 self._is_told = False
-            except TakenOver as error:
-                self._error = error
-                return
-            except (InputError, OSError) as error:
+            except Exception as error:
+                if isinstance(error, TakenOver) or not isinstance(error, InputError | OSError):
+                    self._error = error
+                    return
                 if not self._is_told:
                     self._is_told = True
                     warnings.warn(f"{error} The run continues; it is tried again until its end.", stacklevel=2)
