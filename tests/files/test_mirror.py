@@ -1,6 +1,7 @@
 """Copies of buckets, on fsspec's bucket in memory; `test_buckets.py` under tests/e2e has real servers."""
 
 import json
+import time
 import warnings
 
 import fsspec
@@ -24,7 +25,7 @@ def bucket(monkeypatch, tmp_path):
     fsspec.filesystem("memory").store.clear()
     buckets._client.cache_clear()
     go_to(monkeypatch, tmp_path / "machine")
-    yield lambda: {name.removeprefix("/bucket/run/") for name in fsspec.filesystem("memory").store}
+    yield lambda: {name.removeprefix("/bucket/run/") for name in list(fsspec.filesystem("memory").store)}
     fsspec.filesystem("memory").store.clear()
 
 
@@ -257,15 +258,16 @@ def test_a_thread_uploads_and_follows_and_tells_once_of_a_bucket_that_is_gone(bu
             raise buckets.Unreachable("memory://bucket/run cannot be reached (x); check the network.")
         return list_(self)
 
+    put({"negatives/000001/pairs.npy": "1"})  # the bucket in memory is not for threads
+    checkpoint(path, 10)
+    monkeypatch.setattr(buckets.Objects, "list", failing)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         with mirrors.kept_equal(path) as sync:
-            monkeypatch.setattr(buckets.Objects, "list", failing)
             sync.follow(path / "negatives")
-            put({"negatives/000001/pairs.npy": "1"})
-            checkpoint(path, 10)
             while "checkpoints/10/_CHECKPOINT_METADATA" not in bucket() or not (path / "negatives/000001/pairs.npy").exists():
-                pass
+                sync.check()
+                time.sleep(0.01)
     assert [str(one.message) for one in told if "cannot be reached" in str(one.message)] == [
         "memory://bucket/run cannot be reached (x); check the network. The run continues; it is tried again until its end."
     ]
@@ -316,6 +318,22 @@ def test_a_client_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(fsspec, "filesystem", missing)
     with pytest.raises(InputError, match=r"gs:// needs the package gcsfs, which is not installed; pip install 'de_jax\[buckets\]'"):
         buckets.Objects("gs://bucket/x").list()
+
+
+def test_a_copy_that_was_deleted_to_free_the_disk_is_no_deletion(bucket, monkeypatch, tmp_path):
+    path = mirrors.local(RUN)
+    write(path, {"run.json": "{}"})
+    for step in (10, 20):
+        checkpoint(path, step)
+    mirrors.push_all()
+    there = bucket()
+    for file in sorted((path / "checkpoints/10").rglob("*"), reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
+    (path / "checkpoints/10").rmdir()
+    go_to(monkeypatch, tmp_path / "machine")
+    write(mirrors.local(RUN), {"evaluations/result.json": "{}"})
+    mirrors.push_all()
+    assert bucket() == there | {"evaluations/result.json"}
 
 
 def test_the_record_survives_damage(bucket, monkeypatch, tmp_path):
