@@ -6,6 +6,7 @@
 confirms and forgets, `failed` the share that it refuses as if the network were gone.
 """
 
+import hashlib
 import importlib
 import json
 import random
@@ -29,7 +30,7 @@ def main():
         if draw < faults.get("failed", 0):
             raise buckets.Unreachable(f"{self.address} cannot be reached (a test); check the network.")
         if draw < faults.get("failed", 0) + faults.get("lost", 0):
-            return path.stat().st_size
+            return buckets.Sent(path.stat().st_size, hashlib.md5(path.read_bytes()).hexdigest())
         return put(self, name, path)
 
     def slowly(self, *given):

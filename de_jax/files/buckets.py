@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import hashlib
 import logging
 import os
 import re
@@ -43,10 +44,17 @@ class Unreachable(InputError):
 
 
 class Object(NamedTuple):
-    """A file in a bucket; `version` changes whenever it is written."""
+    """A file in a bucket; `version` changes with its content: on GCS its generation, on S3 its ETag, mostly the MD5."""
 
     size: int
     version: str
+
+
+class Sent(NamedTuple):
+    """A file that was uploaded."""
+
+    size: int
+    md5: str | None  # None for a large one
 
 
 def is_address(text: Any) -> bool:
@@ -160,15 +168,15 @@ class Objects:
         """Writes an object to a file. FileNotFoundError where the object is gone."""
         self._attempt(lambda: self._files.get_file(self._at(name), str(path)), is_object=True)
 
-    def put(self, name: str, path: Path) -> int:
-        """Writes a file as an object; how many bytes were sent. FileNotFoundError where the file is gone."""
+    def put(self, name: str, path: Path) -> Sent:
+        """Writes a file as an object. FileNotFoundError where the file is gone."""
         size = path.stat().st_size
         if size > SMALL_BYTES:
             self._attempt(lambda: self._files.put_file(str(path), self._at(name)))
-            return size
+            return Sent(size, None)
         data = path.read_bytes()
         self.write(name, data)
-        return len(data)
+        return Sent(len(data), hashlib.md5(data, usedforsecurity=False).hexdigest())
 
     def read(self, name: str) -> bytes | None:
         """An object's bytes; None where it is missing."""

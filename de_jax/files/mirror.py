@@ -19,7 +19,7 @@ from concurrent import futures
 from pathlib import Path
 
 from de_jax.files import buckets, folders, mirror_record, outputs
-from de_jax.files.buckets import Object, Objects, Unreachable
+from de_jax.files.buckets import Object, Objects, Sent, Unreachable
 from de_jax.files.mirror_record import Here, Known
 from de_jax.files.progress import progress_bar
 from de_jax.files.reading import parse_json
@@ -57,13 +57,18 @@ class Mirror:
 
         Args:
             below: a sub-folder, "negatives/".
-            is_start: False within a session: a file that was removed here since is not fetched again.
+            is_start: False within a session: a file that was removed here since is not fetched again, and of the files that are
+                gone there only checkpoints are removed.
             drops_own: everything here that the bucket does not have is removed first.
         """
         with self._alone():
             known, there = mirror_record.read(self.path), self._list()
             known = {name: entry for name, entry in known.items() if name.startswith(below)}
-            lost = [name for name, entry in known.items() if entry.version and name not in there and self._is_as(name, entry)]
+            lost = [
+                name
+                for name, entry in known.items()
+                if entry.version and name not in there and self._is_as(name, entry) and (is_start or _checkpoint_of(name))
+            ]
             if drops_own:
                 lost += [name for name in self._here(below) if name not in known or not self._is_as(name, known[name])]
                 lost += [name for name, entry in known.items() if not entry.version]
@@ -109,29 +114,43 @@ class Mirror:
             self._objects.remove(name for name in sorted(changed, key=_last_first) if _is_mark(name) and name in known)
             being_sent = {name: Known(*here[name], "") for name in changed}
             mirror_record.update(self.path, {**dict.fromkeys(gone), **being_sent})
+            before = {name: known[name].version for name in changed if name in known}
             for group in _in_order(changed):
-                self._upload(group, here)
+                self._upload(group, here, before)
             if any(map(_checkpoint_of, changed)):
                 self._tidy(here)
 
-    def _upload(self, names: Iterable[str], here: Mapping[str, Here]) -> None:
-        """Sends files in any order, until the bucket lists all of them."""
+    def _upload(self, names: Iterable[str], here: Mapping[str, Here], before: Mapping[str, str]) -> None:
+        """Sends files in any order, until the bucket lists all of them.
+
+        Args:
+            names: of the files.
+            here: all files here.
+            before: the versions that the bucket had.
+        """
+
+        def has_arrived(name: str, sent: Sent, there: Mapping[str, Object]) -> bool:
+            if name not in there or there[name].size != sent.size:
+                return False
+            version = there[name].version
+            return version != before.get(name) or sent.md5 is None or version.strip('"') == sent.md5
+
         left = sorted(names)
         for _ in range(NUM_TRIES):
             with futures.ThreadPoolExecutor(NUM_THREADS) as threads:
                 sent = dict(zip(left, threads.map(self._send, left), strict=True))
             there = self._list()
-            arrived = [name for name, size in sent.items() if name in there and there[name].size == size]
+            arrived = [name for name, one in sent.items() if one and has_arrived(name, one, there)]
             mirror_record.update(self.path, {name: Known(*here[name], there[name].version) for name in arrived})
-            left = [name for name, size in sent.items() if name not in arrived and size is not None]
+            left = [name for name, one in sent.items() if name not in arrived and one]
             if not left:
                 return
         raise Unreachable(
             f"{self.address} took {left[0]!r} and does not list it; check the bucket, then repeat the command to continue."
         )
 
-    def _send(self, name: str) -> int | None:
-        """The bytes that were sent; None for a file that was removed meanwhile."""
+    def _send(self, name: str) -> Sent | None:
+        """Uploads a file; None for a file that was removed meanwhile."""
         try:
             return self._objects.put(name, self.path / name)
         except FileNotFoundError:

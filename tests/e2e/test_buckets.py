@@ -205,6 +205,7 @@ def test_a_bucket_that_loses_and_refuses_writes_has_the_whole_run_at_the_end(buc
     step, found = state(copy_of(tmp_path / "fresh", address) / "checkpoints")
     assert step == 60
     jax.tree.map(np.testing.assert_array_equal, found, state(whole / "checkpoints")[1])
+    assert curve(copy_of(tmp_path / "fresh", address)) == curve(whole)
 
 
 def test_a_miner_on_another_machine_and_its_trainer_meet_in_the_bucket(bucket, dataset_dir, tmp_path):

@@ -170,13 +170,17 @@ def test_a_lost_write_is_sent_again_and_its_mark_waits(bucket, monkeypatch):
         if name.endswith("params/a") and len(lost) < num_losses:
             lost.append(name)
             assert name.replace("params/a", folders.CHECKPOINT_FILE) not in bucket()
-            return file.stat().st_size
+            return buckets.Sent(file.stat().st_size, "0")
         return put_(self, name, file)
 
     monkeypatch.setattr(buckets.Objects, "put", losing)
     num_losses = 1
     mirrors.push_all()
     assert len(bucket()) == 4
+    num_losses = 2  # an object that is written again, in another content of the same size
+    checkpoint(path, 10, "another")
+    mirrors.push_all()
+    assert fsspec.filesystem("memory").cat_file("/bucket/run/checkpoints/10/params/a") == b"another"
     checkpoint(path, 20)
     num_losses = 1000
     with pytest.raises(InputError, match=r"took 'checkpoints/20/params/a' and does not list it"):
