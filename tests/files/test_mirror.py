@@ -11,6 +11,7 @@ from de_jax.files import buckets, folders, leases, mirror, mirrors
 from de_jax.files.mirror import Mirror
 from de_jax.mining import generations
 from de_jax.settings import AnyPath, checked
+from de_jax.tools import doctor
 from de_jax.types import InputError
 
 RUN = "memory://bucket/run"
@@ -348,3 +349,17 @@ def test_the_record_survives_damage(bucket, monkeypatch, tmp_path):
         file.write_text(json.dumps({"corpus.jsonl": 3}))
     Mirror(RUN).fetch()
     assert got == ["corpus.jsonl"] * 2
+
+
+def test_doctor_tries_a_bucket(bucket, monkeypatch):
+    put({"run.json": "{}"})
+    problems = []
+    assert list(doctor._bucket(RUN, problems)) == [f"{RUN}: 1 objects", "an object was written, read and deleted"]
+    assert bucket() == {"run.json"}
+    monkeypatch.setattr(buckets.Objects, "create", lambda *given: True)
+    assert "two writers of a new object are not told apart" in list(doctor._bucket(RUN, problems))[-1]
+    assert list(doctor._bucket("https://host", problems)) == []
+    assert problems == [
+        f"{RUN} loses an object that was written there; use another bucket.",
+        "--bucket is https://host; it must be an address gs:// or s3://.",
+    ]
