@@ -10,9 +10,11 @@ Where both sides changed, the bucket wins, unless this machine was the last to h
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
@@ -43,12 +45,14 @@ class Mirror:
         path: of the copy; absent where there is nothing in the bucket.
         guards: each raises `InputError` where this process may not write there any more; asked before every upload.
         keep: checkpoints that stay in the bucket; None leaves all.
+        fetched: when it was compared last, on the monotonic clock.
     """
 
     def __init__(self, address: str) -> None:
         self.address, self.path = address.rstrip("/"), buckets.path_of(address)
         self.guards: list[Callable[[], None]] = []
         self.keep: int | None = None
+        self.fetched = -math.inf
         self._objects = Objects(self.address)
         self._told: set[str] = set()
 
@@ -78,6 +82,7 @@ class Mirror:
                 left_out = [name for name in known if name not in wanted and not (self.path / name).is_file()]
                 mirror_record.update(self.path, dict.fromkeys(left_out))
             self._download({name: found for name, found in wanted.items() if self._is_stale(name, found, known, is_start)})
+            self.fetched = time.monotonic()
 
     def bring(self, name: str) -> None:
         """Downloads a checkpoint that `fetch` left out, if the bucket has it whole: "checkpoints/40"."""

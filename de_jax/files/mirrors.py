@@ -1,6 +1,6 @@
 """The mirrors of this process: the path of an address, and a thread that keeps a run equal to its bucket.
 
-An address is fetched once in a process. At the end of a command everything that changed is uploaded (`push_all`); training and
+An address is fetched once in a command. At the end of a command everything that changed is uploaded (`push_all`); training and
 mining upload all the time (`kept_equal`).
 """
 
@@ -20,6 +20,8 @@ from de_jax.files.buckets import Unreachable
 from de_jax.files.mirror import RUN_FILE, Mirror
 from de_jax.types import InputError
 
+FRESH_SECONDS = 60.0
+"""An address that is given again after so long is compared with its bucket again."""
 SYNC_SECONDS = 15.0
 """Between two looks of the thread of `kept_equal`; logs that grew are uploaded whole."""
 LAST_SECONDS = 600.0
@@ -35,7 +37,7 @@ _lock = threading.Lock()
 
 
 def local(address: str | Path) -> Path:
-    """The path to use for a path or an address of this machine; an address is fetched, once in a process.
+    """The path to use for a path of this machine or an address, which is fetched.
 
     Raises:
         InputError: as `Objects`, or an address of another kind.
@@ -83,10 +85,10 @@ def bring(path: Path) -> None:
 def _opened(address: str) -> Mirror:
     address = address.rstrip("/")
     with _lock:
-        if address in _mirrors:
-            return _mirrors[address]
-    mirror = Mirror(address)
-    mirror.fetch()
+        mirror = _mirrors.get(address) or Mirror(address)
+    is_new = time.monotonic() - mirror.fetched < FRESH_SECONDS
+    if not is_new and not mirror.guards:  # a run that is held is fetched by its thread
+        mirror.fetch()
     with _lock:
         return _mirrors.setdefault(address, mirror)
 

@@ -227,6 +227,24 @@ def test_a_miner_on_another_machine_and_its_trainer_meet_in_the_bucket(bucket, d
     jax.tree.map(np.testing.assert_array_equal, state(copy / "checkpoints"), state(again / "checkpoints"))
 
 
+def test_two_processes_share_a_copy_or_are_refused(bucket, whole, dataset_dir, tmp_path):
+    address = f"{bucket}/two/run"
+    argv = [*arguments(dataset_dir, address, **CHANGES, make_mesh__data=-1), "--num_processes=2", "--lost_after_seconds=60"]
+    for caches in (("own0", "own1"), ("shared", "shared")):
+        where = f"--coordinator_address=127.0.0.1:{free_port()}"
+        both = [
+            start(tmp_path / cache, "de_jax.trainer", [*argv, where, f"--process_id={number}"])
+            for number, cache in enumerate(caches)
+        ]
+        if caches[0] != caches[1]:
+            for process in both:
+                _, err = finish(process, command.EXIT_INPUT)
+                assert "have copies of their own; set DE_JAX_CACHE to a folder that all of them see." in err
+    for process in both:
+        finish(process)
+    assert_all_there(address, copy_of(tmp_path / "shared", address))
+
+
 def test_commands_read_and_write_addresses(bucket, whole, dataset_dir, tmp_path):
     client(bucket).put(str(dataset_dir), f"{BUCKET}/commands/toy", recursive=True)
     client(bucket).put(str(whole), f"{BUCKET}/commands/run", recursive=True)

@@ -94,6 +94,19 @@ def test_a_second_fetch_downloads_what_changed_alone(bucket, monkeypatch, tmp_pa
     assert sorted(got) == ["corpus.jsonl", "corpus.jsonl", "qrels/test.tsv", "qrels/test.tsv"]
 
 
+def test_an_address_that_is_given_again_later_is_compared_again(bucket, monkeypatch):
+    put({"metrics.jsonl": "1"})
+    path = mirrors.local(RUN)
+    put({"metrics.jsonl": "2"})
+    assert (mirrors.local(RUN) / "metrics.jsonl").read_text() == "1"
+    monkeypatch.setattr(mirrors, "FRESH_SECONDS", 0.0)
+    assert (mirrors.local(RUN) / "metrics.jsonl").read_text() == "2"
+    mirrors._mirrors[RUN].guards.append(lambda: None)
+    put({"metrics.jsonl": "3"})
+    assert (mirrors.local(RUN) / "metrics.jsonl").read_text() == "2"
+    assert path == mirrors.local(RUN)
+
+
 def test_what_was_read_alone_is_not_uploaded(bucket, monkeypatch):
     put({"corpus.jsonl": "1"})
     path, sent = mirrors.local(RUN), calls(monkeypatch, "put")
