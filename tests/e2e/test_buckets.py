@@ -199,9 +199,9 @@ def test_a_bucket_that_loses_and_refuses_writes_has_the_whole_run_at_the_end(buc
     address = f"{bucket}/lossy/run"
     argv = arguments(dataset_dir, address, **CHANGES)
     finish(start(tmp_path / "lossy", "de_jax.trainer", argv, lost=0.02, failed=0.005))
-    finish(start(tmp_path / "fresh", "de_jax.tools.inspect_run", [f"--run_dir={address}"]))
     assert_all_there(address, copy_of(tmp_path / "lossy", address))
     assert_same_run(copy_of(tmp_path / "lossy", address), whole)
+    finish(start(tmp_path / "fresh", "de_jax.tools.inspect_run", [f"--run_dir={address}"]))
     step, found = state(copy_of(tmp_path / "fresh", address) / "checkpoints")
     assert step == 60
     jax.tree.map(np.testing.assert_array_equal, found, state(whole / "checkpoints")[1])
