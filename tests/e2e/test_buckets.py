@@ -26,13 +26,15 @@ from de_jax.training.run import run_log
 MACHINE = Path(__file__).resolve().parents[1] / "bucket_machine.py"
 BUCKET = "de-jax-tests"
 CHANGES = {"train__num_steps": 60, "train__save_every_steps": 5, "train__log_every_steps": 3, "train__evaluate_every_steps": 20}
-NUM_KILLS = 3
+NUM_KILLS, NUM_SWITCHES = 3, 3
 MINED = {
     **ALL_DEVICES,
     "train__loss": "@ance",
-    "train__num_steps": 400,
-    "train__save_every_steps": 10,
-    "train__evaluate_every_steps": 400,
+    "train__learning_rate": 0.005,
+    "linear__end": 0.005,  # the same schedule whatever the number of steps
+    "train__num_steps": 100_000,
+    "train__save_every_steps": 30,
+    "train__evaluate_every_steps": 100_000,
     "beir_pairs__negatives_dir": "{run_dir}/negatives",
     "beir_pairs__num_neg_docs": 2,
     "ance__temperature": 0.05,
@@ -139,7 +141,7 @@ def curve(run_dir):
 
 
 def mined(dataset_dir, run_dir, **changes):
-    found = arguments(dataset_dir, run_dir, recipe="recipes/sde.gin", **MINED, **changes)
+    found = arguments(dataset_dir, run_dir, recipe="recipes/sde.gin", **(MINED | changes))
     return [one for one in found if not one.startswith("--gin.samtone")]
 
 
@@ -211,19 +213,25 @@ def test_a_bucket_that_loses_and_refuses_writes_has_the_whole_run_at_the_end(buc
 def test_a_miner_on_another_machine_and_its_trainer_meet_in_the_bucket(bucket, dataset_dir, tmp_path):
     address = f"{bucket}/mined/run"
     argv = mined(dataset_dir, address, **MINER)
-    trainer = start(tmp_path / "trainer", "de_jax.trainer", argv)
+    trainer = start(tmp_path / "trainer", "de_jax.trainer", argv, step=0.05)
     miner = start(tmp_path / "miner", "de_jax.mine", [*argv, "--poll_seconds=0.05"])
-    finish(trainer)
-    assert finish(miner)[0].splitlines()
-    switches = [json.loads(line) for line in (copy_of(tmp_path / "trainer", address) / "switches.jsonl").read_text().splitlines()]
-    assert len(switches) > 1
+    switches_file = copy_of(tmp_path / "trainer", address) / "switches.jsonl"
+    deadline = time.monotonic() + 1200
+    while not switches_file.exists() or switches_file.read_text().count("\n") < NUM_SWITCHES:
+        assert (trainer.poll(), miner.poll()) == (None, None), [one.communicate() for one in (trainer, miner)]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    trainer.send_signal(signal.SIGTERM)
+    step = json.loads(finish(trainer, command.EXIT_STOPPED)[0])["step"]
+    miner.kill()
+    assert len(miner.communicate()[0].splitlines()) >= NUM_SWITCHES - 1
+    switches = [json.loads(line) for line in switches_file.read_text().splitlines()]
     assert {f"negatives/{one['generation']:06d}/manifest.json" for one in switches} <= listing(address)
     finish(start(tmp_path / "reader", "de_jax.tools.inspect_run", [f"--run_dir={address}"]))
-    copy = copy_of(tmp_path / "reader", address)
-    again = tmp_path / "again"  # by the same negatives and switches, without a miner, on a disk
-    shutil.copytree(copy / "negatives", again / "negatives")
+    copy, again = copy_of(tmp_path / "reader", address), tmp_path / "again"
+    shutil.copytree(copy / "negatives", again / "negatives")  # the same negatives and switches, without a miner, on a disk
     shutil.copy(copy / "switches.jsonl", again)
-    finish(start(tmp_path / "cache", "de_jax.trainer", mined(dataset_dir, again)))
+    finish(start(tmp_path / "cache", "de_jax.trainer", mined(dataset_dir, again, train__num_steps=step)))
     jax.tree.map(np.testing.assert_array_equal, state(copy / "checkpoints"), state(again / "checkpoints"))
 
 
