@@ -115,13 +115,14 @@ class Mirror:
                 raise InputError(f"{self.path}, the copy of {self.address}, was removed while it was in use; repeat the command.")
             for guard in self.guards:
                 guard()
-            self._objects.remove(sorted(gone, key=_last_first))
             self._objects.remove(name for name in sorted(changed, key=_last_first) if _is_mark(name) and name in known)
-            being_sent = {name: Known(*here[name], "") for name in changed}
-            mirror_record.update(self.path, {**dict.fromkeys(gone), **being_sent})
+            mirror_record.update(self.path, {name: Known(*here[name], "") for name in changed})
             before = {name: known[name].version for name in changed if name in known}
-            for group in _in_order(changed):
-                self._upload(group, here, before)
+            with self._held(changed):
+                for group in _in_order(changed):
+                    self._upload(group, here, before)
+            self._objects.remove(sorted(gone, key=_last_first))  # only now, so that the bucket always has a whole checkpoint
+            mirror_record.update(self.path, dict.fromkeys(gone))
             if any(map(_checkpoint_of, changed)):
                 self._tidy(here)
 
@@ -156,10 +157,28 @@ class Mirror:
 
     def _send(self, name: str) -> Sent | None:
         """Uploads a file; None for a file that was removed meanwhile."""
+        held = self._sent_from / name
         try:
-            return self._objects.put(name, self.path / name)
+            return self._objects.put(name, held if held.is_file() else self.path / name)
         except FileNotFoundError:
             return None
+
+    @property
+    def _sent_from(self) -> Path:
+        return mirror_record.beside(self.path, ".sent")
+
+    @contextlib.contextmanager
+    def _held(self, names: Iterable[str]) -> Iterator[None]:
+        """Keeps the files of checkpoints for the time of their upload, which may be longer than the run keeps them."""
+        shutil.rmtree(self._sent_from, ignore_errors=True)  # of a killed upload
+        for name in filter(_checkpoint_of, names):
+            outputs.make_folder((self._sent_from / name).parent)
+            with contextlib.suppress(OSError):  # the file is gone, or the disk has no links
+                os.link(self.path / name, self._sent_from / name)
+        try:
+            yield
+        finally:
+            shutil.rmtree(self._sent_from, ignore_errors=True)
 
     def _tidy(self, here: Mapping[str, Here]) -> None:
         """Removes what killed uploads left in this run's checkpoints, and checkpoints beyond the newest `keep`."""

@@ -1,6 +1,7 @@
 """Copies of buckets, on fsspec's bucket in memory; `test_buckets.py` under tests/e2e has real servers."""
 
 import json
+import shutil
 import time
 import warnings
 
@@ -145,8 +146,34 @@ def test_marks_are_uploaded_last_and_removed_first(bucket, monkeypatch):
         (path / "checkpoints/10" / name).unlink()
     removed.clear()
     mirrors.push_all()
-    assert next(iter(removed[0])) == "checkpoints/10/_CHECKPOINT_METADATA"
+    assert next(iter(removed[1])) == "checkpoints/10/_CHECKPOINT_METADATA"
     assert not {name for name in bucket() if name.startswith("checkpoints/10/")}
+
+
+def test_a_checkpoint_is_uploaded_whole_although_the_run_removes_it_meanwhile(bucket, monkeypatch):
+    path, put_ = mirrors.local(RUN), buckets.Objects.put
+    write(path, {"run.json": "{}"})
+    checkpoint(path, 10)
+    mirrors.push_all()
+    whole = []
+
+    def removing(self, name, file):
+        shutil.rmtree(path / "checkpoints", ignore_errors=True)
+        checkpoint(path, 30)
+        whole.append("checkpoints/10/_CHECKPOINT_METADATA" in bucket())
+        return put_(self, name, file)
+
+    shutil.rmtree(path / "checkpoints/10")
+    checkpoint(path, 20)
+    monkeypatch.setattr(buckets.Objects, "put", removing)
+    monkeypatch.setattr(mirror, "NUM_THREADS", 1)
+    mirrors.of(path)[0].push()
+    assert whole == [True] * 4
+    assert {name.split("/")[1] for name in bucket() if name.startswith("checkpoints/")} == {"20"}
+    assert "checkpoints/20/_CHECKPOINT_METADATA" in bucket()
+    monkeypatch.setattr(buckets.Objects, "put", put_)
+    mirrors.push_all()
+    assert {name.split("/")[1] for name in bucket() if name.startswith("checkpoints/")} == {"30"}
 
 
 def test_another_machine_gets_the_newest_whole_checkpoint_and_others_when_asked(bucket, monkeypatch, tmp_path):
