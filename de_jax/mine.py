@@ -26,6 +26,7 @@ from de_jax import arguments, command
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.evaluation.dev_scores import score_index
+from de_jax.files import mirrors
 from de_jax.mining import shared_checkpoint
 from de_jax.mining.generations import Generation
 from de_jax.mining.miner import Miner
@@ -71,7 +72,7 @@ def mine(
         InputError: the recipe mines nothing, another miner is at work, the run is of other texts or another vocabulary, or, with
             `once`, there is no checkpoint.
     """
-    run_dir = Path(run_dir)
+    run_dir = mirrors.local(run_dir)
     if recipe.negatives.miner is None:
         raise InputError("the recipe mines nothing; set train.miner = @Miner().")
     if recipe.negatives.mine_every_steps is not None and not once:
@@ -80,19 +81,11 @@ def mine(
     data = recipe.data(share=Share(run_dir=str(run_dir)))
     if not data.all_mined:
         raise InputError(f"no folder is set for the generations; set {recipe.options_name}.negatives_dir.")
-    if not once:
-        # The run mines the first generation itself if the folder is empty, so the folder belongs to the run until then.
-        all_begun = lambda: all(mined.newest() is not None for mined in data.all_mined.values())  # noqa: E731
-        _wait_until(all_begun, f"the run in {run_dir} to begin", poll_seconds)
     mining = _Mining(run_dir, data, recipe.negatives.miner, texts_per_shard, poll_seconds)
-    num_steps = None if once else recipe.optimization.num_steps
-    if part:
-        yield from _mine_parts(mining, part, num_steps)
-        return
-    with contextlib.ExitStack() as locks:
-        for mined in data.all_mined.values():
-            locks.enter_context(only_miner(mined.negatives_dir))
-        yield from _mine_alone(mining, num_steps)
+    with mirrors.kept_equal(run_dir) as sync:
+        if sync:
+            sync.follow(run_dir, *(mined.negatives_dir for mined in data.all_mined.values()))
+        yield from _mine(mining, part, None if once else recipe.optimization.num_steps)
 
 
 class _Mining(NamedTuple):
@@ -122,6 +115,22 @@ class _Mining(NamedTuple):
     def is_over(self, num_steps: int | None) -> bool:
         """Whether the run needs no more generations."""
         return num_steps is not None and shared_checkpoint.newest_step(self.run_dir) >= num_steps
+
+
+def _mine(mining: _Mining, part: Part | None, num_steps: int | None) -> Iterator[Generation]:
+    """As `mine`; of the newest checkpoint alone without `num_steps`."""
+    negatives = mining.data.all_mined.values()
+    if num_steps is not None:
+        # The run mines the first generation itself if the folder is empty, so the folder belongs to the run until then.
+        all_begun = lambda: all(mined.newest() is not None for mined in negatives)  # noqa: E731
+        _wait_until(all_begun, f"the run in {mining.run_dir} to begin", mining.poll_seconds)
+    if part:
+        yield from _mine_parts(mining, part, num_steps)
+        return
+    with contextlib.ExitStack() as locks:
+        for mined in negatives:
+            locks.enter_context(only_miner(mined.negatives_dir))
+        yield from _mine_alone(mining, num_steps)
 
 
 def _mine_alone(mining: _Mining, num_steps: int | None) -> Iterator[Generation]:
@@ -213,7 +222,7 @@ def main(argv: list[str] | None = None) -> None:
     part = arguments.part(args)
     recipe = configurables.read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
     options = {name: getattr(args, name) for name in ("once", "poll_seconds", "texts_per_shard")}
-    for generation in mine(recipe, Path(args.run_dir), part=part, **options):
+    for generation in mine(recipe, args.run_dir, part=part, **options):
         said = ("checkpoint_step", "num_pairs", "seconds", "statistics")
         print(
             json.dumps({"generation_dir": str(generation.folder)} | {name: generation.manifest[name] for name in said}), flush=True

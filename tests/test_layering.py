@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
     *("tensorflow", "seqio", "faiss", "torch", "transformers", "sentence_transformers", "matplotlib", "sklearn", "ir_measures"),
     *("bm25s", "Stemmer", "nltk", "rapidfuzz", "sentencepiece", "tokenizers", "tensorboardX"),
-    *("wandb", "mteb", "datasets", "pyarrow", "pymilvus", "huggingface_hub", "gradio"),
+    *("wandb", "mteb", "datasets", "pyarrow", "pymilvus", "huggingface_hub", "gradio", "fsspec"),
 }
 
 
@@ -42,8 +42,9 @@ PROCESS = Rule(
 RULES = {
     "de_jax": Rule(("losses", "model", "recipe", "trainer")),  # when they are used, see below
     "de_jax.types": Rule(),
-    "de_jax.settings": Rule(("types",)),
+    "de_jax.settings": Rule(("types", "files")),
     "de_jax.files": FILES,
+    "de_jax.files.buckets": FILES.allowing("fsspec"),
     "de_jax.files.progress": FILES.allowing("tqdm"),
     "de_jax.files.yaml_files": FILES._replace(packages=(*FILES.packages, "yaml")),
     "de_jax.command": Rule(("types", "settings", "files")),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import outputs
+from de_jax.files import leases, outputs
 from de_jax.files.progress import progress_bar
 from de_jax.mining import generations, in_parts
 from de_jax.mining.generations import Generation
@@ -171,7 +171,7 @@ def only_miner(negatives_dir: Path) -> Iterator[None]:
     Raises:
         InputError: another miner is at work there.
     """
-    with outputs.only_one(negatives_dir / ".miner.lock", f"mining into {negatives_dir}"):
+    with leases.only_one(negatives_dir / ".miner.lock", f"mining into {negatives_dir}"):
         outputs.remove_leftovers(negatives_dir)
         yield
 

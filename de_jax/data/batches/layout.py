@@ -140,7 +140,7 @@ def packed_as(shape: Packing, store: Store, max_length: int, *, num_hosts: int =
 
 
 def _fitted(
-    lengths: np.ndarray, texts: np.ndarray, row_length: int, max_texts: int, num_hosts: int
+    lengths: Lengths, texts: np.ndarray, row_length: int, max_texts: int, num_hosts: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Row and place of each text, by host."""
     return [fit(lengths[share[share >= 0]], row_length, max_texts) for share in np.split(texts, num_hosts)]
