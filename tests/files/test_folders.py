@@ -209,4 +209,4 @@ def test_few_places_remove_folders():
     ):
         if re.search(r"\brmtree|\brmdir|\bremovedirs", path.read_text()):
             callers.add(path.name)
-    assert callers == {"folders.py", "outputs.py", "checkpoint.py", "mining_run.py", "parts.py", "teacher.py"}
+    assert callers == {"folders.py", "outputs.py", "checkpoint.py", "mining_run.py", "mirror.py", "parts.py", "teacher.py"}
