@@ -11,6 +11,7 @@ Until then the arrays grow in a folder `<name>.begun` with `progress.json`, from
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -68,6 +69,7 @@ class QueryTokens:
             raise InputError(f"{folder} is of {wrong}, not of {sizes}; {mend}.")
         self.folder, self._firsts, self.num_queries = folder, firsts, manifest["num_queries"]
         self.tokens = read_array(folder / "tokens.npy", manifest["token_dtype"], (manifest["num_tokens"],), rebuild=mend)
+        _read_at_random(self.tokens)
         self.lengths = read_array(folder / "lengths.npy", "<u2", (self.num_queries,), rebuild=mend)
         self._offsets = read_array(folder / "offsets.npy", "<i8", (manifest["num_docs"] + 1,), rebuild=mend)
         if self._offsets[0] != 0 or self._offsets[-1] != manifest["num_tokens"] or np.any(np.diff(self._offsets) < 0):
@@ -224,6 +226,12 @@ def _encoded(
         tokens.append(found)
     before = np.concatenate([[0], np.cumsum(lengths)])
     return np.concatenate(tokens), lengths, np.diff(before[own])
+
+
+def _read_at_random(mapped: np.ndarray) -> None:
+    """Tells the system that a text is read here and there, so that a page is read and not the many after it."""
+    if isinstance(mapped, np.memmap) and hasattr(mmap, "MADV_RANDOM"):
+        mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
 
 
 def _header(dtype: str, size: int) -> bytes:
