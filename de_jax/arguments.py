@@ -212,8 +212,8 @@ def part(args: argparse.Namespace) -> Part | None:
     """The part of the work that --shard or --distributed names; None for all of it.
 
     Raises:
-        InputError: not such a part, no cluster that says so, a process that cannot compute by itself, or a folder in a bucket, of
-            which each job has its own copy.
+        InputError: not such a part, no cluster that says so, a process that cannot compute by itself, or a folder in a bucket, as
+            each job has its own copy of it.
     """
     if not args.shard and not args.distributed:
         return None
