@@ -2,7 +2,8 @@
 
 python -m experiments.run_design --design=experiments/samtone.yaml --data_dir=../shared/data/beir --out_dir=runs/samtone
 
-Every step is a command of this library, printed to stderr, so that each can be repeated by hand. Finished steps are not repeated:
+Every step is a command of this library, printed to stderr, so that each can be repeated by hand. With ``--in_process`` they run in
+one process, which saves the start of each, more than half of a run of seconds. Finished steps are not repeated:
 after a stop, the same command continues. The folder is bound to the design, and refuses another one. A test split is scored only
 when every run is trained.
 
@@ -16,20 +17,23 @@ A design is a yaml file. Its fields `question`, `success` and `cost` are for rea
     grid: {rate: [1e-4, 3e-4], temperature: [.05]}  # each arm gets its best values on dev
     choose: {set: squad, split: dev, seed: 9, measure: ndcg@10}
     seeds: [0, 1, 2, 3, 4]
-    start: $out/t5    # the MODEL of the first stage
+    start: $out/t5    # the MODEL of the first stage; without it, that stage begins with random parameters
     settings: {train.learning_rate: $rate, train.seed: $seed}  # of every stage
     factors: {query: {train.loss: "@samtone", samtone.same_tower: query}}  # groups of settings by name
     arms:
       warm: {stages: [{recipe: recipes/rand_neg.gin, settings: {train.num_steps: 300}}]}
       both: {start: warm, grid: {rate: [1e-4]}, stages: [{recipe: recipes/fine_tune.gin, use: [query]}]}
+      # `then` runs after each run of the arm; in arms that start from it, $start is its run folder
+      mined: {stages: [...], then: [mine_negatives --run_dir=$run_dir --dataset_dir=$dataset_dir --seed=$seed]}
     evaluate: [--expand_as=views]  # flags of evaluate_beir; an arm's replace them
     after: [analyse_embeddings --run_dir=$run_dir --dataset_dir=$dataset_dir]  # of every run; kept in <out_dir>/after
     measure: nDCG@10
     compare: [{beside: warm, arms: [both]}]
 
 An arm that starts from another one takes that arm's run of the same set and seed, with the settings chosen for it. In all texts
-$data, $out, $set, $dataset_dir, $seed and the names of the grid are replaced by their values. For every set, the report has each
-arm's scores and last loss by seed, the collapses that its logs show, and the `de-jax compare_runs` of each comparison.
+$data, $out, $set, $dataset_dir, $seed, $start and the names of the grid are replaced by their values. For every set, the report has
+each arm's scores by seed, their means, the last losses, the collapses that its logs show, and the `de-jax compare_runs` of each
+comparison.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ import argparse
 import itertools
 import json
 import shlex
+import statistics
 import string
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -70,6 +75,7 @@ _ARM = {
     "start": schema.Maybe(schema.text, ""),
     "grid": schema.Maybe(_GRID, {}),
     "stages": schema.list_of(schema.record(_STAGE, only=True), least=1),
+    "then": _TEXTS,
     "evaluate": schema.Maybe(schema.texts, None),
 }
 DESIGN = schema.record(
@@ -110,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
     """The command; prints the report as a JSON object."""
     args = _parse_args(argv)
     design = read(args.design)
-    experiment = Experiment(design, args.data_dir, args.out_dir)
+    experiment = Experiment(design, args.data_dir, args.out_dir, in_process=args.in_process)
     if args.dry_run:
         print(json.dumps({"num_runs": experiment.num_runs(), "trained": len(list(args.out_dir.glob("cells/*.json")))}))
         return
@@ -152,9 +158,10 @@ class Experiment:
         chosen: by arm, the values of its grid that scored best on dev; `choose` fills it.
     """
 
-    def __init__(self, design: dict[str, Any], data_dir: Path, out_dir: Path) -> None:
+    def __init__(self, design: dict[str, Any], data_dir: Path, out_dir: Path, *, in_process: bool = False) -> None:
         self.chosen: dict[str, dict[str, str]] = {}
         self._design, self._out_dir = design, out_dir
+        self._command = processes.run_here if in_process else processes.run
         self._known = {"data": str(data_dir), "out": str(out_dir)}
         self._dirs = {name: self._filled(one["dataset_dir"]) for name, one in design["sets"].items()}
         self._more: dict[str, str] = {}
@@ -212,11 +219,12 @@ class Experiment:
         if start in design["arms"]:
             start = str(self._run_dir(cell._replace(arm=start, chosen=tuple(self.chosen[start].values()))))
         for number, stage in enumerate(arm["stages"], start=1):
-            known = {**self._of_set(cell.set), **dict(zip(self._grid(cell.arm), cell.chosen, strict=True)), "seed": cell.seed}
+            known = {**self._of_set(cell.set), **dict(zip(self._grid(cell.arm), cell.chosen, strict=True))}
+            known |= {"seed": cell.seed, "start": start}
             settings = {**design["settings"], **design["sets"][cell.set]["settings"]}
             for name in stage["use"]:
                 settings |= design["factors"][name]
-            settings |= {**stage["settings"], "MODEL": start, **self._more}
+            settings |= {**stage["settings"], **({"MODEL": start} if start else {}), **self._more}
             folder = self._run_dir(cell)
             folder = folder if number == len(arm["stages"]) else folder.with_name(f"{folder.name}-stage{number}")
             filled = {name: self._filled(_gin(value), **known) for name, value in settings.items()}
@@ -249,18 +257,23 @@ class Experiment:
             arm, trained = arms.setdefault(cell.arm, {"scores": [], "loss": [], "collapsed": []}), self.trained(cell)
             for kept, value in zip(arm.values(), (report["dense"], trained["loss"], trained["collapsed"]), strict=True):
                 kept.append(value)
+        for arm in arms.values():
+            arm["mean"] = {name: statistics.fmean(one[name] for one in arm["scores"]) for name in arm["scores"][0]}
         folders = {arm: ",".join(reports[cell]["evaluation_dir"] for cell in cells if cell.arm == arm) for arm in arms}
         compared = []
         for one in self._design["compare"]:
             named = [f"{arm}={folders[arm]}" for arm in (one["beside"], *one["arms"])]
             flags = [f"--qrels={beir.find_qrels(dataset_dir, 'test')}", f"--measure={self._design['measure']}"]
-            compared.append(processes.run(["tools.compare_runs", *flags, "--systems", *named]))
+            compared.append(self._command(["tools.compare_runs", *flags, "--systems", *named]))
         return {"arms": arms, "compared": compared}
 
     def _train(self, cell: Cell) -> dict[str, Any]:
         for recipe, folder, settings in self.stages(cell):
             gin = [f"--gin.{name}={value}" for name, value in settings.items()]
-            summary = processes.run(["de_jax", "train", f"--gin_file={recipe}", f"--run_dir={folder}", *gin])
+            summary = self._command(["de_jax", "train", f"--gin_file={recipe}", f"--run_dir={folder}", *gin])
+        known = {**self._of_set(cell.set), "seed": cell.seed, "run_dir": str(folder)}
+        for line in self._design["arms"][cell.arm]["then"]:
+            self._run(line, known)
         lines = [line for line in run_log.read_metrics(folder / run_log.METRICS_FILE) if "loss" in line]
         collapsed = list(diagnoses(CollapseAlarm(), lines[-1], lines[0])) if "query_variance" in lines[-1] else None
         return {"run_dir": str(folder), "seconds": summary["seconds"], "loss": lines[-1]["loss"], "collapsed": collapsed}
@@ -269,7 +282,7 @@ class Experiment:
         flags = self._design["arms"][cell.arm]["evaluate"]
         flags = [self._filled(flag, **self._of_set(cell.set)) for flag in (self._design["evaluate"] if flags is None else flags)]
         run = [f"--run_dir={self.trained(cell)['run_dir']}", f"--dataset_dir={dataset_dir}", f"--split={split}"]
-        return processes.run(["tools.evaluate_beir", *run, "--no_bm25", "--skip_empty", *flags])
+        return self._command(["tools.evaluate_beir", *run, "--no_bm25", "--skip_empty", *flags])
 
     def _tested(self, cell: Cell, dataset_dir: str) -> dict[str, Any]:
         return self._once(f"test/{cell.name}-{Path(dataset_dir).name}", lambda: self._evaluated(cell, dataset_dir, "test"))
@@ -292,7 +305,7 @@ class Experiment:
     def _run(self, line: str, known: Mapping[str, str]) -> dict[str, Any]:
         """A command of this library, or a program of this folder."""
         arguments = shlex.split(self._filled(line, **known))
-        return processes.run(arguments if arguments[0].startswith("experiments.") else ["de_jax", *arguments])
+        return self._command(arguments if arguments[0].startswith("experiments.") else ["de_jax", *arguments])
 
     def _once(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The result of `make`, which runs at the first call only; later calls read the kept file."""
@@ -317,6 +330,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data_dir", type=Path, required=True, help="holds the BEIR folders")
     parser.add_argument("--out_dir", type=Path, required=True, help="gets the runs, the scores and report.json")
     parser.add_argument("--settings", nargs="+", default=[], metavar="NAME=VALUE", help="of every stage, to try a design out")
+    parser.add_argument("--in_process", action="store_true", help="run the commands in this process, which suits short runs")
     parser.add_argument("--dry_run", action="store_true", help="count the runs and the trained runs")
     return parser.parse_args(argv)
 

@@ -66,7 +66,7 @@ RULES = {
     "de_jax.training.step.train_step": TRAINING._replace(layers=("types",)),
     "de_jax.retrieval": ABOVE_TRAINING,
     "de_jax.retrieval.bm25": ABOVE_TRAINING.allowing("bm25s", "Stemmer"),
-    "de_jax.retrieval.faiss_index": ABOVE_TRAINING.allowing("faiss"),
+    "de_jax.retrieval.faiss_library": ABOVE_TRAINING.allowing("faiss"),
     "de_jax.retrieval.milvus_index": ABOVE_TRAINING.allowing("pymilvus"),
     "de_jax.retrieval.vector_files": ABOVE_TRAINING.allowing("pyarrow"),
     "de_jax.mining": CONCERN,
@@ -99,7 +99,7 @@ RULES = {
     "de_jax.demo": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("gradio"),
     "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks", "pretraining")),
-    "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables")),
+    "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "arguments")),
     "de_jax.planner": PROCESS,
     "de_jax.papers": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings", "configurables", "planner")),
 }

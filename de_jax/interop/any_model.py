@@ -52,7 +52,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         if not is_there(base_folder / huggingface.CONFIG_FILE):
             raise InputError(f"{folder} is for {base_folder}, which holds no {huggingface.CONFIG_FILE} of transformers.")
         base = read(base_folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling)
-        return peft_adapters.merged(folder, base, huggingface.open_encoder(base_folder), only_sizes=only_sizes)
+        return peft_adapters.merged(folder, base_folder, base, huggingface.open_encoder(base_folder), only_sizes=only_sizes)
     if _is_bare_encoder(folder):
         if pooling is None and is_there(folder / sentence_transformers.PROMPTS_FILE):
             raise InputError(

@@ -5,6 +5,7 @@
           recipe.json         every setting that was in effect; config.gin the same, where a gin file was given
           tokenizers/         the tokenizers of the texts
           checkpoints/<step>  the newest ones      best/<step>  the best one by the dev score
+          mining/<step>       shared by several miners while they mine with it
           base/0              of a run with adapters, the parameters that no update changes; checkpoints have the rest
           metrics.jsonl       the curves           tensorboard/ the same for TensorBoard
 """
@@ -42,6 +43,7 @@ RECIPE_FILE = "recipe.json"
 ORIGIN_FILE = "origin.json"
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
+MINING_DIR = "mining"
 _WRITTEN_LATER = (CHECKPOINTS_DIR, BEST_DIR, base.BASE_DIR, METRICS_FILE, RECIPE_FILE, "config.gin", "tensorboard")
 """By a trainer, after the description of its run."""
 _LENGTH = schema.integer(1, schema.MAX_SIZE)
@@ -171,7 +173,8 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
 
     Args:
         run_dir: a folder that `de-jax train` or `de-jax import_model` made.
-        step: a step that has a checkpoint, "best" for the best by the dev score, None for the newest.
+        step: a step that has a checkpoint, "best" for the best by the dev score, "mining" for the checkpoint of several
+            miners, None for the newest.
         only_sizes: `params` are shapes, and the checkpoint is not read.
 
     Raises:
@@ -346,8 +349,8 @@ def find_checkpoint(run_dir: Path, step: int | str | None) -> tuple[Path, int]:
     if str(step).isdecimal():
         mirrors.bring(run_dir / CHECKPOINTS_DIR / str(step))
     steps = {name: complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR)}
-    if step == "best":
-        candidates = [(BEST_DIR, found) for found in steps[BEST_DIR][-1:]]
+    if step in (BEST_DIR, MINING_DIR):
+        candidates = [(str(step), found) for found in complete_steps(run_dir / str(step))[-1:]]
     elif step is None:
         candidates = [(CHECKPOINTS_DIR, found) for found in steps[CHECKPOINTS_DIR][-1:]]
     else:
