@@ -48,9 +48,9 @@ def main(argv: list[str] | None = None) -> None:
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Miner)}
     miner = Miner(**{name: value for name, value in given.items() if value is not None})
     miner.check()
+    if args.bm25 and (args.shard or args.distributed):
+        raise InputError("BM25 mines in one job; leave --shard and --distributed out.")
     part = arguments.shard(args)
-    if part and args.bm25:
-        raise InputError("BM25 mines in one job; leave --shard out.")
     if negatives_dir.is_dir() and part is None:
         with only_miner(negatives_dir):  # refused here, before anything is encoded
             pass

@@ -143,14 +143,14 @@ def test_mining_compares_with_the_newest_whole_generation_and_writes_beyond_ever
     (tmp_path / "000003").mkdir()
     compared = []
 
-    def mine(embedded, texts, miner, *, previous, score):
+    def mine(embedded, texts, miner, *, previous, **options):
         compared.append(previous)
         return mined_pairs.of_lines([Mined("q0", "d0", ["d5"], [])]), {}
 
     monkeypatch.setattr(mining_run, "mine", mine)
     kept = []
 
-    def embed(run, texts, *, keep_as, progress):
+    def embed(run, texts, *, keep_as, **options):
         kept.append(keep_as)
         return type("Embedded", (), {"folder": None})
 
