@@ -201,8 +201,8 @@ def test_a_damaged_folder_of_the_cache_is_built_again_or_stays_where_that_fails(
 
 
 def test_few_places_remove_folders():
-    """Each of them was looked at: temporary names, unfinished checkpoints, the embeddings of a miner's older checkpoints, the copies
-    of checkpoints that several miners share, and parts that became one file or were never finished."""
+    """Each of them was looked at: temporary names, unfinished checkpoints, the embeddings of a miner's older checkpoints, the
+    checkpoints that several miners share, and parts that became one file or were never finished."""
     callers = set()
     for path in (
         path for name in ("de_jax", "tools", "tasks", "benchmarks", "experiments") for path in (ROOT / name).rglob("*.py")
