@@ -1,10 +1,12 @@
 """Disk and memory that the generated queries of a large corpus take; prints one JSON line.
 
-python -m benchmarks.expansion_memory --num_docs 200000 --num_queries 80
+python -m benchmarks.expansion_memory --num_docs 10000 --num_queries 80 --full_store full
 
-A synthetic expansion is read into mapped texts (`expansion.query_texts`), as a curriculum does, and queries of random documents are
-read from there. Each document has its own pool of 30 words for its queries, since the generated queries of one document repeat
-each other. `of_full_corpus` scales the figures of one document to `--full_corpus` documents.
+A synthetic expansion is read into mapped texts (`expansion.query_texts`) and tokens (`expansion.query_tokens`), as a curriculum
+does, and queries of random documents are read from there. Each document has its own pool of 30 words for its queries, since the
+generated queries of one document repeat each other; a word is one token, every third one two. `of_full_corpus` scales the figures
+of one document to `--full_corpus` documents. With --full_store the tokens of that many documents are in a folder of this name,
+random ones, which are written if it is absent, and batches of documents and hard negatives with one query each are drawn from it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import json
 import resource
 import tempfile
 import time
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +25,15 @@ import numpy as np
 
 from benchmarks import measure
 from de_jax import command
+from de_jax.data.batches import layout
+from de_jax.data.stores.corpus import TokenStore
+from de_jax.expansion.document_texts import GeneratedQueries, TextsWithOneQuery, tokenized_queries
 from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.expansion.query_texts import queries_by_row
+from de_jax.expansion.query_tokens import QueryTokens, QueryTokensWriter
 
 DOCS_PER_PART, NUM_WORDS, WORDS_A_POOL = 4096, 100_000, 30
+DOCS_AT_ONCE, BATCH, NEGATIVES = 65536, 512, 7
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -47,25 +56,106 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         opened, start = time.perf_counter() - start, time.perf_counter()
         rows = rng.integers(args.num_docs, size=args.num_reads).tolist()
         letters = sum(len(query) for row in rows for query in queries[row])
-        read = (time.perf_counter() - start) / len(rows)
-        num_bytes = sum(path.stat().st_size for path in cache_dir.rglob("*.npy"))
-        of_ids_and_counts = sum(array.nbytes for array in (queries.counts, queries.counts))  # and the rows of documents
+        read, start = (time.perf_counter() - start) / len(rows), time.perf_counter()
+        generated = tokenized_queries(queries, Words(), cache_dir)
+        tokenized = time.perf_counter() - start
+        texts, tokens = (
+            sum(path.stat().st_size for path in cache_dir.glob(f"{kind}-*/*.npy")) / args.num_docs
+            for kind in ("query_texts", "generated")
+        )
+        of_numbers = 4 * queries.counts.nbytes  # counts, the rows of documents, and the first query and text of each
+        store = _of_full_store(args, rng) if args.full_store else {}
     return {
         "num_docs": args.num_docs,
         "num_queries": args.num_queries,
         "letters_a_query": round(letters / len(rows) / args.num_queries, 1),
-        "bytes_a_doc": round(num_bytes / args.num_docs, 1),
+        "tokens_a_query": round(len(generated.store.tokens) / generated.store.num_queries, 2),
+        "bytes_a_doc": {"texts": round(texts, 1), "tokens": round(tokens, 1)},
         "build_seconds": round(built, 1),
+        "tokenize_seconds": round(tokenized, 1),
         "open_seconds": round(opened, 2),
         "read_microseconds": round(1e6 * read, 1),
         "peak_mib": {"before": before, "after": _peak_mib()},
         "of_full_corpus": {
             "num_docs": args.full_corpus,
-            "disk_gib": round(num_bytes / args.num_docs * args.full_corpus / 2**30, 2),
-            "memory_mib": round(of_ids_and_counts / args.num_docs * args.full_corpus / 2**20),
+            "disk_gib": round((texts + tokens) * args.full_corpus / 2**30, 2),
+            "memory_mib": round(of_numbers / args.num_docs * args.full_corpus / 2**20),
             "build_hours": round(built / args.num_docs * args.full_corpus / 3600, 2),
         },
+        **store,
     }
+
+
+def _of_full_store(args: argparse.Namespace, rng: np.random.Generator) -> dict[str, Any]:
+    """The tokens of the full corpus on disk, and what batches with its queries cost."""
+    num_docs, words, start = args.full_corpus, Words(), time.perf_counter()
+    firsts = np.arange(num_docs + 1) * args.num_queries
+    if not args.full_store.exists():
+        sizes = {"num_docs": num_docs, "num_queries": int(firsts[-1]), "vocab_size": words.vocab_size}
+        writer = QueryTokensWriter(args.full_store, **sizes, tokenizer_fingerprint=words.fingerprint, made_from="random numbers")
+        while left := min(DOCS_AT_ONCE, num_docs - writer.done.num_docs):
+            lengths = rng.integers(4, 13, (left, args.num_queries))  # 8 on average, as of doc2query's
+            writer.append(rng.integers(2, 32128, lengths.sum(), np.uint16), lengths.reshape(-1), lengths.sum(axis=1))
+        writer.finish()
+    written, start = time.perf_counter() - start, time.perf_counter()
+    store = QueryTokens(args.full_store, firsts)
+    generated = GeneratedQueries(store, firsts, lambda row: np.arange(args.num_queries))
+    texts = TextsWithOneQuery(_equal_docs(num_docs), generated)
+
+    def drawn() -> np.ndarray:
+        docs = rng.integers(num_docs, size=(BATCH, 1 + NEGATIVES))
+        return (texts.bare[docs] + rng.integers(1 + args.num_queries, size=docs.shape)).astype(np.int32)
+
+    lay_out = layout.packed(texts, 128, sample=[drawn() for _ in range(4)])
+    opened, start = time.perf_counter() - start, time.perf_counter()
+    for _ in range(args.num_batches):
+        lay_out(drawn(), 0)
+    return {
+        "full_store": {
+            "num_queries": store.num_queries,
+            "num_tokens": len(store.tokens),
+            "disk_gib": round(sum(path.stat().st_size for path in store.folder.iterdir()) / 2**30, 2),
+            "write_seconds": round(written, 1),
+            "open_seconds": round(opened, 2),
+            "texts_of_a_batch": BATCH * (1 + NEGATIVES),
+            "milliseconds_a_batch": round(1e3 * (time.perf_counter() - start) / args.num_batches, 1),
+            "memory_mib": {"anonymous": _status_mib("RssAnon"), "with_mapped_files": _status_mib("VmRSS"), "peak": _peak_mib()},
+        }
+    }
+
+
+class Words:
+    """A tokenizer of the synthetic words, without a vocabulary."""
+
+    vocab_size, prefix_ids, suffix_ids, pad_id, fingerprint = 32128, (), (1,), 0, "words"
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """A token of each word, and two of every third."""
+        found = []
+        for text in texts:
+            numbers = [zlib.crc32(word.encode()) for word in text.split()]
+            found.append(np.array([token for one in numbers for token in [2 + one % 32126] * (1 + (one % 3 == 0))], np.int32))
+        return found
+
+    def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
+        """Nothing is read back."""
+        raise NotImplementedError
+
+    def save(self, directory: Path) -> None:
+        """Nothing is saved."""
+        raise NotImplementedError
+
+
+def _equal_docs(num_docs: int) -> TokenStore:
+    """A corpus of equal documents of 60 tokens, in little memory: here the queries are measured."""
+    arrays = {
+        "tokens.npy": np.broadcast_to(np.int32(5), (60 * num_docs,)),
+        "offsets.npy": 60 * np.arange(num_docs + 1),
+        "ids.npy": np.broadcast_to(np.bytes_(b"d"), (num_docs,)),
+        "id_order.npy": np.broadcast_to(np.int64(0), (num_docs,)),
+    }
+    about = {name: getattr(Words, name) for name in ("vocab_size", "prefix_ids", "suffix_ids")}
+    return TokenStore(Path(), {**about, "tokenizer_fingerprint": Words.fingerprint, "content_hash": "equal documents"}, arrays)
 
 
 def _write(folder: Path, doc_ids: list[str], num_queries: int, rng: np.random.Generator) -> None:
@@ -85,12 +175,19 @@ def _peak_mib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
+def _status_mib(name: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) // 1024
+
+
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--num_docs", type=int, default=200_000, help="of the synthetic corpus (default 200000)")
     parser.add_argument("--num_queries", type=int, default=80, help="of each document (default 80)")
     parser.add_argument("--num_reads", type=int, default=10_000, help="documents whose queries are read (default 10000)")
     parser.add_argument("--full_corpus", type=int, default=8_800_000, help="documents to extrapolate to (default 8800000)")
+    parser.add_argument("--full_store", type=Path, help="folder of the tokens of the full corpus; batches are drawn from it")
+    parser.add_argument("--num_batches", type=int, default=50, help="drawn from there (default 50)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work_dir", help="where files are written (default the system's temporary folder)")
     return parser.parse_args(argv)

@@ -1,11 +1,13 @@
 """Queries per second of the exact JAX index and of FAISS, with build time, size and recall; prints one JSON line a size.
 
 python -m benchmarks.index_throughput --num_docs 10000 100000
+python -m benchmarks.index_throughput --num_docs 8841823 --dim 128 --indexes ivfpq --faiss_on_disk --num_lists 2048 --work_dir /tmp
 
 Documents are random unit vectors in groups: a document is its group's centre plus as much noise, and a query is another such
 vector, so that its nearest documents are planted. Recall is the part of the exact k best that an index finds. Each index is
-built, searched and freed before the next; queries per second are those of the median call. IVF has 4 sqrt(n) lists and visits a
-sixteenth of them.
+built, searched and freed before the next; queries per second are those of the median call. On a machine that others use, put
+`taskset -c 0` before the command and add `--clock cpu`. IVF has 4 sqrt(n) lists and visits a sixteenth of them. With --work_dir the
+documents are in a file there, which is mapped, so that they may be larger than memory.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import math
 import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,8 @@ from de_jax.retrieval.faiss_index import DEVICES, FaissIndex, SearchOptions
 from de_jax.retrieval.index import ExactIndex
 from de_jax.types import InputError
 
-INDEXES = ("exact", "flat", "ivf", "hnsw")
+INDEXES = ("exact", "flat", "ivf", "hnsw", "ivfpq")
+DEFAULT_INDEXES = INDEXES[:4]
 CHUNK_DOCS = 65536
 
 
@@ -43,15 +46,21 @@ def main(argv: list[str] | None = None) -> None:
 
 def measured(num_docs: int, args: argparse.Namespace) -> dict[str, Any]:
     """The figures of every index at one size; `args` are those of `add_arguments`."""
-    docs, queries = planted(num_docs, args.num_queries, args.dim, args.docs_a_group, args.seed)
+    with tempfile.TemporaryDirectory(dir=args.work_dir) as work_dir:
+        return _of_all(num_docs, args, Path(work_dir))
+
+
+def _of_all(num_docs: int, args: argparse.Namespace, work_dir: Path) -> dict[str, Any]:
+    file = work_dir / "docs.npy" if args.work_dir else None
+    docs, queries = planted(num_docs, args.num_queries, args.dim, args.docs_a_group, args.seed, file)
     ids = [f"{row:08d}" for row in range(num_docs)]
     expected = None
     report: dict[str, Any] = {"num_docs": num_docs, "num_queries": args.num_queries}
-    report |= {name: getattr(args, name) for name in ("dim", "k", "docs_a_group", "seed", "faiss_device")}
+    report |= {name: getattr(args, name) for name in ("dim", "k", "docs_a_group", "seed", "faiss_device", "clock")}
     for name in INDEXES:
         if name != "exact" and name not in args.indexes:  # the exact index is what recall is measured against
             continue
-        report[name], found = _measured(name, docs, ids, queries, args)
+        report[name], found = _measured(name, docs, ids, queries, args, work_dir)
         expected = found if expected is None else expected
         report[name][f"recall@{args.k}"] = round(recall(found, expected), 4)
         measure.log(f"{num_docs} documents, {name}: {report[name]}")
@@ -65,14 +74,19 @@ def environment() -> dict[str, Any]:
     return found
 
 
-def planted(num_docs: int, num_queries: int, dim: int, docs_a_group: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Documents [num_docs, dim] and queries [num_queries, dim], unit vectors, float32, made a chunk at a time."""
+def planted(
+    num_docs: int, num_queries: int, dim: int, docs_a_group: int, seed: int, file: Path | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Documents [num_docs, dim] and queries [num_queries, dim], unit vectors, float32, made chunk by chunk, in a file if given."""
     rng = np.random.default_rng(seed)
     centres = _unit(rng, np.zeros((-(-num_docs // docs_a_group), dim), np.float32))
-    docs = np.empty((num_docs, dim), np.float32)
+    shape = num_docs, dim
+    docs = np.lib.format.open_memmap(file, "w+", np.float32, shape) if file else np.empty(shape, np.float32)
     for start in range(0, num_docs, CHUNK_DOCS):
         rows = np.arange(start, min(start + CHUNK_DOCS, num_docs))
         docs[rows] = _unit(rng, centres[rows % len(centres)])
+    if file:
+        docs = np.load(file, mmap_mode="r")
     return docs, _unit(rng, centres[rng.integers(0, len(centres), num_queries)])
 
 
@@ -82,43 +96,51 @@ def recall(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _measured(
-    name: str, docs: np.ndarray, ids: Sequence[str], queries: np.ndarray, args: argparse.Namespace
+    name: str, docs: np.ndarray, ids: Sequence[str], queries: np.ndarray, args: argparse.Namespace, work_dir: Path
 ) -> tuple[dict[str, Any], np.ndarray]:
     """The figures of one index, and the rows [q, k] it finds."""
     report: dict[str, Any] = {}
-    start = time.perf_counter()
+    clock = measure.CLOCKS[args.clock]
+    start = clock()
     if name == "exact":
         index: ExactIndex | FaissIndex = ExactIndex(docs, ids)
     else:
         report, options = _settings(name, len(docs), args)
-        index = FaissIndex.build(docs, ids, factory=report["factory"], options=options, seed=args.seed)
-    report["build_seconds"] = round(time.perf_counter() - start, 3)
+        named: dict[str, Any] = {"factory": report["factory"], "options": options, "seed": args.seed}
+        if options.on_disk:
+            index = FaissIndex.build_on_disk(docs, ids, work_dir / name, **named)
+        else:
+            index = FaissIndex.build(docs, ids, **named)
+    report["build_seconds"] = round(clock() - start, 3)
     found = index.search(queries, args.k)  # compiles, and fills caches
     seconds = []
     for _ in range(args.repeats):
-        start = time.perf_counter()
+        start = clock()
         index.search(queries, args.k)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
     report["queries_per_second"] = round(len(queries) / statistics.median(seconds), 1)
-    report["bytes"] = docs.nbytes if isinstance(index, ExactIndex) else _num_bytes(index)
+    report["bytes"] = docs.nbytes if isinstance(index, ExactIndex) else _num_bytes(index, work_dir)
     return report, found.doc_rows
 
 
 def _settings(name: str, num_docs: int, args: argparse.Namespace) -> tuple[dict[str, Any], SearchOptions]:
-    num_lists = max(1, round(4 * num_docs**0.5))
+    num_lists = args.num_lists or max(1, round(4 * num_docs**0.5))
+    nprobe = args.nprobe or max(1, num_lists // 16)
     settings = {
         "flat": {"factory": "Flat"},
-        "ivf": {"factory": f"IVF{num_lists},Flat", "nprobe": args.nprobe or max(1, num_lists // 16)},
+        "ivf": {"factory": f"IVF{num_lists},Flat", "nprobe": nprobe},
+        "ivfpq": {"factory": f"IVF{num_lists},PQ{math.gcd(args.dim, 64)}", "nprobe": nprobe},
         "hnsw": {"factory": "HNSW32", "ef_search": args.ef_search},
     }[name]
     device = "cpu" if name == "hnsw" else args.faiss_device  # FAISS has no HNSW on GPUs
-    return settings, SearchOptions(settings.get("nprobe"), settings.get("ef_search"), device)
+    on_disk = args.faiss_on_disk and "nprobe" in settings
+    return settings, SearchOptions(settings.get("nprobe"), settings.get("ef_search"), device, on_disk=on_disk)
 
 
-def _num_bytes(index: FaissIndex) -> int:
-    with tempfile.TemporaryDirectory() as folder:
+def _num_bytes(index: FaissIndex, work_dir: Path) -> int:
+    with tempfile.TemporaryDirectory(dir=work_dir) as folder:
         index.save(folder)
-        return (Path(folder) / "index.faiss").stat().st_size
+        return sum(path.stat().st_size for path in Path(folder).iterdir() if path.suffix != ".json")
 
 
 def _faiss_packages() -> list[str]:
@@ -128,15 +150,25 @@ def _faiss_packages() -> list[str]:
 def add_arguments(parser: argparse.ArgumentParser, *, k: int = 10, docs_a_group: int = 20) -> None:
     """Adds the flags for the vectors, the indexes and the repeats; the arguments are the defaults of the depth and the groups."""
     parser.add_argument("--num_docs", type=int, nargs="*", default=[10_000, 100_000], help="sizes (default 10000 100000)")
-    parser.add_argument("--indexes", nargs="+", default=list(INDEXES), choices=INDEXES, help="beside exact (default all)")
+    parser.add_argument(
+        "--indexes",
+        nargs="+",
+        default=list(DEFAULT_INDEXES),
+        choices=INDEXES,
+        help=f"beside exact (default {', '.join(DEFAULT_INDEXES)})",
+    )
     parser.add_argument("--num_queries", type=int, default=512, help="queries in one call (default 512)")
     parser.add_argument("--dim", type=int, default=768, help="dimensions (default 768)")
     parser.add_argument("--k", type=int, default=k, help=f"depth (default {k})")
     parser.add_argument("--docs_a_group", type=int, default=docs_a_group, help="planted documents of one centre")
+    parser.add_argument("--num_lists", type=int, help="of IVF (default 4 sqrt(n))")
     parser.add_argument("--nprobe", type=int, help="lists that IVF visits (default a sixteenth)")
     parser.add_argument("--ef_search", type=int, default=max(128, 2 * k), help="candidates that HNSW keeps; at least the depth")
     parser.add_argument("--repeats", type=int, default=3, help="measured calls of each index (default 3)")
     parser.add_argument("--faiss_device", default="cpu", choices=DEVICES, help="where Flat and IVF search (default cpu)")
+    parser.add_argument("--clock", default="wall", choices=tuple(measure.CLOCKS), help="wall, or cpu seconds of all threads")
+    parser.add_argument("--faiss_on_disk", action="store_true", help="IVF indexes are built with their lists in a file")
+    parser.add_argument("--work_dir", help="gets the documents' embeddings as a mapped file (default in memory)")
     parser.add_argument("--seed", type=int, default=0)
 
 

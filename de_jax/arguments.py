@@ -13,9 +13,11 @@ from de_jax.evaluation import metrics
 from de_jax.evaluation.task import Policy
 from de_jax.expansion import expanded_search
 from de_jax.expansion.expanded_search import Expansion
+from de_jax.files import buckets
 from de_jax.retrieval import faiss_index
 from de_jax.retrieval.parts import Part
 from de_jax.settings import NonNegativeFloat, Share, numeric
+from de_jax.training.mesh import distributed
 from de_jax.training.run.run_folder import Run, load_run
 from de_jax.types import InputError
 
@@ -89,14 +91,17 @@ def add_faiss(parser: argparse._ActionsContainer) -> None:
     """Adds the flags of FAISS, None where they are not given."""
     parser.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index")
     parser.add_argument("--ef_search", type=int, help="candidates to keep in an HNSW index")
-    parser.add_argument("--faiss_device", choices=faiss_index.DEVICES, help="where FAISS searches (default cpu)")
+    parser.add_argument("--faiss_device", choices=faiss_index.DEVICES, help="where FAISS fills and searches (default cpu)")
     parser.add_argument("--faiss_gpu_mode", choices=faiss_index.GPU_MODES, help="of several GPUs (default shard)")
     parser.add_argument("--faiss_float16", action="store_true", help="the GPU stores vectors in half precision")
+    parser.add_argument(
+        "--faiss_on_disk", action="store_true", help="keep the lists of an IVF index in a file, for corpora beyond memory"
+    )
 
 
 def search_options(args: argparse.Namespace) -> faiss_index.SearchOptions:
     """The options of FAISS by the flags of `add_faiss`."""
-    options = faiss_index.SearchOptions(args.nprobe, args.ef_search, float16=args.faiss_float16)
+    options = faiss_index.SearchOptions(args.nprobe, args.ef_search, float16=args.faiss_float16, on_disk=args.faiss_on_disk)
     given = {"device": args.faiss_device, "gpu_mode": args.faiss_gpu_mode}
     return options._replace(**{name: value for name, value in given.items() if value is not None})
 
@@ -194,27 +199,45 @@ def _changed(run: Run, tower: str, max_length: int | None, prompt: str | None) -
 
 
 def add_shard(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag that names one of several jobs."""
-    parser.add_argument(
-        "--shard", help="number of this job and how many there are, such as 0/4; a run needs --step; default one job"
+    """Adds the flags that name one of several jobs."""
+    jobs = parser.add_argument_group("several jobs", "the same command for every job, each with its own number")
+    which = jobs.add_mutually_exclusive_group()
+    which.add_argument("--shard", help="number of this job and how many there are, such as 0/4; default one job")
+    which.add_argument(
+        "--distributed", action="store_true", help="take both numbers from the TPU pod, SLURM, Kubernetes or MPI that started this"
     )
 
 
+def part(args: argparse.Namespace) -> Part | None:
+    """The part of the work that --shard or --distributed names; None for all of it.
+
+    Raises:
+        InputError: not such a part, no cluster that says so, a process that cannot compute by itself, or a folder in a bucket, as
+            each job has its own copy of it.
+    """
+    if not args.shard and not args.distributed:
+        return None
+    if address := buckets.address_of(getattr(args, "out_dir", None) or args.run_dir):
+        raise InputError(f"several jobs meet in one folder, but each has its own copy of {address}; give a folder that all see.")
+    found = Part.of(args.shard) if args.shard else Part(*distributed.place())
+    distributed.check_alone()
+    return found
+
+
 def shard(args: argparse.Namespace, *, is_run: bool = True) -> Part | None:
-    """The part of the work that --shard names; None for all of it.
+    """`part`, for a command that is given its checkpoint.
 
     Args:
         args: the flags.
         is_run: whether the model has checkpoints.
 
     Raises:
-        InputError: not such a part, or no --step, without which two jobs might take two checkpoints.
+        InputError: as `part` does, or no --step, without which two jobs might take two checkpoints.
     """
-    if args.shard is None:
-        return None
-    if is_run and not str(args.step).isdecimal():
-        raise InputError("--shard needs the number of a checkpoint in --step, so that all jobs take the same one.")
-    return Part.of(args.shard)
+    if (args.shard or args.distributed) and is_run and not str(args.step).isdecimal():
+        flag = "--shard" if args.shard else "--distributed"
+        raise InputError(f"{flag} needs the number of a checkpoint in --step, so that all jobs take the same one.")
+    return part(args)
 
 
 def add_table(parser: argparse.ArgumentParser) -> None:

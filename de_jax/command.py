@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from de_jax.files import outputs
-from de_jax.settings import LOCAL, PositiveInt, is_address, numeric
+from de_jax.files import buckets, mirrors, outputs
+from de_jax.settings import LOCAL, PositiveInt, numeric
 from de_jax.types import InputError
 
 EXIT_INPUT = 2
@@ -50,7 +50,7 @@ class _Asked(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A command's arguments. An error is one sentence, and no path may be an address: `gs://` would make a folder.
+    """A command's arguments. An error is one sentence; an address of a bucket becomes the path of its copy, which is fetched.
 
     `type=int` stands for a whole number from 1 on, `type=float` for a finite number, no type for a path or a name. Other ranges are
     written `type=settings.numeric(Seed)`; `type=str` is for texts, in which anything may stand.
@@ -60,14 +60,29 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
         self.register("type", int, numeric(PositiveInt))
         self.register("type", float, numeric(float))
-        self.register("type", None, _local)
-        self.register("type", Path, lambda text: Path(_local(text)))
+        self._addresses: list[str] = []
+        self.register("type", None, self._local)
+        self.register("type", Path, lambda text: Path(self._local(text)))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; for `parser_of` it gives the parser itself in the place of the arguments."""
         if _ASKED.get():
             raise _Asked(self)
-        return super().parse_known_args(args, namespace)
+        found = super().parse_known_args(args, namespace)
+        for address in self._addresses:  # all arguments are right
+            mirrors.local(address)
+        return found
+
+    def _local(self, text: str) -> str:
+        """A path here; the copy of an address is fetched later."""
+        if buckets.foreign(text):
+            raise argparse.ArgumentTypeError(f"is {text}; it must be {LOCAL}")
+
+        def later(address: str) -> Path:
+            self._addresses.append(address)
+            return buckets.path_of(address)
+
+        return buckets.replaced(text, later)
 
     def error(self, message: str) -> NoReturn:
         """Raises `InputError` in the place of the usage that argparse prints."""
@@ -87,21 +102,20 @@ def parser_of(main: Callable[[list[str]], object]) -> Parser:
     raise TypeError(f"{main} returned without parsing arguments")
 
 
-def _local(text: str) -> str:
-    if is_address(text):
-        raise argparse.ArgumentTypeError(f"is {text}; it must be {LOCAL}")
-    return text
-
-
 def run(main: Callable[[], None]) -> None:
     """Runs a command's `main`; a user's error becomes `error: <sentence>` and a non-zero exit, our own faults raise."""
     keep_freed_memory()
     try:
         keep_compiled()
-        main()
+        try:
+            main()
+        except BaseException:
+            mirrors.push_rest()
+            raise
+        mirrors.push_all()
     except InputError as error:
         # gin adds lines to an error to say where it passed through.
-        sys.exit(_fail(f"error: {str(error).splitlines()[0]}", EXIT_INPUT))
+        sys.exit(_fail(f"error: {buckets.named(str(error).splitlines()[0])}", EXIT_INPUT))
     except KeyboardInterrupt:
         sys.exit(_fail("interrupted; the same command continues.", EXIT_INTERRUPTED))
     except BrokenPipeError:

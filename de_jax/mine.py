@@ -5,6 +5,9 @@ de-jax mine  --gin_file=recipes/ance_firstp.gin --gin.MODEL=runs/bm25 --gin.beir
 
 Both commands take the same arguments. Run them on one machine, or on two that see the same folders. Stop and restart either at any
 time: without its miner, a run continues with its current negatives. Prints one JSON object for each generation.
+
+Several miners share each generation with --shard=0/4 to 3/4, or with --distributed where a cluster gives the number. They meet only
+in the run's folder. The last to finish its part writes the generation, with the bytes of a single miner.
 """
 
 from __future__ import annotations
@@ -17,21 +20,38 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from de_jax import command
+from de_jax import arguments, command
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.evaluation.dev_scores import score_index
+from de_jax.files import mirrors
+from de_jax.mining import shared_checkpoint
 from de_jax.mining.generations import Generation
 from de_jax.mining.miner import Miner
-from de_jax.mining.mining_run import mine_generation, mined_steps, only_miner
+from de_jax.mining.mining_run import mine_generation, mine_part, mined_steps, only_miner
+from de_jax.mining.negatives import MinedNegatives
 from de_jax.recipe import Recipe
-from de_jax.settings import PositiveFloat, numeric
-from de_jax.training.run.run_folder import CHECKPOINTS_DIR, Run, complete_steps, load_run
+from de_jax.retrieval import encode
+from de_jax.retrieval.parts import Part
+from de_jax.settings import PositiveFloat, PositiveInt, numeric
+from de_jax.training.run.run_folder import CHECKPOINTS_DIR, MINING_DIR, Run, complete_steps, load_run
 from de_jax.types import InputError
 
+REMINDER_SECONDS = 600.0
+"""Between two lines about a part that is missing."""
 
-def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_seconds: float = 5.0) -> Iterator[Generation]:
+
+def mine(
+    recipe: Recipe,
+    run_dir: str | Path,
+    *,
+    once: bool = False,
+    poll_seconds: float = 5.0,
+    part: Part | None = None,
+    texts_per_shard: int = encode.TEXTS_PER_SHARD,
+) -> Iterator[Generation]:
     """Yields a generation mined by the run's newest checkpoint, then by each newer checkpoint; ends with the run's last.
 
     Each is mined when it is asked for: `for generation in mine(recipe, run_dir): ...`.
@@ -44,12 +64,15 @@ def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_second
         run_dir: the run; it may start later.
         once: mine with the newest checkpoint, then end.
         poll_seconds: between two looks for a newer checkpoint.
+        part: of the documents, where as many miners as it says mine each generation together. The miner that completes a
+            generation yields it.
+        texts_per_shard: see `encode.encode_to_dir`; the same for all miners.
 
     Raises:
         InputError: the recipe mines nothing, another miner is at work, the run is of other texts or another vocabulary, or, with
             `once`, there is no checkpoint.
     """
-    run_dir = Path(run_dir)
+    run_dir = mirrors.local(run_dir)
     if recipe.negatives.miner is None:
         raise InputError("the recipe mines nothing; set train.miner = @Miner().")
     if recipe.negatives.mine_every_steps is not None and not once:
@@ -58,43 +81,136 @@ def mine(recipe: Recipe, run_dir: str | Path, *, once: bool = False, poll_second
     data = recipe.data(share=Share(run_dir=str(run_dir)))
     if not data.all_mined:
         raise InputError(f"no folder is set for the generations; set {recipe.options_name}.negatives_dir.")
-    if not once:
-        # The run mines the first generation itself if the folder is empty, so the folder belongs to the run until then.
-        all_begun = lambda: all(mined.newest() is not None for mined in data.all_mined.values())  # noqa: E731
-        _wait_until(all_begun, f"the run in {run_dir} to begin", poll_seconds)
-    with contextlib.ExitStack() as locks:
-        for mined in data.all_mined.values():
-            locks.enter_context(only_miner(mined.negatives_dir))
+    mining = _Mining(run_dir, data, recipe.negatives.miner, texts_per_shard, poll_seconds)
+    with mirrors.kept_equal(run_dir) as sync:
+        if sync:
+            sync.follow(run_dir, *(mined.negatives_dir for mined in data.all_mined.values()))
+        yield from _mine(mining, part, None if once else recipe.optimization.num_steps)
+
+
+class _Mining(NamedTuple):
+    """A miner's run, data and settings."""
+
+    run_dir: Path
+    data: TrainingSet
+    miner: Miner
+    texts_per_shard: int
+    poll_seconds: float
+
+    def mined_until(self) -> int:
+        """The newest checkpoint with a generation of every part of the data."""
         # A generation beyond the newest checkpoint is another run's, a warm-up's for example.
-        newest = max(complete_steps(run_dir / CHECKPOINTS_DIR), default=-1)
-        by_all = set[int].intersection(*(mined_steps(mined) for mined in data.all_mined.values()))
-        last = max((step for step in by_all if step <= newest), default=-1)
-        steps = iter([_newest_step(run_dir)]) if once else _new_steps(run_dir, last, recipe.optimization.num_steps, poll_seconds)
-        for step in steps:
-            try:
-                run = load_run(run_dir, None if once else step)  # the trainer may remove the newest, and another is as good
-                _check_same_texts(run, data)
-                yield from _mine_all(run, data, recipe.negatives.miner)
-            except InputError:
-                if once or step == max(complete_steps(run_dir / CHECKPOINTS_DIR), default=step):  # the newest is not removed
-                    raise
-                warnings.warn(f"the checkpoint of step {step} was removed while it was read; a newer one is taken.", stacklevel=2)
-            except OSError as error:
-                if once or error.errno not in command.MENDABLE:
-                    raise
-                where = f" at {error.filename}" if error.filename else ""
-                warnings.warn(f"nothing was mined by step {step}: {error.strerror}{where}; the next one is tried.", stacklevel=2)
+        newest = shared_checkpoint.newest_step(self.run_dir)
+        by_all = set[int].intersection(*(mined_steps(mined) for mined in self.data.all_mined.values()))
+        return max((step for step in by_all if step <= newest), default=-1)
+
+    def each(self, run: Run) -> Iterator[tuple[Run, MinedNegatives, dict[str, Any]]]:
+        """For each part of the data with a folder of generations: the run with its prompts and lengths, and options of mining."""
+        for name, mined in self.data.all_mined.items():
+            part = self.data.parts[name]
+            own = run._replace(query=part.query, doc=part.doc) if name else run
+            score = functools.partial(score_index, own, part.dev, doc_ids=part.dev.doc_store.ids) if part.dev else None
+            yield own, mined, {"source": name, "score": score, "texts_per_shard": self.texts_per_shard}
+
+    def is_over(self, num_steps: int | None) -> bool:
+        """Whether the run needs no more generations."""
+        return num_steps is not None and shared_checkpoint.newest_step(self.run_dir) >= num_steps
 
 
-def _mine_all(run: Run, data: TrainingSet, miner: Miner) -> Iterator[Generation]:
-    """A generation of each part of the data that has a folder for it, with its own prompts and lengths."""
-    for name, mined in data.all_mined.items():
-        part = data.parts[name]
-        own = run._replace(query=part.query, doc=part.doc) if name else run
-        score = functools.partial(score_index, own, part.dev, doc_ids=part.dev.doc_store.ids) if part.dev else None
-        generation = mine_generation(own, mined, miner, source=name, score=score)
-        assert generation is not None  # this is the only process
-        yield generation
+def _mine(mining: _Mining, part: Part | None, num_steps: int | None) -> Iterator[Generation]:
+    """As `mine`; of the newest checkpoint alone without `num_steps`."""
+    negatives = mining.data.all_mined.values()
+    if num_steps is not None:
+        # The run mines the first generation itself if the folder is empty, so the folder belongs to the run until then.
+        all_begun = lambda: all(mined.newest() is not None for mined in negatives)  # noqa: E731
+        _wait_until(all_begun, f"the run in {mining.run_dir} to begin", mining.poll_seconds)
+    if part:
+        yield from _mine_parts(mining, part, num_steps)
+        return
+    with contextlib.ExitStack() as locks:
+        for mined in negatives:
+            locks.enter_context(only_miner(mined.negatives_dir))
+        yield from _mine_alone(mining, num_steps)
+
+
+def _mine_alone(mining: _Mining, num_steps: int | None) -> Iterator[Generation]:
+    """The generations of a single miner; of the newest checkpoint alone without `num_steps`."""
+    run_dir, is_once = mining.run_dir, num_steps is None
+    steps = (
+        _new_steps(run_dir, mining.mined_until(), num_steps, mining.poll_seconds) if num_steps else iter([_newest_step(run_dir)])
+    )
+    for step in steps:
+        try:
+            run = load_run(run_dir, None if is_once else step)  # the trainer may remove the newest, and another is as good
+            _check_same_texts(run, mining.data)
+            for own, mined, options in mining.each(run):
+                generation = mine_generation(own, mined, mining.miner, **options)
+                assert generation is not None  # this is the only process
+                yield generation
+        except InputError:
+            if is_once or step == max(complete_steps(run_dir / CHECKPOINTS_DIR), default=step):  # the newest is not removed
+                raise
+            warnings.warn(f"the checkpoint of step {step} was removed while it was read; a newer one is taken.", stacklevel=3)
+        except OSError as error:
+            if is_once or error.errno not in command.MENDABLE:
+                raise
+            warnings.warn(f"nothing was mined by step {step}: {_reason(error)}; the next one is tried.", stacklevel=3)
+
+
+def _mine_parts(mining: _Mining, part: Part, num_steps: int | None) -> Iterator[Generation]:
+    """The generations that one of several miners completes; without `num_steps`, of the checkpoint at hand alone."""
+    run_dir, is_once = mining.run_dir, num_steps is None
+    if is_once:
+        _newest_step(run_dir)
+    while not mining.is_over(num_steps):
+        step = shared_checkpoint.take(run_dir, mining.mined_until)
+        if step is None and is_once:
+            print("the newest checkpoint has a generation already", file=sys.stderr)
+            return
+        if step is None:
+            is_new = lambda: shared_checkpoint.newest_step(run_dir) > mining.mined_until()  # noqa: E731
+            _wait_until(is_new, f"a checkpoint in {run_dir}", mining.poll_seconds)
+            continue
+        try:
+            run = load_run(run_dir, MINING_DIR)
+            _check_same_texts(run, mining.data)
+            joins = [mine_part(own, mined, mining.miner, part, **options) for own, mined, options in mining.each(run)]
+            yield from _joined(mining, joins, run.step, num_steps)
+        except InputError:
+            if shared_checkpoint.shared(run_dir, mining.mined_until()) == step:
+                raise  # else others have mined with it meanwhile
+        except OSError as error:
+            if is_once or error.errno not in command.MENDABLE:
+                raise
+            warnings.warn(f"the part {part} of step {step} was not mined: {_reason(error)}; it is tried again.", stacklevel=3)
+            time.sleep(mining.poll_seconds)
+        if is_once:
+            break
+    shared_checkpoint.tidy(run_dir, mining.mined_until)
+
+
+def _joined(
+    mining: _Mining, joins: list[Callable[[], Generation | list[Part]]], step: int, num_steps: int | None
+) -> Iterator[Generation]:
+    """Waits until a step is mined by all parts, and yields the generations that this process completes on the way."""
+    since, told_at = time.strftime("%Y-%m-%d %H:%M"), 0.0
+    told: list[str] = []
+    while mining.mined_until() < step and not mining.is_over(num_steps):
+        missing = []
+        for join in joins:
+            found = join()
+            if isinstance(found, Generation):
+                yield found
+            else:
+                missing += [str(one) for one in found]
+        if mining.mined_until() >= step:
+            return
+        if missing and (missing != told or time.monotonic() > told_at + REMINDER_SECONDS):
+            print(f"step {step}: waiting since {since} for part {', '.join(missing)}", file=sys.stderr, flush=True)
+            told, told_at = missing, time.monotonic()
+        if num_steps is None:
+            return
+        time.sleep(mining.poll_seconds)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -103,8 +219,10 @@ def main(argv: list[str] | None = None) -> None:
 
     args, bindings = configurables.parse_with_settings(_parser(), argv)
     command.use_memory_fraction(args.memory_fraction)
+    part = arguments.part(args)
     recipe = configurables.read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
-    for generation in mine(recipe, Path(args.run_dir), once=args.once, poll_seconds=args.poll_seconds):
+    options = {name: getattr(args, name) for name in ("once", "poll_seconds", "texts_per_shard")}
+    for generation in mine(recipe, args.run_dir, part=part, **options):
         said = ("checkpoint_step", "num_pairs", "seconds", "statistics")
         print(
             json.dumps({"generation_dir": str(generation.folder)} | {name: generation.manifest[name] for name in said}), flush=True
@@ -130,14 +248,16 @@ def _newest_step(run_dir: Path) -> int:
 def _new_steps(run_dir: Path, last: int, num_steps: int, poll_seconds: float) -> Iterator[int]:
     """The newest checkpoint beyond the last one, as often as there is one, and waits for it; ends once the run is complete."""
 
-    def newest() -> int:
-        return max(complete_steps(run_dir / CHECKPOINTS_DIR), default=-1)
-
+    newest = functools.partial(shared_checkpoint.newest_step, run_dir)
     while True:
         _wait_until(lambda: newest() > last or newest() >= num_steps, f"a checkpoint in {run_dir}", poll_seconds)
         if (last := newest()) >= num_steps:
             return
         yield last
+
+
+def _reason(error: OSError) -> str:
+    return f"{error.strerror} at {error.filename}" if error.filename else str(error.strerror)
 
 
 def _check_same_texts(run: Run, data: TrainingSet) -> None:
@@ -159,6 +279,13 @@ def _parser() -> command.Parser:
     parser.add_argument(
         "--poll_seconds", type=numeric(PositiveFloat), default=5.0, help="seconds between checks for a newer checkpoint (default 5)"
     )
+    parser.add_argument(
+        "--texts_per_shard",
+        type=numeric(PositiveInt),
+        default=encode.TEXTS_PER_SHARD,
+        help="texts encoded at a time; a part is whole blocks of these (default 32768)",
+    )
+    arguments.add_shard(parser)
     command.add_memory_fraction(parser)
     return parser
 

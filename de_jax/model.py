@@ -27,7 +27,7 @@ from de_jax.evaluation import metrics
 from de_jax.evaluation.report import Report, averaged
 from de_jax.evaluation.task import Policy, beir_tasks
 from de_jax.evaluation.task import evaluate as evaluate_task
-from de_jax.files import outputs
+from de_jax.files import mirrors, outputs
 from de_jax.files.progress import progress_bar
 from de_jax.interop import any_model
 from de_jax.interop.export import FORMATS
@@ -67,8 +67,9 @@ def load(
     Assumptions about a model of another library are warnings.
 
     Args:
-        source: a run's folder; a folder of sentence-transformers, Hugging Face, T5X or `model.save(format="safetensors")`; or a
-            name of the Hugging Face hub. A name without a slash that is no folder is one of sentence-transformers' own models.
+        source: a run's folder; a folder of sentence-transformers, Hugging Face, T5X or `model.save(format="safetensors")`; the
+            address gs:// or s3:// of such a folder; or a name of the Hugging Face hub. A name without a slash that is no folder is
+            one of sentence-transformers' own models.
         step: of a run: a step that has a checkpoint, "best" for the best by the dev score; by default the newest.
         devices: how many of this process's devices share the work, or which; by default all.
         pooling: "mean", "cls" or "lasttoken", of an encoder of Hugging Face, which does not say.
@@ -262,9 +263,12 @@ class Model:
         if format == RUN_FORMAT:
             sides = {"query": self.run.query, "doc": self.run.doc}
             origin = [self.source] if self.source else origins(self.run.run_dir)
-            write_run(folder, self.run.params, model=self.run.model, origin=origin, **sides)
+            with mirrors.written(folder) as path:
+                write_run(path, self.run.params, model=self.run.model, origin=origin, **sides)
             return
-        for note in model_card.export(self.run, folder, format, source=self.source, reports=[*self.reports.values()]):
+        with mirrors.written(folder) as path:
+            notes = model_card.export(self.run, path, format, source=self.source, reports=[*self.reports.values()])
+        for note in notes:
             warnings.warn(note, stacklevel=2)
 
     @property
@@ -355,6 +359,7 @@ def evaluate(
     """
     if not isinstance(model, Model):
         raise InputError(f"model is {type(model).__name__}; give what de_jax.load gives.")
+    dataset_dir = mirrors.local(dataset_dir)
     if not Path(dataset_dir).is_dir():
         raise InputError(f"{dataset_dir} is no folder; give one in the BEIR layout, or one of such folders.")
     if isinstance(measures, str) or not measures:

@@ -20,6 +20,7 @@ from de_jax.data.sources.options import Share
 from de_jax.data.sources.texts import CorruptedTexts
 from de_jax.doc2query import generator_run
 from de_jax.doc2query.generator_run import GeneratorRun
+from de_jax.files import mirrors
 from de_jax.models.generator import Generator
 from de_jax.models.masked_lm import MaskedLanguageModel
 from de_jax.settings import Seed, check_call, check_fields, name_of
@@ -103,7 +104,7 @@ def pretrain(recipe: Pretraining, run_dir: str | Path, *, gin: str = "") -> dict
     Raises:
         InputError: another trainer is at work in `run_dir`, or the texts are unusable or do not fit the model or devices.
     """
-    start, run_dir = time.monotonic(), Path(run_dir)
+    start, run_dir = time.monotonic(), mirrors.local(run_dir)
     num_parameters, mesh = recipe.num_parameters(), recipe.mesh()
     with only_trainer(run_dir):
         host_index, num_hosts = sharding.host_share(mesh)

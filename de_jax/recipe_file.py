@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from de_jax.files import buckets
 from de_jax.files.outputs import atomic_file, write_json
 from de_jax.training.mesh import distributed
 from de_jax.training.run.run_folder import RECIPE_FILE, read_recipe_file, read_settings
@@ -26,8 +27,10 @@ def to_json(value: Any) -> Any:
     A dataclass is {"type": "module.Name", field: value, ...}, a function {"function": "module.name", parameter: value, ...} with
     what `functools.partial` bound and the defaults of the rest, any other object {"type": "module.Name"}.
     """
-    if value is None or isinstance(value, bool | str):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return buckets.address_of(value) or value
     if isinstance(value, numbers.Integral):  # NumPy's too
         return int(value)
     if isinstance(value, numbers.Real):

@@ -19,10 +19,10 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+from de_jax.files import buckets, mirrors
 from de_jax.types import InputError
 
 F = TypeVar("F", bound=Callable[..., Any])
-_ADDRESS = re.compile(r"(?:^|[=,])[A-Za-z][A-Za-z0-9+.-]*://")
 _LONGEST = 100
 """Characters of a value in a message."""
 
@@ -104,12 +104,17 @@ def check_call(name: str, function: Callable[..., Any], *arguments: str, like: s
 
 
 def checked(function: F, name: str | None = None) -> F:
-    """A decorator that checks the keyword arguments of every call; `name` replaces the function's own in messages."""
+    """A decorator that checks the keyword arguments of every call; `name` replaces the function's own in messages.
+
+    An address of a bucket is fetched, and the function gets the path of its copy.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **settings: Any) -> Any:
         check(function, settings, name)
-        return function(*args, **settings)
+        known = hints(function)
+        local = {key: value if _may_be_address(known.get(key)) else mirrors.localized(value) for key, value in settings.items()}
+        return function(*mirrors.localized(args), **local)
 
     call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # gin looks for defaults there
     return typing.cast(F, call)
@@ -174,13 +179,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def is_address(text: str) -> bool:
-    """Whether a text, or one of several after "=" or ",", is `scheme://...` and so no path on this machine."""
-    return bool(_ADDRESS.search(text))
-
-
-LOCAL = "a path on this machine, because buckets and web addresses are not read"
+LOCAL = "a path, or an address gs:// or s3://, because other addresses are not read"
 """The kind of a path."""
+
+
+def _may_be_address(hint: Any) -> bool:
+    """Whether an annotation is `AnyPath`, or holds it."""
+    return ADDRESSES in typing.get_args(hint) or any(map(_may_be_address, typing.get_args(hint)))
 
 
 def _is_array(value: Any) -> bool:
@@ -271,7 +276,7 @@ def _wanted_type(value: Any, hint: Any) -> str | None:
             return "a number"
         return None if _is_finite(value) else "a finite number"
     if hint is str:
-        return "a string" if not _is_text(value) else LOCAL if is_address(value) else None
+        return "a string" if not _is_text(value) else LOCAL if buckets.foreign(value) else None
     if hint in (Any, object) or not inspect.isclass(hint):
         return None  # anything, or a type variable
     if getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False):

@@ -20,6 +20,7 @@ import jax
 from de_jax import command, recipe_file
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet, of_source
+from de_jax.files import mirrors
 from de_jax.hooks import make_hooks, run_of
 from de_jax.interop.fine_tuning import initial_params
 from de_jax.mining.mining_run import mine_generation, only_miner
@@ -45,14 +46,15 @@ def train(recipe: Recipe, run_dir: str | Path, *, gin: str = "") -> dict[str, An
 
     Args:
         recipe: model, data, loss, optimization and logging.
-        run_dir: gets checkpoints, logs and `recipe.json`; see `training.run`.
+        run_dir: gets checkpoints, logs and `recipe.json`, see `training.run`; a folder, or an address gs:// or s3://.
         gin: the recipe as a gin file, where it was written as one; kept as `config.gin`.
 
     Raises:
         InputError: another trainer is at work in `run_dir`, or anything that cannot be trained on.
     """
+    run_dir = mirrors.local(run_dir)
     with only_trainer(run_dir):
-        return _train(recipe, Path(run_dir), gin)
+        return _train(recipe, run_dir, gin)
 
 
 def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
@@ -91,6 +93,8 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
         contextlib.closing(Checkpoints(run_dir / BEST_DIR, keep=1)) as best,
     ):
         best.remove_old()
+        if run.sync:
+            run.sync.follow(*(mined.negatives_dir for mined in data.all_mined.values()))
         _begin_negatives(recipe, data, run)
         state, stop = run.state, _ended(recipe, run)
         if stop is None:

@@ -123,7 +123,7 @@ def _provenance(name: str, entry: Entry) -> Iterator[str]:
     commits = f"commit{'s' if len(entry.commits) > 1 else ''} {', '.join(entry.commits)}"
     yield f"*{entry.date}; {entry.machine}; {entry.versions}; {seeds}{commits}.*"
     if entry.design:
-        yield f"*Registered before a test split was scored: [{entry.design}](../../{entry.design}).*"
+        yield f"*Registered before a test split was scored: `{entry.design}`.*"
     if any(table.scores for table in entry.tables):
         yield f"*Check it: `de-jax reproduce --check {name}`.*"
 

@@ -1,4 +1,4 @@
-"""Every command refuses an address in the place of a path, and a number out of its range, in one sentence."""
+"""Every path of every command may be in a bucket; other addresses and numbers out of their range are refused in one sentence."""
 
 import importlib
 import re
@@ -34,14 +34,16 @@ def leaves(parser):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_no_path_of_any_command_may_be_an_address(verb):
+def test_any_path_of_any_command_may_be_in_a_bucket_and_at_no_other_address(verb, monkeypatch):
+    monkeypatch.setenv("DE_JAX_CACHE", "/cache")
     for parser in leaves(parser_of(verb)):
         for action in parser._actions:
             if action.nargs == 0 or action.choices or action.type not in (None, command.Path):
                 continue
-            for value in ("gs://bucket/run", "s3://bucket/run", "name=gs://bucket/run"):
-                with pytest.raises(InputError, match=r"://bucket/run; it must be a path on this machine"):
+            for value in ("https://host/run", "name=hdfs://host/run"):
+                with pytest.raises(InputError, match=r"://host/run; it must be a path, or an address gs:// or s3://"):
                     parser.parse_args([given(action, value)])
+            assert str(parser._get_value(action, "name=gs://bucket/run")) == "name=/cache/buckets/gs/bucket/run"
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -102,7 +102,8 @@ OF_VERSION_0_1_0 = {
     "Curriculum": "strategy num_steps num_groups k seed",
     "Miner": (
         "num_neg_docs num_neg_queries first_rank last_rank margin max_score_ratio teacher_scores max_teacher_score "
-        "max_resemblance index nprobe ef_search faiss_device faiss_gpu_mode faiss_float16 seed bm25_negatives_dir judgements"
+        "max_resemblance index nprobe ef_search faiss_device faiss_gpu_mode faiss_float16 faiss_on_disk seed bm25_negatives_dir "
+        "judgements"
     ),
     "NegativeCache": "capacity num_negatives refresh_fraction lru",
     "make_mesh": "data fsdp tensor devices",

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
     *("tensorflow", "seqio", "faiss", "torch", "transformers", "sentence_transformers", "matplotlib", "sklearn", "ir_measures"),
     *("bm25s", "Stemmer", "nltk", "rapidfuzz", "sentencepiece", "tokenizers", "tensorboardX"),
-    *("wandb", "mteb", "datasets", "pyarrow", "pymilvus", "huggingface_hub", "gradio"),
+    *("wandb", "mteb", "datasets", "pyarrow", "pymilvus", "huggingface_hub", "gradio", "fsspec"),
 }
 
 
@@ -42,8 +42,9 @@ PROCESS = Rule(
 RULES = {
     "de_jax": Rule(("losses", "model", "recipe", "trainer")),  # when they are used, see below
     "de_jax.types": Rule(),
-    "de_jax.settings": Rule(("types",)),
+    "de_jax.settings": Rule(("types", "files")),
     "de_jax.files": FILES,
+    "de_jax.files.buckets": FILES.allowing("fsspec"),
     "de_jax.files.progress": FILES.allowing("tqdm"),
     "de_jax.files.yaml_files": FILES._replace(packages=(*FILES.packages, "yaml")),
     "de_jax.command": Rule(("types", "settings", "files")),
@@ -65,7 +66,7 @@ RULES = {
     "de_jax.training.step.train_step": TRAINING._replace(layers=("types",)),
     "de_jax.retrieval": ABOVE_TRAINING,
     "de_jax.retrieval.bm25": ABOVE_TRAINING.allowing("bm25s", "Stemmer"),
-    "de_jax.retrieval.faiss_index": ABOVE_TRAINING.allowing("faiss"),
+    "de_jax.retrieval.faiss_library": ABOVE_TRAINING.allowing("faiss"),
     "de_jax.retrieval.milvus_index": ABOVE_TRAINING.allowing("pymilvus"),
     "de_jax.retrieval.vector_files": ABOVE_TRAINING.allowing("pyarrow"),
     "de_jax.mining": CONCERN,
@@ -98,7 +99,7 @@ RULES = {
     "de_jax.demo": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("gradio"),
     "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks", "pretraining")),
-    "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables")),
+    "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "arguments")),
     "de_jax.planner": PROCESS,
     "de_jax.papers": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings", "configurables", "planner")),
 }

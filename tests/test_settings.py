@@ -174,8 +174,8 @@ def test_every_setting_has_an_annotation():
         ("train.model=@linear", "train.model is @linear; it must be @DualEncoder()."),
         ("beir_pairs.length_multiple=0", "beir_pairs.length_multiple is 0; it must be at least 1."),
         ("beir_pairs.batch_size=0", "it must be at least 1."),
-        ("beir_pairs.dataset_dir=gs://bucket/scifact", "it must be a path on this machine"),
-        ("train.init_from=s3://bucket/run", "it must be a path on this machine"),
+        ("beir_pairs.dataset_dir=https://host/scifact", "it must be a path, or an address gs:// or s3://, because other addresses"),
+        ("train.init_from=hdfs://host/run", "it must be a path, or an address gs:// or s3://"),
         ("samtone.temperature=-0.05", "samtone.temperature is -0.05; it must be more than 0, or None."),
     ],
 )
@@ -186,9 +186,10 @@ def test_a_value_that_trains_something_else_is_refused(setting, sentence):
 
 
 def test_tensorflows_own_folders_may_be_addresses():
-    settings.check(seqio_pairs, {"task_cache_dirs": ["gs://bucket/cache"]})
-    with pytest.raises(InputError, match=r"PairsOptions\.cache_dir is 'gs://bucket'; it must be a path on this machine"):
-        PairsOptions(cache_dir="gs://bucket")
+    settings.check(seqio_pairs, {"task_cache_dirs": ["hdfs://host/cache"]})
+    with pytest.raises(InputError, match=r"PairsOptions\.cache_dir is 'hdfs://host'; it must be a path, or an address gs://"):
+        PairsOptions(cache_dir="hdfs://host")
+    assert PairsOptions(guide_dir="gs://bucket/guide").guide_dir == "gs://bucket/guide"
 
 
 def test_a_macro_is_checked_as_the_setting_that_takes_it():

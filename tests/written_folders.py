@@ -11,6 +11,7 @@ from de_jax.data.stores import corpus
 from de_jax.data.text.sides import Side
 from de_jax.doc2query.generator_run import GENERATOR_RUN
 from de_jax.expansion import curriculum
+from de_jax.expansion.document_texts import tokenized_queries
 from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.files import outputs
 from de_jax.interop import safetensors_model, t5x
@@ -95,6 +96,11 @@ def write_ranked_queries(folder, tokenizer):
     ranked = curriculum.RankedQueries(np.array([1, 0], np.int32), np.array([2, 1], np.float32), np.array([0, 2], np.int64))
     curriculum.cached_ranking(folder.parent, {"measure": "rouge_l"}, lambda: ranked)
     next(folder.parent.glob("ranked-*")).rename(folder)
+
+
+def write_query_tokens(folder, tokenizer):
+    tokenized_queries([["a fox"]], tokenizer, folder.parent)
+    next(folder.parent.glob("generated-*")).rename(folder)
 
 
 def describe_run(folder, tokenizer):

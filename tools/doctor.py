@@ -2,8 +2,10 @@
 
 de-jax doctor
 de-jax doctor --json
+de-jax doctor --bucket=gs://bucket/folder
 
-Reports versions, devices, extras, caches, disk and environment variables. Exits with 2 if it finds a problem. Changes nothing.
+Reports versions, devices, extras, caches, disk and environment variables; with --bucket also whether this machine can list, write,
+read and delete there. Exits with 2 if it finds a problem. Changes nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import shutil
 import sys
 import tempfile
 import textwrap
+import uuid
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +28,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from de_jax import command
-from de_jax.files import outputs
+from de_jax.files import buckets, outputs
 from de_jax.types import InputError
 
 FOR_DEVELOPERS = ("dev", "test")
@@ -47,7 +50,7 @@ class Report:
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
-    report = examine()
+    report = examine(args.bucket)
     if args.json:
         print(json.dumps(dataclasses.asdict(report)))
     else:
@@ -60,9 +63,11 @@ def main(argv: list[str] | None = None) -> None:
         print("\nNo problem found.")
 
 
-def examine() -> Report:
+def examine(bucket: str | None = None) -> Report:
     """Everything the command prints."""
     report = Report()
+    if bucket:
+        report.found["Bucket"] = list(_bucket(bucket, report.problems))
     for topic, part in (
         ("Machine", _machine),
         ("Libraries", _libraries),
@@ -145,6 +150,27 @@ def _disk(problems: list[str]) -> Iterator[str]:
             problems.append(f"{folder} has {_size(free)} free; a checkpoint of T5 base takes {_size(LEAST_FREE)}.")
 
 
+def _bucket(address: str, problems: list[str]) -> Iterator[str]:
+    name = f".doctor-{uuid.uuid4().hex[:8]}"
+    try:
+        if not buckets.is_bucket(address):
+            raise InputError(f"--bucket is {address}; it must be an address gs:// or s3://.")
+        objects = buckets.Objects(address)
+        yield f"{address}: {len(objects.list())} objects"
+        is_new = objects.create(name, b"1")
+        is_kept = not objects.create(name, b"2")
+        is_read = objects.read(name) in (b"1", b"2")
+        objects.remove([name])
+        if is_new and is_read and objects.read(name) is None:
+            yield "an object was written, read and deleted"
+        else:
+            problems.append(f"{address} loses an object that was written there; use another bucket.")
+        if not is_kept:
+            yield "two writers of a new object are not told apart, so two runs that start at the same second may share an address"
+    except InputError as error:
+        problems.append(str(error))
+
+
 def _environment(problems: list[str]) -> Iterator[str]:
     for name, value in sorted(os.environ.items()):
         if READ_BY_JAX.fullmatch(name):
@@ -177,6 +203,7 @@ def _size(num_bytes: int) -> str:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
+    parser.add_argument("--bucket", type=str, help="an address gs:// or s3:// to check, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser.parse_args(argv)
 

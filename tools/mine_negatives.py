@@ -8,8 +8,8 @@ also uses later generations:
 
 de-jax train --gin_file=recipes/fine_tune.gin --gin.train.loss=@ance --gin.beir_pairs.negatives_dir=runs/bm25/negatives ...
 
-Several jobs share the documents with --shard=0/4 to 3/4, in any order, on any hosts that see the folders. Each encodes and searches
-a part of the documents. The last one writes the same generation as a single job.
+Several jobs share the documents with --shard=0/4 to 3/4, in any order, on any hosts that see the folders; with --distributed,
+a cluster gives the number. Each encodes and searches a part of the documents. The last one writes the generation of a single job.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,14 @@ from de_jax.files.progress import progress_bar
 from de_jax.mining import generations, in_parts
 from de_jax.mining.generations import Generation
 from de_jax.mining.mined_pairs import MinedPairs
-from de_jax.mining.miner import Miner, embed, mine, mine_bm25
+from de_jax.mining.miner import Embedded, Miner, embed, mine, mine_bm25
 from de_jax.mining.mining_run import only_miner
 from de_jax.mining.negatives import TrainingTexts
 from de_jax.retrieval import encode, maxp
 from de_jax.retrieval.parts import Part
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, numeric
 from de_jax.training.run.run_folder import load_run
-from de_jax.types import InputError
+from de_jax.types import InputError, Ranking
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -47,9 +48,9 @@ def main(argv: list[str] | None = None) -> None:
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Miner)}
     miner = Miner(**{name: value for name, value in given.items() if value is not None})
     miner.check()
+    if args.bm25 and (args.shard or args.distributed):
+        raise InputError("BM25 mines in one job; leave --shard and --distributed out.")
     part = arguments.shard(args)
-    if part and args.bm25:
-        raise InputError("BM25 mines in one job; leave --shard out.")
     if negatives_dir.is_dir() and part is None:
         with only_miner(negatives_dir):  # refused here, before anything is encoded
             pass
@@ -73,27 +74,26 @@ def _mined_by_bm25(args: argparse.Namespace, miner: Miner) -> tuple[MinedPairs, 
     return mine_bm25(dataset, miner, drop_identical_ids=not args.keep_identical_ids)
 
 
-def _mine_by_run(args: argparse.Namespace, miner: Miner, part: Part | None, write: in_parts.Write) -> None:
+def _mine_by_run(
+    args: argparse.Namespace, miner: Miner, part: Part | None, write: Callable[[MinedPairs, dict[str, Any]], Generation]
+) -> None:
     qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
     run = load_run(args.run_dir, args.step)
     stores = open_stores(args.dataset_dir, run.query.tokenizer, run.doc.tokenizer, skip_empty=args.skip_empty)
     name, passages = Path(args.dataset_dir).resolve().name, maxp.passages_of(run, stores[1])
     texts = TrainingTexts(name, *stores, qrel_pairs(qrels, *stores), {}, passages, not args.keep_identical_ids)
+
+    def choose(embedded: Embedded, ranking: Ranking | None = None) -> Generation:
+        mined, facts = mine(embedded, texts, miner, ranking=ranking)
+        return write(mined, {**facts, "checkpoint_step": run.step, **({"num_jobs": part.total} if part else {})})
+
     with progress_bar(total=(passages or stores[1]).num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
+        options: dict[str, Any] = {"keep_as": texts.name, "texts_per_shard": args.texts_per_shard, "progress": bar.update}
         if part is None:
-            mined, facts = mine(embed(run, texts, keep_as=texts.name, progress=bar.update), texts, miner)
-            write(mined, {**facts, "checkpoint_step": run.step})
+            choose(embed(run, texts, **options))
             return
-        missing = in_parts.mine_part(
-            run,
-            texts,
-            miner,
-            part,
-            keep_as=texts.name,
-            write=lambda pairs, facts: write(pairs, {**facts, "checkpoint_step": run.step}),
-            texts_per_shard=args.texts_per_shard,
-            progress=bar.update,
-        )
+        searched = in_parts.search_part(run, texts, miner, part, **options)
+    missing = in_parts.join_parts(searched, choose)
     if isinstance(missing, list):
         print(json.dumps({"shard": str(part), "missing_shards": [str(one) for one in missing]}))
 

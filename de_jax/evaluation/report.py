@@ -102,7 +102,9 @@ def averaged(name: str, reports: Sequence[Report]) -> Report:
         return average
     intervals = {
         system: {
-            measure: significance.interval_of_average([report["intervals"][system][measure] for report in reports])
+            measure: significance.interval_of_average(
+                [report[system][measure] for report in reports], [report["intervals"][system][measure] for report in reports]
+            )
             for measure in means[system]
         }
         for system in systems

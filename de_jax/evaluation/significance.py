@@ -48,11 +48,14 @@ class Spread(NamedTuple):
 def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     """The 95 % confidence interval of the mean of a measure over queries, by Student's t distribution (Sakai 2014, section 3).
 
-    The queries are treated as a sample of users' queries. The interval is symmetric, so one of a mean close to 1 may pass 1.
+    The queries are treated as a sample of users' queries. Where all values are in [0, 1], as with most measures, the interval is
+    cut to that range.
 
     Example:
         >>> [round(end, 4) for end in confidence_interval([0.2, 0.4, 0.6, 0.8])]
         [0.0891, 0.9109]
+        >>> [round(end, 4) for end in confidence_interval([0.8, 0.9, 1.0, 1.0])]
+        [0.7727, 1.0]
 
     Args:
         values: of at least 2 queries.
@@ -66,19 +69,29 @@ def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
         raise InputError(f"{len(values)} query is too few for a significance test; score at least 2.")
     mean = math.fsum(values) / len(values)
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-    return mean - half, mean + half
+    return _within_range(mean - half, mean + half, values)
 
 
-def interval_of_average(intervals: Sequence[Sequence[float]]) -> tuple[float, float]:
+def half_width(mean: float, interval: Sequence[float]) -> float:
+    """Half the width of a `confidence_interval` before it was cut to the range of its measure."""
+    return max(mean - interval[0], interval[1] - mean)
+
+
+def interval_of_average(means: Sequence[float], intervals: Sequence[Sequence[float]]) -> tuple[float, float]:
     """The confidence interval of the average of several sets' means, given those of the sets, whose queries are independent.
 
     Example:
-        >>> [round(end, 4) for end in interval_of_average([(0.4, 0.6), (0.7, 0.9)])]
+        >>> [round(end, 4) for end in interval_of_average([0.5, 0.8], [(0.4, 0.6), (0.7, 0.9)])]
         [0.5793, 0.7207]
     """
-    mean = math.fsum(low + high for low, high in intervals) / (2 * len(intervals))
-    half = math.hypot(*((high - low) / 2 for low, high in intervals)) / len(intervals)
-    return mean - half, mean + half
+    mean = math.fsum(means) / len(means)
+    half = math.hypot(*map(half_width, means, intervals)) / len(means)
+    return _within_range(mean - half, mean + half, [end for interval in intervals for end in interval])
+
+
+def _within_range(low: float, high: float, values: Sequence[float]) -> tuple[float, float]:
+    """An interval, cut to [0, 1] where all values are in that range."""
+    return (max(low, 0.0), min(high, 1.0)) if min(values) >= 0 and max(values) <= 1 else (low, high)
 
 
 def compare_all(

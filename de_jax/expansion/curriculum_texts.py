@@ -14,7 +14,7 @@ from de_jax.data.sources.options import PairsOptions
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.expansion.curriculum import GOLD, NONE, Curriculum, RankedQueries, usable_queries
-from de_jax.expansion.document_texts import GeneratedQueries, tokenized_queries, with_one_query
+from de_jax.expansion.document_texts import GeneratedQueries, TextsWithOneQuery, WithGolds, tokenized_queries
 from de_jax.expansion.query_texts import QueryTexts, queries_by_row
 from de_jax.expansion.relevance import Measure
 from de_jax.types import PADDING_ID, InputError
@@ -61,7 +61,7 @@ class CurriculumTexts:
         self._pairs, self._queries, self._golds, self._ranked = pairs, queries, golds, ranked
         self._curriculum, self._measure = curriculum, measure
         self._of_negatives = dataclasses.replace(curriculum, seed=curriculum.seed + 1)
-        self.store, self._bare = with_one_query(docs, generated, max_query_length=max_query_length)
+        self.store = TextsWithOneQuery(docs, generated, max_query_length=max_query_length)
         self._gold_indices = _places_among_equals(pairs[:, 1]) + queries.counts[pairs[:, 1]]
         self._order = functools.lru_cache(_KEPT)(self._order_of)
 
@@ -79,7 +79,7 @@ class CurriculumTexts:
         else:
             indices = self._of_negatives.choose(self._ranked_negatives(doc_rows, chosen), np.arange(doc_rows.size), step)
             indices = indices.reshape(doc_rows.shape)
-        rows = np.where(indices == NONE, 0, indices + 1) + self._bare[np.maximum(doc_rows, 0)]
+        rows = np.where(indices == NONE, 0, indices + 1) + self.store.bare[np.maximum(doc_rows, 0)]
         return np.where(doc_rows == PADDING_ID, PADDING_ID, rows).astype(np.int32)
 
     def _ranked_negatives(self, doc_rows: np.ndarray, chosen: np.ndarray) -> RankedQueries:
@@ -129,8 +129,9 @@ def open_expansion(
     """
     only = None if has_neg_docs else np.unique(pairs[:, 1])
     queries = queries_by_row(expansion, docs.ids, cache_dir, is_part=is_part, only=only)
-    as_tokens = with_golds(queries, golds, pairs) if curriculum.strategy == "gold" else queries
-    generated = tokenized_queries(as_tokens, tokenizer, cache_dir)
+    is_gold = curriculum.strategy == "gold"
+    as_tokens = WithGolds(queries, golds, pairs) if is_gold else queries
+    generated = tokenized_queries(as_tokens, tokenizer, cache_dir, with_repeated=is_gold)
     return CurriculumTexts(docs, pairs, generated, queries, golds, ranked, curriculum, measure, max_query_length=max_query_length)
 
 
@@ -146,14 +147,6 @@ def check(options: PairsOptions, *, has_neg_docs: bool) -> None:
         raise InputError("Curriculum.strategy is 'gold', which has no query for hard negatives; train without them.")
     if options.relevance_file and has_neg_docs:
         raise InputError("a relevance_file has no scores for hard negatives; use relevance = 'rouge_l'.")
-
-
-def with_golds(queries: Sequence[Sequence[str]], golds: Sequence[str], pairs: Int[np.ndarray, "P 2"]) -> list[list[str]]:
-    """Each document's generated queries, and after them the queries of its pairs, in the order of the pairs."""
-    both = [list(own) for own in queries]
-    for gold, doc in zip(golds, pairs[:, 1].tolist(), strict=True):
-        both[doc].append(gold)
-    return both
 
 
 def _places_among_equals(values: Int[np.ndarray, " n"]) -> np.ndarray:

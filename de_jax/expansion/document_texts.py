@@ -12,53 +12,180 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
-from jaxtyping import Int, Int32
+from jaxtyping import Int, Int32, Int64
 
-from de_jax.data.stores.corpus import TokenStore, build_token_store, open_token_store
+from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.passages import PassageIds
 from de_jax.data.text.tokenizing import PAD_ID, Tokenizer
+from de_jax.expansion import query_tokens
 from de_jax.expansion.curriculum import NONE, usable_queries
+from de_jax.expansion.query_texts import QueryTexts
+from de_jax.expansion.query_tokens import QUERY_TOKENS, QueryTokens
 from de_jax.files import folders
+from de_jax.settings import LARGEST
 from de_jax.types import PADDING_ID, InputError
+
+_TEXTS, _DOCS = 1 << 17, 1 << 14
+"""Texts whose lengths are computed at a time, and documents whose queries' lengths are read."""
 
 
 class GeneratedQueries(NamedTuple):
-    """The generated queries of a corpus as tokens; document d's are the store's rows [firsts[d], firsts[d + 1])."""
+    """The generated queries of a corpus as tokens; document d's are numbers [firsts[d], firsts[d + 1])."""
 
-    store: TokenStore  # in the order of the expansion
+    store: QueryTokens
     firsts: np.ndarray  # int64 [n + 1]
     usable: Callable[[int], np.ndarray]  # the indices of a document's queries that are not blank and not there before
 
     def rows_of(self, doc_rows: Int[np.ndarray, " r"], indices: Int[np.ndarray, " r"]) -> np.ndarray:
-        """The store's row of each document's query with that index; `PADDING_ID` for an index of `curriculum.NONE`."""
+        """The number of each document's query with that index; `PADDING_ID` for an index of `curriculum.NONE`."""
         return np.where(indices == NONE, PADDING_ID, self.firsts[doc_rows] + indices)
 
 
-def tokenized_queries(queries: Sequence[Sequence[str]], tokenizer: Tokenizer, cache_dir: str | Path) -> GeneratedQueries:
-    """Tokenizes the queries of every document, once; kept in the cache.
+def tokenized_queries(
+    queries: Sequence[Sequence[str]], tokenizer: Tokenizer, cache_dir: str | Path, *, with_repeated: bool = False
+) -> GeneratedQueries:
+    """Tokenizes the queries of every document, once; kept in the cache, memory-mapped.
 
     Args:
         queries: of each document of the corpus; see `query_texts.queries_by_row`.
         tokenizer: the document tower's.
-        cache_dir: holds the stores.
+        cache_dir: holds the tokens.
+        with_repeated: of blank and repeated queries too.
     """
-    counts = np.zeros(len(queries), np.int64)
-    digest = hashlib.sha256(tokenizer.fingerprint.encode())
-    for row, own in enumerate(queries):
-        counts[row] = len(own)
-        digest.update("\n".join([str(len(own)), *own, ""]).encode())
+    counts, made_from = _described(queries)
     if not counts.any():
         raise InputError("the expansion holds no query; generate some.")
+    made_from += " with repeated" * with_repeated
+    folder = Path(cache_dir) / f"generated-{folders.key_of(str(QUERY_TOKENS.format), made_from, tokenizer.fingerprint)}"
 
-    def build(folder: Path) -> TokenStore:
-        named = ((f"{row}/{place}", query) for row, own in enumerate(queries) for place, query in enumerate(own))
-        return build_token_store(named, tokenizer, folder)
+    def wanted(own: Sequence[str]) -> np.ndarray:
+        return np.arange(len(own)) if with_repeated else usable_queries(own, "")
 
-    store = folders.build_once(Path(cache_dir) / f"generated-{digest.hexdigest()[:16]}", open_token_store, build)
+    store = query_tokens.built(folder, queries, counts, tokenizer, made_from=made_from, wanted=wanted)
     return GeneratedQueries(store, np.concatenate([[0], np.cumsum(counts)]), lambda row: usable_queries(queries[row], ""))
+
+
+def _described(queries: Sequence[Sequence[str]]) -> tuple[Int64[np.ndarray, " n"], str]:
+    """How many queries each document has, and what tells them from others; of mapped ones without reading them."""
+    if isinstance(queries, QueryTexts | WithGolds):
+        return queries.counts, queries.fingerprint
+    digest = hashlib.sha256()
+    for own in queries:
+        digest.update("\n".join([str(len(own)), *own, ""]).encode())
+    return np.array([len(own) for own in queries], np.int64), digest.hexdigest()
+
+
+class WithGolds(Sequence[list[str]]):
+    """Each document's generated queries, and after them the queries of its pairs, in the order of the pairs.
+
+    Attributes:
+        counts, fingerprint: as of `QueryTexts`.
+    """
+
+    def __init__(self, queries: QueryTexts, golds: Sequence[str], pairs: Int[np.ndarray, "P 2"]) -> None:
+        self._queries, self._golds = queries, golds
+        self._order = np.argsort(pairs[:, 1], kind="stable")
+        self._firsts = np.searchsorted(pairs[self._order, 1], np.arange(len(queries) + 1))
+        self.counts = queries.counts + np.diff(self._firsts)
+        digest = hashlib.sha256(queries.fingerprint.encode() + np.asarray(pairs, "<i8").tobytes())
+        digest.update("\n".join(golds).encode())
+        self.fingerprint = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._queries)
+
+    @overload
+    def __getitem__(self, row: int) -> list[str]: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[list[str]]: ...
+    def __getitem__(self, row: int | slice) -> list[str] | list[list[str]]:
+        if isinstance(row, slice):
+            return [self[one] for one in range(*row.indices(len(self)))]
+        own = self._order[self._firsts[row] : self._firsts[row + 1]]
+        return [*self._queries[row], *(self._golds[pair] for pair in own.tolist())]
+
+
+class _Expander(NamedTuple):
+    """Puts generated queries behind documents."""
+
+    docs: TokenStore
+    queries: QueryTokens
+    max_query_length: int
+
+    def check(self) -> None:
+        if self.docs.tokenizer_fingerprint != self.queries.tokenizer_fingerprint:
+            raise InputError("documents and generated queries have different tokenizers; tokenize the queries with the documents'.")
+        if self.max_query_length < 1:
+            raise InputError(f"max_query_length is {self.max_query_length}; give a query at least 1 token.")
+
+    def lengths(
+        self, doc_rows: Int[np.ndarray, " r"], query_rows: Int[np.ndarray, "r S"], max_length: int
+    ) -> Int32[np.ndarray, " r"]:
+        """Tokens of each text with its special tokens and separators, after cutting the document to `max_length`."""
+        docs, queries, separators, _ = self._sizes(doc_rows, query_rows, max_length)
+        return (docs + queries.sum(axis=1) + separators + self._num_specials()).astype(np.int32)
+
+    def pad(
+        self, doc_rows: Int[np.ndarray, " r"], query_rows: Int[np.ndarray, "r S"], max_length: int, pad_to: int
+    ) -> Int32[np.ndarray, "r {pad_to}"]:
+        """The texts, zeros to the right; a negative document gives zeros. See `TokenStore.pad`."""
+        padded = np.full((len(doc_rows), pad_to), PAD_ID, np.int32)
+        places = np.flatnonzero(doc_rows >= 0)
+        doc_rows, query_rows = doc_rows[places], query_rows[places]
+        docs, queries, separators, starts = self._sizes(doc_rows, query_rows, max_length)
+        longest = int((docs + queries.sum(axis=1) + separators).max(initial=0)) + self._num_specials()
+        if len(places) and longest > pad_to:
+            raise ValueError(f"pad_to={pad_to} is shorter than a text of {longest} tokens")
+        prefix, separator = self.docs.prefix_ids, self.docs.suffix_ids
+        padded[places, : len(prefix)] = prefix
+        column = np.full(len(places), len(prefix))
+        _write(padded, places, column, self.docs.tokens, self.docs.offsets[doc_rows], docs)
+        column = column + docs
+        for start, lengths in zip(starts.T, queries.T, strict=True):
+            is_there = lengths > 0
+            column = column + _write_same(padded, places[is_there], column[is_there], separator, is_there)
+            _write(padded, places, column, self.queries.tokens, start, lengths)
+            column = column + lengths
+        _write_same(padded, places, column, separator, np.ones(len(places), bool))
+        return padded
+
+    def longest_with_one(self, firsts: Int64[np.ndarray, " n_and_1"], max_length: int) -> int:
+        """Tokens of the longest text of a document alone or with one of its queries, after cutting the document to `max_length`.
+
+        The longest of a document has its longest query that fits, so the lengths of all queries are read once, in their order.
+        """
+        room, separator, longest = max_length - self._num_specials(), len(self.docs.suffix_ids), 0
+        for start in range(0, len(firsts) - 1, _DOCS):
+            own = firsts[start : start + _DOCS + 1]
+            queries = np.minimum(self.queries.lengths[own[0] : own[-1]], self.max_query_length).astype(np.int64)
+            queries = np.where((queries > 0) & (queries + separator < room), queries + separator, 0)
+            docs = np.diff(self.docs.offsets[start : start + len(own)])
+            has_any = np.diff(own) > 0
+            if has_any.any():
+                docs[has_any] += np.maximum.reduceat(queries, (own[:-1] - own[0])[has_any])
+            longest = max(longest, int(docs.max()))
+        return min(longest, room) + self._num_specials()
+
+    def _sizes(
+        self, doc_rows: np.ndarray, query_rows: np.ndarray, max_length: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Tokens of the document [r], of each query [r, S], of the separators between them [r], and where queries begin [r, S]."""
+        room = max_length - self._num_specials()
+        starts, queries = (found.reshape(query_rows.shape) for found in self.queries.spans(query_rows.reshape(-1)))
+        queries = np.minimum(queries, self.max_query_length)
+        separator = len(self.docs.suffix_ids)
+        # A query that does not fit with one token of the document before it is left out, as are those after it.
+        fits = np.cumsum(queries + separator * (queries > 0), axis=1) < room
+        queries = np.where(fits, queries, 0)
+        separators = separator * np.count_nonzero(queries, axis=1)
+        of_docs = self.docs.offsets[doc_rows + 1] - self.docs.offsets[doc_rows]
+        return np.minimum(of_docs, room - queries.sum(axis=1) - separators), queries, separators, starts
+
+    def _num_specials(self) -> int:
+        return len(self.docs.prefix_ids) + len(self.docs.suffix_ids)
 
 
 class ExpandedTexts:
@@ -74,7 +201,7 @@ class ExpandedTexts:
     def __init__(
         self,
         docs: TokenStore,
-        queries: TokenStore,
+        queries: QueryTokens,
         doc_rows: Int[np.ndarray, " m"],
         query_rows: Int[np.ndarray, "m S"],
         *,
@@ -85,17 +212,14 @@ class ExpandedTexts:
         Args:
             docs, queries: by the same tokenizer.
             doc_rows: rows of `docs`.
-            query_rows: rows of `queries`, `PADDING_ID` where a text has fewer.
+            query_rows: numbers of `queries`, `PADDING_ID` where a text has fewer.
             max_query_length: tokens of a query, beyond which it is cut.
 
         Raises:
             InputError: stores of different vocabularies, or no room for a query.
         """
-        if docs.tokenizer_fingerprint != queries.tokenizer_fingerprint:
-            raise InputError("documents and generated queries have different tokenizers; tokenize the queries with the documents'.")
-        if max_query_length < 1:
-            raise InputError(f"max_query_length is {max_query_length}; give a query at least 1 token.")
-        self._docs, self._queries, self._max_query_length = docs, queries, max_query_length
+        self._expander = _Expander(docs, queries, max_query_length)
+        self._expander.check()
         self.doc_rows, self._query_rows = np.asarray(doc_rows, np.int64), np.asarray(query_rows, np.int64)
         self.ids, self.num_texts = PassageIds(docs.ids, self.doc_rows), len(self.doc_rows)
         self.tokenizer_fingerprint = docs.tokenizer_fingerprint
@@ -105,63 +229,81 @@ class ExpandedTexts:
 
     def lengths(self, max_length: int) -> Int32[np.ndarray, " m"]:
         """Tokens of each text with its special tokens and separators, after cutting the document to `max_length`."""
-        docs, queries, separators = self._sizes(np.arange(self.num_texts), max_length)
-        return (docs + queries.sum(axis=1) + separators + self._num_specials()).astype(np.int32)
+        blocks = (slice(start, start + _TEXTS) for start in range(0, self.num_texts, _TEXTS))
+        return np.concatenate(
+            [self._expander.lengths(self.doc_rows[block], self._query_rows[block], max_length) for block in blocks]
+        )
 
     def pad(self, rows: Int[np.ndarray, " r"], max_length: int, pad_to: int) -> Int32[np.ndarray, "r {pad_to}"]:
         """The texts of `rows`, zeros to the right; a negative row gives zeros. See `TokenStore.pad`."""
-        padded = np.full((len(rows), pad_to), PAD_ID, np.int32)
-        places = np.flatnonzero(rows >= 0)
-        texts = np.asarray(rows, np.int64)[places]
-        docs, queries, separators = self._sizes(texts, max_length)
-        longest = int((docs + queries.sum(axis=1) + separators).max(initial=0)) + self._num_specials()
-        if len(places) and longest > pad_to:
-            raise ValueError(f"pad_to={pad_to} is shorter than a text of {longest} tokens")
-        prefix, separator = self._docs.prefix_ids, self._docs.suffix_ids
-        padded[places, : len(prefix)] = prefix
-        column = np.full(len(places), len(prefix))
-        _write(padded, places, column, self._docs, self._docs.offsets[self.doc_rows[texts]], docs)
-        column = column + docs
-        for query, lengths in zip(self._query_rows[texts].T, queries.T, strict=True):
-            is_there = lengths > 0
-            column = column + _write_same(padded, places[is_there], column[is_there], separator, is_there)
-            _write(padded, places, column, self._queries, self._queries.offsets[np.maximum(query, 0)], lengths)
-            column = column + lengths
-        _write_same(padded, places, column, separator, np.ones(len(places), bool))
-        return padded
-
-    def _sizes(self, texts: np.ndarray, max_length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens of the document [r], of each query [r, S], and of the separators between them [r]."""
-        room = max_length - self._num_specials()
-        query_rows = self._query_rows[texts]
-        at = np.maximum(query_rows, 0)
-        queries = np.minimum(self._queries.offsets[at + 1] - self._queries.offsets[at], self._max_query_length)
-        queries = np.where(query_rows >= 0, queries, 0)
-        separator = len(self._docs.suffix_ids)
-        # A query that does not fit with one token of the document before it is left out, as are those after it.
-        fits = np.cumsum(queries + separator * (queries > 0), axis=1) < room
-        queries = np.where(fits, queries, 0)
-        separators = separator * np.count_nonzero(queries, axis=1)
-        of_docs = self._docs.offsets[self.doc_rows[texts] + 1] - self._docs.offsets[self.doc_rows[texts]]
-        return np.minimum(of_docs, room - queries.sum(axis=1) - separators), queries, separators
-
-    def _num_specials(self) -> int:
-        return len(self._docs.prefix_ids) + len(self._docs.suffix_ids)
+        doc_rows = np.where(rows >= 0, self.doc_rows[rows], PADDING_ID)
+        return self._expander.pad(doc_rows, self._query_rows[rows], max_length, pad_to)
 
 
-def with_one_query(
-    docs: TokenStore, generated: GeneratedQueries, *, max_query_length: int = 32
-) -> tuple[ExpandedTexts, np.ndarray]:
-    """Every document without a query and with each of its own, for training; and the row of each document without one, int64 [n].
+class _Lengths:
+    """The lengths of texts, which are computed when asked for."""
+
+    def __init__(self, lengths_of: Callable[[np.ndarray], np.ndarray], longest: Callable[[], int]) -> None:
+        self._lengths_of, self._longest = lengths_of, longest
+
+    def __getitem__(self, rows: Int[np.ndarray, " *r"]) -> Int32[np.ndarray, " *r"]:
+        """Of any rows; of a negative one, that of row 0."""
+        return self._lengths_of(np.maximum(rows, 0).reshape(-1)).reshape(rows.shape)
+
+    def max(self) -> int:
+        """The longest of all texts."""
+        return self._longest()
+
+
+class TextsWithOneQuery:
+    """Every document without a query and with each of its own, for training: as many texts as documents and queries together.
 
     The text of document d with its query of index i is the row `bare[d] + 1 + i`, and `bare[d]` where i is `curriculum.NONE`.
+    Which text a row is follows from its number, so that memory does not grow with the queries.
+
+    Attributes:
+        bare: int64 [n] the row of each document without a query.
+        num_texts: of all documents and queries.
     """
-    counts = np.diff(generated.firsts)
-    bare = np.arange(len(counts)) + generated.firsts[:-1]
-    doc_rows = np.repeat(np.arange(len(counts)), counts + 1)
-    query_rows = np.arange(len(doc_rows)) - doc_rows - 1
-    query_rows[bare] = PADDING_ID
-    return ExpandedTexts(docs, generated.store, doc_rows, query_rows[:, None], max_query_length=max_query_length), bare
+
+    def __init__(self, docs: TokenStore, generated: GeneratedQueries, *, max_query_length: int = 32) -> None:
+        """Says which texts there are; nothing is copied.
+
+        Args:
+            docs, generated: of the corpus, by the same tokenizer.
+            max_query_length: tokens of a query, beyond which it is cut.
+
+        Raises:
+            InputError: different vocabularies, no room for a query, or more texts than batches can number.
+        """
+        self._expander = _Expander(docs, generated.store, max_query_length)
+        self._expander.check()
+        self._firsts = generated.firsts
+        self.bare = np.arange(len(self._firsts) - 1) + self._firsts[:-1]
+        self.num_texts = len(self.bare) + int(self._firsts[-1])
+        if self.num_texts > LARGEST:
+            raise InputError(
+                f"the documents with one query each are {self.num_texts:,} texts, and a batch can number {LARGEST:,}; train with "
+                "fewer queries."
+            )
+
+    def lengths(self, max_length: int) -> _Lengths:
+        """Tokens of each text after truncation, looked up when asked for."""
+        return _Lengths(
+            lambda rows: self._expander.lengths(*self._texts(rows), max_length),
+            lambda: self._expander.longest_with_one(self._firsts, max_length),
+        )
+
+    def pad(self, rows: Int[np.ndarray, " r"], max_length: int, pad_to: int) -> Int32[np.ndarray, "r {pad_to}"]:
+        """The texts of `rows`, zeros to the right; a negative row gives zeros. See `TokenStore.pad`."""
+        doc_rows, query_rows = self._texts(np.maximum(rows, 0))
+        return self._expander.pad(np.where(rows >= 0, doc_rows, PADDING_ID), query_rows, max_length, pad_to)
+
+    def _texts(self, rows: Int[np.ndarray, " r"]) -> tuple[Int64[np.ndarray, " r"], Int64[np.ndarray, "r 1"]]:
+        """The document of each row, and its query."""
+        doc_rows = np.searchsorted(self.bare, rows, side="right") - 1
+        indices = rows - self.bare[doc_rows] - 1
+        return doc_rows, np.where(indices < 0, PADDING_ID, self._firsts[doc_rows] + indices)[:, None]
 
 
 def corpus_expansion(docs: TokenStore, generated: GeneratedQueries, num_queries: int, **options: int) -> ExpandedTexts:
@@ -192,11 +334,11 @@ def _first_usable(docs: TokenStore, generated: GeneratedQueries, num_queries: in
 
 
 def _write(
-    padded: np.ndarray, places: np.ndarray, columns: np.ndarray, store: TokenStore, starts: np.ndarray, lengths: np.ndarray
+    padded: np.ndarray, places: np.ndarray, columns: np.ndarray, tokens: np.ndarray, starts: np.ndarray, lengths: np.ndarray
 ) -> None:
-    """`store.tokens[start : start + length]` into each place's row, from its column on."""
+    """`tokens[start : start + length]` into each place's row, from its column on."""
     step = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    padded[np.repeat(places, lengths), np.repeat(columns, lengths) + step] = store.tokens[np.repeat(starts, lengths) + step]
+    padded[np.repeat(places, lengths), np.repeat(columns, lengths) + step] = tokens[np.repeat(starts, lengths) + step]
 
 
 def _write_same(

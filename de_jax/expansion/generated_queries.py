@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from de_jax.data.text import beir, input_policy
 from de_jax.files import folders, outputs, schema
 from de_jax.files.kind import Kind
@@ -22,6 +24,8 @@ from de_jax.files.reading import read_lines
 from de_jax.types import InputError
 
 PLAN_FILE = "plan.json"
+_IDS = 8192
+"""Of a corpus, made to an array at a time."""
 EXPANSION = Kind(
     "expansion",
     {
@@ -152,18 +156,18 @@ def write_released(
     Raises:
         InputError: what `iter_released` raises, or queries for a document that the corpus has not.
     """
-    texts = [(text_id, bool(text)) for text_id, text in beir.iter_all(corpus, with_title=True, skip_empty=skip_empty)]
-    has_text, num_docs = dict(texts), 0
-    input_policy.tell_skipped(corpus, [doc_id for doc_id in has_text if not has_text[doc_id]])
+    corpus_ids, num_docs = _TextIds(corpus, skip_empty=skip_empty), 0
+    input_policy.tell_skipped(corpus, corpus_ids.empty)
     sources = {Path(path).name: outputs.sha256_of(path) for path in sorted(paths)}
     with outputs.in_turn(Path(folder)):
         writer = ExpansionWriter(folder, {**about, "predictions": sources, "docs_per_part": docs_per_part})
         if writer.is_complete:
             return int(EXPANSION.read_manifest(folder)["num_docs"])
-        docs = (doc for doc in iter_released(paths, has_text) if has_text.get(doc.doc_id, True))
+        empty = set(corpus_ids.empty)
+        docs = (doc for doc in iter_released(paths, corpus_ids) if doc.doc_id not in empty)
         num_known = writer.num_parts
         for number, part in enumerate(iter(lambda: list(itertools.islice(docs, docs_per_part)), [])):
-            if unknown := next((doc.doc_id for doc in part if doc.doc_id not in has_text), None):
+            if (unknown := corpus_ids.unknown([doc.doc_id for doc in part])) is not None:
                 raise InputError(
                     f"the predictions are for {unknown}, which is no document of {corpus}; give the corpus they are of."
                 )
@@ -172,6 +176,30 @@ def write_released(
                 writer.append(part)
         writer.finish(num_docs=num_docs)
     return num_docs
+
+
+class _TextIds:
+    """The ids of a corpus in few bytes each; iterated in its order."""
+
+    def __init__(self, corpus: str | Path, *, skip_empty: bool) -> None:
+        blocks, self.empty = [np.zeros(0, "S1")], list[str]()
+        texts = beir.iter_all(corpus, with_title=True, skip_empty=skip_empty)
+        while block := [(text_id, bool(text)) for text_id, text in itertools.islice(texts, _IDS)]:
+            blocks.append(np.array([text_id.encode() for text_id, _ in block], dtype=bytes))
+            self.empty += [text_id for text_id, is_there in block if not is_there]
+        self._ids = np.concatenate(blocks)  # as wide as the longest
+        self._sorted = np.sort(self._ids)
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self._ids), _IDS):
+            yield from (text_id.decode() for text_id in self._ids[start : start + _IDS].tolist())
+
+    def unknown(self, doc_ids: Sequence[str]) -> str | None:
+        """The first that the corpus has not."""
+        wanted = np.array([doc_id.encode() for doc_id in doc_ids], dtype=bytes)
+        places = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
+        is_unknown = self._sorted[places] != wanted
+        return doc_ids[int(np.argmax(is_unknown))] if is_unknown.any() else None
 
 
 def iter_released(paths: Sequence[str | Path], doc_ids: Iterable[str]) -> Iterator[DocQueries]:

@@ -10,6 +10,7 @@ manifest.json  written last
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from array import array
@@ -41,6 +42,7 @@ class QueryTexts(Sequence[list[str]]):
 
     Attributes:
         counts: int64 [n] how many each document has.
+        fingerprint: changes whenever the queries do.
     """
 
     def __init__(
@@ -49,15 +51,19 @@ class QueryTexts(Sequence[list[str]]):
         offsets: Int64[np.ndarray, " m_and_1"],
         counts: Int32[np.ndarray, " m"],
         rows: Int[np.ndarray, " n"],
+        name: str,
     ) -> None:
         """Copies nothing.
 
         Args:
             texts, offsets, counts: of the folder, by its rows.
             rows: the folder's row of each document of the corpus; -1 for a document without queries.
+            name: of the folder, which tells it from others.
         """
         self._texts, self._offsets, self._rows = texts, offsets, rows
         self.counts = np.where(rows >= 0, counts[np.maximum(rows, 0)], 0).astype(np.int64)
+
+        self.fingerprint = hashlib.sha256(name.encode() + np.asarray(rows, "<i8").tobytes()).hexdigest()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -115,7 +121,7 @@ def queries_by_row(
         wanted = np.full(len(rows), -1)
         wanted[only] = rows[only]
         rows = wanted
-    return QueryTexts(arrays["texts"], arrays["offsets"], arrays["counts"], rows)
+    return QueryTexts(arrays["texts"], arrays["offsets"], arrays["counts"], rows, folder.name)
 
 
 def _rows_of(arrays: dict[str, np.ndarray], doc_ids: Sequence[str]) -> Int[np.ndarray, " d"]:

@@ -60,10 +60,13 @@ def require_local(path: str | Path) -> Path:
     """The path, where it is one of this machine.
 
     Raises:
-        InputError: an address such as gs://bucket/run, which would become a folder `gs:` here.
+        InputError: an address such as gs://bucket/run, which would become a folder `gs:` here; see `mirrors`.
     """
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", os.fspath(path)):  # a `Path` has lost the second slash
-        raise InputError(f"{path} is an address; give a path on this machine, because buckets and web addresses are not written.")
+        raise InputError(
+            f"{path} is an address; give a path on this machine, because only commands, recipes and the functions of de_jax take "
+            "buckets."
+        )
     return Path(path)
 
 

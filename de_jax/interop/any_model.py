@@ -16,6 +16,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from de_jax.files import buckets, mirrors
 from de_jax.files.reading import is_there
 from de_jax.interop import hub, huggingface, language_models, peft_adapters, safetensors_model, sentence_transformers, t5x
 from de_jax.interop.pretrained import Pretrained, PretrainedSide
@@ -51,7 +52,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         if not is_there(base_folder / huggingface.CONFIG_FILE):
             raise InputError(f"{folder} is for {base_folder}, which holds no {huggingface.CONFIG_FILE} of transformers.")
         base = read(base_folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling)
-        return peft_adapters.merged(folder, base, huggingface.open_encoder(base_folder), only_sizes=only_sizes)
+        return peft_adapters.merged(folder, base_folder, base, huggingface.open_encoder(base_folder), only_sizes=only_sizes)
     if _is_bare_encoder(folder):
         if pooling is None and is_there(folder / sentence_transformers.PROMPTS_FILE):
             raise InputError(
@@ -99,6 +100,7 @@ def folder_of(source: str | Path) -> Path:
     Raises:
         InputError: neither.
     """
+    source = mirrors.local(source) if buckets.is_bucket(source) else source
     if Path(source).is_dir():
         return Path(source)
     name = hub_name(source)

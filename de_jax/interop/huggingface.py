@@ -99,15 +99,16 @@ def pretrained(source: str, encoder: EncoderFolder, tower: TowerConfig, ignored:
 
 def open_encoder(folder: Path) -> EncoderFolder:
     """The encoder's sizes, vocabulary and the names of its arrays; see `read`."""
+    if adapter := next((name for name in ADAPTERS if (folder / name).exists()), None):
+        raise InputError(
+            f"{folder / adapter} changes the weights of an encoder; merge it first, with peft's merge_and_unload and "
+            "save_pretrained, and remove the adapter's files."
+        )
     file = folder / CONFIG_FILE
     settings = Settings(file, schema.read(file, schema.record({})))
     kind = registry.kind_of_type(file, settings.values.get("model_type"))
     config = model_schema.built(file, lambda _: kind.config_of(settings), {})
     config_keys.account(file, settings.values, kind.keys)
-    if adapter := next((name for name in ADAPTERS if (folder / name).exists()), None):
-        raise InputError(
-            f"{folder / adapter} changes the weights beside it; merge it first, with peft's merge_and_unload and save_pretrained."
-        )
     has_tokenizer = any(is_there(folder / name) for name in (SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE))
     tokenizer = load_tokenizer(folder) if has_tokenizer else None
     if tokenizer and tokenizer.vocab_size > config.vocab_size:

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE
 from de_jax.files import schema
 from de_jax.files.outputs import write_json
-from de_jax.files.reading import is_there
+from de_jax.files.reading import is_there, read_bytes, read_json
 from de_jax.interop import config_keys, huggingface
 from de_jax.interop.architectures import registry
 from de_jax.interop.huggingface import EncoderFolder
@@ -30,6 +31,7 @@ from de_jax.training.step.adapters import ADAPTER, Lora
 from de_jax.types import Array, InputError
 
 CONFIG_FILE, FILE = "adapter_config.json", "adapter_model.safetensors"
+MODEL_FILES = (huggingface.CONFIG_FILE, "modules.json")
 NAMES = {"query": "query", "doc": "document"}
 _PREFIX, _SUFFIXES = "base_model.model.", (".lora_A.weight", ".lora_B.weight")
 _CONFIG = schema.record(
@@ -88,7 +90,7 @@ def write(folder: Path, run: Run) -> None:
 
 def is_in(folder: Path) -> bool:
     """Whether a folder holds adapters, and no model beside them."""
-    return is_there(folder / CONFIG_FILE) and not is_there(folder / huggingface.CONFIG_FILE)
+    return is_there(folder / CONFIG_FILE) and not any(is_there(folder / name) for name in MODEL_FILES)
 
 
 def base_of(folder: Path) -> str:
@@ -100,12 +102,13 @@ def base_of(folder: Path) -> str:
     return str(_settings(folder)["base_model_name_or_path"])
 
 
-def merged(folder: Path, base: Pretrained, encoder: EncoderFolder, *, only_sizes: bool) -> Pretrained:
+def merged(folder: Path, base_folder: Path, base: Pretrained, encoder: EncoderFolder, *, only_sizes: bool) -> Pretrained:
     """A model with the adapters of a folder merged into its kernels.
 
     Args:
         folder: as peft's `save_pretrained` writes it.
-        base: the model they are for, of one encoder.
+        base_folder: with the model they are for.
+        base: that model, of one encoder.
         encoder: of that model.
         only_sizes: the parameters of `base` are shapes, and stay so.
 
@@ -115,7 +118,15 @@ def merged(folder: Path, base: Pretrained, encoder: EncoderFolder, *, only_sizes
     settings, file = _settings(folder), folder / FILE
     if not is_there(file):
         raise InputError(f"{folder} holds no {FILE}; write it with peft's save_pretrained(folder, safe_serialization=True).")
-    read = encoder.kind.by_own_name(file, {name.removeprefix(_PREFIX): array for name, array in arrays_in(file).items()})
+    for name in (SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE):
+        if is_there(folder / name) and _vocabulary(folder / name) != _vocabulary(base_folder / name):
+            raise InputError(
+                f"{folder / name} is another vocabulary than that of {base_folder}, which texts are tokenized with; remove it, or "
+                "put it there if it is the right one."
+            )
+    stored = {name.removeprefix(_PREFIX): array for name, array in arrays_in(file).items()}
+    peft_names = {encoder.kind.own_name(name): name for name in stored}
+    read = encoder.kind.by_own_name(file, stored)
     read = {name: array for name, array in read.items() if not any(re.fullmatch(head, name) for head in encoder.kind.heads)}
     modules = {name.removesuffix(_SUFFIXES[0]) for name in read if name.endswith(_SUFFIXES[0])}
     places = {path: origin for path, origin in encoder.origins.items() if origin.name.removesuffix(".weight") in modules}
@@ -127,11 +138,22 @@ def merged(folder: Path, base: Pretrained, encoder: EncoderFolder, *, only_sizes
         return base
     leaves = paths.by_path(base.params)
     for path, origin in places.items():
-        added = part_of(_product(file, origin.name.removesuffix(".weight"), settings, read), origin, file)
+        module = origin.name.removesuffix(".weight")
+        peft_name = peft_names[module + _SUFFIXES[0]].removesuffix(_SUFFIXES[0])
+        added = part_of(_product(file, module, _scales(peft_name, settings), read), origin, file)
         if not origin.transposed or turned(added, origin).shape != leaves[f"shared/{path}"].shape:
             raise InputError(f"{file}: the adapter of {origin.name} gives {added.shape}, which does not fit the base.")
         leaves[f"shared/{path}"] = leaves[f"shared/{path}"] + turned(added, origin)
     return base._replace(params=paths.tree_of(leaves))
+
+
+def _vocabulary(file: Path) -> object:
+    """The content of a vocabulary, without the lengths and padding of the latest use; None for no file."""
+    if not is_there(file):
+        return None
+    if file.name != TOKENIZER_JSON_FILE:
+        return read_bytes(file)
+    return {name: part for name, part in read_json(file, max_bytes=None).items() if name not in ("truncation", "padding")}
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -141,15 +163,20 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _product(file: Path, module: str, settings: dict[str, Any], read: Mapping[str, Any]) -> np.ndarray:
+def _product(file: Path, module: str, rank_and_scale: tuple[int, float], read: Mapping[str, Any]) -> np.ndarray:
     """The sum to add to the weight of a module, [out, in] float32."""
     a, b = (np.asarray(read[module + suffix](), np.float32) for suffix in _SUFFIXES)
-
-    rank = _of_module(module, settings["rank_pattern"], settings["r"])
-    alpha = _of_module(module, settings["alpha_pattern"], settings["lora_alpha"])
+    rank, scale = rank_and_scale
     if a.ndim != 2 or b.ndim != 2 or not a.shape[0] == b.shape[1] == rank or not np.isfinite(a).all() & np.isfinite(b).all():
         raise InputError(f"{file}: {module} has adapters of {a.shape} and {b.shape} that are not finite numbers of rank {rank}.")
-    return (b @ a) * np.float32(alpha / (rank**0.5 if settings["use_rslora"] else rank))
+    return (b @ a) * np.float32(scale)
+
+
+def _scales(peft_name: str, settings: Mapping[str, Any]) -> tuple[int, float]:
+    """The rank of a module's adapter and the factor of its product; patterns match the name in peft, with a prefix of heads."""
+    rank = _of_module(peft_name, settings["rank_pattern"], settings["r"])
+    alpha = _of_module(peft_name, settings["alpha_pattern"], settings["lora_alpha"])
+    return int(rank), alpha / (rank**0.5 if settings["use_rslora"] else rank)
 
 
 def _of_module(module: str, pattern: Mapping[str, int | float], default: int | float) -> int | float:

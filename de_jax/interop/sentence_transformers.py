@@ -168,10 +168,11 @@ def _in_order(file: Path, modules: list[tuple[str, Path]]) -> dict[str, Path]:
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise InputError(f"{file}: the module {unknown[0]!r} has no place in a tower; there are {', '.join(KINDS)}.")
     first_of_each = [kind for index, kind in enumerate(kinds) if kind != "Dense" or kinds[index - 1] != "Dense"]
-    if first_of_each != [kind for kind in KINDS if kind in kinds] or kinds[:2] != ["Transformer", "Pooling"]:
+    is_ordered = first_of_each == [kind for kind in KINDS if kind in kinds] and kinds[:2] == ["Transformer", "Pooling"]
+    if not is_ordered or ("LayerNorm" in kinds and "Dense" not in kinds):
         raise InputError(
             f"{file} lists {', '.join(kinds) or 'nothing'}; a tower is Transformer, Pooling, any number of Dense, and at most "
-            "one of each of the others."
+            "one LayerNorm after a Dense and one Normalize, in this order."
         )
     return {kind if kinds.index(kind) == index else f"{kind} {index}": path for index, (kind, path) in enumerate(modules)}
 

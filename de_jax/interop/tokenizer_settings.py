@@ -23,6 +23,14 @@ UNKNOWN_LENGTH = 10**9
 ADDED_FILE, SPECIALS_FILE = "added_tokens.json", "special_tokens_map.json"
 BERT_SETTINGS = {"do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"}
 """Settings by their names in a BertNormalizer, which transformers rebuilds from them."""
+CLASSES = {
+    "WordPiece": ("Bert", "DistilBert", "MPNet"),
+    "Unigram": ("XLMRoberta", "Camembert", "T5"),
+    "BPE": ("Roberta", "Llama", "Gemma", "Qwen2", "GPT2"),
+}
+"""The classes of transformers that make a new tokenizer from the entries of a vocabulary, by the model of tokenizer.json."""
+WITH_ENDS = ("Bert", "DistilBert", "MPNet", "Roberta", "XLMRoberta", "Camembert")
+"""Those of `CLASSES` that put the tokens `cls_token` and `sep_token` around a text."""
 
 
 class TokenizerSettings(NamedTuple):
@@ -50,6 +58,7 @@ def read(folder: Path) -> TokenizerSettings:
         raise InputError(f"{file}: model_input_names is {names!r}; without 'attention_mask' padding would count as text.")
     _check_normalizer(file, values, vocabulary)
     _check_ends(file, values, folder / TOKENIZER_JSON_FILE)
+    _check_class(file, values, folder / TOKENIZER_JSON_FILE)
     if vocabulary or is_there(folder / SENTENCEPIECE_FILE):
         _check_added_tokens(folder, values, vocabulary)
     padding_side = values.get("padding_side", (vocabulary.get("padding") or {}).get("direction", "Right"))
@@ -85,8 +94,13 @@ def _check_normalizer(file: Path, values: dict[str, Any], vocabulary: dict[str, 
         if step.get("type") == "BertNormalizer":
             _check_equal(file, values, step, BERT_SETTINGS)
     for step in _steps(vocabulary.get("pre_tokenizer"), "pretokenizers"):
+        spaced = {name: values[name] for name in ("add_prefix_space",) if values.get(name) is not None}
         if step.get("type") == "ByteLevel":
-            _check_equal(file, values, step, {"add_prefix_space": "add_prefix_space"})
+            _check_equal(file, spaced, step, {"add_prefix_space": "add_prefix_space"})
+        if step.get("type") == "Metaspace":
+            _check_equal(
+                file, spaced, {"prepend_scheme": step.get("prepend_scheme") != "never"}, {"add_prefix_space": "prepend_scheme"}
+            )
 
 
 def _check_ends(file: Path, values: dict[str, Any], vocabulary: Path) -> None:
@@ -94,15 +108,40 @@ def _check_ends(file: Path, values: dict[str, Any], vocabulary: Path) -> None:
     asked = {name: next(_contents(values.get(f"{name}_token")), None) for name in ("bos", "eos") if values.get(f"add_{name}_token")}
     if not any(asked.values()) or not is_there(vocabulary):
         return
-    import tokenizers
-
-    around = tokenizers.Tokenizer.from_file(str(vocabulary)).encode("").tokens
+    around = _around(vocabulary)
     for name, token in asked.items():
         if token is not None and token not in around:
             raise InputError(
                 f"{file}: add_{name}_token is true, but {TOKENIZER_JSON_FILE} puts no {token!r} around a text, and neither does "
                 f"transformers 5; add it to the post_processor there, or set add_{name}_token to false."
             )
+
+
+def _check_class(file: Path, values: dict[str, Any], vocabulary: Path) -> None:
+    """Classes of transformers make a new tokenizer, with steps of their own, from the entries of tokenizer.json."""
+    name = str(values.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer")
+    own = next((own for own, names in CLASSES.items() if name in names), None)
+    if own is None or not is_there(vocabulary):
+        return
+    if (model := (_object(vocabulary).get("model") or {}).get("type")) != own:
+        raise InputError(
+            f"{file}: tokenizer_class is {values['tokenizer_class']!r}, whose vocabulary is a {own}, but that of "
+            f"{vocabulary.name} is a {model}; write 'PreTrainedTokenizerFast' if {vocabulary.name} is right."
+        )
+    around = _around(vocabulary)
+    for setting in ("cls_token", "sep_token") if name in WITH_ENDS else ():
+        if (token := next(_contents(values.get(setting)), None)) is not None and token not in around:
+            raise InputError(
+                f"{file}: {setting} is {token!r}, but {vocabulary.name} puts no such token around a text; save the tokenizer again "
+                "with transformers, so that both agree."
+            )
+
+
+def _around(vocabulary: Path) -> list[str]:
+    """The tokens that a tokenizer.json puts around a text."""
+    import tokenizers
+
+    return list(tokenizers.Tokenizer.from_file(str(vocabulary)).encode("").tokens)
 
 
 def _steps(step: Any, parts: str) -> Iterator[dict[str, Any]]:

@@ -4,40 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from de_jax.files import folders, outputs
 from de_jax.mining.generations import Generation
-from de_jax.mining.mined_pairs import MinedPairs
-from de_jax.mining.miner import Embedded, Miner, Wanted, index_of_docs, mine, wanted
+from de_jax.mining.miner import Embedded, Miner, Wanted, index_of_docs, wanted
 from de_jax.mining.negatives import TrainingTexts
 from de_jax.retrieval import encode, parts, reuse
-from de_jax.retrieval.embedding_files import open_embeddings
+from de_jax.retrieval.embedding_files import EMBEDDINGS, open_embeddings
 from de_jax.retrieval.index import order_by_id
 from de_jax.retrieval.parts import RANKING, Part
 from de_jax.training.run.run_folder import Run
 from de_jax.types import Ranking
 
-Write = Callable[[MinedPairs, dict[str, Any]], Generation]
+Choose = Callable[[Embedded, Ranking], Generation]
+"""Chooses negatives from a ranking of all documents, and writes them."""
 
 
-def mine_part(
+class Searched(NamedTuple):
+    """A part that was encoded and searched, or that was left out because it has no documents."""
+
+    run: Run
+    texts: TrainingTexts
+    part: Part
+    need: Wanted
+    whole: Path  # the folder of the embeddings of all documents
+    name: str  # of the rankings of this search
+
+
+def search_part(
     run: Run,
     texts: TrainingTexts,
     miner: Miner,
     part: Part,
     *,
     keep_as: str,
-    write: Write,
     texts_per_shard: int = encode.TEXTS_PER_SHARD,
     progress: encode.Progress | None = None,
-) -> Generation | list[Part]:
-    """Does one part of mining; the call that completes the last part writes the generation, equal to that of one job.
+) -> Searched:
+    """Encodes one part of the documents and searches it for all queries; a call after a kill continues.
 
-    Embeddings and rankings of the parts lie in the run's folder, which all jobs see, until the generation is written. A call after
-    a kill continues. Each part has an index of its own, so that only the exact index and "Flat" give the same ranking.
+    Embeddings and rankings of the parts lie in the run's folder, which all jobs see, until they are joined. Each part has an index
+    of its own, so that only the exact index and "Flat" give the ranking of one job.
 
     Args:
         run: of one checkpoint, the same for all parts.
@@ -45,15 +55,11 @@ def mine_part(
         miner: the settings of mining.
         part: of this job.
         keep_as: see `miner.embed`.
-        write: writes the generation.
         texts_per_shard: see `encode.encode_to_dir`; the same for all parts.
         progress: told of documents encoded.
 
-    Returns:
-        The generation, or the parts that are missing; no part is missing where another job has joined them.
-
     Raises:
-        InputError: parts by other settings, and what `mine` raises.
+        InputError: parts by other settings.
     """
     store = texts.passages or texts.doc_store
     whole = encode.cached_docs(run, store, keep_as, part=part, texts_per_shard=texts_per_shard, progress=progress)
@@ -65,20 +71,36 @@ def mine_part(
         if not RANKING.is_in(folder):
             queries = encode.queries(run, texts.query_store, rows=need.query_rows)
             parts.write_ranking(folder, _search(texts, miner, docs, rows, queries, need.depth))
+    return Searched(run, texts, part, need, whole, name)
+
+
+def join_parts(searched: Searched, choose: Choose) -> Generation | list[Part]:
+    """Writes the generation once all parts are searched, equal to that of one job; whichever job asks first then does it.
+
+    Args:
+        searched: the part of this job.
+        choose: is given what one job would have found.
+
+    Returns:
+        The generation, or the parts that are missing; no part is missing where another job has joined them.
+
+    Raises:
+        InputError: parts by other settings, and what `choose` raises.
+    """
+    run, texts, part, need, whole, name = searched
+    if missing := _missing(whole, part, name):
+        return missing
     with outputs.in_turn(whole.with_name(f"{whole.name}.{name}")):
-        if missing := _missing(whole, part, name):
+        there = _rankings(whole, part, name)
+        if (missing := _missing(whole, part, name)) or not there:  # another job has joined them, or is killed as it removes them
             return missing
-        if not (there := _rankings(whole, part, name)):  # another job has joined them
-            return []
         parts.join(whole, part)
-        reuse.keep(whole, reuse.text_hashes(store, run.doc.max_length))
+        reuse.keep(whole, reuse.text_hashes(texts.passages or texts.doc_store, run.doc.max_length))
         _, docs, _ = open_embeddings(whole)
         rankings = [parts.read_ranking(folder) for folder in there.values()]
         ranking = parts.merged(rankings, order_by_id(texts.doc_store.ids), need.depth)
         queries = encode.queries(run, texts.query_store, rows=need.query_rows)
-        embedded = Embedded(run.step, need.query_rows, queries, docs, whole, {})
-        pairs, facts = mine(embedded, texts, miner, ranking=ranking)
-        generation = write(pairs, {**facts, "num_jobs": part.total})
+        generation = choose(Embedded(run.step, need.query_rows, queries, docs, whole, {}), ranking)
         parts.remove(whole, part)
         return generation
 
@@ -95,8 +117,11 @@ def _missing(whole: Path, part: Part, name: str) -> list[Part]:
     """The parts that are not done; none once all are joined."""
     if missing := parts.unfinished(whole, part):
         return missing
-    there = _rankings(whole, part, name)
-    return [one for one in part.all() if one not in there and parts.embeddings(whole, one)] if there else []
+    others = [one for one in part.all() if one not in (there := _rankings(whole, part, name))]
+    if not EMBEDDINGS.is_in(whole):
+        return [one for one in others if EMBEDDINGS.is_in(one.folder(whole))]
+    manifest = EMBEDDINGS.read_manifest(whole)
+    return [one for one in others if there and one.rows(manifest["num_texts"], manifest["texts_per_shard"])]
 
 
 def _rankings(whole: Path, part: Part, name: str) -> dict[Part, Path]:

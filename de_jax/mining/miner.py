@@ -46,8 +46,8 @@ class Miner:
     `teacher_scores`, `max_teacher_score`: a file of scores by another model (`teacher_scores.read`), and the highest that a
     negative may have.
     `max_resemblance`: texts that share more of their three-token sequences with the positive (Jaccard, 0 to 1) are no negatives.
-    `index`: "exact" or a FAISS factory string, with `nprobe`, `ef_search` and the settings of GPUs as in
-    `faiss_index.SearchOptions`.
+    `index`: "exact" or a FAISS factory string, with `nprobe`, `ef_search` and the settings of GPUs and
+    disks as in `faiss_index.SearchOptions`.
     `seed`: with the checkpoint's step and the pair, decides the draw among the candidates.
     `bm25_negatives_dir`: generations by BM25 that new ones are compared with.
     `judgements`: qrels beside the training split's, by which negatives that are judged relevant are counted, and kept.
@@ -68,6 +68,7 @@ class Miner:
     faiss_device: faiss_index.Device = "cpu"
     faiss_gpu_mode: faiss_index.GPUMode = "shard"
     faiss_float16: bool = False
+    faiss_on_disk: bool = False
     seed: Seed = 0
     bm25_negatives_dir: str = ""
     judgements: str = ""
@@ -96,7 +97,8 @@ class Miner:
 
     def index_builder(self) -> faiss_index.IndexBuilder:
         """The function that builds the index of documents; raises InputError for an invalid index."""
-        options = faiss_index.SearchOptions(self.nprobe, self.ef_search, self.faiss_device, self.faiss_gpu_mode, self.faiss_float16)
+        of_gpus = self.faiss_device, self.faiss_gpu_mode, self.faiss_float16
+        options = faiss_index.SearchOptions(self.nprobe, self.ef_search, *of_gpus, on_disk=self.faiss_on_disk)
         return faiss_index.index_builder(self.index, options)
 
 
@@ -130,7 +132,14 @@ def wanted(texts: TrainingTexts, miner: Miner) -> Wanted:
     return Wanted(query_rows, anchors, known, min(texts.doc_store.num_texts, depth))
 
 
-def embed(run: Run, texts: TrainingTexts, *, keep_as: str | None, progress: encode.Progress | None = None) -> Embedded:
+def embed(
+    run: Run,
+    texts: TrainingTexts,
+    *,
+    keep_as: str | None,
+    texts_per_shard: int = encode.TEXTS_PER_SHARD,
+    progress: encode.Progress | None = None,
+) -> Embedded:
     """Encodes all documents and the queries that are trained on.
 
     Args:
@@ -138,11 +147,14 @@ def embed(run: Run, texts: TrainingTexts, *, keep_as: str | None, progress: enco
         texts: of the training pairs.
         keep_as: the name of the documents' embeddings in the run's folder (`encode.cached_docs`). After a kill, the same call
             continues with them. None keeps the embeddings only in memory.
+        texts_per_shard: see `encode.encode_to_dir`.
         progress: is called with the number of newly encoded documents.
     """
     clock = _Clock()
     store = texts.passages or texts.doc_store
-    folder = encode.cached_docs(run, store, keep_as, progress=progress) if keep_as else None
+    folder = None
+    if keep_as:
+        folder = encode.cached_docs(run, store, keep_as, texts_per_shard=texts_per_shard, progress=progress)
     docs = open_embeddings(folder)[1] if folder else encode.docs(run, store, progress=progress)
     clock.lap("encode")
     query_rows = np.unique(texts.pairs[:, 0])

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from de_jax.files import outputs
+from de_jax.files import leases, outputs
 from de_jax.files.progress import progress_bar
-from de_jax.mining import generations
+from de_jax.mining import generations, in_parts
 from de_jax.mining.generations import Generation
-from de_jax.mining.miner import Miner, Score, embed, mine
+from de_jax.mining.miner import Embedded, Miner, Score, embed, mine
 from de_jax.mining.negatives import MinedNegatives
+from de_jax.retrieval import encode
+from de_jax.retrieval.parts import Part
 from de_jax.training.mesh import distributed
 from de_jax.training.run.fit import Stop
 from de_jax.training.run.run_folder import Run
-from de_jax.types import Metrics, Params, TrainState
+from de_jax.types import Metrics, Params, Ranking, TrainState
 
 KEPT_AS = "mining"
 """A miner's folder for its newest embeddings, under <run_dir>/embeddings."""
 
 
 def mine_generation(
-    run: Run, mined: MinedNegatives, miner: Miner, *, source: str = "", score: Score | None = None
+    run: Run,
+    mined: MinedNegatives,
+    miner: Miner,
+    *,
+    source: str = "",
+    score: Score | None = None,
+    texts_per_shard: int = encode.TEXTS_PER_SHARD,
 ) -> Generation | None:
     """Mines and writes the next generation. If several processes train, all of them call this, and the first one writes.
 
@@ -37,26 +47,78 @@ def mine_generation(
         miner: the settings of mining.
         source: of a mixture; its embeddings are kept apart.
         score: see `miner.mine`.
+        texts_per_shard: see `encode.encode_to_dir`.
 
     Raises:
         InputError: earlier generations were mined from other texts, or as in `mine`.
     """
-    texts, kept_as = mined.texts, f"{KEPT_AS}_{source}" if source else KEPT_AS
-    store = texts.passages or texts.doc_store
-    with progress_bar(total=store.num_texts, desc=f"encode, step {run.step}", unit=" docs", delay=0.5, leave=False) as bar:
-        embedded = embed(run, texts, keep_as=kept_as if distributed.is_alone() else None, progress=bar.update)
-    if not distributed.is_first():
-        return None
+    keep_as = _kept_as(source) if distributed.is_alone() else None
+    with _progress(run, mined) as bar:
+        embedded = embed(run, mined.texts, keep_as=keep_as, texts_per_shard=texts_per_shard, progress=bar.update)
+    return _write(run, mined, miner, embedded, source=source, score=score) if distributed.is_first() else None
+
+
+def mine_part(
+    run: Run,
+    mined: MinedNegatives,
+    miner: Miner,
+    part: Part,
+    *,
+    source: str = "",
+    score: Score | None = None,
+    texts_per_shard: int = encode.TEXTS_PER_SHARD,
+) -> Callable[[], Generation | list[Part]]:
+    """Does one part of the next generation. The result, called until no part is missing, joins them; see `in_parts.join_parts`.
+
+    A checkpoint gets one generation, also if a process is killed right after it was written.
+
+    Args:
+        run, mined, miner, source, score, texts_per_shard: as for `mine_generation`; the same for all parts.
+        part: of this process.
+    """
+    with _progress(run, mined) as bar:
+        options: dict[str, Any] = {"keep_as": _kept_as(source), "texts_per_shard": texts_per_shard, "progress": bar.update}
+        searched = in_parts.search_part(run, mined.texts, miner, part, **options)
+
+    def choose(embedded: Embedded, ranking: Ranking) -> Generation:
+        with only_miner(mined.negatives_dir):
+            for number, manifest in mined.manifests().items():
+                if manifest.get("checkpoint_step") == run.step:
+                    return Generation(number, generations.generation_dir(mined.negatives_dir, number), manifest)
+            return _write(run, mined, miner, embedded, source=source, score=score, ranking=ranking, num_jobs=part.total)
+
+    return functools.partial(in_parts.join_parts, searched, choose)
+
+
+def _write(
+    run: Run,
+    mined: MinedNegatives,
+    miner: Miner,
+    embedded: Embedded,
+    *,
+    source: str,
+    score: Score | None,
+    ranking: Ranking | None = None,
+    **facts: Any,
+) -> Generation:
+    """Chooses and writes a generation. The embeddings of earlier ones go before, while no other process can be at the next one."""
     previous = mined.newest()
-    pairs, facts = mine(embedded, texts, miner, previous=previous and previous.rows["neg_docs"], score=score)
-    number = mined.next_number()
-    facts = {**texts.hashes, "mined_by": str(run.run_dir), "checkpoint_step": run.step, **facts}
-    generation = generations.write_generation(mined.negatives_dir, number, pairs, facts)
+    pairs, more = mine(embedded, mined.texts, miner, previous=previous and previous.rows["neg_docs"], score=score, ranking=ranking)
     if embedded.folder is not None:
-        for folder in (run.run_dir / "embeddings" / kept_as).glob("step_*"):
-            if folder != embedded.folder:
+        for folder in (run.run_dir / "embeddings" / _kept_as(source)).glob("step_*"):
+            if not folder.name.startswith(embedded.folder.name):
                 shutil.rmtree(folder)
-    return generation
+    facts = {**mined.texts.hashes, "mined_by": str(run.run_dir), "checkpoint_step": run.step, **facts, **more}
+    return generations.write_generation(mined.negatives_dir, mined.next_number(), pairs, facts)
+
+
+def _kept_as(source: str) -> str:
+    return f"{KEPT_AS}_{source}" if source else KEPT_AS
+
+
+def _progress(run: Run, mined: MinedNegatives) -> Any:
+    store = mined.texts.passages or mined.texts.doc_store
+    return progress_bar(total=store.num_texts, desc=f"encode, step {run.step}", unit=" docs", delay=0.5, leave=False)
 
 
 class MineNegatives:
@@ -109,7 +171,7 @@ def only_miner(negatives_dir: Path) -> Iterator[None]:
     Raises:
         InputError: another miner is at work there.
     """
-    with outputs.only_one(negatives_dir / ".miner.lock", f"mining into {negatives_dir}"):
+    with leases.only_one(negatives_dir / ".miner.lock", f"mining into {negatives_dir}"):
         outputs.remove_leftovers(negatives_dir)
         yield
 

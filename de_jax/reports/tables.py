@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from de_jax.evaluation.report import SYSTEMS, Report
+from de_jax.evaluation.significance import half_width
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -44,4 +45,4 @@ def report_tables(reports: Sequence[Report]) -> str:
 
 def _half_width(report: Report, system: str, measure: str) -> str:
     interval = report.get("intervals", {}).get(system, {}).get(measure)
-    return "" if interval is None else f"{(interval[1] - interval[0]) / 2:.4f}"
+    return "" if interval is None else f"{half_width(report[system][measure], interval):.4f}"

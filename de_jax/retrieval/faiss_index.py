@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import re
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from de_jax.files import schema
 from de_jax.retrieval import index_files, milvus_index
+from de_jax.retrieval.faiss_filling import Filling, check_on_disk, read_on_disk, write_index
+from de_jax.retrieval.faiss_library import faiss, on_gpus, sentence
 from de_jax.retrieval.index import ExactIndex, Index, check_finite, ranking_of, ranks_by_id
 from de_jax.types import InputError, Ranking
 
-ADD_DOCS = 65536
-"""Documents in memory at a time while the corpus is added."""
-TRAIN_DOCS, TRAIN_DOCS_A_LIST = 65536, 64
-"""The default training sample: this many documents, and at least so many for each inverted list."""
 RESULT_ENTRIES = 2**22
 """Results fetched at a time; bounds the memory of a search of many queries."""
 GPU_DEPTH = 2048
@@ -39,8 +36,9 @@ class SearchOptions(NamedTuple):
     """How and where an index is searched; None keeps the value of a saved index, or FAISS's default in a new one.
 
     `nprobe`: inverted lists visited (IVF). `ef_search`: candidates kept (HNSW). `device`: "cpu", "gpu" (the first) or
-    "all_gpus". `gpu_mode`: several GPUs hold a "shard" each, or "replicate" the whole and share the queries.
-    `float16`: a GPU stores the vectors in half precision; the saved index keeps its own.
+    "all_gpus"; an IVF index is trained and filled on the first GPU. `gpu_mode`: several GPUs hold a "shard" each, or "replicate"
+    the whole and share the queries. `float16`: a GPU stores the vectors in half precision; the saved index keeps its own.
+    `on_disk`: the inverted lists are in a file, which the CPU maps and searches.
     """
 
     nprobe: int | None = None
@@ -48,6 +46,7 @@ class SearchOptions(NamedTuple):
     device: str = "cpu"
     gpu_mode: str = "shard"
     float16: bool = False
+    on_disk: bool = False
 
 
 ON_CPU = SearchOptions()
@@ -66,12 +65,15 @@ class FaissIndex:
         [[2, 1]]
     """
 
-    def __init__(self, index: Any, ids: Sequence[str], factory: str, options: SearchOptions) -> None:
-        """Wraps a filled FAISS index on the CPU whose i-th vector is that of `ids[i]`."""
-        self._index, self._ids, self._factory = index, ids, factory
+    def __init__(
+        self, index: Any, ids: Sequence[str], factory: str, options: SearchOptions, lists_file: Path | None = None
+    ) -> None:
+        """Wraps a filled FAISS index on the CPU whose i-th vector is that of `ids[i]`; `lists_file` holds lists that it maps."""
+        self._index, self._ids, self._factory, self._lists_file = index, ids, factory, lists_file
         self._id_ranks = ranks_by_id(ids)
-        self._searcher = _on_device(index, options)
-        self._max_depth = len(ids) if options.device == "cpu" else min(len(ids), GPU_DEPTH)
+        is_on_gpu = options.device != "cpu" and lists_file is None
+        self._searcher = _on_device(index, options) if is_on_gpu else index
+        self._max_depth = min(len(ids), GPU_DEPTH) if is_on_gpu else len(ids)
 
     @classmethod
     def build(
@@ -85,14 +87,14 @@ class FaissIndex:
         seed: int = 0,
         progress: Callable[[int], object] | None = None,
     ) -> FaissIndex:
-        """Trains on a sample and adds the corpus, `ADD_DOCS` documents in memory at a time, on the CPU.
+        """Trains on a sample and adds the corpus, 65,536 documents in memory at a time.
 
         Args:
             embeddings: one row a document, float32, finite; may be memory-mapped and larger than memory, if the index
                 itself is small enough.
             ids: the documents' ids, unique, parallel to the rows.
             factory: as FAISS writes it, such as "Flat", "IVF1024,Flat", "HNSW32" or "OPQ64,IVF4096,PQ64x4fs".
-            options: how the result is searched.
+            options: how the result is searched; not `on_disk`, see `build_on_disk`.
             train_size: documents drawn to train with, where the index needs it; by default 65,536 and 64 a list at least.
             seed: of that draw.
             progress: called with the number of documents just added.
@@ -100,26 +102,42 @@ class FaissIndex:
         Raises:
             InputError: FAISS is not installed or refuses the factory, the sample or the device; as for `ExactIndex`.
         """
-        if not len(embeddings):
-            raise InputError("the corpus has no documents to search; give embeddings of at least one.")
-        if len(ids) != len(embeddings):
-            raise InputError(f"{len(ids)} document ids do not match {len(embeddings)} embeddings; give one id a row.")
-        if train_size is not None and train_size < 1:
-            raise InputError(f"train_size is {train_size}; give at least 1.")
-        index = _new_index(factory, embeddings.shape[1])
-        _set_parameters(index, factory, options)
-        _on_device(index, options._replace(device=options.device.replace("all_gpus", "gpu")))  # refuses before the work
-        if not index.is_trained:
-            rows = _training_rows(index, len(ids), train_size, seed)
-            with _sentence(f"{factory!r} cannot be trained on {len(rows)} documents", "raise train_size or choose another index"):
-                index.train(_read(embeddings, ids, rows))
-        for start in range(0, len(ids), ADD_DOCS):
-            shard = _read(embeddings, ids, np.arange(start, min(start + ADD_DOCS, len(ids))))
-            with _sentence(f"{factory!r} cannot be filled part by part", "choose another index"):
-                index.add(shard)
-            if progress:
-                progress(len(shard))
+        filling = _filling(embeddings, ids, factory, options, train_size=train_size, seed=seed, progress=progress)
+        index = filling.in_memory()
+        _set_parameters(index, factory, options)  # it may come from a GPU
         return cls(index, ids, factory, options)
+
+    @classmethod
+    def build_on_disk(
+        cls,
+        embeddings: Float[Any, "n D"],
+        ids: Sequence[str],
+        folder: str | Path,
+        *,
+        factory: str,
+        options: SearchOptions = ON_CPU,
+        train_size: int | None = None,
+        seed: int = 0,
+        progress: Callable[[int], object] | None = None,
+    ) -> FaissIndex:
+        """Writes an IVF index larger than memory to a folder, part by part, and opens it; rankings are those of `build`.
+
+        Args:
+            folder: absent, empty or an older saved index; appears complete, by a rename.
+            embeddings, ids, factory, options, train_size, seed, progress: of `build`.
+
+        Raises:
+            InputError: an index whose lists cannot be in a file, a disk with too little space; as of `build` and `save`.
+        """
+        filling = _filling(
+            embeddings, ids, factory, options._replace(on_disk=True), train_size=train_size, seed=seed, progress=progress
+        )
+
+        def write(path: Path) -> None:
+            write_index(filling.on_disk(path.with_name(index_files.LISTS_FILE)), path)
+
+        index_files.write(Path(folder), write, ids, _about(factory, len(ids), embeddings.shape[1]))
+        return cls.load(folder, options=options)
 
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
         """The best k documents that the index finds for each query.
@@ -151,8 +169,7 @@ class FaissIndex:
         Raises:
             InputError: the folder holds something else.
         """
-        about = {"factory": self._factory, "num_docs": len(self._ids), "dim": self._index.d, "faiss": _faiss().__version__}
-        index_files.write(Path(folder), self._write_index, self._ids, about)
+        index_files.write(Path(folder), self._write, self._ids, _about(self._factory, len(self._ids), self._index.d))
 
     @classmethod
     def load(
@@ -162,39 +179,38 @@ class FaissIndex:
         mmap: bool = False,
         options: SearchOptions = ON_CPU,
     ) -> FaissIndex:
-        """The index that `save` wrote.
+        """The index that `save` or `build_on_disk` wrote.
 
         Args:
             folder: a saved index.
-            mmap: leave the vectors on disk and read only the parts that a search touches; for a large file only the size is
-                checked, not the checksum.
+            mmap: leave the vectors on disk and read only the parts that a search touches, as always with lists on disk; for a
+                large file only the size is checked, not the checksum.
             options: of the search.
 
         Raises:
             InputError: the folder is absent, half-written, damaged or of another version, or an option does not apply.
         """
-        folder = Path(folder)
-        faiss = _faiss()
+        folder, library = Path(folder), faiss()
         _check_device(options)
-        manifest = index_files.SAVED_INDEX.open(folder, is_thorough=not mmap)
+        lists_file = next(iter(folder.glob(index_files.LISTS_FILE)), None)
+        manifest = index_files.SAVED_INDEX.open(folder, is_thorough=not mmap and lists_file is None)
         ids = schema.read(folder / index_files.IDS_FILE, schema.texts, max_bytes=None)
-        index_file = folder / index_files.INDEX_FILE
-        with _sentence(f"{index_file} cannot be read", "build the index again"):
-            index = faiss.read_index(str(index_file), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
+        index_file, flags = folder / index_files.INDEX_FILE, library.IO_FLAG_MMAP_IFC if mmap else 0
+        with sentence(f"{index_file} cannot be read", "build the index again"):
+            index = read_on_disk(index_file, lists_file) if lists_file else library.read_index(str(index_file), flags)
         found, expected = (len(ids), index.ntotal, index.d), (manifest["num_docs"], manifest["num_docs"], manifest["dim"])
         if found != expected:
             raise InputError(f"{folder} holds (ids, vectors, dimensions) {found}, not {expected} as its manifest; build it again.")
         _set_parameters(index, manifest["factory"], options)
-        return cls(index, ids, manifest["factory"], options)
+        return cls(index, ids, manifest["factory"], options, lists_file)
 
-    def _write_index(self, path: Path) -> None:
-        """Through Python's file, as FAISS's own writer does not notice a full disk when it closes."""
-        faiss = _faiss()
-        with open(path, "wb") as file:
-            faiss.write_index(self._index, faiss.PyCallbackIOWriter(file.write, 1 << 20))
+    def _write(self, path: Path) -> None:
+        write_index(self._index, path)
+        if self._lists_file:
+            shutil.copyfile(self._lists_file, path.with_name(index_files.LISTS_FILE))
 
     def _search(self, queries: Float[np.ndarray, "q D"], depth: int) -> tuple[np.ndarray, np.ndarray]:
-        with _sentence(f"{self._factory!r} cannot be searched", "ask for fewer documents or search on the CPU"):
+        with sentence(f"{self._factory!r} cannot be searched", "ask for fewer documents or search on the CPU"):
             scores, rows = self._searcher.search(queries, depth)
         scores[rows < 0] = -np.inf  # FAISS fills up with the least float
         return scores, rows
@@ -202,7 +218,7 @@ class FaissIndex:
 
 def _milvus(uri: str, options: SearchOptions) -> IndexBuilder:
     if options._replace(nprobe=None, ef_search=None) != ON_CPU:
-        raise InputError("Milvus chooses its own devices; leave the FAISS device out.")
+        raise InputError("Milvus chooses its own devices and files; leave the settings of FAISS out.")
     milvus_index.require()
     named = {"nprobe": options.nprobe, "ef": options.ef_search}
     params = {name: value for name, value in named.items() if value is not None}
@@ -231,9 +247,11 @@ def index_builder(choice: str, options: SearchOptions = ON_CPU) -> IndexBuilder:
         return _milvus(choice.removeprefix(milvus_index.PREFIX), options)
     if choice == "exact":
         if options != ON_CPU:
-            raise InputError("the exact index takes no nprobe, ef_search or device; name a FAISS index, such as IVF1024,Flat.")
+            raise InputError(
+                "the exact index takes no nprobe, ef_search, device or place on disk; name a FAISS index, such as IVF1024,Flat."
+            )
         return lambda embeddings, ids, folder=None: ExactIndex(embeddings, ids)
-    _faiss()
+    faiss()
     _check_device(options)
     try:
         trial = _new_index(choice, dim=768)
@@ -242,34 +260,56 @@ def index_builder(choice: str, options: SearchOptions = ON_CPU) -> IndexBuilder:
             raise
     else:
         _set_parameters(trial, choice, options)
+        if options.on_disk:
+            check_on_disk(trial, choice)
     return functools.partial(_kept, choice, options)
 
 
 def _kept(
     factory: str, options: SearchOptions, embeddings: Float[Any, "n D"], ids: Sequence[str], folder: Path | None = None
 ) -> FaissIndex:
+    if options.on_disk and folder is None:
+        raise InputError("an index on disk stands beside its embeddings, which are in memory here; leave faiss_on_disk out.")
     if folder is None or factory == "Flat":  # which is the embeddings again
         return FaissIndex.build(embeddings, ids, factory=factory, options=options)
-    saved = folder / f"index-{hashlib.sha256(factory.encode()).hexdigest()[:12]}"
+    name = f"{factory} on disk" if options.on_disk else factory
+    saved = folder / f"index-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
     if not saved.exists():
-        FaissIndex.build(embeddings, ids, factory=factory).save(saved)
+        of_new = options._replace(nprobe=None, ef_search=None)
+        if options.on_disk:
+            FaissIndex.build_on_disk(embeddings, ids, saved, factory=factory, options=of_new)
+        else:
+            filled = _filling(embeddings, ids, factory, of_new).in_memory()
+            FaissIndex(filled, ids, factory, ON_CPU).save(saved)
+            del filled  # before it is loaded
     return FaissIndex.load(saved, options=options)
 
 
-def _faiss() -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise InputError(
-            f"FAISS cannot be imported ({error}); pip install 'de_jax[cpu]', or 'de_jax[gpu]' for NVIDIA GPUs, never both."
-        ) from None
-    return faiss
+def _filling(embeddings: Float[Any, "n D"], ids: Sequence[str], factory: str, options: SearchOptions, **more: Any) -> Filling:
+    """A trained index about to be filled, once everything was checked."""
+    if not len(embeddings):
+        raise InputError("the corpus has no documents to search; give embeddings of at least one.")
+    if len(ids) != len(embeddings):
+        raise InputError(f"{len(ids)} document ids do not match {len(embeddings)} embeddings; give one id a row.")
+    if (train_size := more.get("train_size")) is not None and train_size < 1:
+        raise InputError(f"train_size is {train_size}; give at least 1.")
+    index = _new_index(factory, embeddings.shape[1])
+    _set_parameters(index, factory, options)
+    if options.on_disk:
+        check_on_disk(index, factory)
+        _check_device(options)
+    else:
+        _on_device(index, options._replace(device=options.device.replace("all_gpus", "gpu")))  # refuses before the work
+    return Filling(index, factory, embeddings, ids, is_on_gpu=options.device != "cpu", **more)
+
+
+def _about(factory: str, num_docs: int, dim: int) -> dict[str, Any]:
+    return {"factory": factory, "num_docs": num_docs, "dim": dim, "faiss": faiss().__version__}
 
 
 def _new_index(factory: str, dim: int) -> Any:
-    faiss = _faiss()
-    with _sentence(f"FAISS cannot make an index {factory!r} of {dim} dimensions", "see its guide to index_factory"):
-        return faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+    with sentence(f"FAISS cannot make an index {factory!r} of {dim} dimensions", "see its guide to index_factory"):
+        return faiss().index_factory(dim, factory, faiss().METRIC_INNER_PRODUCT)
 
 
 def _set_parameters(index: Any, factory: str, options: SearchOptions) -> None:
@@ -278,8 +318,8 @@ def _set_parameters(index: Any, factory: str, options: SearchOptions) -> None:
             continue
         if value < 1:
             raise InputError(f"{name} is {value}; give at least 1.")
-        with _sentence(f"{name} does not apply to {factory!r}", "leave it out or choose another index"):
-            _faiss().ParameterSpace().set_index_parameter(index, name, value)
+        with sentence(f"{name} does not apply to {factory!r}", "leave it out or choose another index"):
+            faiss().ParameterSpace().set_index_parameter(index, name, value)
 
 
 def _check_device(options: SearchOptions) -> None:
@@ -290,7 +330,7 @@ def _check_device(options: SearchOptions) -> None:
         )
     if options.float16 and options.device == "cpu":
         raise InputError("float16 is for GPUs; on the CPU put SQfp16 in place of Flat in the factory string.")
-    if options.device != "cpu" and not _faiss().get_num_gpus():
+    if options.device != "cpu" and not faiss().get_num_gpus():
         raise InputError(
             "FAISS sees no GPU; with one in the machine, pip uninstall faiss-cpu and pip install 'de_jax[gpu]', else search on "
             "the CPU."
@@ -302,34 +342,5 @@ def _on_device(index: Any, options: SearchOptions) -> Any:
     _check_device(options)
     if options.device == "cpu":
         return index
-    faiss = _faiss()
-    cloner = faiss.GpuMultipleClonerOptions()
-    cloner.shard, cloner.useFloat16 = options.gpu_mode == "shard", options.float16
-    with _sentence("FAISS cannot put the index on a GPU", "choose Flat or an IVF index that fits there, or search on the CPU"):
-        return faiss.index_cpu_to_gpus_list(index, cloner, gpus=[0] if options.device == "gpu" else None)
-
-
-def _training_rows(index: Any, num_docs: int, train_size: int | None, seed: int) -> Int[np.ndarray, " t"]:
-    """Rows drawn without replacement, in order, so that a file is read forwards."""
-    if train_size is None:
-        inverted = _faiss().try_extract_index_ivf(index)
-        train_size = max(TRAIN_DOCS, TRAIN_DOCS_A_LIST * (inverted.nlist if inverted is not None else 0))
-    return np.sort(np.random.default_rng(seed).choice(num_docs, min(train_size, num_docs), replace=False))
-
-
-def _read(embeddings: Float[Any, "n D"], ids: Sequence[str], rows: Int[np.ndarray, " r"]) -> Float[np.ndarray, "r D"]:
-    part = np.ascontiguousarray(embeddings[rows], np.float32)
-    check_finite(part, [ids[row] for row in rows])
-    return part
-
-
-@contextlib.contextmanager
-def _sentence(what: str, fix: str) -> Iterator[None]:
-    """Turns FAISS's complaint, which names lines of its C++, into one sentence."""
-    try:
-        yield
-    except RuntimeError as error:
-        complaint = " ".join(re.split(r"\.\w+:\d+: ", str(error))[-1].split())
-        match = re.fullmatch(r"Error: '(.*?)' failed(?:: (.*))?", complaint)
-        reason = (match[2] or match[1]) if match else complaint
-        raise InputError(f"{what} ({reason.rstrip('.')}); {fix}.") from None
+    is_sharded = options.gpu_mode == "shard"
+    return on_gpus(index, all_gpus=options.device == "all_gpus", is_sharded=is_sharded, float16=options.float16)

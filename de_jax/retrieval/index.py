@@ -1,4 +1,4 @@
-"""Exact search by inner product, on all devices of this process, in memory bounded by one chunk of documents."""
+"""Exact search by inner product, on all devices of this process, in memory bounded by two chunks of documents."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ from de_jax.types import Array, InputError, Ranking
 
 QUERY_BLOCK = 128
 """Queries scored at a time. Always all of these rows, so that a query scores the same alone and in company."""
+GROUP_BLOCKS = 64
+"""Blocks of queries that one call to a device searches a chunk for; the blocks that fill no group are searched one a call."""
+TILE_DOCS = 16384
+"""Documents scored at a time, so that the scores of a block stay small beside a chunk."""
+CHUNK_BYTES = 2**28
+"""Of documents on each device at a time, by default; the next chunk loads while one is searched."""
 ROW_MULTIPLE = 1024
-"""A device's part of a chunk has a multiple of these documents; an odd remainder is summed in another order on some processors."""
+"""A tile has a multiple of these documents; an odd remainder is summed in another order on some processors."""
 DOCS = "docs"
 """The mesh axis that the documents of a chunk are split along."""
 
@@ -32,7 +38,7 @@ class Index(Protocol):
 
 
 class ExactIndex:
-    """All documents, scored by inner product in float32. They may be stored in fewer bytes, which a device expands, chunk by chunk.
+    """All documents, scored by inner product in float32. They may be stored in fewer bytes, which a device expands, tile by tile.
 
     The ranking is by score, best first; equal scores stand by document id downwards, compared as strings, as trec_eval has them,
     whatever the order of the corpus, the sizes of chunks and batches and the number of devices. Documents pass through the
@@ -45,25 +51,30 @@ class ExactIndex:
     """
 
     def __init__(
-        self, embeddings: Num[Any, "n E"], ids: Sequence[str], *, chunk_docs: int = 16384, devices: Sequence[Any] | None = None
+        self,
+        embeddings: Num[Any, "n E"],
+        ids: Sequence[str],
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        devices: Sequence[Any] | None = None,
     ) -> None:
         """Checks the embeddings; nothing is copied, so that they may be memory-mapped.
 
         Args:
             embeddings: one row a document: finite floats or int8 [n, D], or uint8 [n, D / 8], whose bits stand for 1 and -1.
             ids: the documents' ids, parallel to the rows; of rows with one id and one score the earlier comes first.
-            chunk_docs: documents on each device at a time.
+            chunk_bytes: of documents on each device at a time; at least a tile of `ROW_MULTIPLE` documents is there.
             devices: that share the work; by default all of this process.
 
         Raises:
-            InputError: no documents, ids that do not match, a value that is not finite, `chunk_docs` below 1.
+            InputError: no documents, ids that do not match, a value that is not finite, `chunk_bytes` below 1.
         """
         if not len(embeddings):
             raise InputError("the corpus has no documents to search; give embeddings of at least one.")
         if len(ids) != len(embeddings):
             raise InputError(f"{len(ids)} document ids do not match {len(embeddings)} embeddings; give one id a row.")
-        if chunk_docs < 1:
-            raise InputError(f"chunk_docs is {chunk_docs}; give at least 1.")
+        if chunk_bytes < 1:
+            raise InputError(f"chunk_bytes is {chunk_bytes}; give at least 1.")
         check_finite(embeddings, ids)
         self._embeddings = embeddings
         self._chunk_dtype = embeddings.dtype if embeddings.dtype in (np.int8, np.uint8) else np.dtype(np.float32)
@@ -71,7 +82,8 @@ class ExactIndex:
         self._order = order_by_id(ids)
         devices = jax.local_devices() if devices is None else list(devices)
         self._mesh = jax.make_mesh((len(devices),), (DOCS,), axis_types=(AxisType.Auto,), devices=devices)
-        self._chunk_docs = len(devices) * _round_up(min(chunk_docs, -(-len(ids) // len(devices))), ROW_MULTIPLE)
+        chunk_docs = max(1, chunk_bytes // (embeddings.shape[1] * self._chunk_dtype.itemsize))
+        self._num_tiles, self._tile_docs = _tiles(len(ids), chunk_docs, len(devices))
 
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
         """The k best documents of each query; a corpus of fewer than k fills up with row -1 and score -inf.
@@ -94,11 +106,14 @@ class ExactIndex:
         depth = min(k, num_docs)
         doc_rows = np.full((len(queries), k), -1, np.int32)
         scores = np.full((len(queries), k), -np.inf, np.float32)
-        for start, (block_places, block_scores) in enumerate(self._rank(self._blocks(queries), depth)):
-            block = slice(start * QUERY_BLOCK, (start + 1) * QUERY_BLOCK)
-            num_queries = len(doc_rows[block])  # the last block ends with filler rows
-            doc_rows[block, :depth] = self._order[block_places[:num_queries]]
-            scores[block, :depth] = block_scores[:num_queries]
+        start = 0
+        for places, found in self._rank(self._groups(queries, GROUP_BLOCKS), depth):
+            places, found = places.reshape(-1, depth), found.reshape(-1, depth)
+            group = slice(start, start + len(places))
+            num_queries = len(doc_rows[group])  # the last block ends with filler rows
+            doc_rows[group, :depth] = self._order[places[:num_queries]]
+            scores[group, :depth] = found[:num_queries]
+            start += len(places)
         return Ranking(doc_rows, scores)
 
     def best_ranks(self, queries: Float[Any, "q D"], relevant: Sequence[Sequence[int]]) -> Int[np.ndarray, " q"]:
@@ -131,86 +146,126 @@ class ExactIndex:
 
     def _all_scores(self, queries: Float[Any, "q D"]) -> Iterator[tuple[int, int, np.ndarray]]:
         """(first place by id downwards, first query, scores) of each chunk of documents with each block of queries."""
-        blocks = self._blocks(queries)
-        for start in range(0, len(self._order), self._chunk_docs):
-            chunk = jax.device_put(self._chunk(start), self._on(P(DOCS)))
+        blocks, size = self._groups(queries, 1), self._mesh.size * self._tile_docs
+        for start in range(0, len(self._order), size):
+            chunk = jax.device_put(self._chunk(start, size), self._on(P(DOCS)))
             for first, block in zip(range(0, len(queries), QUERY_BLOCK), blocks, strict=True):
-                scores = np.asarray(_scores(block, chunk))
+                scores = np.asarray(_scores(block[0], _expanded(chunk)))
                 yield start, first, scores[: len(queries) - first, : len(self._order) - start]
 
-    def _rank(self, blocks: list[Array], depth: int) -> list[tuple[Array, Array]]:
-        """(places by id downwards, scores) [QUERY_BLOCK, depth] of each block of queries; a chunk loads while one is scored."""
-        nothing = np.zeros((QUERY_BLOCK, depth), np.int32), np.full((QUERY_BLOCK, depth), -np.inf, np.float32)
-        best = [jax.device_put(nothing, self._on(P())) for _ in blocks]
-        for start in range(0, len(self._order), self._chunk_docs):
-            chunk = jax.device_put(self._chunk(start), self._on(P(DOCS)))
+    def _rank(self, groups: list[Array], depth: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """(places by id downwards, scores) [g, QUERY_BLOCK, depth] of each group; a chunk loads while one is searched."""
+        best = []
+        for group in groups:
+            shape = (*group.shape[:2], depth)
+            nothing = np.zeros(shape, np.int32), np.full(shape, -np.inf, np.float32)
+            best.append(jax.device_put(nothing, self._on(P())))
+        size = self._mesh.size * self._num_tiles * self._tile_docs
+        for start in range(0, len(self._order), size):
+            chunk = jax.device_put(self._chunk(start, size), self._on(P(DOCS)))
             jax.block_until_ready(best)  # keeps two chunks at most on the device
             first, num_docs = np.int32(start), np.int32(len(self._order))
             best = [
-                _merge(*found, queries, chunk, first, num_docs, mesh=self._mesh)
-                for found, queries in zip(best, blocks, strict=True)
+                _merge(*found, queries, chunk, first, num_docs, mesh=self._mesh, tile_docs=self._tile_docs)
+                for found, queries in zip(best, groups, strict=True)
             ]
         return [(np.asarray(rows), np.asarray(scores)) for rows, scores in best]
 
-    def _blocks(self, queries: Float[Any, "q D"]) -> list[Array]:
-        blocks = []
-        for start in range(0, len(queries), QUERY_BLOCK):
-            block = np.zeros((QUERY_BLOCK, queries.shape[1]), np.float32)
-            block[: len(queries) - start] = queries[start : start + QUERY_BLOCK]
-            blocks.append(jax.device_put(block, self._on(P())))
-        return blocks
+    def _groups(self, queries: Float[Any, "q D"], group_blocks: int) -> list[Array]:
+        """The queries [g, QUERY_BLOCK, D] of each call: whole groups, then blocks alone, so that two programs serve any number."""
+        groups, start = [], 0
+        while start < len(queries):
+            size = group_blocks if len(queries) - start >= group_blocks * QUERY_BLOCK else 1
+            group = np.zeros((size * QUERY_BLOCK, queries.shape[1]), np.float32)
+            group[: len(queries) - start] = queries[start : start + len(group)]
+            groups.append(jax.device_put(group.reshape(size, QUERY_BLOCK, -1), self._on(P())))
+            start += len(group)
+        return groups
 
     def _on(self, spec: P) -> NamedSharding:
         return NamedSharding(self._mesh, spec)
 
-    def _chunk(self, start: int) -> Num[np.ndarray, "c E"]:
-        rows = self._order[start : start + self._chunk_docs]
-        chunk = np.zeros((self._chunk_docs, self._embeddings.shape[1]), self._chunk_dtype)
-        chunk[: len(rows)] = self._embeddings[rows]
+    def _chunk(self, start: int, size: int) -> Num[np.ndarray, "c E"]:
+        """So many documents by id downwards, zeros after the last; copied a tile at a time."""
+        chunk = np.zeros((size, self._embeddings.shape[1]), self._chunk_dtype)
+        for place in range(0, size, TILE_DOCS):
+            rows = self._order[start + place : start + min(place + TILE_DOCS, size)]
+            chunk[place : place + len(rows)] = self._embeddings[rows]
         return chunk
 
 
-@functools.partial(jax.jit, static_argnames="mesh")
+@functools.partial(jax.jit, static_argnames=("mesh", "tile_docs"))
 def _merge(
-    rows: Int[Array, "q k"],
-    scores: Float[Array, "q k"],
-    queries: Float[Array, "q D"],
+    rows: Int[Array, "g q k"],
+    scores: Float[Array, "g q k"],
+    queries: Float[Array, "g q D"],
     chunk: Num[Array, "c E"],
     first: Int[Array, ""],
     num_docs: Int[Array, ""],
     *,
     mesh: Mesh,
-) -> tuple[Int[Array, "q k"], Float[Array, "q k"]]:
-    """The best k of the results so far and one more chunk; on equal scores the earlier result stays first, as top_k promises."""
-    k = rows.shape[1]
-    best_of_part = jax.shard_map(
-        functools.partial(_best_of_part, k=k),
+    tile_docs: int,
+) -> tuple[Int[Array, "g q k"], Float[Array, "g q k"]]:
+    """The best k of the results so far and one more chunk."""
+    best_of_parts = jax.shard_map(
+        functools.partial(_with_part, tile_docs=tile_docs),
         mesh=mesh,
-        in_specs=(P(), P(DOCS), P(), P()),
-        out_specs=(P(None, DOCS), P(None, DOCS)),
+        in_specs=(P(), P(), P(), P(DOCS), P(), P()),
+        out_specs=(P(None, None, DOCS), P(None, None, DOCS)),
     )
-    new_rows, new_scores = best_of_part(queries, chunk, first, num_docs)  # device after device, so by id downwards
-    best_scores, best = jax.lax.top_k(jnp.concatenate([scores, new_scores], axis=1), k)
-    return jnp.take_along_axis(jnp.concatenate([rows, new_rows], axis=1), best, axis=1), best_scores
+    found = best_of_parts(rows, scores, queries, chunk, first, num_docs)  # device after device, so by id downwards
+    return found if mesh.size == 1 else _best(*found, k=rows.shape[-1])
 
 
-def _best_of_part(
-    queries: Float[Array, "q D"], part: Num[Array, "p E"], first: Int[Array, ""], num_docs: Int[Array, ""], *, k: int
-) -> tuple[Int[Array, "q j"], Float[Array, "q j"]]:
-    """Places by id downwards and scores of the best of one device's documents, at most k."""
-    scores = _scores(queries, part)
-    first = first + jax.lax.axis_index(DOCS) * part.shape[0]
-    places = first + jnp.arange(part.shape[0], dtype=jnp.int32)
-    scores = jnp.where((places < num_docs)[None, :], scores, -jnp.inf)
-    best_scores, best = jax.lax.top_k(scores, min(k, part.shape[0]))
-    return first + best.astype(jnp.int32), best_scores
+def _with_part(
+    rows: Int[Array, "g q k"],
+    scores: Float[Array, "g q k"],
+    queries: Float[Array, "g q D"],
+    part: Num[Array, "p E"],
+    first: Int[Array, ""],
+    num_docs: Int[Array, ""],
+    *,
+    tile_docs: int,
+) -> tuple[Int[Array, "g q k"], Float[Array, "g q k"]]:
+    """Places by id downwards and scores of the best of one device's documents; the first device adds them to the results so far."""
+    device = jax.lax.axis_index(DOCS)
+    rows, scores = jnp.where(device == 0, rows, 0), jnp.where(device == 0, scores, -jnp.inf)
+    firsts = first + device * part.shape[0] + jnp.arange(0, part.shape[0], tile_docs, dtype=jnp.int32)
+
+    def with_tile(found: tuple[Array, Array], tile: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+        docs, first = _expanded(tile[0]), tile[1]
+        is_document = (first + jnp.arange(tile_docs, dtype=jnp.int32) < num_docs)[None, :]
+
+        def of_block(block: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+            rows, scores, queries = block
+            new_scores, best = jax.lax.top_k(
+                jnp.where(is_document, _scores(queries, docs), -jnp.inf), min(rows.shape[1], tile_docs)
+            )
+            rows = jnp.concatenate([rows, first + best.astype(jnp.int32)], axis=1)
+            return _best(rows, jnp.concatenate([scores, new_scores], axis=1), k=scores.shape[1])
+
+        return jax.lax.map(of_block, (*found, queries)), None
+
+    # Tile by tile and not block by block: XLA copies what a loop takes from a larger array, and blocks of queries are smaller.
+    return jax.lax.scan(with_tile, (rows, scores), (part.reshape(-1, tile_docs, part.shape[1]), firsts))[0]
+
+
+def _best(rows: Int[Array, "*b j"], scores: Float[Array, "*b j"], *, k: int) -> tuple[Int[Array, "*b k"], Float[Array, "*b k"]]:
+    """The best k; on equal scores the earlier one stays first, as top_k promises."""
+    scores, best = jax.lax.top_k(scores, k)
+    return jnp.take_along_axis(rows, best, axis=-1), scores
 
 
 @jax.jit
-def _scores(queries: Float[Array, "q D"], docs: Num[Array, "p E"]) -> Float[Array, "q p"]:
-    is_bits = docs.dtype == jnp.uint8
-    docs = (jnp.unpackbits(docs, axis=1) if is_bits else docs).astype(jnp.float32)
-    docs = 2 * docs - 1 if is_bits else docs
+def _expanded(docs: Num[Array, "p E"]) -> Float[Array, "p D"]:
+    """Documents as floats; bits stand for 1 and -1."""
+    if docs.dtype != jnp.uint8:
+        return docs.astype(jnp.float32)
+    return 2 * jnp.unpackbits(docs, axis=1).astype(jnp.float32) - 1
+
+
+@jax.jit
+def _scores(queries: Float[Array, "q D"], docs: Float[Array, "p D"]) -> Float[Array, "q p"]:
     return jnp.einsum("qd,pd->qp", queries, docs, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -279,6 +334,14 @@ def check_finite(embeddings: Num[Any, "r D"], ids: Sequence[str] | None = None, 
             row = start + int(np.argmin(finite))
             name = f"document {ids[row]!r}" if ids is not None else f"{kind} {row}"
             raise InputError(f"the embedding of {name} has a value that is not finite; the model diverged or its file is damaged.")
+
+
+def _tiles(num_docs: int, chunk_docs: int, num_devices: int) -> tuple[int, int]:
+    """Tiles of a device's part of a chunk, and documents of a tile: chunks of equal size, so that few rows are filler."""
+    num_chunks = -(-num_docs // (num_devices * chunk_docs))
+    part_docs = -(-num_docs // (num_devices * num_chunks))
+    num_tiles = -(-part_docs // TILE_DOCS)
+    return num_tiles, _round_up(-(-part_docs // num_tiles), ROW_MULTIPLE)
 
 
 def _round_up(value: int, multiple: int) -> int:

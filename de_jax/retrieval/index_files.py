@@ -1,8 +1,9 @@
 """A saved index on disk: a folder whose manifest, written last, holds the sizes and checksums of the rest.
 
 index.faiss      as FAISS writes it; its i-th vector is row i of the corpus
+lists.bin        the inverted lists that index.faiss maps, of an index on disk
 ids.json         the documents' ids, parallel to the rows
-manifest.json    sizes of the two
+manifest.json    sizes of these
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ from typing import Any
 from de_jax.files import folders, outputs, schema
 from de_jax.files.kind import Kind
 
-INDEX_FILE, IDS_FILE = "index.faiss", "ids.json"
-_PARTS = (INDEX_FILE, IDS_FILE)
+INDEX_FILE, IDS_FILE, LISTS_FILE = "index.faiss", "ids.json", "lists.bin"
+
+
+def _of_files(check: schema.Check) -> schema.Check:
+    return schema.record({INDEX_FILE: check, IDS_FILE: check, LISTS_FILE: schema.Maybe(check)}, only=True)
+
+
 SAVED_INDEX = Kind(
     "faiss index",
     {
         "factory": schema.some_text,
         "num_docs": schema.integer(1),
         "dim": schema.integer(1, schema.MAX_SIZE),
-        "bytes": schema.record(dict.fromkeys(_PARTS, schema.integer()), only=True),
-        "sha256": schema.record(dict.fromkeys(_PARTS, schema.some_text), only=True),
+        "bytes": _of_files(schema.integer()),
+        "sha256": _of_files(schema.some_text),
     },
     make="build one and save it there",
     mend="build the index again",
@@ -35,7 +41,7 @@ def write(folder: Path, write_index: Callable[[Path], None], ids: Sequence[str],
 
     Args:
         folder: absent, empty or a saved index.
-        write_index: called with the path of the index file.
+        write_index: called with the path of the index file; may write `LISTS_FILE` beside it.
         ids: the documents' ids.
         about: facts of the manifest beside format, sizes and checksums.
 
@@ -45,6 +51,6 @@ def write(folder: Path, write_index: Callable[[Path], None], ids: Sequence[str],
     with SAVED_INDEX.writing(folder) as temporary:
         write_index(temporary / INDEX_FILE)
         outputs.write_json(temporary / IDS_FILE, list(ids))
-        facts = folders.facts(temporary, _PARTS)
+        facts = folders.facts(temporary, folders.names(temporary))
         sums = {key: {name: fact[key] for name, fact in facts.items()} for key in ("bytes", "sha256")}
         SAVED_INDEX.write_manifest(temporary, {**about, **sums})

@@ -30,6 +30,9 @@ TILE_ACCELERATOR = 8
 class Store(layout.Store, Protocol):
     """The interface of tokenized texts for encoding, such as `de_jax.data.stores.corpus.TokenStore`."""
 
+    def lengths(self, max_length: int) -> np.ndarray:
+        """Tokens of each text after truncation, int32 [n]."""
+
     @property
     def ids(self) -> Sequence[str]: ...
 

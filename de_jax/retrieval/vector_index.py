@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.files import outputs, schema
+from de_jax.files import mirrors, outputs, schema
 from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array
 from de_jax.retrieval import quantization
@@ -171,7 +171,7 @@ class VectorIndex:
         """
         arrays = {name: array for name, array in self._arrays._asdict().items() if array is not None}
         about = {"precision": self.precision, "num_vectors": len(self._arrays.vectors), "dim": self.dim}
-        with VECTOR_INDEX.writing(folder) as temporary:
+        with mirrors.written(folder) as path, VECTOR_INDEX.writing(path) as temporary:
             for name, array in arrays.items():
                 outputs.save_array(temporary / f"{name}.npy", array)
             outputs.write_json(temporary / IDS_FILE, self.ids)
@@ -184,7 +184,7 @@ class VectorIndex:
         Raises:
             InputError: the folder is absent, half-written, damaged or of another version.
         """
-        folder = Path(folder)
+        folder = mirrors.local(folder)
         manifest, mend = VECTOR_INDEX.open(folder), VECTOR_INDEX.mend
         ids = schema.read(folder / IDS_FILE, schema.texts, mend=mend, max_bytes=None)
         precision, num_vectors, dim = manifest["precision"], manifest["num_vectors"], manifest["dim"]

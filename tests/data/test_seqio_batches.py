@@ -614,3 +614,45 @@ def test_what_cannot_be_a_task_of_pairs_is_refused(dataset_dir, spiece, tmp_path
     write_jsonl(tmp_path / "0.jsonl", [])
     with pytest.raises(InputError, match="no task 'pairs_queries' is registered"):
         mined.register("mined", negatives_dir=str(tmp_path), texts="pairs")
+
+
+def docs_of(batches):
+    return sorted(tuple(row[row > 0].tolist()) for batch in batches for row in batch.doc)
+
+
+@pytest.mark.parametrize("use_cached", [False, True])
+def test_a_stream_holds_every_pair_of_an_epoch_and_begins_at_any_step(spiece, tmp_path, monkeypatch, use_cached):
+    monkeypatch.setattr(seqio.utils, "_GLOBAL_CACHE_DIRECTORIES", [])
+    query = [f"{WORDS[i % 13]} {WORDS[i // 13]}" for i in range(40)]
+    lines = [{"query": query[i], "doc": " ".join(WORDS[: 1 + i % 9]), "query_id": f"q{i}"} for i in range(40)]
+    write_jsonl(tmp_path / "pairs.jsonl", lines)
+    files = {"train": str(tmp_path / "pairs.jsonl"), "dev": str(tmp_path / "pairs.jsonl")}
+    arguments = {"module": "de_jax.tasks.local", "module_args": {"files": files, "tokenizer": str(spiece)}}
+
+    def opened(**settings):
+        settings = {**BATCHING, "batch_size": 4, **arguments, "use_cached": use_cached, "dev_split": "dev", **settings}
+        settings["unique_in_batch"] = False  # else the whole task leaves pairs of equal texts for another epoch
+        return flat(seqio_batches.seqio_pairs)(task="toy", task_cache_dirs=(str(tmp_path / "task_cache"),), **settings)
+
+    if use_cached:
+        seqio_tasks.load_tasks("toy", **arguments)
+        write_cache("toy", tmp_path / "task_cache")
+    streamed, whole = opened(window=21), opened()
+    assert streamed.doc.tokenizer.fingerprint == whole.doc.tokenizer.fingerprint
+    assert streamed.dev.qrels == whole.dev.qrels
+    found = take(streamed, 0, 25)
+    assert docs_of(found[:10]) == docs_of(take(whole, 0, 10))
+    assert len({text_id for batch in found[:10] for text_id in batch.query_id.tolist()}) == 40
+    assert_same(take(opened(window=21), 17, 5), found[17:22])
+    (sizes,) = (tmp_path / "cache" / "pair_stores" / "streams").iterdir()
+    assert json.loads(sizes.read_text()) == ({"0": 20, "1": 20} if use_cached else {"0": 40})
+
+
+def test_what_a_stream_cannot_have_is_refused(dataset_dir, spiece, tmp_path):
+    with pytest.raises(InputError, match="a stream needs the texts of each pair, but 'toy' has no 'query', only doc_id, query_id"):
+        beir_task(dataset_dir, spiece, window=10)
+    for settings in ({"negatives_dir": "x"}, {"mask_positives": True}, {"max_passages": 2}, {"query_prompt": "query: "}):
+        with pytest.raises(InputError, match=f"{next(iter(settings))} is set, which a stream does not support"):
+            beir_task(dataset_dir, spiece, window=10, **settings)
+    with pytest.raises(InputError, match="the source a is a stream, which a mixture does not support"):
+        beir_task(dataset_dir, spiece, window=10, source="a")

@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -151,6 +154,17 @@ def test_every_cell_runs(case, folder, tmp_path, monkeypatch):
 
 def test_every_notebook_is_run():
     assert {case.name for case in CASES} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_cell_installs_where_only_the_repository_is(name, tmp_path):
+    """As in Colab, whose current folder holds the repository under the package's name."""
+    first = next(cell for cell in json.loads((DEMOS / f"{name}.ipynb").read_text())["cells"] if cell["cell_type"] == "code")
+    code = re.sub(r"%pip install -q (.*)", "print('installs', '\\1'.strip())", "".join(first["source"]))
+    (tmp_path / "de_jax").mkdir()
+    for folder, told in ((tmp_path, "installs"), (DEMOS.parent, "")):
+        run = [sys.executable, "-S", "-c", code]  # without the installed package
+        assert subprocess.run(run, cwd=folder, env={}, capture_output=True, text=True, check=True).stdout[:8] == told
 
 
 @pytest.mark.parametrize("name", NAMES)

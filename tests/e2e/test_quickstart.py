@@ -1,12 +1,15 @@
 """The README's main job, cut short: every file it promises, and scores for BM25, the untrained and the trained model."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from de_jax.reports.result_check import check
 from de_jax.tools import quickstart
 from de_jax.types import InputError
 
+ROOT = Path(__file__).parents[2]
 MEASURES = {"ndcg@10", "mrr@10", "recall@100"}
 
 
@@ -46,6 +49,19 @@ def test_quickstart_writes_its_report_and_pictures_and_runs_again_at_once(tmp_pa
     assert f"de-jax search --run_dir={run_dir}" in printed.err
     quickstart.main(options)
     assert json.loads(capsys.readouterr().out)["trained"] == report["trained"]
+
+
+@pytest.mark.soak
+def test_the_one_command_of_the_readme_scores_as_recorded(tmp_path, monkeypatch):
+    """Within the tolerances of results/first_steps.yaml; the scores of another version of Python are not recorded."""
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path / "cache"))
+    report = check("quickstart", tmp_path)
+    assert {score["score"] for score in report["scores"]} >= {"trained, best by dev, nDCG@10"}
+    assert report["within"], report["scores"]
+    found = json.loads((tmp_path / "runs" / "quickstart" / "report.json").read_text())
+    assert found["weighted_fusion"]["ndcg@10"] > found["bm25"]["ndcg@10"]  # as README says
 
 
 def test_an_impossible_number_of_documents_is_refused(tmp_path):

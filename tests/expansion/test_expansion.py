@@ -6,13 +6,14 @@ from pretrained_folders import write_tokenizer
 
 from de_jax.data.stores.corpus import build_token_store
 from de_jax.data.text.tokenizing import load_tokenizer
+from de_jax.expansion import document_texts, query_tokens
 from de_jax.expansion.curriculum import NONE, Curriculum, rank_queries
 from de_jax.expansion.document_texts import (
     ExpandedTexts,
+    TextsWithOneQuery,
     corpus_expansion,
     document_expansion,
     tokenized_queries,
-    with_one_query,
 )
 from de_jax.expansion.relevance import rouge_l
 from de_jax.retrieval.micro_batches import Store, plan
@@ -77,7 +78,8 @@ def test_a_query_that_does_not_fit_beside_a_token_of_the_document_is_left_out(ma
 
 def test_what_a_curriculum_chooses_is_a_row_of_the_training_texts(made):
     tokenizer, docs, generated = made
-    texts, bare = with_one_query(docs, generated)
+    texts = TextsWithOneQuery(docs, generated)
+    bare = texts.bare
     pairs = np.array([[0, 0], [1, 1], [2, 2]])
     ranked = rank_queries(["world hello", "x", "passage"], QUERIES.__getitem__, rouge_l)
     chosen = Curriculum("top_1", 10).choose(ranked, np.arange(3), 0)
@@ -107,8 +109,65 @@ def test_encoding_takes_expanded_documents_as_they_are(made):
 def test_queries_are_tokenized_once(made, tmp_path):
     tokenizer, _, generated = made
     again = tokenized_queries(QUERIES, tokenizer, tmp_path / "cache")
-    assert again.store.store_dir == generated.store.store_dir
+    assert again.store.folder == generated.store.folder
     assert len(list((tmp_path / "cache").glob("generated-*"))) == 1
+
+
+def test_lengths_are_those_of_padded_texts_also_of_many_documents(made, tmp_path, monkeypatch):
+    tokenizer, _, _ = made
+    monkeypatch.setattr(document_texts, "_DOCS", 7)
+    rng = np.random.default_rng(0)
+    words = [word for doc in DOCS for word in doc.split()]
+    sentences = [" ".join(rng.choice(words, size)) for size in rng.integers(1, 9, 300)]
+    docs = build_token_store([(str(row), text) for row, text in enumerate(sentences[:60])], tokenizer, tmp_path / "many")
+    queries = [list(rng.choice(sentences, size)) for size in rng.integers(0, 6, 60)]
+    texts = TextsWithOneQuery(
+        docs, tokenized_queries(queries, tokenizer, tmp_path / "cache", with_repeated=True), max_query_length=4
+    )
+    for max_length in (5, 9, 12, 100):
+        lengths, rows = texts.lengths(max_length), np.arange(texts.num_texts)
+        padded = texts.pad(rows, max_length, max_length)
+        np.testing.assert_array_equal(lengths[rows], np.count_nonzero(padded, axis=1))
+        assert lengths.max() == lengths[rows].max()
+        np.testing.assert_array_equal(lengths[rows[:6].reshape(2, 3)], lengths[rows[:6]].reshape(2, 3))
+    own = [text for doc, generated in enumerate(queries) for text in ([], *([query] for query in generated))]
+    of = [doc for doc, generated in enumerate(queries) for _ in range(1 + len(generated))]
+    expected = [by_hand(tokenizer, sentences[doc], text, 100, 4) for doc, text in zip(of, own, strict=True)]
+    assert [row[row != 0].tolist() for row in padded] == expected
+
+
+def test_a_killed_tokenizing_is_continued_with_the_same_bytes(made, tmp_path, monkeypatch):
+    tokenizer, _, generated = made
+    monkeypatch.setattr(query_tokens, "_DOCS", 1)
+    encode, calls = type(tokenizer).encode, []
+
+    def killed(self, texts):
+        calls.append(texts)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return encode(self, texts)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(tokenizer), "encode", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tokenized_queries(QUERIES, tokenizer, tmp_path / "again")
+    (begun,) = (tmp_path / "again").glob("generated-*.begun")
+    with open(begun / "tokens.npy", "ab") as file:
+        file.write(b"what was not recorded")
+    again = tokenized_queries(QUERIES, tokenizer, tmp_path / "again").store
+    assert not begun.exists()
+    files = ("tokens.npy", "lengths.npy", "offsets.npy", "manifest.json")
+    assert all((again.folder / name).read_bytes() == (generated.store.folder / name).read_bytes() for name in files)
+
+
+@pytest.mark.parametrize(("name", "content"), [("tokens.npy", b"x"), ("manifest.json", b"{}")])
+def test_damaged_tokens_are_made_again(made, tmp_path, name, content):
+    tokenizer, _, generated = made
+    before = generated.store.tokens.tolist()
+    (generated.store.folder / name).write_bytes(content)
+    again = tokenized_queries(QUERIES, tokenizer, tmp_path / "cache").store
+    assert again.folder == generated.store.folder
+    assert again.tokens.tolist() == before
 
 
 def test_texts_differ_by_their_hash_and_ill_fitting_stores_are_refused(made, tmp_path):

@@ -27,7 +27,7 @@ def test_a_page_shows_caveats_and_the_registered_design():
     careless = dataclasses.replace(entry, caveats=["It was Friday."], design="experiments/matryoshka.yaml")
     changed = pages({"one": dataclasses.replace(theme, entries={**theme.entries, name: careless})})
     assert "- It was Friday." in changed["results/one.md"]
-    assert "](../../experiments/matryoshka.yaml)" in changed["results/one.md"]
+    assert "`experiments/matryoshka.yaml`" in changed["results/one.md"]
 
 
 def anchors(text):

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 from written_folders import (
     describe_generator,
@@ -16,6 +17,7 @@ from written_folders import (
     write_index,
     write_model,
     write_pair_store,
+    write_query_tokens,
     write_ranked_queries,
     write_teacher_scores,
     write_token_store,
@@ -30,6 +32,7 @@ from de_jax.data.stores.store_writer import TOKEN_STORE
 from de_jax.doc2query.generator_run import GENERATOR_RUN, load_generator
 from de_jax.expansion import curriculum
 from de_jax.expansion.generated_queries import EXPANSION, read_expansion
+from de_jax.expansion.query_tokens import QUERY_TOKENS, QueryTokens
 from de_jax.files import folders, outputs, schema
 from de_jax.files.kind import Kind
 from de_jax.interop import safetensors_model
@@ -52,6 +55,7 @@ KINDS = [
     (TEACHER_SCORES, write_teacher_scores, file_of),
     (GUIDE, write_guide, GUIDE.open),
     (curriculum.RANKED_QUERIES, write_ranked_queries, curriculum._open),
+    (QUERY_TOKENS, write_query_tokens, lambda folder: QueryTokens(folder, np.array([0, 1]))),
 ]
 DESCRIPTIONS = [
     (RUN, describe_run, load_run),

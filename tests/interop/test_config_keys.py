@@ -111,7 +111,7 @@ ALIKE = {
     "settings that change nothing": all_of(
         set_in(LENGTHS, transformer_task="feature-extraction", modality_config=TEXT, module_output_name="token_embeddings"),
         set_in(LENGTHS, model_args={"add_pooling_layer": False}),
-        set_in(TOKENIZER, pad_to_multiple_of=8, max_length=4, stride=2, model_max_length=512),
+        set_in(TOKENIZER, pad_to_multiple_of=8, max_length=4, stride=2, model_max_length=512, add_prefix_space=None),
         set_in_modules(0, kwargs=["task"]),
         set_in(DENSE, module_input_name="sentence_embedding", use_residual=False),
         set_in(NORMALIZE, module_input_name="sentence_embedding", module_output_name=None),
@@ -161,6 +161,23 @@ REFUSED = [
         ),
         r"do_lower_case is False, but tokenizer\.json has lowercase True",
     ),
+    (
+        lambda folder: (
+            set_in("tokenizer.json", pre_tokenizer={"type": "Metaspace", "replacement": "_", "prepend_scheme": "first",
+                                                    "split": True})(folder),
+            set_in(TOKENIZER, add_prefix_space=False)(folder),
+        ),
+        r"add_prefix_space is False, but tokenizer\.json has prepend_scheme True",
+    ),
+    (set_in(TOKENIZER, tokenizer_class="BertTokenizerFast"), "'BertTokenizerFast', whose vocabulary is a WordPiece, but that of"),
+    (
+        lambda folder: (
+            set_in("tokenizer.json", model={"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                                            "max_input_chars_per_word": 9, "vocab": {"[UNK]": 1}})(folder),
+            set_in(TOKENIZER, tokenizer_class="MPNetTokenizer", cls_token="[MASK]")(folder),
+        ),
+        r"cls_token is '\[MASK\]', but tokenizer\.json puts no such token around a text",
+    ),
     (set_in(LENGTHS, transformer_task="fill-mask"), "transformer_task is 'fill-mask'"),
     (set_in(LENGTHS, modality_config={"text": {"method": "forward", "method_output_name": "pooler_output"}}), "modality_config is"),
     (set_in(LENGTHS, processing_kwargs={"text": {"max_length": 4}}), "processing_kwargs is"),
@@ -181,7 +198,7 @@ REFUSED = [
     (set_in(MODEL, similarity_fn_name="euclidean"), "similarity_fn_name is 'euclidean'"),
     (set_in(MODEL, model_type="SparseEncoder"), "model_type is 'SparseEncoder'"),
     (set_in(MODEL, prompts={"query": "[SEP] query : "}), r"the prompt '\[SEP\] query : ' holds the special token '\[SEP\]'"),
-    (set_in("adapter_config.json", r=8), r"adapter_config\.json changes the weights beside it; merge it first"),
+    (set_in("adapter_config.json", r=8), r"adapter_config\.json changes the weights of an encoder; merge it first"),
     (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b""), r"adapter_model\.safetensors changes the weights"),
 ]  # fmt: skip
 

@@ -43,6 +43,31 @@ def test_adapters_are_merged_into_the_model_that_they_name(folder):
     assert paths.by_path(any_model.read(folder, only_sizes=True).params)[moved].shape == (32, 32)
 
 
+def test_patterns_match_the_name_that_a_module_has_in_peft(folder):
+    """With a model with heads, the names of modules begin with the encoder's."""
+    save(folder, module=f"bert.{VALUE}", lora_A=np.ones((2, 32)), lora_B=np.ones((32, 2)))
+    config = json.loads((folder / "adapter_config.json").read_text())
+    write(folder / "adapter_config.json", {**config, "alpha_pattern": {f"bert.{VALUE}": 7}})
+    before, after = (any_model.read(one).params["shared"]["encoder"]["layers_0"] for one in (folder.parent / "base", folder))
+    difference = after["attention"]["value"]["kernel"] - before["attention"]["value"]["kernel"]
+    np.testing.assert_allclose(difference, 7.0, rtol=1e-5)
+
+
+def test_files_of_other_libraries_beside_adapters_are_not_skipped(folder):
+    vocabulary = json.loads((folder.parent / "base" / "tokenizer.json").read_text())
+    write(folder / "tokenizer.json", {**vocabulary, "padding": None, "truncation": {"max_length": 9}})
+    assert any_model.read(folder, only_sizes=True)
+    write(folder / "tokenizer.json", {**vocabulary, "normalizer": None})
+    with pytest.raises(InputError, match=r"adapter/tokenizer\.json is another vocabulary than that of .*base, which texts are"):
+        any_model.read(folder, only_sizes=True)
+    write(
+        folder / "modules.json",
+        [{"type": f"sentence_transformers.models.{name}", "path": ""} for name in ("Transformer", "Pooling")],
+    )
+    with pytest.raises(InputError, match=r"adapter_config\.json changes the weights of an encoder; merge it first"):
+        any_model.read(folder, only_sizes=True)
+
+
 @pytest.mark.parametrize(
     ("config", "arrays", "message"),
     [

@@ -166,6 +166,7 @@ POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
         (in_json("config_sentence_transformers.json", prompts=["query: "]), "prompts is .* it must be an object"),
         (modules("Transformer", "Pooling", "LSTM"), "the module 'LSTM' has no place in a tower"),
         (modules("Transformer"), "lists Transformer; a tower is"),
+        (modules("Transformer", "Pooling", "LayerNorm"), "lists Transformer, Pooling, LayerNorm; .* LayerNorm after a Dense"),
         (modules("Router"), "router_config.json does not exist"),
         (lambda f: (modules("Router")(f), write(f / "router_config.json", {})), r"router_config\.json: types is absent"),
         (modules("Transformer", "Pooling", "Normalize", "Normalize"), "lists Transformer, Pooling, Normalize, Normalize"),

@@ -11,7 +11,7 @@ from de_jax.data.stores.corpus import TokenStore
 from de_jax.mining import generations, mined_pairs, mining_run
 from de_jax.mining.follow_negatives import FollowNegatives
 from de_jax.mining.mined_pairs import Mined
-from de_jax.mining.miner import Miner
+from de_jax.mining.miner import Embedded, Miner
 from de_jax.mining.mining_run import MineNegatives
 from de_jax.mining.negatives import MinedNegatives, Switch
 from de_jax.mining.rows_of_pairs import TrainingTexts
@@ -143,16 +143,16 @@ def test_mining_compares_with_the_newest_whole_generation_and_writes_beyond_ever
     (tmp_path / "000003").mkdir()
     compared = []
 
-    def mine(embedded, texts, miner, *, previous, score):
+    def mine(embedded, texts, miner, *, previous, **options):
         compared.append(previous)
         return mined_pairs.of_lines([Mined("q0", "d0", ["d5"], [])]), {}
 
     monkeypatch.setattr(mining_run, "mine", mine)
     kept = []
 
-    def embed(run, texts, *, keep_as, progress):
+    def embed(run, texts, *, keep_as, **options):
         kept.append(keep_as)
-        return type("Embedded", (), {"folder": None})
+        return Embedded(8, *[None] * 4, {})
 
     monkeypatch.setattr(mining_run, "embed", embed)
     run = Run(tmp_path, 8, *[None] * 4)

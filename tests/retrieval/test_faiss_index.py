@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 import types
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from de_jax.files import folders
-from de_jax.retrieval import faiss_index
+from de_jax.retrieval import faiss_filling, faiss_index, index_files
 from de_jax.retrieval.faiss_index import FaissIndex, SearchOptions, index_builder
 from de_jax.retrieval.index import ExactIndex
 from de_jax.types import InputError
@@ -124,7 +125,7 @@ class Corpus:
 def test_a_memory_mapped_corpus_is_added_part_by_part(corpus, tmp_path, monkeypatch):
     docs, ids, queries = corpus
     np.save(tmp_path / "docs.npy", docs)
-    monkeypatch.setattr(faiss_index, "ADD_DOCS", 300)
+    monkeypatch.setattr(faiss_filling, "ADD_DOCS", 300)
     mapped, added = Corpus(np.load(tmp_path / "docs.npy", mmap_mode="r")), []
     index = FaissIndex.build(
         mapped, ids, factory="IVF8,Flat", train_size=400, options=SearchOptions(nprobe=8), progress=added.append
@@ -194,7 +195,7 @@ def test_a_failed_save_leaves_the_older_index(tmp_path, monkeypatch):
 def test_a_full_disk_is_noticed():
     """FAISS's own writer closes such a file without a word."""
     with pytest.raises(OSError, match="No space left"):
-        FaissIndex.build(np.eye(3, dtype=np.float32), list("abc"))._write_index(Path("/dev/full"))
+        faiss_filling.write_index(faiss.IndexFlatIP(3), Path("/dev/full"))
 
 
 def damage(folder, change):
@@ -324,11 +325,12 @@ def two_gpus(monkeypatch):
         if "HNSW" in type(index).__name__:
             raise RuntimeError("Error in f() at /x/GpuCloner.cpp:1: This index type is not implemented on GPU.")
         copies.append((index.ntotal, cloner.shard, cloner.useFloat16, gpus))
-        return index
+        return faiss.clone_index(index)
 
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
     monkeypatch.setattr(faiss, "GpuMultipleClonerOptions", types.SimpleNamespace, raising=False)
     monkeypatch.setattr(faiss, "index_cpu_to_gpus_list", copy)
+    monkeypatch.setattr(faiss, "index_gpu_to_cpu", faiss.clone_index, raising=False)
     return copies
 
 
@@ -344,6 +346,21 @@ def test_gpus_hold_the_filled_index_as_asked(two_gpus, monkeypatch):
     assert two_gpus[-1] == (90, True, False, [0])
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_gpu_trains_and_fills_an_inverted_index_part_by_part(two_gpus, corpus, tmp_path, monkeypatch, on_disk):
+    docs, ids, queries = corpus
+    monkeypatch.setattr(faiss_filling, "ADD_DOCS", 300)
+    monkeypatch.setattr(faiss_filling, "PART_BYTES", 1)
+    cpu = FaissIndex.build(docs, ids, factory="IVF8,Flat", options=SearchOptions(nprobe=4))
+    with monkeypatch.context() as patched:  # none of it on the CPU
+        patched.setattr(faiss_filling, "on_gpus", lambda index: two_gpus.append("to fill") or faiss.clone_index(index))
+        options = SearchOptions(nprobe=4, device="all_gpus", float16=True, on_disk=on_disk)
+        found = index_builder("IVF8,Flat", options)(docs, ids, tmp_path).search(queries, 20)
+    assert_same_ranking(found, cpu.search(queries, 20))
+    filled = ["to fill"] if on_disk else [(0, True, True, [0]), "to fill", (2000, True, True, None)]
+    assert two_gpus == filled
+
+
 def test_an_index_that_no_gpu_holds_is_refused_before_it_is_built(two_gpus):
     with pytest.raises(InputError, match=r"cannot put the index on a GPU \(This index type is not implemented on GPU\)"):
         FaissIndex.build(np.eye(3, dtype=np.float32), list("abc"), factory="HNSW4", options=SearchOptions(device="gpu"))
@@ -357,6 +374,11 @@ def test_an_index_that_no_gpu_holds_is_refused_before_it_is_built(two_gpus):
         ("HNSW32", {"nprobe": 4}, "nprobe does not apply to 'HNSW32'"),
         ("Flat", {"device": "gpu"}, "FAISS sees no GPU"),
         ("exact", {"nprobe": 4}, "the exact index takes no nprobe"),
+        ("exact", {"on_disk": True}, "device or place on disk"),
+        ("HNSW8", {"on_disk": True}, "'HNSW8' cannot stay on disk; choose an inverted index"),
+        ("Flat", {"on_disk": True}, "'Flat' cannot stay on disk"),
+        ("IVF4,PQ8x4fs", {"on_disk": True}, "cannot stay on disk"),
+        ("IVF4,PQ8,RFlat", {"on_disk": True}, "cannot stay on disk"),
     ],
 )
 def test_a_choice_is_checked_before_there_are_embeddings(choice, options, message):
@@ -379,6 +401,73 @@ def test_an_index_is_built_once_a_folder_and_factory(tmp_path, monkeypatch):
     np.testing.assert_array_equal(first.doc_rows, again.doc_rows)
     index_builder("HNSW8")(docs, ids, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("factory", ["IVF16,Flat", "PCA16,IVF16,SQ8"])
+def test_an_index_on_disk_gives_the_rankings_of_one_in_memory(corpus, tmp_path, monkeypatch, factory):
+    docs, ids, queries = corpus
+    monkeypatch.setattr(faiss_filling, "ADD_DOCS", 300)
+    monkeypatch.setattr(faiss_filling, "PART_BYTES", 1)
+    options = SearchOptions(nprobe=4, on_disk=True)
+    expected = FaissIndex.build(docs, ids, factory=factory, options=SearchOptions(nprobe=4)).search(queries, 20)
+    index = index_builder(factory, options)(docs, ids, tmp_path)
+    assert_same_ranking(index.search(queries, 20), expected)
+    (folder,) = tmp_path.iterdir()
+    assert {path.name for path in folder.iterdir()} == {"index.faiss", "lists.bin", "ids.json", "manifest.json", "checksums.json"}
+    mapped = Path("/proc/self/maps").read_text()
+    assert "lists.bin" in mapped
+    assert "parts" not in mapped
+    with monkeypatch.context() as patched:
+        patched.setattr(FaissIndex, "build_on_disk", None)
+        assert_same_ranking(index_builder(factory, options)(docs, ids, tmp_path).search(queries, 20), expected)
+    index.save(tmp_path / "saved")  # elsewhere, and over the files it maps
+    index.save(folder)
+    for saved in (folder, tmp_path / "saved"):
+        assert_same_ranking(FaissIndex.load(saved, options=options).search(queries, 20), expected)
+    (folder / index_files.LISTS_FILE).unlink()
+    with pytest.raises(InputError, match=r"lists\.bin is missing"):
+        FaissIndex.load(folder)
+
+
+def test_lists_that_do_not_fit_on_the_disk_are_refused_before_they_are_written(corpus, tmp_path, monkeypatch):
+    docs, ids, _ = corpus
+    monkeypatch.setattr(faiss_filling.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1000))
+    with pytest.raises(InputError, match=r"take 544,000 bytes while they are joined, and the disk of .* has 1,000"):
+        FaissIndex.build_on_disk(docs, ids, tmp_path / "index", factory="IVF4,Flat")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match="an index on disk stands beside its embeddings"):
+        index_builder("IVF4,Flat", SearchOptions(on_disk=True))(docs, ids)
+
+
+@pytest.mark.soak
+def test_an_index_of_four_times_the_memory_is_built_and_searched_on_disk(tmp_path):
+    docs = np.random.default_rng(0).standard_normal((250_000, 256), np.float32)
+    np.save(tmp_path / "docs.npy", docs)  # 256 MB, and as much in the lists
+    program = """if True:
+        import resource, sys
+        import numpy as np
+        from de_jax.retrieval import faiss_filling
+        from de_jax.retrieval.faiss_index import FaissIndex, SearchOptions
+        faiss_filling.ADD_DOCS, faiss_filling.PART_BYTES = 4096, 8 << 20
+        docs, folder = np.load(sys.argv[1] + "/docs.npy", mmap_mode="r"), sys.argv[1] + "/index"
+        ids = [str(i) for i in range(250_000)]
+        options = {"factory": "IVF16,Flat", "options": SearchOptions(nprobe=16), "train_size": 4096}
+        FaissIndex.build(docs[:5000], ids[:5000], **options).search(docs[:5], 3)  # whatever FAISS allocates once
+        used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+        resource.setrlimit(resource.RLIMIT_DATA, (used + (64 << 20),) * 2)  # anonymous memory; mapped files do not count
+        if sys.argv[2] == "on disk":
+            found = FaissIndex.build_on_disk(docs, ids, folder, **options).search(docs[:50], 3)
+        else:
+            found = FaissIndex.build(docs, ids, **options).search(docs[:50], 3)
+        assert (found.doc_rows[:, 0] == np.arange(50)).all()
+    """
+
+    def code(place):
+        command = [sys.executable, "-c", program, str(tmp_path), place]
+        return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, check=False)
+
+    assert (done := code("on disk")).returncode == 0, done.stderr
+    assert b"MemoryError" in code("in memory").stderr
 
 
 COMPRESSED = ["IVF4,PQ8x4", "PCA16,Flat", "SQfp16"]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from de_jax.retrieval import index
 from de_jax.retrieval.index import DOCS, QUERY_BLOCK, ExactIndex, _merge
 from de_jax.types import InputError
 
@@ -55,15 +56,21 @@ def test_ids_are_compared_as_strings():
 
 
 @pytest.mark.parametrize("dim", [7, 64])
-def test_rankings_are_bit_equal_for_any_chunk_and_batch(dim):
+def test_rankings_are_bit_equal_for_any_chunk_and_batch(dim, monkeypatch):
     rng = np.random.default_rng(0)
     distinct = rng.standard_normal((1500, dim), np.float32)
     docs = distinct[rng.integers(0, 1500, 4200)]  # thousands of duplicates, in all places of a chunk
-    queries = rng.standard_normal((QUERY_BLOCK + 5, dim), np.float32)
+    queries = rng.standard_normal((2 * QUERY_BLOCK + 5, dim), np.float32)
     ids = [str(i) for i in rng.permutation(len(docs))]
-    whole = ExactIndex(docs, ids, chunk_docs=100000).search(queries, 50)
+    whole = ExactIndex(docs, ids).search(queries, 50)
     for chunk_docs in (1, 1025, 3000):
-        found = ExactIndex(docs, ids, chunk_docs=chunk_docs).search(queries, 50)
+        found = ExactIndex(docs, ids, chunk_bytes=chunk_docs * 4 * dim).search(queries, 50)
+        np.testing.assert_array_equal(found.doc_rows, whole.doc_rows)
+        np.testing.assert_array_equal(found.scores, whole.scores)
+    with monkeypatch.context() as patched:
+        patched.setattr(index, "TILE_DOCS", 1024)
+        patched.setattr(index, "GROUP_BLOCKS", 2)
+        found = ExactIndex(docs, ids, chunk_bytes=3000 * 4 * dim, devices=jax.devices()[:1]).search(queries, 50)
         np.testing.assert_array_equal(found.doc_rows, whole.doc_rows)
         np.testing.assert_array_equal(found.scores, whole.scores)
     alone = ExactIndex(docs, ids).search(queries[-3:-2], 50)
@@ -85,9 +92,9 @@ def test_rankings_are_bit_equal_on_one_device_and_on_several(num_docs):
     distinct = np.concatenate([small_integers(rng, 300, 16), rng.standard_normal((300, 16), np.float32)])
     docs, ids = distinct[rng.integers(0, 600, num_docs)], [str(i) for i in rng.permutation(num_docs)]
     queries = np.concatenate([small_integers(rng, 9, 16), rng.standard_normal((9, 16), np.float32)])
-    one = ExactIndex(docs, ids, devices=jax.devices()[:1], chunk_docs=4096).search(queries, 200)
+    one = ExactIndex(docs, ids, devices=jax.devices()[:1], chunk_bytes=4096 * 64).search(queries, 200)
     for num_devices in (3, 8):
-        found = ExactIndex(docs, ids, devices=jax.devices()[:num_devices], chunk_docs=1024).search(queries, 200)
+        found = ExactIndex(docs, ids, devices=jax.devices()[:num_devices], chunk_bytes=1024 * 64).search(queries, 200)
         np.testing.assert_array_equal(found.doc_rows, one.doc_rows)
         np.testing.assert_array_equal(found.scores, one.scores)
 
@@ -95,13 +102,14 @@ def test_rankings_are_bit_equal_on_one_device_and_on_several(num_docs):
 def test_documents_are_split_over_the_devices_and_only_the_best_are_gathered():
     index = ExactIndex(np.zeros((16384, 8), np.float32), [str(i) for i in range(16384)])
     queries, depth = np.zeros((1, 8), np.float32), 20
-    found = (jax.ShapeDtypeStruct((QUERY_BLOCK, depth), dtype) for dtype in (np.int32, np.float32))
-    chunk = jax.device_put(index._chunk(0), index._on(PartitionSpec(DOCS)))
+    found = (jax.ShapeDtypeStruct((1, QUERY_BLOCK, depth), dtype) for dtype in (np.int32, np.float32))
+    chunk = jax.device_put(index._chunk(0, 16384), index._on(PartitionSpec(DOCS)))
     assert {shard.data.shape for shard in chunk.addressable_shards} == {(2048, 8)}
-    lowered = _merge.lower(*found, index._blocks(queries)[0], chunk, np.int32(0), np.int32(16384), mesh=index._mesh)
-    gathered = re.findall(r"\w+\[(\d+),(\d+)\]\S* all-gather\(", lowered.compile().as_text())
+    (group,), sizes = index._groups(queries, 1), (np.int32(0), np.int32(16384))
+    lowered = _merge.lower(*found, group, chunk, *sizes, mesh=index._mesh, tile_docs=index._tile_docs)
+    gathered = re.findall(r"\w+\[([\d,]+)\]\S* all-gather\(", lowered.compile().as_text())
     assert gathered
-    assert max(int(rows) * int(width) for rows, width in gathered) < QUERY_BLOCK * (9 + 1) * depth
+    assert max(np.prod([int(size) for size in shape.split(",")]) for shape in gathered) < QUERY_BLOCK * (9 + 1) * depth
 
 
 def test_the_order_of_the_corpus_does_not_change_the_ranking():
@@ -138,7 +146,7 @@ def test_embeddings_may_be_memory_mapped(tmp_path):
 
 def test_more_queries_and_chunks_compile_nothing_more():
     rng = np.random.default_rng(0)
-    index = ExactIndex(rng.standard_normal((3000, 8), np.float32), [str(i) for i in range(3000)], chunk_docs=1024)
+    index = ExactIndex(rng.standard_normal((3000, 8), np.float32), [str(i) for i in range(3000)], chunk_bytes=1024 * 32)
     index.search(rng.standard_normal((1, 8), np.float32), 7)
     compiled = _merge._cache_size()
     index.search(rng.standard_normal((700, 8), np.float32), 7)
@@ -161,8 +169,8 @@ def test_bad_sizes_are_refused():
         ExactIndex(np.zeros((0, 3), np.float32), [])
     with pytest.raises(InputError, match="2 document ids do not match 3 embeddings"):
         ExactIndex(eye, ["a", "b"])
-    with pytest.raises(InputError, match="chunk_docs is 0"):
-        ExactIndex(eye, list("abc"), chunk_docs=0)
+    with pytest.raises(InputError, match="chunk_bytes is 0"):
+        ExactIndex(eye, list("abc"), chunk_bytes=0)
     with pytest.raises(InputError, match="k is 0"):
         ExactIndex(eye, list("abc")).search(eye, 0)
     with pytest.raises(InputError, match="queries have 2 dimensions and documents 3"):
@@ -174,14 +182,14 @@ def test_device_arrays_can_be_searched():
     assert found.doc_rows[:, 0].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("chunk_docs", [1, 256])
-def test_the_best_rank_is_that_of_the_whole_ranking(chunk_docs):
+@pytest.mark.parametrize("chunk_bytes", [1, 256 * 16])
+def test_the_best_rank_is_that_of_the_whole_ranking(chunk_bytes):
     rng = np.random.default_rng(0)
     embeddings = rng.integers(-2, 3, (1100, 4)).astype(np.float32)  # whole numbers: many equal scores
     ids = [f"d{number}" for number in rng.permutation(1100)]
     queries = rng.integers(-2, 3, (150, 4)).astype(np.float32)
     relevant = [rng.choice(1100, size=size, replace=False).tolist() for size in rng.integers(0, 4, 150)]
-    index = ExactIndex(embeddings, ids, chunk_docs=chunk_docs)
+    index = ExactIndex(embeddings, ids, chunk_bytes=chunk_bytes)
     ranking = index.search(queries, 1100).doc_rows
     expected = [
         min([1 + rows.tolist().index(row) for row in wanted], default=0) for rows, wanted in zip(ranking, relevant, strict=True)

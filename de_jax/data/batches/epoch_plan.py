@@ -63,14 +63,21 @@ class EpochPlan:
     def _full_batches(self, epoch: int) -> np.ndarray:
         rng = np.random.default_rng((self._seed, epoch))
         order = rng.permutation(len(self._pairs)) if self._order is None else self._order(epoch)
-        batch = np.arange(len(order)) // self._batch_size
-        queries, docs = self._pairs[order].T
-        displaced = _repeats(batch, queries) | _repeats(batch, docs) if self._unique else np.zeros(len(order), bool)
-        if displaced.any():
-            batch = _rehouse(batch, queries, docs, displaced, self._batch_size)
-            order = order[np.argsort(batch, kind="stable")[np.count_nonzero(batch < 0) :]]
-        full = len(order) // self._batch_size
-        return order[: full * self._batch_size].reshape(full, self._batch_size)  # [S, B]
+        return full_batches(self._pairs, order, self._batch_size, self._unique)
+
+
+def full_batches(
+    pairs: Int64[np.ndarray, "P 2"], order: Int64[np.ndarray, " O"], batch_size: int, unique_in_batch: bool
+) -> Int64[np.ndarray, "S B"]:
+    """Rows of `pairs` in an order, one batch per row; where none may hold a text twice, as many as are found."""
+    batch = np.arange(len(order)) // batch_size
+    queries, docs = pairs[order].T
+    displaced = _repeats(batch, queries) | _repeats(batch, docs) if unique_in_batch else np.zeros(len(order), bool)
+    if displaced.any():
+        batch = _rehouse(batch, queries, docs, displaced, batch_size)
+        order = order[np.argsort(batch, kind="stable")[np.count_nonzero(batch < 0) :]]
+    full = len(order) // batch_size
+    return order[: full * batch_size].reshape(full, batch_size)
 
 
 def _rehouse(batch: np.ndarray, queries: np.ndarray, docs: np.ndarray, displaced: np.ndarray, batch_size: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -17,11 +17,22 @@ from de_jax.types import Array, Packed
 
 
 @runtime_checkable
-class Store(Protocol):
-    """Texts as tokens: `corpus.TokenStore`, `passages.PassageStore`, `document_texts.ExpandedTexts`."""
+class Lengths(Protocol):
+    """Tokens of each text: an array, or what looks them up."""
 
-    def lengths(self, max_length: int) -> np.ndarray:
-        """Tokens of each text after truncation, int32 [n]."""
+    def __getitem__(self, rows: np.ndarray, /) -> np.ndarray:
+        """Those of some texts, int32, in the shape of the rows; of a negative row, any."""
+
+    def max(self) -> Any:
+        """The longest of all texts."""
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Texts as tokens: `corpus.TokenStore`, `passages.PassageStore`, `document_texts.TextsWithOneQuery`."""
+
+    def lengths(self, max_length: int) -> Lengths:
+        """Tokens of each text after truncation."""
 
     def pad(self, rows: np.ndarray, max_length: int, pad_to: int) -> np.ndarray:
         """Token ids of some texts, int32 [len(rows), pad_to]; zeros for a negative row."""
@@ -48,6 +59,15 @@ def padded(store: Store, max_length: int, *, length_multiple: int, num_hosts: in
     return lay_out
 
 
+class Packing(NamedTuple):
+    """The shape of packed rows."""
+
+    row_length: int  # tokens
+    max_texts: int  # of a row
+    usual: int  # rows of a host's share
+    step: int  # batches that need more rows have a multiple of it
+
+
 def packed(
     store: Store,
     max_length: int,
@@ -60,7 +80,23 @@ def packed(
     """Several texts a row; the number of rows depends on the batch alone and is nearly always the same.
 
     A row is as long as the store's longest text, cut to `max_length`, so that every text fits and attention is not wider than it
-    must be.
+    must be. The arguments are those of `packing`.
+    """
+    shape = packing(store, max_length, sample=sample, changes=changes, row_multiple=row_multiple, num_hosts=num_hosts)
+    return packed_as(shape, store, max_length, num_hosts=num_hosts)
+
+
+def packing(
+    store: Store,
+    max_length: int,
+    *,
+    sample: Sequence[np.ndarray],
+    changes: bool = False,
+    holds_any: bool = False,
+    row_multiple: int = 1,
+    num_hosts: int = 1,
+) -> Packing:
+    """The shape of rows that fits the texts of a store.
 
     Args:
         store: the texts.
@@ -68,29 +104,29 @@ def packed(
         sample: the store rows of some batches, by which the usual number of rows is set.
         changes: later batches may hold longer texts than those of the sample; some rows are kept for them, since another number of
             rows is another shape to compile.
+        holds_any: a row has room for any text, also a longer one than those of the store.
         row_multiple: the number of rows of the global batch is a multiple of it.
         num_hosts: each packs its own share of a batch.
     """
     lengths = store.lengths(max_length)
-    row_length = min(_round_up(int(lengths.max()), _LENGTH_MULTIPLE), max_length)
+    row_length = max_length if holds_any else min(_round_up(int(lengths.max()), _LENGTH_MULTIPLE), max_length)
     real = np.concatenate([texts[texts >= 0] for texts in sample])
     mean = float(lengths[real].mean()) if len(real) else row_length
     max_texts = math.ceil(2 * row_length / mean)  # twice what fits on average: the shortest texts meet in the last rows
     host_multiple = -(-row_multiple // num_hosts)
-
-    def fitted(texts: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        return [fit(lengths[share[share >= 0]], row_length, max_texts) for share in np.split(texts, num_hosts)]
-
-    def rows_of(placed: list[tuple[np.ndarray, np.ndarray]]) -> int:
-        return max(int(row.max(initial=0)) + 1 for row, _ in placed)
-
-    needed = max(rows_of(fitted(texts)) for texts in sample)
+    needed = max(_num_rows(_fitted(lengths, texts, row_length, max_texts, num_hosts)) for texts in sample)
     step = host_multiple * max(1, needed // (_NUM_SIZES * host_multiple))
-    usual = _round_up(needed, step) + step * changes
+    return Packing(row_length, max_texts, _round_up(needed, step) + step * changes, step)
+
+
+def packed_as(shape: Packing, store: Store, max_length: int, *, num_hosts: int = 1) -> Layout:
+    """Several texts of a store a row, in rows of a shape that all of them fit."""
+    row_length, max_texts, usual, step = shape
+    lengths = store.lengths(max_length)
 
     def lay_out(texts: np.ndarray, host: int) -> Packed:
-        placed = fitted(texts)
-        num_rows = max(usual, _round_up(rows_of(placed), step))
+        placed = _fitted(lengths, texts, row_length, max_texts, num_hosts)
+        num_rows = max(usual, _round_up(_num_rows(placed), step))
         share = np.split(texts, num_hosts)[host]
         is_text = share >= 0
         sizes = lengths[share[is_text]]
@@ -101,6 +137,18 @@ def packed(
         return packed._replace(slots=slots)
 
     return lay_out
+
+
+def _fitted(
+    lengths: Lengths, texts: np.ndarray, row_length: int, max_texts: int, num_hosts: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Row and place of each text, by host."""
+    return [fit(lengths[share[share >= 0]], row_length, max_texts) for share in np.split(texts, num_hosts)]
+
+
+def _num_rows(placed: list[tuple[np.ndarray, np.ndarray]]) -> int:
+    """The rows that the fullest host needs."""
+    return max(int(row.max(initial=0)) + 1 for row, _ in placed)
 
 
 def fit(lengths: Int[np.ndarray, " n"], row_length: int, max_texts: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:

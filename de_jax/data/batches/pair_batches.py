@@ -10,7 +10,7 @@ import functools
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -181,7 +181,7 @@ def pair_batches(
     Raises:
         InputError: a batch that the pairs cannot fill or that the hosts cannot share.
     """
-    _require_shares(batch_size, host_index, num_hosts)
+    require_shares(batch_size, host_index, num_hosts)
     plan = EpochPlan(pairs, batch_size, seed, unique_in_batch, epoch_order)
     host_size = batch_size // num_hosts
     host_rows = slice(host_index * host_size, (host_index + 1) * host_size)
@@ -241,12 +241,12 @@ def pair_batches(
     return batches
 
 
-def prefetch(iterator: Iterator[T]) -> Iterator[T]:
-    """Yields what `iterator` yields, made up to ITEMS_AHEAD in advance by a background thread.
+def prefetch(iterator: Iterator[T], *, ahead: int = ITEMS_AHEAD) -> Generator[T]:
+    """Yields what `iterator` yields, made up to `ahead` in advance by a background thread.
 
     An exception of `iterator` is raised here, in its place. Closing the generator ends the thread.
     """
-    ready: queue.Queue[tuple[str, object]] = queue.Queue(maxsize=ITEMS_AHEAD)
+    ready: queue.Queue[tuple[str, object]] = queue.Queue(maxsize=ahead)
     stopped = threading.Event()
 
     def put(kind: str, value: object) -> None:
@@ -286,7 +286,8 @@ def _candidates(ids: Mapping[str, np.ndarray]) -> Int32[np.ndarray, "b K"]:
     return np.concatenate([ids["doc_id"][:, None], *([ids["neg_doc_ids"]] if "neg_doc_ids" in ids else [])], axis=1)
 
 
-def _require_shares(batch_size: int, host_index: int, num_hosts: int) -> None:
+def require_shares(batch_size: int, host_index: int, num_hosts: int) -> None:
+    """Raises InputError for a batch that the hosts cannot share."""
     if batch_size < 1 or batch_size % num_hosts:
         raise InputError(f"batch_size {batch_size} is not divisible by the {num_hosts} hosts; take a multiple of {num_hosts}.")
     if not 0 <= host_index < num_hosts:

@@ -1,21 +1,32 @@
 """Batches from seqio tasks and mixtures: a task is read once, unshuffled, into a folder of pairs, from which training draws.
 
 All sources share one shuffling and batching (`batches.pair_batches`), and the step alone decides the batch.
-`seqio_tasks` defines a task of pairs.
+`seqio_tasks` defines a task of pairs. A task that is larger than disk or memory can be read as a stream instead
+(`batches.window_batches`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from de_jax.data.batches.window_batches import window_batches
 from de_jax.data.sources import pair_store, seqio_tasks
 from de_jax.data.sources.options import PairsOptions, Share
-from de_jax.data.sources.training_set import TrainingSet
+from de_jax.data.sources.seqio_tasks import Selection
+from de_jax.data.sources.training_set import TrainingSet, opened
 from de_jax.data.text import input_policy
+from de_jax.data.text.sides import Side
 from de_jax.files import folders, outputs
-from de_jax.settings import AnyPath, checked
+from de_jax.settings import AnyPath, NonNegativeInt, checked
+from de_jax.types import InputError
+
+_NEED_ALL_TEXTS = (
+    *("negatives_dir", "teacher_scores", "guide_dir", "expansion", "curriculum", "mask_positives", "max_passages"),
+    *("query_prompt", "doc_prompt"),
+)
 
 
 @input_policy.spelled("--gin.seqio_pairs.{}=True")
@@ -30,6 +41,7 @@ def seqio_pairs(
     use_cached: bool = False,
     skip_empty: bool = False,
     task_cache_dirs: Sequence[AnyPath] = (),
+    window: NonNegativeInt = 0,
     options: PairsOptions = PairsOptions(),
     share: Share = Share(),
 ) -> TrainingSet:
@@ -44,15 +56,73 @@ def seqio_pairs(
         use_cached: read what `seqio_cache_tasks` wrote.
         skip_empty: leave empty texts out instead of refusing them; no pair of theirs is trained on.
         task_cache_dirs: where to look for that, beside the folders that seqio knows.
+        window: read the task as a stream, and shuffle so many pairs together (`window_batches`); 0 reads all of it first.
         options, share: of `pair_store.stored_pairs`; folders of pairs are kept in `options.cache_dir`.
 
     Raises:
         InputError: an unknown task, features that do not fit, or whatever is wrong with its source.
     """
     seqio_tasks.load_tasks(task, module, module_args, task_cache_dirs, skip_empty=skip_empty)
-    selection = seqio_tasks.Selection(task, split, dev_task, options.dev_split, use_cached, skip_empty)
+    selection = Selection(task, split, dev_task, options.dev_split, use_cached, skip_empty)
     parent = Path(options.cache_dir) if options.cache_dir else outputs.cache_dir() / "pair_stores"
+    if window:
+        return _streamed(selection, parent, module, module_args, window, options, share)
+    return pair_store.stored_pairs(str(_exported(selection, parent, module, module_args)), options=options, share=share)
+
+
+def _exported(selection: Selection, parent: Path, module: str, module_args: Mapping[str, Any] | None) -> Path:
+    """The folder of pairs of a selection, written if it is missing."""
     made_from = seqio_tasks.fingerprint(selection, module, module_args)
-    folder = parent / f"{task.replace(':', '_')}-{made_from[:16]}"
+    folder = parent / f"{selection.task.replace(':', '_')}-{made_from[:16]}"
     folders.build_once(folder, pair_store.open_pair_store, lambda path: seqio_tasks.export(selection, path, made_from))
-    return pair_store.stored_pairs(str(folder), options=options, share=share)
+    return folder
+
+
+def _streamed(
+    selection: Selection,
+    parent: Path,
+    module: str,
+    module_args: Mapping[str, Any] | None,
+    window: int,
+    options: PairsOptions,
+    share: Share,
+) -> TrainingSet:
+    """Training pairs as a stream; the dev split is read first, into a folder of its own."""
+    plain = PairsOptions()
+    if wrong := next(
+        (name for name in _NEED_ALL_TEXTS if (getattr(options, name) or None) != (getattr(plain, name) or None)), None
+    ):
+        raise InputError(f"{wrong} is set, which a stream does not support; leave it out, or set seqio_pairs.window to 0.")
+    if share.source:
+        raise InputError(f"the source {share.source} is a stream, which a mixture does not support; set its window to 0.")
+    max_lengths = {"query": options.max_query_length, "doc": options.max_doc_length}
+    shards, tokenizers = seqio_tasks.open_stream(selection, max_lengths, parent / "streams")
+    given = {"tokenizer": (options.tokenizer, "query"), "doc_tokenizer": (options.doc_tokenizer, "doc")}
+    for name, (wanted, side) in given.items():
+        if wanted and opened(wanted).fingerprint != tokenizers[side].fingerprint:
+            raise InputError(f"the task '{selection.task}' has another {name}; leave {name} out.")
+    dev = None
+    if selection.dev_split is not None:
+        of_dev = selection._replace(task=selection.dev_task or selection.task, split=selection.dev_split)
+        folder = _exported(of_dev, parent, module, module_args)
+        opened_dev = pair_store.stored_pairs(str(folder), options=options, share=dataclasses.replace(share, is_joined=True))
+        if any(getattr(opened_dev, side).tokenizer.fingerprint != tokenizers[side].fingerprint for side in tokenizers):
+            raise InputError(f"the task '{of_dev.task}' has another vocabulary than '{selection.task}'; a tower has one.")
+        dev = opened_dev.dev
+    batches = window_batches(
+        shards,
+        tokenizers,
+        batch_size=options.batch_size,
+        window=window,
+        max_query_length=options.max_query_length,
+        max_doc_length=options.max_doc_length,
+        seed=options.seed,
+        unique_in_batch=options.unique_in_batch,
+        pack=options.pack,
+        length_multiple=options.length_multiple,
+        row_multiple=share.row_multiple,
+        host_index=share.host_index,
+        num_hosts=share.num_hosts,
+    )
+    query, doc = (Side(tokenizers[side], max_lengths[side]) for side in ("query", "doc"))
+    return TrainingSet(batches, options.batch_size, query, doc, dev, texts_of_a_pair={"max_passages": 1})

@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from de_jax.data.batches.window_batches import KeptSizes, Shards
 from de_jax.data.sources import pair_store, pair_writer
 from de_jax.data.sources.pair_store import PairStore
 from de_jax.data.sources.pair_writer import SIDES, Columns, PairSource, TextSource
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
+from de_jax.files import folders
 from de_jax.files.progress import progress_bar
 from de_jax.types import InputError
 
@@ -235,23 +237,82 @@ def _chunks(task: Any, split: str, use_cached: bool, features: Sequence[str]) ->
     """Reads some features of a task in the order of its source, many examples at a time."""
 
     def chunks() -> Iterator[Columns]:
-        import tensorflow as tf
-
-        try:
-            dataset = task.get_dataset(sequence_length=None, split=split, use_cached=use_cached, shuffle=False, num_epochs=1)
-            dataset = dataset.map(lambda example: {name: example[name] for name in features}).ragged_batch(_CHUNK_EXAMPLES)
-            for batch in progress_bar(dataset, desc=f"read {task.name}", unit=f" x {_CHUNK_EXAMPLES} examples", delay=1):
-                yield {name: _column(column, task, name) for name, column in batch.items()}
-        except tf.errors.OpError as error:
-            # TensorFlow turns an error of a generator into text.
-            told = re.search(r"InputError: (.*)", str(error))
-            raise InputError(told[1] if told else f"the task '{task.name}' cannot be read: {_line(error)}") from None
-        except (ValueError, KeyError) as error:
-            raise (
-                error if isinstance(error, InputError) else InputError(f"the task '{task.name}' cannot be read: {_line(error)}")
-            ) from None
+        read = _read(task, split, use_cached, features)
+        yield from progress_bar(read, desc=f"read {task.name}", unit=f" x {_CHUNK_EXAMPLES} examples", delay=1)
 
     return chunks
+
+
+def _read(
+    task: Any,
+    split: str,
+    use_cached: bool,
+    features: Sequence[str],
+    shard_info: Any = None,
+    change: Callable[[Any], Any] = lambda dataset: dataset,
+) -> Iterator[Columns]:
+    """Some features of a task, or of a shard of it, in the order of its source; `change` may leave examples out."""
+    import tensorflow as tf
+
+    try:
+        options = {"use_cached": use_cached, "shuffle": False, "num_epochs": 1, "shard_info": shard_info}
+        dataset = task.get_dataset(sequence_length=None, split=split, **options)
+        dataset = change(dataset.map(lambda example: {name: example[name] for name in features}))
+        for batch in dataset.ragged_batch(_CHUNK_EXAMPLES):
+            yield {name: _column(column, task, name) for name, column in batch.items()}
+    except tf.errors.OpError as error:
+        # TensorFlow turns an error of a generator into text.
+        told = re.search(r"InputError: (.*)", str(error))
+        raise InputError(told[1] if told else f"the task '{task.name}' cannot be read: {_line(error)}") from None
+    except (ValueError, KeyError) as error:
+        raise (
+            error if isinstance(error, InputError) else InputError(f"the task '{task.name}' cannot be read: {_line(error)}")
+        ) from None
+
+
+def open_stream(selection: Selection, max_lengths: Mapping[str, int], sizes_dir: Path) -> tuple[Shards, dict[str, Tokenizer]]:
+    """A task of pairs with their texts, to be read in shards, and its tokenizers by side.
+
+    Args:
+        selection: its dev split is left alone.
+        max_lengths: tokens of "query" and "doc" beyond which a text is cut as it is read.
+        sizes_dir: keeps the sizes of the shards that were read, for runs that continue.
+
+    Raises:
+        InputError: a mixture, or a task without the texts of each pair.
+    """
+    import tensorflow as tf
+
+    seqio = import_seqio()
+    (task, _), *others = _parts(selection.task)
+    there = _features(task)
+    if others:
+        raise InputError(f"'{selection.task}' is a mixture, and a stream reads one task; name one, or set window to 0.")
+    for side in SIDES:
+        if side not in there:
+            raise InputError(f"a stream needs the texts of each pair, but '{task.name}' has no '{side}', only {', '.join(there)}.")
+    inputs = _inputs(task, selection.split, selection.use_cached)
+    key = folders.key_of(json.dumps([inputs, selection.split, selection.skip_empty], default=str))
+    num_shards = len(inputs[-1]) if selection.use_cached else len(task.source.list_shards(selection.split))
+    eos_ids = {side: task.output_features[side].vocabulary.eos_id for side in SIDES}
+
+    def read(shard: int, skip: int) -> Iterator[Columns]:
+        def change(dataset: Any) -> Any:
+            if selection.skip_empty:
+                has_text = lambda example, side: tf.reduce_any(example[side] != eos_ids[side])  # noqa: E731
+                dataset = dataset.filter(lambda example: has_text(example, "query") & has_text(example, "doc"))
+            return dataset.skip(skip).map(
+                lambda example: (
+                    {name: tokens[: max_lengths.get(name)] for name, tokens in example.items() if name in SIDES}
+                    | {name: value for name, value in example.items() if name not in SIDES}
+                )
+            )
+
+        features = [name for name in ("query", "doc", "query_id", "doc_id") if name in there]
+        return _read(task, selection.split, selection.use_cached, features, seqio.ShardInfo(shard, num_shards), change)
+
+    sizes = KeptSizes(sizes_dir / f"{task.name.replace(':', '_')}-{key}.json")
+    return Shards(task.name, num_shards, read, sizes), {side: _tokenizer(task, side) for side in SIDES}
 
 
 def _line(error: Exception) -> str:

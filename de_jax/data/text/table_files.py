@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from de_jax.files import json_objects, outputs, reading, schema
-from de_jax.settings import LOCAL, is_address
+from de_jax.files.buckets import is_address
+from de_jax.settings import LOCAL
 from de_jax.types import InputError
 
 _ROWS_AT_ONCE = 1024

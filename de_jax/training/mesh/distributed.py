@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.clusters import ClusterEnv
 from jax.experimental import multihost_utils
 
 from de_jax.types import InputError
@@ -52,6 +53,37 @@ def join(
         jax.distributed.initialize(coordinator_address, num_processes, process_id, heartbeat_timeout_seconds=lost_after_seconds)
     except (ValueError, RuntimeError) as error:
         raise InputError(f"the processes cannot be joined: {' '.join(str(error).split())}") from error
+
+
+def place() -> tuple[int, int]:
+    """The number of this process and how many there are, as `join` learns them from a cluster; nothing is joined.
+
+    For work in which no process needs another while it runs. Where a cluster starts a process for each GPU, this one sees its own
+    GPU alone, as after `join`. To be called before anything else of JAX.
+
+    Raises:
+        InputError: no cluster provides the numbers.
+    """
+    try:
+        # With an address, none is looked up. JAX has no public name for this.
+        _, total, number, own = ClusterEnv.auto_detect_unset_distributed_params("unused", None, None, None, None, None)
+    except (ValueError, RuntimeError, OSError, KeyError) as error:
+        raise InputError(f"the cluster does not say which process this is: {' '.join(str(error).split())}") from error
+    if number is None or total is None:
+        raise InputError("no TPU pod, SLURM, Kubernetes or MPI says which process this is; give its number and how many there are.")
+    for name in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
+        if own:
+            jax.config.update(name, ",".join(map(str, own)))
+    return number, total
+
+
+def check_alone() -> None:
+    """Raises InputError where JAX sees the devices of several hosts as one, so that no process can compute without the others."""
+    if not is_alone():
+        raise InputError(
+            f"this process is one of {jax.process_count()} of a TPU slice; set TPU_PROCESS_BOUNDS=1,1,1 and "
+            "TPU_CHIPS_PER_PROCESS_BOUNDS to the chips of this host, such as 2,2,1, so that each host computes by itself."
+        )
 
 
 def is_first() -> bool:

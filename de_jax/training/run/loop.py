@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from de_jax.data.batches.pair_batches import prefetch
+from de_jax.files import mirrors
 from de_jax.training.hooks import faults
 from de_jax.training.hooks.preemption import StopOnTerminate
 from de_jax.training.hooks.profile import ProfileSteps
@@ -68,6 +69,7 @@ class Session:
         state: the first one; the first update takes its arrays.
         start_step: updates done before.
         beside: the values saved beside that state; empty for a new run.
+        sync: uploads to the bucket of a run that has one.
     """
 
     training: Training
@@ -76,6 +78,7 @@ class Session:
     state: TrainState
     start_step: int
     beside: dict[str, Any]
+    sync: mirrors.Sync | None
     _step_fn: Any
     _terminate: StopOnTerminate
     _at_end: contextlib.ExitStack
@@ -127,12 +130,18 @@ class Session:
             beside: further values to save beside the state.
             reasons: each gives why the run is to end after this update, or None.
         """
+
+        def asked_to_stop(step: int) -> str | None:
+            if self.sync:
+                self.sync.check()
+            return next(filter(None, [self._terminate.reason(step), *(one() for one in reasons)]), None)
+
         return SaveCheckpoints(
             self.checkpoints,
             every_steps=self.training.logging.save_every_steps,
             num_steps=self.training.optimization.num_steps,
             beside=lambda: {"log": log.unfinished(), **beside()},
-            asked_to_stop=lambda step: next(filter(None, [self._terminate.reason(step), *(one() for one in reasons)]), None),
+            asked_to_stop=asked_to_stop,
         )
 
     def fit(self, hooks: Sequence[Hook]) -> tuple[TrainState, Stop | None]:
@@ -155,8 +164,10 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
         InputError: also by what runs within: which step and pairs gave no finite number, what to change where memory is short,
             or that a checkpoint cannot be read or written.
     """
+    keep = training.logging.keep_checkpoints
     with (
-        contextlib.closing(Checkpoints(run_dir / CHECKPOINTS_DIR, keep=training.logging.keep_checkpoints)) as checkpoints,
+        mirrors.kept_equal(run_dir, keep=keep) as sync,
+        contextlib.closing(Checkpoints(run_dir / CHECKPOINTS_DIR, keep=keep)) as checkpoints,
         StopOnTerminate() as terminate,
         contextlib.ExitStack() as at_end,
     ):
@@ -168,7 +179,7 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
             checkpoints.remove_old()
             start_step = int(state.step)
             beside = checkpoints.beside(start_step) if start_step else {}
-            yield Session(training, run_dir, checkpoints, state, start_step, beside, step_fn, terminate, at_end)
+            yield Session(training, run_dir, checkpoints, state, start_step, beside, sync, step_fn, terminate, at_end)
 
 
 def fresh_state(init: Callable[[], TrainState], start_from: Callable[[Params], Params], like: TrainState) -> TrainState:

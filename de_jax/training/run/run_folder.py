@@ -5,6 +5,7 @@
           recipe.json         every setting that was in effect; config.gin the same, where a gin file was given
           tokenizers/         the tokenizers of the texts
           checkpoints/<step>  the newest ones      best/<step>  the best one by the dev score
+          mining/<step>       shared by several miners while they mine with it
           base/0              of a run with adapters, the parameters that no update changes; checkpoints have the rest
           metrics.jsonl       the curves           tensorboard/ the same for TensorBoard
 """
@@ -23,10 +24,10 @@ import numpy as np
 
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
-from de_jax.files import schema
+from de_jax.files import buckets, leases, mirrors, schema
 from de_jax.files.folders import atomic_dir
 from de_jax.files.kind import Kind
-from de_jax.files.outputs import only_one, write_json
+from de_jax.files.outputs import write_json
 from de_jax.files.reading import read_lines
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.training.mesh import distributed, sharding
@@ -37,11 +38,12 @@ from de_jax.training.run.run_log import METRICS_FILE
 from de_jax.training.step.adapters import Lora
 from de_jax.types import InputError, Params, TrainState
 
-_REMOVAL_SECONDS = 1.0
+_REMOVAL_SECONDS, _SHARED_SECONDS = 1.0, 10.0
 RECIPE_FILE = "recipe.json"
 ORIGIN_FILE = "origin.json"
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
+MINING_DIR = "mining"
 _WRITTEN_LATER = (CHECKPOINTS_DIR, BEST_DIR, base.BASE_DIR, METRICS_FILE, RECIPE_FILE, "config.gin", "tensorboard")
 """By a trainer, after the description of its run."""
 _LENGTH = schema.integer(1, schema.MAX_SIZE)
@@ -77,15 +79,31 @@ class Run(NamedTuple):
         return {"query": self.query, "doc": self.doc}[tower]
 
 
-def only_trainer(run_dir: str | Path) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def only_trainer(run_dir: str | Path) -> Iterator[None]:
     """Holds the folder of a run for one trainer; where several processes train together, the first one does it for all.
 
     Raises:
-        InputError: another trainer is at work there.
+        InputError: another trainer is at work there, or the processes have copies of their own of a run in a bucket.
     """
-    if not distributed.is_first():
-        return contextlib.nullcontext()
-    return only_one(Path(run_dir) / ".train.lock", f"training in {run_dir}")
+    lock = Path(run_dir) / ".train.lock"
+    with leases.only_one(lock, f"training in {run_dir}") if distributed.is_first() else contextlib.nullcontext():
+        if mirrors.of(run_dir):
+            distributed.agreed(True)  # the first process has fetched the run again
+            if not distributed.all_agree(_appears(lock)):
+                raise InputError(
+                    f"the processes that train in {run_dir} have copies of their own; set DE_JAX_CACHE to a folder that all of "
+                    "them see."
+                )
+        yield
+
+
+def _appears(path: Path) -> bool:
+    """Whether a file is there, or comes soon, as the file system of several hosts may take a while."""
+    deadline = time.monotonic() + _SHARED_SECONDS
+    while not (is_there := path.exists()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return is_there
 
 
 def describe_run(run_dir: str | Path, *, model: DualEncoder, query: Side, doc: Side, adapters: Lora | None = None) -> None:
@@ -155,7 +173,8 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
 
     Args:
         run_dir: a folder that `de-jax train` or `de-jax import_model` made.
-        step: a step that has a checkpoint, "best" for the best by the dev score, None for the newest.
+        step: a step that has a checkpoint, "best" for the best by the dev score, "mining" for the checkpoint of several
+            miners, None for the newest.
         only_sizes: `params` are shapes, and the checkpoint is not read.
 
     Raises:
@@ -272,9 +291,9 @@ def origins(run_dir: str | Path) -> list[str]:
     Raises:
         InputError: a description that is damaged.
     """
-    run_dir = Path(run_dir)
+    run_dir = buckets.path_of(str(run_dir)) if buckets.is_bucket(run_dir) else Path(run_dir)
     if not RUN.is_in(run_dir):
-        return [str(run_dir)]
+        return [buckets.address_of(run_dir) or str(run_dir)]
     found: list[str] = []
     if (run_dir / ORIGIN_FILE).is_file():
         found = schema.read(run_dir / ORIGIN_FILE, schema.record({"from": schema.texts}))["from"]
@@ -327,9 +346,11 @@ def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple
 
 def find_checkpoint(run_dir: Path, step: int | str | None) -> tuple[Path, int]:
     """The folder and the step of a checkpoint, chosen as in `load_run`."""
+    if str(step).isdecimal():
+        mirrors.bring(run_dir / CHECKPOINTS_DIR / str(step))
     steps = {name: complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR)}
-    if step == "best":
-        candidates = [(BEST_DIR, found) for found in steps[BEST_DIR][-1:]]
+    if step in (BEST_DIR, MINING_DIR):
+        candidates = [(str(step), found) for found in complete_steps(run_dir / str(step))[-1:]]
     elif step is None:
         candidates = [(CHECKPOINTS_DIR, found) for found in steps[CHECKPOINTS_DIR][-1:]]
     else:

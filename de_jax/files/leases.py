@@ -1,0 +1,159 @@
+"""A lock that holds on every machine: the lock of a file here and, where the file is in a mirror, a lease in the bucket.
+
+A lease is an object that its holder writes again every `BEAT_SECONDS`. Whoever wants it watches it for `LEASE_SECONDS`, by its own
+clock, and takes it over if it did not change. The object is created on condition that it is absent, which S3 and GCS decide for
+all; a takeover is read again after `SETTLE_SECONDS`, so that of two at once the later one has it. A process that could not write
+its lease for long finds another owner in it, uploads nothing more, and stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from de_jax.files import buckets, mirror_record, mirrors, outputs
+from de_jax.files.buckets import Objects
+from de_jax.files.mirrors import TakenOver
+from de_jax.files.reading import parse_json
+from de_jax.types import InputError
+
+LEASE_SECONDS, BEAT_SECONDS, LOOK_SECONDS, SETTLE_SECONDS = 60.0, 10.0, 2.0, 1.0
+
+
+@contextlib.contextmanager
+def only_one(path: str | Path, what: str) -> Iterator[None]:
+    """As `outputs.only_one`, on all machines. In a mirror, everything beside the file is fetched again once it is held.
+
+    Raises:
+        InputError: another process holds it; says which, and `what` it is doing.
+    """
+    path = Path(path)
+    with outputs.only_one(path, what):
+        if (found := mirrors.of(path.parent)) is None:
+            yield
+            return
+        mirror, name = found
+        lease = Lease(path, buckets.named(what))
+        was_ours = lease.take()
+        mirror.guards.append(lease.check)
+        try:
+            mirror.fetch(f"{name}/" if name else "", drops_own=not was_ours)
+            yield
+            mirrors.push_all()
+            lease.release(is_all_sent=True)
+        except BaseException:
+            lease.release(is_all_sent=False)
+            raise
+        finally:
+            mirror.guards.remove(lease.check)
+
+
+class Lease:
+    """A lease of one lock file's address."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        address = buckets.address_of(path)
+        assert address is not None
+        self._objects, self._what, self._session, self._beat = Objects(address), what, uuid.uuid4().hex, 0
+        self._last_session = mirror_record.beside(path, ".session")
+        self._stop = threading.Event()
+        self._is_lost = False
+        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+
+    def take(self) -> bool:
+        """Waits until the lease is free or expired; whether this machine was the last to hold it.
+
+        Raises:
+            InputError: another process holds it.
+        """
+        before = self._last_session.read_text().strip() if self._last_session.is_file() else None
+        found = self._read()
+        was_ours = found is not None and found.get("session") == before
+        if found is None:
+            if not self._objects.create("", self._body()):
+                self._refuse(self._read() or {})
+        else:
+            if not was_ours and not found.get("is_free"):
+                self._wait_until_expired(found)
+            self._write()
+        self._settle()
+        outputs.make_folder(self._last_session.parent)
+        self._last_session.write_text(self._session)
+        self._thread.start()
+        return was_ours
+
+    def check(self) -> None:
+        """Raises `TakenOver` where another process has the lease now."""
+        found = self._read()
+        self._is_lost |= found is not None and found.get("session") != self._session
+        if self._is_lost:
+            owner = (found or {}).get("owner", "another process")
+            raise TakenOver(f"{owner} is {self._what} now, as this process was silent for {LEASE_SECONDS:.0f} s; stop one of them.")
+
+    def release(self, *, is_all_sent: bool) -> None:
+        """Frees the lease. Where something was not sent, it says who has that, so that this machine may continue with it."""
+        self._stop.set()
+        self._thread.join()
+        with contextlib.suppress(InputError):
+            self.check()
+            if is_all_sent:
+                self._objects.remove([""])
+            else:
+                self._objects.write("", self._body(is_free=True))
+
+    def _wait_until_expired(self, found: dict[str, Any]) -> None:
+        print(
+            f"waiting up to {LEASE_SECONDS:.0f} s, to see whether {found.get('owner')} is {self._what} still",
+            file=sys.stderr,
+            flush=True,
+        )
+        deadline = time.monotonic() + LEASE_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+            now = self._read()
+            if now is None or now.get("is_free"):
+                return
+            if now != found:
+                self._refuse(now)
+
+    def _refuse(self, found: dict[str, Any]) -> None:
+        raise InputError(f"{found.get('owner', 'another process')} is {self._what} already; stop it first.")
+
+    def _settle(self) -> None:
+        time.sleep(SETTLE_SECONDS)
+        found = self._read() or {}
+        if found.get("session") != self._session:
+            self._refuse(found)
+
+    def _keep(self) -> None:
+        while not self._stop.wait(BEAT_SECONDS):
+            with contextlib.suppress(InputError, OSError):  # the network may come back
+                found = self._read()
+                if found is not None and found.get("session") != self._session:
+                    self._is_lost = True
+                    return
+                self._write()
+
+    def _read(self) -> dict[str, Any] | None:
+        data = self._objects.read("")
+        try:
+            return None if data is None else dict(parse_json(data.decode()))
+        except (ValueError, TypeError):
+            return {}
+
+    def _write(self) -> None:
+        self._beat += 1
+        self._objects.write("", self._body())
+
+    def _body(self, *, is_free: bool = False) -> bytes:
+        owner = f"process {os.getpid()} on {socket.gethostname()}"
+        return json.dumps({"owner": owner, "session": self._session, "beat": self._beat, "is_free": is_free}).encode()

@@ -1,0 +1,274 @@
+"""Training and mining at addresses of real servers on the loopback: moto's for S3, gcp-storage-emulator for GCS.
+
+pip install -e '.[buckets]' 'moto[server]' gcp-storage-emulator && python -m pytest -m soak tests/e2e/test_buckets.py
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from toy_run import ALL_DEVICES, arguments
+
+from de_jax import command
+from de_jax.training.run import run_log
+
+MACHINE = Path(__file__).resolve().parents[1] / "bucket_machine.py"
+BUCKET = "de-jax-tests"
+CHANGES = {"train__num_steps": 60, "train__save_every_steps": 5, "train__log_every_steps": 3, "train__evaluate_every_steps": 20}
+NUM_KILLS, NUM_SWITCHES = 3, 3
+MINED = {
+    **ALL_DEVICES,
+    "train__loss": "@ance",
+    "train__learning_rate": 0.005,
+    "linear__end": 0.005,  # the same schedule whatever the number of steps
+    "train__num_steps": 100_000,
+    "train__save_every_steps": 30,
+    "train__evaluate_every_steps": 100_000,
+    "beir_pairs__negatives_dir": "{run_dir}/negatives",
+    "beir_pairs__num_neg_docs": 2,
+    "ance__temperature": 0.05,
+}
+MINER = {"train__miner": "@Miner()", "train__follow_every_steps": 5, "Miner__last_rank": 20}
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture(scope="module", params=["s3", "gs"])
+def bucket(request):
+    """The address of an empty bucket."""
+    pytest.importorskip("moto")
+    pytest.importorskip("gcp_storage_emulator")
+    for client in ("s3fs", "gcsfs"):
+        pytest.importorskip(client)
+    import fsspec
+
+    port = free_port()
+    programs = Path(sys.executable).parent
+    argv = {
+        "s3": [programs / "moto_server", "-H", "127.0.0.1", "-p", str(port)],
+        "gs": [programs / "gcp-storage-emulator", "start", "--host=127.0.0.1", f"--port={port}", "--in-memory"],
+    }[request.param]
+    if request.param == "gs":
+        argv.append(f"--default-bucket={BUCKET}")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "test")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 60
+            while True:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            files = fsspec.filesystem(request.param, skip_instance_cache=True, use_listings_cache=False)
+            if request.param == "s3":
+                files.mkdir(BUCKET)
+            yield f"{request.param}://{BUCKET}"
+        finally:
+            server.kill()
+            server.wait()
+
+
+def client(address):
+    import fsspec
+
+    return fsspec.filesystem(address.partition("://")[0], skip_instance_cache=True, use_listings_cache=False)
+
+
+def listing(address):
+    """The objects below an address, by their names there."""
+    place = address.partition("://")[2]
+    return {path.removeprefix(f"{place}/") for path in client(address).find(place)}
+
+
+class Address(str):
+    def __truediv__(self, name):
+        return Address(f"{self}/{name}")
+
+
+def start(cache, module, argv, **faults):
+    return subprocess.Popen(
+        [sys.executable, str(MACHINE), json.dumps(faults), module, *argv],
+        env={**os.environ, "DE_JAX_CACHE": str(cache), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process, code=0):
+    out, err = process.communicate(timeout=900)
+    assert process.returncode == code, err[-4000:]
+    return out, err
+
+
+def copy_of(cache, address):
+    return Path(cache) / "buckets" / address.replace("://", "/")
+
+
+def state(folder):
+    """All arrays of the newest checkpoint in a folder of them."""
+    newest = max(int(path.name) for path in folder.iterdir())
+    return newest, [
+        jax.tree.map(np.asarray, ocp.PyTreeCheckpointer().restore(folder / str(newest) / part)) for part in ("params", "training")
+    ]
+
+
+def curve(run_dir):
+    lines = run_log.read_metrics(run_dir / run_log.METRICS_FILE)
+    return [{name: value for name, value in line.items() if name != "pairs_per_second"} for line in lines]
+
+
+def mined(dataset_dir, run_dir, **changes):
+    found = arguments(dataset_dir, run_dir, recipe="recipes/sde.gin", **(MINED | changes))
+    return [one for one in found if not one.startswith("--gin.samtone")]
+
+
+def assert_same_run(run_dir, whole):
+    for folder in ("checkpoints", "best"):
+        (step, found), (expected_step, expected) = state(run_dir / folder), state(whole / folder)
+        assert step == expected_step
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert curve(run_dir) == curve(whole)
+
+
+def assert_all_there(address, run_dir):
+    """The bucket has the files of the folder, and no others."""
+    here = {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}
+    tensorboard = {name for name in listing(address) if name.startswith("tensorboard/")}
+    assert listing(address) - tensorboard == here - tensorboard
+
+
+@pytest.fixture(scope="module")
+def whole(dataset_dir, tmp_path_factory):
+    """An undisturbed run on a disk."""
+    folder = tmp_path_factory.mktemp("whole")
+    finish(start(folder / "cache", "de_jax.trainer", arguments(dataset_dir, folder / "run", **CHANGES)))
+    return folder / "run"
+
+
+def test_a_run_killed_while_it_uploads_continues_on_other_machines_bit_equal(bucket, whole, dataset_dir, tmp_path):
+    client(bucket).put(str(dataset_dir), f"{BUCKET}/toy", recursive=True)
+    data, address = Address(f"{bucket}/toy"), f"{bucket}/killed/run"
+    argv = arguments(data, address, **CHANGES)
+
+    def half_uploaded():
+        """The steps of checkpoints that are there in part."""
+        names = {name for name in listing(address) if name.startswith("checkpoints/")}
+        steps = {int(name.split("/")[1]) for name in names}
+        return {step for step in steps if f"checkpoints/{step}/_CHECKPOINT_METADATA" not in names}
+
+    for number in range(NUM_KILLS):
+        process = start(tmp_path / str(number), "de_jax.trainer", argv, slow=0.3, step=0.5)
+        deadline = time.monotonic() + 600
+        while not any(step > 15 * number for step in half_uploaded()):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+        if not number:
+            second = start(tmp_path / "second", "de_jax.trainer", argv)
+            _, err = finish(second, command.EXIT_INPUT)
+            assert f"is training in {address} already; stop it first." in err.splitlines()[-1]
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    finish(start(tmp_path / "last", "de_jax.trainer", argv))
+    copy = copy_of(tmp_path / "last", address)
+    assert_same_run(copy, whole)
+    assert_all_there(address, copy)
+
+
+def test_a_bucket_that_loses_and_refuses_writes_has_the_whole_run_at_the_end(bucket, whole, dataset_dir, tmp_path):
+    address = f"{bucket}/lossy/run"
+    argv = arguments(dataset_dir, address, **CHANGES)
+    finish(start(tmp_path / "lossy", "de_jax.trainer", argv, lost=0.02, failed=0.005))
+    assert_all_there(address, copy_of(tmp_path / "lossy", address))
+    assert_same_run(copy_of(tmp_path / "lossy", address), whole)
+    finish(start(tmp_path / "fresh", "de_jax.tools.inspect_run", [f"--run_dir={address}"]))
+    step, found = state(copy_of(tmp_path / "fresh", address) / "checkpoints")
+    assert step == 60
+    jax.tree.map(np.testing.assert_array_equal, found, state(whole / "checkpoints")[1])
+    assert curve(copy_of(tmp_path / "fresh", address)) == curve(whole)
+
+
+def test_a_miner_on_another_machine_and_its_trainer_meet_in_the_bucket(bucket, dataset_dir, tmp_path):
+    address = f"{bucket}/mined/run"
+    argv = mined(dataset_dir, address, **MINER)
+    trainer = start(tmp_path / "trainer", "de_jax.trainer", argv, step=0.05)
+    miner = start(tmp_path / "miner", "de_jax.mine", [*argv, "--poll_seconds=0.05"])
+    switches_file = copy_of(tmp_path / "trainer", address) / "switches.jsonl"
+    deadline = time.monotonic() + 1200
+    while not switches_file.exists() or switches_file.read_text().count("\n") < NUM_SWITCHES:
+        assert (trainer.poll(), miner.poll()) == (None, None), [one.communicate() for one in (trainer, miner)]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    trainer.send_signal(signal.SIGTERM)
+    step = json.loads(finish(trainer, command.EXIT_STOPPED)[0])["step"]
+    miner.kill()
+    assert len(miner.communicate()[0].splitlines()) >= NUM_SWITCHES - 1
+    switches = [json.loads(line) for line in switches_file.read_text().splitlines()]
+    assert {f"negatives/{one['generation']:06d}/manifest.json" for one in switches} <= listing(address)
+    finish(start(tmp_path / "reader", "de_jax.tools.inspect_run", [f"--run_dir={address}"]))
+    copy, again = copy_of(tmp_path / "reader", address), tmp_path / "again"
+    shutil.copytree(copy / "negatives", again / "negatives")  # the same negatives and switches, without a miner, on a disk
+    shutil.copy(copy / "switches.jsonl", again)
+    finish(start(tmp_path / "cache", "de_jax.trainer", mined(dataset_dir, again, train__num_steps=step)))
+    jax.tree.map(np.testing.assert_array_equal, state(copy / "checkpoints"), state(again / "checkpoints"))
+
+
+def test_two_processes_share_a_copy_or_are_refused(bucket, whole, dataset_dir, tmp_path):
+    address = f"{bucket}/two/run"
+    argv = [*arguments(dataset_dir, address, **CHANGES, make_mesh__data=-1), "--num_processes=2", "--lost_after_seconds=60"]
+    for caches in (("own0", "own1"), ("shared", "shared")):
+        where = f"--coordinator_address=127.0.0.1:{free_port()}"
+        both = [
+            start(tmp_path / cache, "de_jax.trainer", [*argv, where, f"--process_id={number}"])
+            for number, cache in enumerate(caches)
+        ]
+        if caches[0] != caches[1]:
+            for process in both:
+                _, err = finish(process, command.EXIT_INPUT)
+                assert "have copies of their own; set DE_JAX_CACHE to a folder that all of them see." in err
+    for process in both:
+        finish(process)
+    assert_all_there(address, copy_of(tmp_path / "shared", address))
+
+
+def test_commands_read_and_write_addresses(bucket, whole, dataset_dir, tmp_path):
+    client(bucket).put(str(dataset_dir), f"{BUCKET}/commands/toy", recursive=True)
+    client(bucket).put(str(whole), f"{BUCKET}/commands/run", recursive=True)
+    run, data, out = (f"{bucket}/commands/{name}" for name in ("run", "toy", "out"))
+    cache = tmp_path / "cache"
+    done = {
+        "encode_corpus": [f"--run_dir={run}", f"--dataset_dir={data}", f"--out_dir={out}/embeddings"],
+        "evaluate_beir": [f"--run_dir={run}", f"--dataset_dir={data}", "--split=dev", "--no_bm25"],
+        "export_model": [f"--run_dir={run}", "--format=safetensors", f"--out_dir={out}/exported"],
+        "mine_negatives": [f"--run_dir={run}", f"--dataset_dir={data}", f"--negatives_dir={out}/negatives", "--last_rank=20"],
+    }
+    for verb, argv in done.items():
+        finish(start(cache, f"de_jax.tools.{verb}", argv))
+    there = listing(out)
+    assert {"embeddings/manifest.json", "embeddings/checksums.json", "exported/model.json"} <= there
+    assert "negatives/000001/manifest.json" in there
+    assert any(name.startswith("evaluations/") and name.endswith("result.json") for name in listing(run))
+    found = [f"--run_dir={run}", f"--dataset_dir={data}", f"--embeddings_dir={out}/embeddings", "--query=apple 3", "--k=1"]
+    assert json.loads(finish(start(tmp_path / "other", "de_jax.tools.search", found))[0])["results"]
