@@ -29,8 +29,16 @@ CLASSES = {
     "BPE": ("Roberta", "Llama", "Gemma", "Qwen2", "GPT2"),
 }
 """The classes of transformers that make a new tokenizer from the entries of a vocabulary, by the model of tokenizer.json."""
-WITH_ENDS = ("Bert", "DistilBert", "MPNet", "Roberta", "XLMRoberta", "Camembert")
-"""Those of `CLASSES` that put the tokens `cls_token` and `sep_token` around a text."""
+ENDS = {
+    "Bert": {"cls_token": "[CLS]", "sep_token": "[SEP]"},
+    "DistilBert": {"cls_token": "[CLS]", "sep_token": "[SEP]"},
+    "MPNet": {"cls_token": "<s>", "sep_token": "</s>"},
+    "Roberta": {"cls_token": "<s>", "sep_token": "</s>"},
+    "XLMRoberta": {"bos_token": "<s>", "eos_token": "</s>"},
+    "Camembert": {"bos_token": "<s>", "eos_token": "</s>"},
+    "T5": {"eos_token": "</s>"},
+}
+"""Settings of the tokens that some of `CLASSES` put around a text, whatever tokenizer.json says, with their defaults."""
 
 
 class TokenizerSettings(NamedTuple):
@@ -128,20 +136,26 @@ def _check_class(file: Path, values: dict[str, Any], vocabulary: Path) -> None:
             f"{file}: tokenizer_class is {values['tokenizer_class']!r}, whose vocabulary is a {own}, but that of "
             f"{vocabulary.name} is a {model}; write 'PreTrainedTokenizerFast' if {vocabulary.name} is right."
         )
-    around = _around(vocabulary)
-    for setting in ("cls_token", "sep_token") if name in WITH_ENDS else ():
-        if (token := next(_contents(values.get(setting)), None)) is not None and token not in around:
-            raise InputError(
-                f"{file}: {setting} is {token!r}, but {vocabulary.name} puts no such token around a text; save the tokenizer again "
-                "with transformers, so that both agree."
-            )
+    ends = [next(_contents(values.get(setting)), default) for setting, default in ENDS.get(name, {}).items()]
+    if ends and ends != (around := _around(vocabulary)):
+        raise InputError(
+            f"{file}: tokenizer_class {values['tokenizer_class']!r} puts {_listed(ends)} around a text, but {vocabulary.name} puts "
+            f"{_listed(around)}; save the tokenizer again with transformers, so that both agree."
+        )
+
+
+def _listed(tokens: list[str]) -> str:
+    return " and ".join(map(repr, tokens)) or "nothing"
 
 
 def _around(vocabulary: Path) -> list[str]:
-    """The tokens that a tokenizer.json puts around a text."""
+    """The special tokens that a tokenizer.json puts around a text."""
     import tokenizers
 
-    return list(tokenizers.Tokenizer.from_file(str(vocabulary)).encode("").tokens)
+    tokenizer = tokenizers.Tokenizer.from_file(str(vocabulary))
+    tokenizer.no_padding()
+    found = tokenizer.encode("")
+    return [token for token, is_special in zip(found.tokens, found.special_tokens_mask, strict=True) if is_special]
 
 
 def _steps(step: Any, parts: str) -> Iterator[dict[str, Any]]:

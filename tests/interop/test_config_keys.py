@@ -174,9 +174,9 @@ REFUSED = [
         lambda folder: (
             set_in("tokenizer.json", model={"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
                                             "max_input_chars_per_word": 9, "vocab": {"[UNK]": 1}})(folder),
-            set_in(TOKENIZER, tokenizer_class="MPNetTokenizer", cls_token="[MASK]")(folder),
+            set_in(TOKENIZER, tokenizer_class="MPNetTokenizer", cls_token="[MASK]", sep_token="[SEP]")(folder),
         ),
-        r"cls_token is '\[MASK\]', but tokenizer\.json puts no such token around a text",
+        r"'MPNetTokenizer' puts '\[MASK\]' and '\[SEP\]' around a text, but tokenizer\.json puts ",
     ),
     (set_in(LENGTHS, transformer_task="fill-mask"), "transformer_task is 'fill-mask'"),
     (set_in(LENGTHS, modality_config={"text": {"method": "forward", "method_output_name": "pooler_output"}}), "modality_config is"),
