@@ -181,10 +181,12 @@ class Mirror:
             shutil.rmtree(self._sent_from, ignore_errors=True)
 
     def _tidy(self, here: Mapping[str, Here]) -> None:
-        """Removes what killed uploads left in this run's checkpoints, and checkpoints beyond the newest `keep`."""
+        """Removes what killed uploads and removals left of checkpoints, and checkpoints beyond the newest `keep`."""
         there = self._list()
         own = {folder for folder in map(_checkpoint_of, here) if folder}
+        left = {folder for folder in map(_checkpoint_of, there) if folder and f"{folder}/{folders.CHECKPOINT_FILE}" not in there}
         extra = [name for name in there if _checkpoint_of(name) in own and name not in here]
+        extra += [name for name in there if _checkpoint_of(name) in left - own]
         of_run = {folder for folder in map(_checkpoint_of, there) if folder and Path(folder).parent.name == CHECKPOINT_FOLDERS[0]}
         oldest_first = sorted(of_run, key=_step)
         old = set(oldest_first[: -self.keep]) - own if self.keep else set()

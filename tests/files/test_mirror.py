@@ -192,6 +192,18 @@ def test_another_machine_gets_the_newest_whole_checkpoint_and_others_when_asked(
     assert next(folders.damages(path / "checkpoints" / "10"), None) is None
 
 
+def test_what_a_killed_removal_left_of_a_checkpoint_goes_with_the_next_upload(bucket, monkeypatch, tmp_path):
+    path = mirrors.local(RUN)
+    checkpoint(path, 10)
+    mirrors.push_all()
+    put({"best/5/params/a": "weights", "checkpoints/5/params/a": "weights"})  # marks are removed first
+    go_to(monkeypatch, tmp_path / "other")
+    with pytest.warns(UserWarning, match="is half uploaded, so it is left out"):
+        checkpoint(mirrors.local(RUN), 20)
+    mirrors.push_all()
+    assert {name.partition("/params")[0] for name in bucket() if "params" in name} == {"checkpoints/10", "checkpoints/20"}
+
+
 def test_a_generation_without_one_of_its_files_is_refused(bucket, monkeypatch, tmp_path):
     path = mirrors.local(RUN)
     generations.write_lines(path / "negatives", 1, [generations.Mined("q", "d", ["e"], [])], {"docs": "1", "queries": "2"})
