@@ -159,7 +159,7 @@ def check(file: Path, settings: Json, vocabulary: Json, config: Json, around: Ca
     if name not in CLASSES:
         raise InputError(f"{file}: {whose} is unknown here; make it {AS_IT_STANDS!r} if tokenizer.json is right.")
     mend = "save the tokenizer again with transformers, so that both agree"
-    if config.get("model_type") not in OF_ITS_OWN:
+    if str(config.get("model_type")) not in OF_ITS_OWN:
         mend += f", or make tokenizer_class {AS_IT_STANDS!r} if tokenizer.json is right"
     form = CLASSES[name]
     for step, expected, found in _differences(form.steps(settings, vocabulary), vocabulary):
