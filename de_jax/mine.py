@@ -7,7 +7,8 @@ Both commands take the same arguments. Run them on one machine, or on two that s
 time: without its miner, a run continues with its current negatives. Prints one JSON object for each generation.
 
 Several miners share each generation with --shard=0/4 to 3/4, or with --distributed if a cluster assigns the number. They share only
-the run's folder. The last to finish its part writes the generation, with the bytes of a single miner."""
+the run's folder. The last to finish its part writes the generation, with the bytes of a single miner.
+"""
 
 from __future__ import annotations
 
@@ -282,7 +283,7 @@ def _parser() -> command.Parser:
         "--texts_per_shard",
         type=numeric(PositiveInt),
         default=encode.TEXTS_PER_SHARD,
-        help="texts encoded at a time; parts are multiples of it (default 32768)",
+        help="texts encoded at a time; parts are multiples of this (default 32768)",
     )
     arguments.add_shard(parser)
     command.add_memory_fraction(parser)

@@ -15,7 +15,8 @@ towers (Leonhardt et al.). The result for each number of layers is a run for sea
 
 --gin.NAME=VALUE changes a setting of both recipes, --gin1.NAME=VALUE of recipes/daft_stage1.gin alone, and --gin2.NAME=VALUE of
 recipes/daft_stage2.gin alone. --num_align_steps=0 trains both towers in one stage with recipes/daft_one_stage.gin, in
-2_layers/at_once. Repeat the command to continue after a stop."""
+2_layers/at_once. Repeat the command to continue after a stop.
+"""
 
 from __future__ import annotations
 

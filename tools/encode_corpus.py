@@ -11,7 +11,8 @@ de-jax encode_corpus --run_dir=runs/curriculum --dataset_dir=data/beir/medquad -
 de-jax search --run_dir=runs/curriculum --dataset_dir=data/beir/medquad --embeddings_dir=embeddings/medquad
 
 Several jobs share the work with --shard=0/4 to 3/4, in any order, on any hosts with access to the folder; with --distributed, a
-cluster assigns the number. The last one joins the shards. """
+cluster assigns the number. The last one joins the shards.
+"""
 
 from __future__ import annotations
 

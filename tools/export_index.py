@@ -6,7 +6,8 @@ de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact --index=milvus:
 
 parquet has the columns id, text and embedding. For Milvus, give a server's address, or a file ending in .db, which Milvus Lite
 opens in this process. `search` and `evaluate_beir` use either with --index=milvus:URI. $MILVUS_TOKEN holds a server's token. Repeat
-a stopped upload to continue it."""
+a stopped upload to continue it.
+"""
 
 from __future__ import annotations
 
