@@ -167,6 +167,7 @@ def code_of_the_readme():
 
 def test_the_training_of_the_readme_is_a_recipe(sde, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    sde.save("all-MiniLM-L6-v2", format="sentence_transformers")
     called = []
     monkeypatch.setattr(de_jax, "train", lambda recipe, run_dir: called.append(trainer.check(recipe, Path(run_dir))))
     monkeypatch.setattr(de_jax, "load", called.append)
