@@ -243,6 +243,16 @@ def test_devices_share_the_work(sde, folders):
     np.testing.assert_array_equal(two.index(docs).search(docs, 2).doc_rows, sde.index(docs).search(docs, 2).doc_rows)
 
 
+def test_texts_are_searched_in_one_call(sde):
+    expected = sde.index(sde.encode_document(TEXTS)).search(sde.encode_query(TEXTS[:2]), 3)
+    found = sde.search(iter(TEXTS[:2]), iter(TEXTS), k=3)
+    np.testing.assert_array_equal(found.doc_rows, expected.doc_rows)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
+    np.testing.assert_array_equal(sde.search(TEXTS[0], TEXTS, k=3).doc_rows, found.doc_rows[:1])
+    with pytest.raises(InputError):
+        sde.search("den", [])
+
+
 def test_fewer_dimensions_and_bytes_of_a_run(sde, folders):
     cut, whole = de_jax.load(folders["sde"], devices=1, truncate_dim=3), sde.encode_document(TEXTS)
     expected = whole[:, :3] / np.linalg.norm(whole[:, :3], axis=1, keepdims=True)
