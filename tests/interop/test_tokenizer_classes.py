@@ -71,6 +71,23 @@ def test_steps_that_a_class_would_not_build_are_refused(tmp_path, name, vocabula
         tokenizer_settings.read(tmp_path)
 
 
+def test_steps_of_other_forms_that_give_the_same_ids_are_read(tmp_path):
+    """As in many published multilingual models, whose normalizer collapses spaces in the place of a pre-tokenizer."""
+    save(tmp_path, "XLMRoberta")
+    spaces = [
+        {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
+        {"type": "Strip", "strip_left": False, "strip_right": True},
+    ]
+    change(
+        tmp_path / "tokenizer.json",
+        normalizer={"type": "Sequence", "normalizers": spaces},
+        pre_tokenizer={"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+    )
+    tokenizer_settings.read(tmp_path)
+    ours, theirs = ids_of_both(tmp_path)
+    assert ours == theirs
+
+
 @pytest.mark.parametrize(
     ("model_type", "tokenizer_class", "message"),
     [
