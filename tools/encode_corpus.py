@@ -55,11 +55,9 @@ def main(argv: list[str] | None = None) -> None:
         else:
             encode.docs_to_dir(run, texts, args.out_dir, part=part, **options)
     if part:
-        if missing := parts.unfinished(Path(args.out_dir), part):
+        if missing := parts.finish(Path(args.out_dir), part):
             print(json.dumps({"shard": str(part), "missing_shards": [str(one) for one in missing]}))
             return
-        parts.join(Path(args.out_dir), part)
-        parts.remove(Path(args.out_dir), part)
     _, embeddings, _ = open_embeddings(args.out_dir)
     report = {"out_dir": args.out_dir, "step": run.step, "num_docs": docs.num_texts, "dim": embeddings.shape[1]}
     rows = {"num_vectors": len(embeddings)} if texts is not docs else {}

@@ -1,8 +1,11 @@
 """A copy of a bucket's folder on this machine: fetched when an address is given, read and written as any folder, and uploaded.
 
 A bucket has no rename, so the files that make a folder complete (`MARKS`) are uploaded last, once the list of the bucket shows all
-others, and removed first. A half-uploaded checkpoint has no mark, and is not fetched. Locks, temporary files and a run's own
-`embeddings/`, which can be made again, stay on this machine.
+others, and removed first. Locks, temporary files and a run's own `embeddings/`, which can be made again, stay on this machine.
+
+Some folders are complete or absent on both sides: checkpoints, and the parts of several jobs (`<folder>.parts/0_of_4`). They are
+uploaded once they have their mark, fetched only with it, and appear and vanish whole. So many machines may write to one bucket,
+each its own such folders. Parts are fetched only where they are asked for.
 
 Where both sides changed, the bucket wins, unless this machine was the last to hold the folder's lease (`leases`).
 """
@@ -30,8 +33,14 @@ from de_jax.types import InputError
 MARKS = (folders.MANIFEST_FILE, folders.CHECKSUMS_FILE, folders.CHECKPOINT_FILE)
 """What makes a folder complete, in the order of uploads."""
 CHECKPOINT_FOLDERS = ("checkpoints", "best", "base")
-"""Of a run: their sub-folders are complete or absent, and of the first only the newest is fetched unasked."""
+"""Of a run and by its trainer: their sub-folders are complete or absent, and of the first only the newest is fetched unasked."""
+MINED_WITH = "mining"
+"""Of a run: the checkpoint that several miners share; they remove it."""
+PARTS = ".parts"
+"""The end of the name of a folder with parts of several jobs, each complete or absent; whichever job joins them removes them."""
 RUN_FILE, CACHE_OF_A_RUN = "run.json", "embeddings/"
+UNFINISHED = ".unfinished.lock"
+"""In the bucket, in a folder with a mark while it is uploaded: what a killed upload left there is not fetched."""
 NUM_THREADS = 8
 NUM_TRIES = 3
 """Uploads, until the bucket lists them; downloads, until nothing changes meanwhile."""
@@ -54,16 +63,19 @@ class Mirror:
         self.keep: int | None = None
         self.fetched = -math.inf
         self._objects = Objects(self.address)
+        self._listed: set[str] = set()
+        self._unfinished: set[str] = set()
         self._told: set[str] = set()
 
-    def fetch(self, below: str = "", *, is_start: bool = True, drops_own: bool = False) -> None:
+    def fetch(self, below: str = "", *, is_start: bool = True, drops_own: bool = False, with_parts: bool = False) -> None:
         """Downloads new and changed files, and removes files that are gone in the bucket. Files that were changed here stay.
 
         Args:
             below: a sub-folder, "negatives/".
             is_start: False within a session: a file that was removed here since is not fetched again, and of the files that are
-                gone there only checkpoints are removed.
+                gone there only checkpoints and parts are removed.
             drops_own: everything here that the bucket does not have is removed first.
+            with_parts: the parts of other jobs too.
         """
         with self._alone():
             known, there = mirror_record.read(self.path), self._list()
@@ -71,26 +83,50 @@ class Mirror:
             lost = [
                 name
                 for name, entry in known.items()
-                if entry.version and name not in there and self._is_as(name, entry) and (is_start or _checkpoint_of(name))
+                if entry.version and name not in there and self._is_as(name, entry) and (is_start or self._whole_of(name))
             ]
             if drops_own:
-                lost += [name for name in self._here(below) if name not in known or not self._is_as(name, known[name])]
-                lost += [name for name, entry in known.items() if not entry.version]
-            self._forget(lost, known)
-            wanted = {name: found for name, found in self._wanted(there).items() if name.startswith(below)}
+                own = [name for name in self._here(below) if name not in known or not self._is_as(name, known[name])]
+                own += [name for name, entry in known.items() if not entry.version]
+                self._forget(own, known)
+            wanted = self._wanted(there, tells=is_start, with_parts=with_parts)
+            wanted = {name: found for name, found in wanted.items() if name.startswith(below)}
+            followed = {self._whole_of(name) for name in wanted}
+            self._forget([name for name in lost if self._whole_of(name) in followed], known)
             if is_start:  # else a copy that was deleted to free the disk would look like one to delete in the bucket
                 left_out = [name for name in known if name not in wanted and not (self.path / name).is_file()]
                 mirror_record.update(self.path, dict.fromkeys(left_out))
             self._download({name: found for name, found in wanted.items() if self._is_stale(name, found, known, is_start)})
+            self._forget([name for name in lost if name in known], known)  # only now, so that a checkpoint is here at all times
             self.fetched = time.monotonic()
 
     def bring(self, name: str) -> None:
-        """Downloads a checkpoint that `fetch` left out, if the bucket has it whole: "checkpoints/40"."""
+        """Downloads a checkpoint or a part that `fetch` left out, if the bucket has it whole: "checkpoints/40"."""
         with self._alone():
             there = self._list()
             parts = {part: found for part, found in there.items() if part.startswith(f"{name}/")}
             if parts and not (self.path / name).exists() and self._is_whole(name, there):
                 self._download(parts)
+
+    def has(self, name: str) -> bool:
+        """Whether the bucket had a file when it was listed last."""
+        return name in self._listed
+
+    def clear(self, below: str, kept: Callable[[str], bool]) -> None:
+        """Removes what a folder holds, here and there, also what a killed upload or removal left there.
+
+        Args:
+            below: the folder, "mining".
+            kept: whether an entry of the folder, by its name, stays.
+        """
+        with self._alone():
+            for guard in self.guards:
+                guard()
+            start = f"{below}/" if below else ""
+            removed = lambda name: name.startswith(start) and not kept(name.removeprefix(start).split("/")[0])  # noqa: E731
+            self._objects.remove(sorted(filter(removed, self._list()), key=_last_first))
+            folders.clear(self.path / below, kept)
+            mirror_record.update(self.path, {name: None for name in mirror_record.read(self.path) if removed(name)})
 
     def push(self, *, is_last: bool = False) -> None:
         """Uploads new and changed files, and removes files there that were removed here.
@@ -107,7 +143,7 @@ class Mirror:
             changed += [name for name in here if name in known and not known[name].version and name not in changed]
             if is_last and (changed or self.guards):
                 there = self._list()
-                changed += [name for name in here if name not in there and name not in changed]
+                changed += [name for name in here if name not in there and name not in changed and not self._is_of_jobs(name)]
             gone = [name for name in known if name not in here and not self._stays_here(name)] if changed or self.guards else []
             if not changed and not gone:
                 return
@@ -115,15 +151,20 @@ class Mirror:
                 raise InputError(f"{self.path}, the copy of {self.address}, was removed while it was in use; repeat the command.")
             for guard in self.guards:
                 guard()
+            made = {_below(name.rpartition("/")[0], UNFINISHED) for name in changed if _is_mark(name) and not self._whole_of(name)}
+            for name in made:
+                self._objects.write(name, b"")
             self._objects.remove(name for name in sorted(changed, key=_last_first) if _is_mark(name) and name in known)
             mirror_record.update(self.path, {name: Known(*here[name], "") for name in changed})
             before = {name: known[name].version for name in changed if name in known}
             with self._held(changed):
-                for group in _in_order(changed):
+                for group in self._in_order(changed):
                     self._upload(group, here, before)
+            if made:
+                self._objects.remove(made)
             self._objects.remove(sorted(gone, key=_last_first))  # only now, so that the bucket always has a whole checkpoint
             mirror_record.update(self.path, dict.fromkeys(gone))
-            if any(map(_checkpoint_of, changed)):
+            if any(map(self._checkpoint_of, changed)):
                 self._tidy(here)
 
     def _upload(self, names: Iterable[str], here: Mapping[str, Here], before: Mapping[str, str]) -> None:
@@ -171,7 +212,7 @@ class Mirror:
     def _held(self, names: Iterable[str]) -> Iterator[None]:
         """Keeps the files of checkpoints for the time of their upload, which may be longer than the run keeps them."""
         shutil.rmtree(self._sent_from, ignore_errors=True)  # of a killed upload
-        for name in filter(_checkpoint_of, names):
+        for name in filter(self._checkpoint_of, names):
             outputs.make_folder((self._sent_from / name).parent)
             with contextlib.suppress(OSError):  # the file is gone, or the disk has no links
                 os.link(self.path / name, self._sent_from / name)
@@ -182,19 +223,23 @@ class Mirror:
 
     def _tidy(self, here: Mapping[str, Here]) -> None:
         """Removes what killed uploads and removals left of checkpoints, and checkpoints beyond the newest `keep`."""
-        there = self._list()
-        own = {folder for folder in map(_checkpoint_of, here) if folder}
-        left = {folder for folder in map(_checkpoint_of, there) if folder and f"{folder}/{folders.CHECKPOINT_FILE}" not in there}
-        extra = [name for name in there if _checkpoint_of(name) in own and name not in here]
-        extra += [name for name in there if _checkpoint_of(name) in left - own]
-        of_run = {folder for folder in map(_checkpoint_of, there) if folder and Path(folder).parent.name == CHECKPOINT_FOLDERS[0]}
+        there, checkpoint_of = self._list(), self._checkpoint_of
+        own = {folder for folder in map(checkpoint_of, here) if folder}
+        left = {folder for folder in map(checkpoint_of, there) if folder and f"{folder}/{folders.CHECKPOINT_FILE}" not in there}
+        extra = [name for name in there if checkpoint_of(name) in own and name not in here]
+        extra += [name for name in there if checkpoint_of(name) in left - own]
+        of_run = {folder for folder in map(checkpoint_of, there) if folder and self._parent(folder) == CHECKPOINT_FOLDERS[0]}
         oldest_first = sorted(of_run, key=_step)
         old = set(oldest_first[: -self.keep]) - own if self.keep else set()
-        extra += [name for name in there if _checkpoint_of(name) in old]
+        extra += [name for name in there if checkpoint_of(name) in old]
         self._objects.remove(sorted(extra, key=_last_first))
 
     def _list(self) -> dict[str, Object]:
-        return {name: found for name, found in self._objects.list().items() if not _is_lock(name)}
+        everything = self._objects.list()
+        self._unfinished = {name.removesuffix(UNFINISHED) for name in everything if name.rpartition("/")[2] == UNFINISHED}
+        found = {name: one for name, one in everything.items() if not _is_lock(name)}
+        self._listed = set(found)
+        return found
 
     def _here(self, below: str = "") -> dict[str, Here]:
         """The files here that belong in the bucket."""
@@ -203,6 +248,8 @@ class Mirror:
             return {"": mirror_record.stat(self.path)}
         for parent, inner, names in os.walk(self.path):
             inner[:] = [name for name in inner if not _is_temporary(name)]
+            if Path(parent).name.endswith(PARTS):
+                inner[:] = [name for name in inner if (Path(parent) / name / folders.MANIFEST_FILE).is_file()]
             for name in names:
                 path = Path(parent) / name
                 relative = str(path.relative_to(self.path))
@@ -213,26 +260,57 @@ class Mirror:
         return found
 
     def _stays_here(self, name: str) -> bool:
-        return _is_lock(name) or (name.startswith(CACHE_OF_A_RUN) and (self.path / RUN_FILE).is_file())
+        of_cache = name.startswith(CACHE_OF_A_RUN) and self._whole_of(name) is None
+        return _is_lock(name) or (of_cache and (self.path / RUN_FILE).is_file())
 
-    def _wanted(self, there: Mapping[str, Object]) -> dict[str, Object]:
-        """The files that are fetched unasked: all but checkpoints that are half uploaded, or older than the newest and not here."""
-        checkpoints = {folder for folder in map(_checkpoint_of, there) if folder}
+    def _whole_of(self, name: str) -> str | None:
+        """The checkpoint or part that a file belongs to: "checkpoints/40" of "checkpoints/40/params/d/1"."""
+        names = (self.path.name, *name.split("/"))  # the mirror may be of one folder of parts
+        for place in range(1, len(names) - 1):
+            parent, own = names[place - 1 : place + 1]
+            if parent.endswith(PARTS) or (own.isdigit() and parent in (*CHECKPOINT_FOLDERS, MINED_WITH)):
+                return "/".join(names[1 : place + 1])
+        return None
+
+    def _checkpoint_of(self, name: str) -> str | None:
+        """The trainer's checkpoint that a file belongs to."""
+        folder = self._whole_of(name)
+        return folder if folder and self._parent(folder) in CHECKPOINT_FOLDERS else None
+
+    def _is_of_jobs(self, name: str) -> bool:
+        """Whether a file belongs to a folder that another job may remove."""
+        folder = self._whole_of(name)
+        return folder is not None and self._parent(folder) not in CHECKPOINT_FOLDERS
+
+    def _is_part(self, folder: str) -> bool:
+        return self._parent(folder).endswith(PARTS)
+
+    def _parent(self, folder: str) -> str:
+        return (self.path / folder).parent.name
+
+    def _wanted(self, there: Mapping[str, Object], *, tells: bool, with_parts: bool) -> dict[str, Object]:
+        """The files that are fetched: all but folders that are half uploaded, and of those not here parts and old checkpoints."""
+        wholes = {folder for folder in map(self._whole_of, there) if folder}
         left_out: set[str] = set()
-        newest: set[str] = set()
-        for folder in sorted(checkpoints, key=_step, reverse=True):
-            parent = str(Path(folder).parent)
-            is_here, is_kept = (self.path / folder).is_dir(), Path(parent).name != CHECKPOINT_FOLDERS[0]
-            if (not is_here and not is_kept and parent in newest) or not self._is_whole(folder, there):
-                left_out.add(folder)
-            else:
+        newest: set[Path] = set()
+        for folder in sorted(wholes, key=_step, reverse=True):
+            parent = (self.path / folder).parent
+            is_old = parent.name == CHECKPOINT_FOLDERS[0] and parent in newest
+            is_asked = (self.path / folder).is_dir() or (with_parts if self._is_part(folder) else not is_old)
+            if is_asked and self._is_whole(folder, there, tells=tells):
                 newest.add(parent)
-        return {name: found for name, found in there.items() if _checkpoint_of(name) not in left_out}
+            else:
+                left_out.add(folder)
+        for folder in self._unfinished if tells else ():
+            self._tell(folder.rstrip("/"))
+        below = tuple(self._unfinished)
+        return {name: found for name, found in there.items() if self._whole_of(name) not in left_out and not name.startswith(below)}
 
-    def _is_whole(self, folder: str, there: Mapping[str, Object]) -> bool:
-        """Whether a checkpoint was uploaded to its end; says once where it was not."""
+    def _is_whole(self, folder: str, there: Mapping[str, Object], *, tells: bool = True) -> bool:
+        """Whether a checkpoint or a part was uploaded to its end; says once where it was not."""
         sums = f"{folder}/{folders.CHECKSUMS_FILE}"
-        is_whole = f"{folder}/{folders.CHECKPOINT_FILE}" in there
+        mark = folders.MANIFEST_FILE if self._is_part(folder) else folders.CHECKPOINT_FILE
+        is_whole = f"{folder}/{mark}" in there
         if is_whole and sums in there:
             try:
                 files = parse_json((self._objects.read(sums) or b"").decode())["files"]
@@ -241,32 +319,38 @@ class Mirror:
                 is_whole = False
             else:
                 is_whole = all(name in there and there[name].size == size for name, size in sizes.items())
-        if not is_whole and folder not in self._told and not (self.path / folder).is_dir():  # else it is being uploaded from here
-            self._told.add(folder)
-            warnings.warn(f"{self.address}/{folder} is half uploaded, so it is left out.", stacklevel=2)
+        if tells and not is_whole:
+            self._tell(folder)
         return is_whole
+
+    def _tell(self, folder: str) -> None:
+        """Says once that a folder is half uploaded, unless it is this machine that sends it."""
+        if folder not in self._told and not (self.path / folder).is_dir():
+            self._told.add(folder)
+            warnings.warn(f"{_below(self.address, folder)} is half uploaded, so it is left out.", stacklevel=2)
 
     def _is_stale(self, name: str, found: Object, known: Mapping[str, Known], is_start: bool) -> bool:
         """Whether a file is to be fetched."""
         entry, is_here = known.get(name), (self.path / name).is_file()
         if self._stays_here(name):
             return False
-        if entry is None:
-            return True
+        if entry is None:  # a whole folder that is here and not known is being made
+            folder = self._whole_of(name)
+            return is_start or folder is None or not (self.path / folder).is_dir()
         if is_here and not entry.version:  # it was being sent when this machine stopped
             return False
         return entry.version != found.version or (is_start and not is_here)
 
     def _download(self, wanted: Mapping[str, Object]) -> None:
-        """Fetches files; a checkpoint appears by a rename, the marks of other folders come last."""
+        """Fetches files; a checkpoint or a part appears by a rename, the marks of other folders come last."""
         of_checkpoints: dict[str, list[str]] = {}
         for name in wanted:
-            if (folder := _checkpoint_of(name)) and not (self.path / folder).exists():
+            if (folder := self._whole_of(name)) and not (self.path / folder).exists():
                 of_checkpoints.setdefault(folder, []).append(name)
         apart = {name for names in of_checkpoints.values() for name in names}
         num_bytes = sum(found.size for found in wanted.values())
         with progress_bar(total=num_bytes, desc=f"fetch {self.address}", unit="B", unit_scale=True, delay=2, leave=False) as bar:
-            for group in _in_order([name for name in wanted if name not in apart]):
+            for group in self._in_order([name for name in wanted if name not in apart]):
                 paths = {name: self.path / name for name in group}
                 mirror_record.update(self.path, self._receive(paths, wanted, bar.update))
             for folder, names in of_checkpoints.items():
@@ -318,9 +402,9 @@ class Mirror:
         return not path.is_file() or mirror_record.stat(path) == entry.here
 
     def _forget(self, names: Iterable[str], known: dict[str, Known]) -> None:
-        """Removes files here, and the folders that were theirs alone; of a checkpoint the whole at once."""
+        """Removes files here, and the folders that were theirs alone; of a checkpoint or a part the whole at once."""
         for name in names:
-            folder, path = _checkpoint_of(name), self.path / name
+            folder, path = self._whole_of(name), self.path / name
             if folder and (self.path / folder).is_dir():
                 aside = outputs.temporary(self.path / folder)
                 os.replace(self.path / folder, aside)
@@ -334,6 +418,15 @@ class Mirror:
                     parent.rmdir()
         mirror_record.update(self.path, dict.fromkeys(names))
 
+    def _in_order(self, names: Iterable[str]) -> list[list[str]]:
+        """Files in groups, each to be complete before the next: marks come last, and those of checkpoints last of all."""
+        groups: dict[tuple[bool, int], list[str]] = {}
+        for name in names:
+            last = name.rpartition("/")[2]
+            place = MARKS.index(last) + 1 if last in MARKS else 0
+            groups.setdefault((place > 0 and self._checkpoint_of(name) is not None, place), []).append(name)
+        return [groups[key] for key in sorted(groups)]
+
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """One process and one thread of this machine at a time compares both sides; all of them know the same record."""
@@ -341,29 +434,17 @@ class Mirror:
             yield
 
 
-def _checkpoint_of(name: str) -> str | None:
-    """The checkpoint that a file belongs to: "checkpoints/40" of "checkpoints/40/params/d/1"."""
-    parts = name.split("/")
-    places = [place for place in range(1, len(parts) - 1) if parts[place].isdigit() and parts[place - 1] in CHECKPOINT_FOLDERS]
-    return "/".join(parts[: places[0] + 1]) if places else None
-
-
 def _step(folder: str) -> int:
-    return int(folder.rpartition("/")[2])
+    last = folder.rpartition("/")[2]
+    return int(last) if last.isdigit() else 0
+
+
+def _below(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder and name else folder or name
 
 
 def _is_mark(name: str) -> bool:
     return name.rpartition("/")[2] in MARKS
-
-
-def _in_order(names: Iterable[str]) -> list[list[str]]:
-    """Files in groups, each to be complete before the next: marks come last, and those of checkpoints last of all."""
-    groups: dict[tuple[bool, int], list[str]] = {}
-    for name in names:
-        last = name.rpartition("/")[2]
-        place = MARKS.index(last) + 1 if last in MARKS else 0
-        groups.setdefault((place > 0 and _checkpoint_of(name) is not None, place), []).append(name)
-    return [groups[key] for key in sorted(groups)]
 
 
 def _last_first(name: str) -> tuple[int, str]:
