@@ -261,9 +261,7 @@ def test_miners_with_copies_of_a_bucket_mine_what_one_mines_though_killed_while_
     monkeypatch.setattr(leases.Lease, "release", killed_or_released)
     for name in ("put", "remove"):
         method = getattr(buckets.Objects, name)
-        monkeypatch.setattr(
-            buckets.Objects, name, lambda self, *given, method=method: (turns.risk(0.02), method(self, *given))[1]
-        )
+        monkeypatch.setattr(buckets.Objects, name, lambda self, *given, method=method: (turns.risk(0.02), method(self, *given))[1])
 
     def go_to(machine):
         os.environ["DE_JAX_CACHE"] = str(tmp_path / machine)
