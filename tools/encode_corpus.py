@@ -10,8 +10,8 @@ de-jax encode_corpus --run_dir=runs/curriculum --dataset_dir=data/beir/medquad -
     --expansion=queries/medquad --expand_as=typical
 de-jax search --run_dir=runs/curriculum --dataset_dir=data/beir/medquad --embeddings_dir=embeddings/medquad
 
-Several jobs share the work with --shard=0/4 to 3/4, in any order, on any hosts that see the folder or address; with --distributed, a
-cluster gives the number. The last one joins the shards.
+Several jobs share the work with --shard=0/4 to 3/4, in any order, on any hosts that see the folder or address; with --distributed,
+a cluster gives the number. The last one joins the shards.
 """
 
 from __future__ import annotations

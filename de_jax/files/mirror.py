@@ -236,7 +236,8 @@ class Mirror:
 
     def _list(self) -> dict[str, Object]:
         everything = self._objects.list()
-        self._unfinished = {name.removesuffix(UNFINISHED) for name in everything if name.rpartition("/")[2] == UNFINISHED}
+        begun = {name.removesuffix(UNFINISHED) for name in everything if name.rpartition("/")[2] == UNFINISHED}
+        self._unfinished = {folder for folder in begun if not any(f"{folder}{mark}" in everything for mark in MARKS)}
         found = {name: one for name, one in everything.items() if not _is_lock(name)}
         self._listed = set(found)
         return found

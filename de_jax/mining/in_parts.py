@@ -96,9 +96,8 @@ def join_parts(searched: Searched, choose: Choose) -> Generation | list[Part]:
     with leases.in_turn(parts.folder_of(whole)):
         parts.fetch(whole)
         there = _rankings(whole, part, name, is_here=True)
-        if (
-            missing := _missing(searched, is_here=True)
-        ) or not there:  # another job has joined them, or is killed as it removes them
+        missing = _missing(searched, is_here=True)
+        if missing or not there:  # another job has joined them, or was killed as it removed them
             return missing
         parts.join(whole, part)
         reuse.keep(whole, reuse.text_hashes(texts.passages or texts.doc_store, run.doc.max_length))
