@@ -17,7 +17,8 @@ from typing import Any
 
 from de_jax.files import buckets, folders, outputs
 from de_jax.files.buckets import Unreachable
-from de_jax.files.mirror import RUN_FILE, Mirror
+from de_jax.files.mirror import Mirror
+from de_jax.files.mirror_names import RUN_FILE
 from de_jax.types import InputError
 
 FRESH_SECONDS = 60.0

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from de_jax.files import leases, mirror, mirrors, outputs, schema
+from de_jax.files import leases, mirror_names, mirrors, outputs, schema
 from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array
 from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter, open_embeddings
@@ -78,7 +78,7 @@ class Part(NamedTuple):
 
 def folder_of(whole: Path) -> Path:
     """The folder of the parts of a whole."""
-    return whole.with_name(f"{whole.name}{mirror.PARTS}")
+    return whole.with_name(f"{whole.name}{mirror_names.PARTS}")
 
 
 def begin(whole: Path, part: Part) -> Path:

@@ -9,7 +9,7 @@ import warnings
 import fsspec
 import pytest
 
-from de_jax.files import buckets, folders, leases, mirror, mirrors
+from de_jax.files import buckets, folders, leases, mirror, mirror_names, mirrors
 from de_jax.files.mirror import Mirror
 from de_jax.mining import generations
 from de_jax.settings import AnyPath, checked
@@ -137,7 +137,7 @@ def test_marks_are_uploaded_last_and_removed_first(bucket, monkeypatch):
     write(path, {"embeddings/a.npy": "1", ".train.lock": "", "checkpoints/.x.01234567.tmp/a": "1"})
     checkpoint(path, 10)
     mirrors.push_all()
-    marks = [name for name in sent if name.rpartition("/")[2] in mirror.MARKS]
+    marks = [name for name in sent if name.rpartition("/")[2] in mirror_names.MARKS]
     assert marks == ["negatives/000001/manifest.json", "checkpoints/10/checksums.json", "checkpoints/10/_CHECKPOINT_METADATA"]
     assert sent[-3:] == marks
     assert bucket() == {*sent}
