@@ -146,7 +146,7 @@ class Lease:
         return self._is_settled()
 
     def _is_expired(self, found: dict[str, Any]) -> bool:
-        """Whether the holder of a lease is silent for long; False where it has ended and there is none."""
+        """Whether the holder of a lease was silent for long; False where it has ended."""
         if not self._is_told:
             self._is_told = True
             owner, until = found.get("owner"), f"waiting up to {LEASE_SECONDS:.0f} s, to see whether"

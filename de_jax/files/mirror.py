@@ -115,7 +115,7 @@ class Mirror:
         return name in self._listed
 
     def clear(self, below: str, kept: Callable[[str], bool]) -> None:
-        """Removes what a folder holds, here and there, also what a killed upload or removal left there.
+        """Removes the entries of a folder, here and there, also the remains of a killed upload or removal.
 
         Args:
             below: the folder, "mining".

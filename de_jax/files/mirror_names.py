@@ -1,4 +1,4 @@
-"""What the names of files mean to a mirror: what makes a folder complete, what is complete or absent, and what stays here."""
+"""The names of files, as a mirror reads them: marks that complete a folder, checkpoints and parts, and files that stay here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = ".parts"
 """The end of the name of a folder with parts of several jobs, each complete or absent; whichever job joins them removes them."""
 RUN_FILE, CACHE_OF_A_RUN = "run.json", "embeddings/"
 UNFINISHED = ".unfinished.lock"
-"""In the bucket, in a folder with a mark while it is uploaded: what a killed upload left there is not fetched."""
+"""In the bucket, in a folder with a mark while it is uploaded: the remains of a killed upload are not fetched."""
 
 
 class Names(NamedTuple):

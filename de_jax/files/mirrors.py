@@ -84,7 +84,7 @@ def bring(path: Path) -> None:
 
 
 def refresh(path: Path, *, with_parts: bool = False) -> None:
-    """Fetches what others wrote to a folder since, where it is the copy of an address; see `Mirror.fetch`."""
+    """Fetches the files that others wrote to a folder since, where it is the copy of an address; see `Mirror.fetch`."""
     if found := of(path):
         mirror, name = found
         mirror.fetch(f"{name}/" if name else "", is_start=False, with_parts=with_parts)
