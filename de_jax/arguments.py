@@ -90,8 +90,12 @@ def add_faiss(parser: argparse._ActionsContainer) -> None:
     """Adds the flags of FAISS, None where they are not given."""
     parser.add_argument("--nprobe", type=int, help="inverted lists to visit in an IVF index")
     parser.add_argument("--ef_search", type=int, help="candidates to keep in an HNSW index")
-    parser.add_argument("--faiss_device", choices=faiss_index.DEVICES, help="where FAISS fills and searches (default cpu)")
-    parser.add_argument("--faiss_gpu_mode", choices=faiss_index.GPU_MODES, help="of several GPUs (default shard)")
+    parser.add_argument(
+        "--faiss_device", choices=faiss_index.DEVICES, help="device on which FAISS fills and searches (default cpu)"
+    )
+    parser.add_argument(
+        "--faiss_gpu_mode", choices=faiss_index.GPU_MODES, help="use of several GPUs: a shard each, or copies (default shard)"
+    )
     parser.add_argument("--faiss_float16", action="store_true", help="the GPU stores vectors in half precision")
     parser.add_argument(
         "--faiss_on_disk", action="store_true", help="keep the lists of an IVF index in a file, for corpora beyond memory"

@@ -6,8 +6,8 @@ de-jax mine  --gin_file=recipes/ance_firstp.gin --gin.MODEL=runs/bm25 --gin.beir
 Both commands take the same arguments. Run them on one machine, or on two that see the same folders. Stop and restart either at any
 time: without its miner, a run continues with its current negatives. Prints one JSON object for each generation.
 
-Several miners share each generation with --shard=0/4 to 3/4, or with --distributed where a cluster gives the number. They meet only
-in the run's folder. The last to finish its part writes the generation, with the bytes of a single miner.
+Several miners share each generation with --shard=0/4 to 3/4, or with --distributed if a cluster assigns the number. They share only
+the run's folder. The last to finish its part writes the generation, with the bytes of a single miner.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ def _parser() -> command.Parser:
         "--texts_per_shard",
         type=numeric(PositiveInt),
         default=encode.TEXTS_PER_SHARD,
-        help="texts encoded at a time; a part is whole blocks of these (default 32768)",
+        help="texts encoded at a time; parts are multiples of this (default 32768)",
     )
     arguments.add_shard(parser)
     command.add_memory_fraction(parser)

@@ -40,7 +40,7 @@ from de_jax.retrieval.maxp import passages_of
 from de_jax.retrieval.vector_index import VectorIndex
 from de_jax.training.mesh import sharding
 from de_jax.training.run.run_folder import Run, load_run, origins, write_run
-from de_jax.types import Array, InputError
+from de_jax.types import Array, InputError, Ranking
 
 if TYPE_CHECKING:
     Texts = str | Iterable[str]
@@ -194,6 +194,19 @@ class Model:
         queries, docs = self._checked("query", queries, 1), self._checked("document", docs, 1 + (self.max_passages > 1))
         scores = queries @ docs.reshape(-1, docs.shape[-1]).T
         return scores if docs.ndim == 2 else scores.reshape(len(queries), *docs.shape[:2]).max(axis=2)
+
+    def search(self, queries: Texts, docs: Texts, k: int = 10) -> Ranking:
+        """The k best documents of each query, among texts that are encoded for this call; `index` keeps documents for later calls.
+
+        Args:
+            queries: a str, or an iterable of str.
+            docs: as queries; row i of the ranking is the i-th text.
+            k: at least 1; of fewer documents, the remaining places have row -1 and score -inf.
+
+        Raises:
+            InputError: as of `encode_query`, no documents, or `k` below 1.
+        """
+        return self.index(self.encode_document(docs)).search(self.encode_query(queries), k)
 
     def index(
         self,

@@ -29,12 +29,13 @@ from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, complete_steps
 
 BESIDE = "beside"
+LINES = (("-", "o"), ("--", "s"), (":", "^"))  # of the learning rates, with their markers
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
-    curves = {}
+    curves: dict[tuple[float, str], list[list[float]]] = {}
     for rate, refresh in itertools.product(args.learning_rates, args.refresh):
         run_dir = args.out_dir / f"{Path(args.dataset_dir).name}-{rate:g}-{refresh}"
         if args.num_steps not in complete_steps(run_dir / CHECKPOINTS_DIR):
@@ -43,8 +44,8 @@ def main(argv: list[str] | None = None) -> None:
         report = {name: _curve(lines, name) for name in ("dev/ndcg@10", "loss", "negatives/staleness")}
         num_generations = len(generations.numbers(run_dir / "negatives"))
         print(json.dumps({"learning_rate": rate, "refresh": refresh, "num_generations": num_generations, **report}), flush=True)
-        curves[f"{rate:g}, {_words(refresh)}"] = report["dev/ndcg@10"]
-    _draw(curves, args.out_dir / "async_gap.png", Path(args.dataset_dir).name)
+        curves[rate, _words(refresh, args.num_steps)] = report["dev/ndcg@10"]
+    _draw(curves, args.out_dir / "async_gap.png", f"{Path(args.dataset_dir).name}: how negatives are mined")
 
 
 def _train(run_dir: Path, rate: float, refresh: str, args: argparse.Namespace) -> None:
@@ -90,17 +91,24 @@ def _curve(lines: list[dict[str, Any]], name: str) -> list[list[float]]:
     return [[line["step"], line[name]] for line in lines if name in line]
 
 
-def _words(refresh: str) -> str:
-    return "mined beside" if refresh == BESIDE else f"every {refresh}"
+def _words(refresh: str, num_steps: int) -> str:
+    if refresh == BESIDE:
+        return "by a second process"
+    return "once" if int(refresh) >= num_steps else f"every {refresh} updates"
 
 
-def _draw(curves: dict[str, list[list[float]]], out_png: Path, name: str) -> None:
-    with plots.new_figure(out_png, figsize=(plots.NARROW, 4.5)) as figure:
+def _draw(curves: dict[tuple[float, str], list[list[float]]], out_png: Path, title: str) -> None:
+    """One colour for each way of mining, one kind of line for each learning rate."""
+    rates, ways = (list(dict.fromkeys(names)) for names in zip(*curves, strict=True))
+    with plots.new_figure(out_png, figsize=(plots.NARROW, 4.2)) as figure:
         axis = figure.add_subplot()
-        for label, curve in curves.items():
-            axis.plot(*zip(*curve, strict=True), marker="o", markersize=3, label=label)
-        axis.set(xlabel="updates", ylabel="nDCG@10 on dev", title=f"{name}: learning rate, refresh of the negatives")
-        axis.legend()
+        for (rate, way), curve in sorted(curves.items(), key=lambda item: ways.index(item[0][1])):  # the legend's columns
+            label = way if len(rates) == 1 else f"{way}, rate {rate:g}"
+            line, marker = LINES[rates.index(rate) % len(LINES)]
+            colour = plots.COLOURS[ways.index(way)]
+            axis.plot(*zip(*curve, strict=True), line, color=colour, lw=1.8, marker=marker, ms=4.5, label=label)
+        axis.set(xlabel="updates", ylabel="dev nDCG@10", title=title)
+        figure.legend(loc="outside lower center", ncols=len(ways), handlelength=2.2, columnspacing=1.2)
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

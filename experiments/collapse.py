@@ -109,17 +109,19 @@ def _both_towers(layers: int, rate: float, args: argparse.Namespace) -> dict[str
 
 def _draw(curves: Curves, out_png: Path, name: str) -> None:
     panels = sorted({(layers, way) for layers, way, _ in curves}, key=lambda panel: (panel[0], list(WAYS).index(panel[1])))
-    with plots.new_figure(out_png, figsize=(plots.WIDE, 3.8), title=f"{name}: loss by learning rate") as figure:
-        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axis, panel in zip(axes, panels, strict=True):
+    rows = len(panels) // len(WAYS)
+    with plots.new_figure(out_png, figsize=(plots.NARROW, 2.6 * rows + 0.3), title=f"{name}: loss by learning rate") as figure:
+        axes = figure.subplots(rows, len(WAYS), sharey=True, squeeze=False)
+        for axis, panel in zip(axes.flat, panels, strict=True):
             of_panel = {rate: lines for (layers, way, rate), lines in curves.items() if (layers, way) == panel}
             for rate, lines in of_panel.items():
                 axis.plot([line["step"] for line in lines], [line[LOSS] for line in lines], label=f"{rate:g}")
             steps = [line["step"] for line in lines]
             axis.plot(steps, [line[CHANCE] for line in lines], color=plots.INK, lw=1, linestyle="--", label="chance")
             axis.set(title=f"query layers: {panel[0]}, {panel[1]}", xlabel="updates")
-        axes[0].set_ylabel("loss, nats")
-        axes[-1].legend(title="learning rate")
+        for axis in axes[:, 0]:
+            axis.set_ylabel("loss, nats")
+        axes[-1, -1].legend(title="learning rate")
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

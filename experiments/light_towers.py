@@ -27,7 +27,7 @@ from de_jax.training.run import run_log
 from de_jax.types import InputError
 from experiments import processes
 
-WAYS = {"daft": "aligned first (DAFT)", "one_stage": "trained at once"}
+WAYS = {"daft": "aligned first (DAFT)", "one_stage": "in one stage"}
 BEFORE, WHOLE, MEASURE = "before", "in_batch_softmax", "ndcg@10"
 
 
@@ -118,7 +118,7 @@ def _draw(folders: dict[str, dict[str, list[Path]]], milliseconds: dict[str, dic
         for axis, (dataset, by_system) in zip(axes, scores.items(), strict=True):
             slow = milliseconds[BEFORE]["1"]
             axis.plot(slow, by_system[BEFORE][0], "s", color=plots.INK, label="the original model")
-            axis.plot(slow, statistics.fmean(by_system[WHOLE]), "D", color=plots.INK, label="the model, trained alike")
+            axis.plot(slow, statistics.fmean(by_system[WHOLE]), "D", color=plots.INK, label="the whole model, fine-tuned")
             for (way, label), colour in zip(WAYS.items(), plots.COLOURS, strict=False):
                 own = {system: values for system, values in by_system.items() if system.startswith(way)}
                 places = [milliseconds[system.rpartition("_")[2]]["1"] for system in own]

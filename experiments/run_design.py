@@ -261,10 +261,12 @@ class Experiment:
             arm["mean"] = {name: statistics.fmean(one[name] for one in arm["scores"]) for name in arm["scores"][0]}
         folders = {arm: ",".join(reports[cell]["evaluation_dir"] for cell in cells if cell.arm == arm) for arm in arms}
         compared = []
-        for one in self._design["compare"]:
+        for number, one in enumerate(self._design["compare"]):
             named = [f"{arm}={folders[arm]}" for arm in (one["beside"], *one["arms"])]
             flags = [f"--qrels={beir.find_qrels(dataset_dir, 'test')}", f"--measure={self._design['measure']}"]
-            compared.append(self._command(["tools.compare_runs", *flags, "--systems", *named]))
+            line = ["tools.compare_runs", *flags, "--systems", *named]
+            kept = f"compared/{cells[0].set}-{Path(dataset_dir).name}-{number}"
+            compared.append(self._once(kept, lambda: self._command(line)))  # noqa: B023  # called at once
         return {"arms": arms, "compared": compared}
 
     def _train(self, cell: Cell) -> dict[str, Any]:

@@ -167,6 +167,7 @@ def code_of_the_readme():
 
 def test_the_training_of_the_readme_is_a_recipe(sde, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    sde.save("all-MiniLM-L6-v2", format="sentence_transformers")
     called = []
     monkeypatch.setattr(de_jax, "train", lambda recipe, run_dir: called.append(trainer.check(recipe, Path(run_dir))))
     monkeypatch.setattr(de_jax, "load", called.append)
@@ -240,6 +241,16 @@ def test_devices_share_the_work(sde, folders):
     assert {device for leaf in jax.tree.leaves(two.run.params) for device in leaf.devices()} == {*jax.local_devices()[1:3]}
     docs = sde.encode_document(TEXTS)
     np.testing.assert_array_equal(two.index(docs).search(docs, 2).doc_rows, sde.index(docs).search(docs, 2).doc_rows)
+
+
+def test_texts_are_searched_in_one_call(sde):
+    expected = sde.index(sde.encode_document(TEXTS)).search(sde.encode_query(TEXTS[:2]), 3)
+    found = sde.search(iter(TEXTS[:2]), iter(TEXTS), k=3)
+    np.testing.assert_array_equal(found.doc_rows, expected.doc_rows)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
+    np.testing.assert_array_equal(sde.search(TEXTS[0], TEXTS, k=3).doc_rows, found.doc_rows[:1])
+    with pytest.raises(InputError):
+        sde.search("den", [])
 
 
 def test_fewer_dimensions_and_bytes_of_a_run(sde, folders):

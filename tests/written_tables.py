@@ -10,8 +10,8 @@ import pyarrow.feather
 import pyarrow.parquet
 
 
-def _csv(path, rows, **dialect):
-    with open(path, "w", encoding="utf-8", newline="") as file:
+def _csv(path, rows, encoding="utf-8", **dialect):
+    with open(path, "w", encoding=encoding, newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), **dialect)
         writer.writeheader()
         writer.writerows(rows)
@@ -60,6 +60,7 @@ def dataset(folder, splits):
 WRITERS = {
     "csv": lambda folder, rows: _csv(folder / "a.csv", rows),
     "csv with LF": lambda folder, rows: _csv(folder / "a.csv", rows, lineterminator="\n", quoting=csv.QUOTE_ALL),
+    "csv of Excel": lambda folder, rows: _csv(folder / "a.csv", rows, encoding="utf-8-sig", delimiter=";"),
     "csv.gz": lambda folder, rows: _compressed(_csv(folder / "a.csv", rows)),
     "csv of arrow": lambda folder, rows: _of_arrow(folder / "a.csv", rows),
     "tsv": lambda folder, rows: _csv(folder / "a.tsv", rows, delimiter="\t"),

@@ -28,8 +28,8 @@ def main(argv: list[str] | None = None) -> None:
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--out_dir", required=True, help="folder of the data set")
-    parser.add_argument("--max_docs", type=int, help="limit the documents, always to the same subset; fewer files are read")
-    parser.add_argument("--no_packages", action="store_true", help="the standard library alone, as quickstart has it")
+    parser.add_argument("--max_docs", type=int, help="limit the documents, to the same subset each time; reads fewer files")
+    parser.add_argument("--no_packages", action="store_true", help="use only the standard library, as quickstart does")
     parser.add_argument("--num_processes", type=int, help="processes that read sources; default one per processor")
     return parser.parse_args(argv)
 

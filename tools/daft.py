@@ -14,8 +14,8 @@ towers (Leonhardt et al.). The result for each number of layers is a run for sea
           towers.png               the same queries by both towers, before, between and after the stages
 
 --gin.NAME=VALUE changes a setting of both recipes, --gin1.NAME=VALUE of recipes/daft_stage1.gin alone, and --gin2.NAME=VALUE of
-recipes/daft_stage2.gin alone. --num_align_steps=0 trains both towers at once with recipes/daft_one_stage.gin, in 2_layers/at_once.
-Repeat the command to continue after a stop.
+recipes/daft_stage2.gin alone. --num_align_steps=0 trains both towers in one stage with recipes/daft_one_stage.gin, in
+2_layers/at_once. Repeat the command to continue after a stop.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ de-jax doc2query train --dataset_dirs data/beir/medquad --init_from=google-t5/t5
 de-jax doc2query generate --model=runs/doc2query --dataset_dir=data/beir/scifact --out_dir=queries/scifact --num_queries=20
 de-jax doc2query import --predictions predicted_queries_*.txt* --dataset_dir=data/msmarco --out_dir=queries/msmarco
 
-Jobs share `generate` with --shard=0/4 to 3/4, in any order, on any hosts that see the folder; with --distributed, a cluster gives
-the number. The last one joins the shards.
+Jobs share `generate` with --shard=0/4 to 3/4, in any order, on any hosts with access to the folder; with --distributed, a cluster
+assigns the number. The last one joins the shards.
 
 Repeat a command to continue after a stop. --init_from and --model accept a run of `train`, a folder of Hugging Face's T5 or a name
 on the hub. Without --init_from, the model starts from random parameters, with --size and the vocabulary of --tokenizer.

@@ -1,4 +1,4 @@
-"""Checks this installation and says how to fix each problem.
+"""Checks this installation and suggests a fix for each problem.
 
 de-jax doctor
 de-jax doctor --json
@@ -203,7 +203,7 @@ def _size(num_bytes: int) -> str:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--bucket", type=str, help="an address gs:// or s3:// to check, too")
+    parser.add_argument("--bucket", type=str, help="also check an address at gs:// or s3://")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser.parse_args(argv)
 

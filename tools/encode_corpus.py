@@ -10,8 +10,8 @@ de-jax encode_corpus --run_dir=runs/curriculum --dataset_dir=data/beir/medquad -
     --expansion=queries/medquad --expand_as=typical
 de-jax search --run_dir=runs/curriculum --dataset_dir=data/beir/medquad --embeddings_dir=embeddings/medquad
 
-Several jobs share the work with --shard=0/4 to 3/4, in any order, on any hosts that see the folder or address; with --distributed,
-a cluster gives the number. The last one joins the shards.
+Several jobs share the work with --shard=0/4 to 3/4, in any order, on any hosts with access to the folder or address; with
+--distributed, a cluster assigns the number. The last one joins the shards.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out_dir", required=True, help="folder of the embeddings; new, empty or started by this command")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of matrix products; default the run's own")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="type of matrix products; default the run's")
     parser.add_argument("--tokens_per_batch", type=int, help="size of a micro-batch; default by device")
     parser.add_argument("--length_multiple", type=int, help="pad texts to multiples of this; default by length")
     parser.add_argument(

@@ -4,9 +4,9 @@ de-jax export_index --run_dir=runs/sde --dataset_dir=data/beir/scifact --to=parq
 de-jax export_index --run_dir=runs/sde --dataset_dir=data/beir/scifact --to=milvus --uri=corpus.db
 de-jax search --run_dir=runs/sde --dataset_dir=data/beir/scifact --index=milvus:corpus.db
 
-parquet has the columns id, text and embedding. Milvus is a server, by its address, or a file ending in .db, which Milvus Lite opens
-in this process. `search` and `evaluate_beir` use either with --index=milvus:URI. $MILVUS_TOKEN holds a server's token. Repeat a
-stopped upload to continue it.
+parquet has the columns id, text and embedding. For Milvus, give a server's address, or a file ending in .db, which Milvus Lite
+opens in this process. `search` and `evaluate_beir` use either with --index=milvus:URI. $MILVUS_TOKEN holds a server's token. Repeat
+a stopped upload to continue it.
 """
 
 from __future__ import annotations
@@ -65,14 +65,16 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", required=True, help="the run that embeds")
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder with the corpus")
-    parser.add_argument("--to", required=True, choices=("parquet", "milvus"), help="the form")
-    parser.add_argument("--out", type=Path, help="of parquet: a new file")
-    parser.add_argument("--uri", type=str, help="of Milvus: an address such as http://localhost:19530, or a file ending in .db")
+    parser.add_argument("--to", required=True, choices=("parquet", "milvus"), help="file format or engine to write")
+    parser.add_argument("--out", type=Path, help="a new file, for parquet")
+    parser.add_argument("--uri", type=str, help="Milvus: an address such as http://localhost:19530, or a file ending in .db")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--embeddings_dir", help="embeddings from encode_corpus; default the run's own")
-    parser.add_argument("--float16", action="store_true", help="half precision; Milvus Lite has none")
+    parser.add_argument("--float16", action="store_true", help="write half precision; Milvus Lite does not support it")
     parser.add_argument("--index_type", default="FLAT", help="Milvus's index, such as FLAT (default, exact), HNSW or IVF_FLAT")
-    parser.add_argument("--index_param", nargs="*", default=[], metavar="NAME=VALUE", help="of that index, such as M=16")
+    parser.add_argument(
+        "--index_param", nargs="*", default=[], metavar="NAME=VALUE", help="parameters of Milvus's index, such as M=16"
+    )
     input_policy.add_flags(parser)
     return parser.parse_args(argv)
 

@@ -37,10 +37,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument(
-        "negatives_dir", type=Path, help="a generation, or a folder of generations, whose newest whole one is taken"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="a new file; compressed where its name ends in .gz")
+    parser.add_argument("negatives_dir", type=Path, help="a generation, or a folder of generations: its newest complete one")
+    parser.add_argument("--out", type=Path, required=True, help="a new file; compressed if its name ends in .gz")
     return parser.parse_args(argv)
 
 

@@ -4,10 +4,10 @@ de-jax plan_run --topology=h100:8 --gin_file=recipes/samtone_both.gin
 de-jax plan_run --topology=v5e:16x16 --gin_file=recipes/samtone_both.gin --gin_file=models/t5_1_1_xxl.gin --batch_size=4096 \\
     --gin.make_mesh.fsdp=16 --gin.T5Config.remat=full --gin.T5Config.scan_layers=True
 
-The plan needs neither data nor a tokenizer: every text has the recipe's longest length, one a row. Real texts are shorter and share
-rows; `--query_rows` and `--doc_rows` set how many rows of the longest length they take. A TPU topology needs the `plan` extra,
-GPUs need `plan_gpu`, and neither needs the device. Memory, collectives and executed FLOPs are the compiler's. `estimate` is a lower
-bound of a step's time from these and the data sheet. In Python: `de_jax.planner.plan(recipe, topology)`.
+The plan needs no data or tokenizer: every text has the recipe's longest length and its own row. Real texts are shorter and share
+rows; `--query_rows` and `--doc_rows` set the number of rows. A TPU topology needs the `plan` extra, GPUs need `plan_gpu`, and
+neither needs the device. Memory, collectives and executed FLOPs are the compiler's. `estimate` is a lower bound of a step's time
+from these and the data sheet. In Python: `de_jax.planner.plan(recipe, topology)`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The whole of de_jax in one command: build a data set, train, index, search and score; minutes on two CPU cores, no download.
+"""All of de_jax in one command: build a data set, train, index, search and score; minutes on two CPU cores, no download.
 
 de-jax quickstart --run_dir=runs/quickstart
 
 Turns the docstrings of Python's standard library into a retrieval task (query: the first sentence; document: the signature and the
-rest). Trains a tiny T5 dual encoder from random parameters. Scores it on modules that it has not seen, beside BM25, the untrained
+rest). Trains a tiny T5 dual encoder from random parameters. Scores it on unseen modules, beside BM25, the untrained
 model, and the fusion of the model's ranking with BM25's. Writes report.json, curves.png and embeddings.png into the run's folder.
 Repeat the command to continue after a stop.
 """

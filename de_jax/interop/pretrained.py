@@ -177,7 +177,7 @@ def turned(array: np.ndarray, origin: Origin) -> np.ndarray:
     """From one library's layout to the other's; its own inverse."""
     if origin.transposed:
         return array.T
-    if 0 < origin.swapped_row < len(array):
+    if array.ndim and 0 < origin.swapped_row < len(array):  # a wrong shape is named later
         order = np.arange(len(array))
         order[[0, origin.swapped_row]] = origin.swapped_row, 0
         return array[order]

@@ -7,38 +7,27 @@ The vocabulary itself (`data.text`) is read without them, so a setting that says
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE
+from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, rust_errors_named
 from de_jax.files import schema
 from de_jax.files.reading import is_there
-from de_jax.interop import config_keys
+from de_jax.interop import config_keys, tokenizer_classes
 from de_jax.types import InputError
 
 FILE = "tokenizer_config.json"
 UNKNOWN_LENGTH = 10**9
 """transformers writes 10^30 for an unknown length."""
+CONFIG_FILE = "config.json"
 ADDED_FILE, SPECIALS_FILE = "added_tokens.json", "special_tokens_map.json"
 BERT_SETTINGS = {"do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"}
 """Settings by their names in a BertNormalizer, which transformers rebuilds from them."""
-CLASSES = {
-    "WordPiece": ("Bert", "DistilBert", "MPNet"),
-    "Unigram": ("XLMRoberta", "Camembert", "T5"),
-    "BPE": ("Roberta", "Llama", "Gemma", "Qwen2", "GPT2"),
-}
-"""The classes of transformers that make a new tokenizer from the entries of a vocabulary, by the model of tokenizer.json."""
-ENDS = {
-    "Bert": {"cls_token": "[CLS]", "sep_token": "[SEP]"},
-    "DistilBert": {"cls_token": "[CLS]", "sep_token": "[SEP]"},
-    "MPNet": {"cls_token": "<s>", "sep_token": "</s>"},
-    "Roberta": {"cls_token": "<s>", "sep_token": "</s>"},
-    "XLMRoberta": {"bos_token": "<s>", "eos_token": "</s>"},
-    "Camembert": {"bos_token": "<s>", "eos_token": "</s>"},
-    "T5": {"eos_token": "</s>"},
-}
-"""Settings of the tokens that some of `CLASSES` put around a text, whatever tokenizer.json says, with their defaults."""
+_NO_WORD = re.compile(r"[<\[{|]")
+"""What marks a special token as something that ordinary texts do not hold."""
 
 
 class TokenizerSettings(NamedTuple):
@@ -66,11 +55,19 @@ def read(folder: Path) -> TokenizerSettings:
         raise InputError(f"{file}: model_input_names is {names!r}; without 'attention_mask' padding would count as text.")
     _check_normalizer(file, values, vocabulary)
     _check_ends(file, values, folder / TOKENIZER_JSON_FILE)
-    _check_class(file, values, folder / TOKENIZER_JSON_FILE)
+    if vocabulary:
+        config, around = _object(folder / CONFIG_FILE), functools.partial(_around, folder / TOKENIZER_JSON_FILE)
+        with rust_errors_named(folder / TOKENIZER_JSON_FILE):
+            tokenizer_classes.check(file, values, vocabulary, config, around)
     if vocabulary or is_there(folder / SENTENCEPIECE_FILE):
         _check_added_tokens(folder, values, vocabulary)
     padding_side = values.get("padding_side", (vocabulary.get("padding") or {}).get("direction", "Right"))
     specials = frozenset(_special_tokens(folder, values, vocabulary))
+    if word := next((token for token in sorted(specials) if not _NO_WORD.search(token)), None):
+        raise InputError(
+            f"{folder}: the special token {word!r} is an ordinary word, at which transformers would cut each text with it; take it "
+            f"out of the settings of the tokenizer, or write it as no text does, '<{word}>'."
+        )
     return TokenizerSettings(_max_length(values), specials, str(padding_side).lower() == "left")
 
 
@@ -98,10 +95,10 @@ def _max_length(values: dict[str, Any]) -> int | None:
 
 def _check_normalizer(file: Path, values: dict[str, Any], vocabulary: dict[str, Any]) -> None:
     """transformers rebuilds these steps from the settings, whatever tokenizer.json says."""
-    for step in _steps(vocabulary.get("normalizer"), "normalizers"):
+    for step in tokenizer_classes.parts(vocabulary.get("normalizer")):
         if step.get("type") == "BertNormalizer":
             _check_equal(file, values, step, BERT_SETTINGS)
-    for step in _steps(vocabulary.get("pre_tokenizer"), "pretokenizers"):
+    for step in tokenizer_classes.parts(vocabulary.get("pre_tokenizer")):
         spaced = {name: values[name] for name in ("add_prefix_space",) if values.get(name) is not None}
         if step.get("type") == "ByteLevel":
             _check_equal(file, spaced, step, {"add_prefix_space": "add_prefix_space"})
@@ -113,7 +110,8 @@ def _check_normalizer(file: Path, values: dict[str, Any], vocabulary: dict[str, 
 
 def _check_ends(file: Path, values: dict[str, Any], vocabulary: Path) -> None:
     """Tokens around a text are those of tokenizer.json, as in transformers 5; 4 added them for some classes by these settings."""
-    asked = {name: next(_contents(values.get(f"{name}_token")), None) for name in ("bos", "eos") if values.get(f"add_{name}_token")}
+    names = [name for name in ("bos", "eos") if values.get(f"add_{name}_token")]
+    asked = {name: next(tokenizer_classes.contents(values.get(f"{name}_token")), None) for name in names}
     if not any(asked.values()) or not is_there(vocabulary):
         return
     around = _around(vocabulary)
@@ -125,29 +123,6 @@ def _check_ends(file: Path, values: dict[str, Any], vocabulary: Path) -> None:
             )
 
 
-def _check_class(file: Path, values: dict[str, Any], vocabulary: Path) -> None:
-    """Classes of transformers make a new tokenizer, with steps of their own, from the entries of tokenizer.json."""
-    name = str(values.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer")
-    own = next((own for own, names in CLASSES.items() if name in names), None)
-    if own is None or not is_there(vocabulary):
-        return
-    if (model := (_object(vocabulary).get("model") or {}).get("type")) != own:
-        raise InputError(
-            f"{file}: tokenizer_class is {values['tokenizer_class']!r}, whose vocabulary is a {own}, but that of "
-            f"{vocabulary.name} is a {model}; write 'PreTrainedTokenizerFast' if {vocabulary.name} is right."
-        )
-    ends = [next(_contents(values.get(setting)), default) for setting, default in ENDS.get(name, {}).items()]
-    if ends and ends != (around := _around(vocabulary)):
-        raise InputError(
-            f"{file}: tokenizer_class {values['tokenizer_class']!r} puts {_listed(ends)} around a text, but {vocabulary.name} puts "
-            f"{_listed(around)}; save the tokenizer again with transformers, so that both agree."
-        )
-
-
-def _listed(tokens: list[str]) -> str:
-    return " and ".join(map(repr, tokens)) or "nothing"
-
-
 def _around(vocabulary: Path) -> list[str]:
     """The special tokens that a tokenizer.json puts around a text."""
     import tokenizers
@@ -156,13 +131,6 @@ def _around(vocabulary: Path) -> list[str]:
     tokenizer.no_padding()
     found = tokenizer.encode("")
     return [token for token, is_special in zip(found.tokens, found.special_tokens_mask, strict=True) if is_special]
-
-
-def _steps(step: Any, parts: str) -> Iterator[dict[str, Any]]:
-    if isinstance(step, dict):
-        yield step
-        for part in step.get(parts) or []:
-            yield from _steps(part, parts)
 
 
 def _check_equal(file: Path, values: dict[str, Any], step: dict[str, Any], names: dict[str, str]) -> None:
@@ -195,22 +163,13 @@ def _check_added_tokens(folder: Path, values: dict[str, Any], vocabulary: dict[s
 
 
 def _special_tokens(folder: Path, values: dict[str, Any], vocabulary: dict[str, Any]) -> Iterator[str]:
+    decoder = values.get("added_tokens_decoder") or {}
+    yield from (token["content"] for token in decoder.values() if isinstance(token, dict) and token.get("special"))
     for settings in (values, _object(folder / SPECIALS_FILE)):
         for name, value in settings.items():
             if name.endswith(("_token", "special_tokens")):
-                yield from _contents(value)
+                yield from tokenizer_classes.contents(value)
     yield from (token["content"] for token in vocabulary.get("added_tokens") or [] if token.get("special"))
-
-
-def _contents(value: Any) -> Iterator[str]:
-    """The texts of tokens, which are written as texts, as objects with a "content", or as lists or objects of such."""
-    if isinstance(value, str) and value:
-        yield value
-    elif isinstance(value, dict) and "content" in value:
-        yield from _contents(value["content"])
-    elif isinstance(value, dict | list):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _contents(part)
 
 
 def _object(file: Path) -> dict[str, Any]:

@@ -93,4 +93,4 @@ class _Head(nn.Module):
         x = Linear(config.model_dim, config.model_dim**-0.5, dtype, use_bias=True, name="dense")(x)
         x = norm_of(config, "norm")(nn.gelu(x, approximate=False))
         bias = self.param("bias", nn.initializers.zeros, (config.vocab_size,))
-        return product("ble,ev->blv", x.astype(dtype), table.T, jnp.dtype(jnp.float32)) + bias[None, None, :]
+        return product("ble,ve->blv", x.astype(dtype), table, jnp.dtype(jnp.float32)) + bias[None, None, :]

@@ -155,8 +155,10 @@ class T5Decoder(nn.Module):
 
     def logits(self, x: Float[Array, "r Q E"], table: Float[Array, "V E"]) -> Float[Array, "r Q V"]:
         """Scores of every entry of the vocabulary, float32; `table` is the embedding, for tied logits."""
-        kernel = table.T if self.tied_logits else self.logits_dense()
-        return product("ble,ev->blv", x.astype(self.config.dtype), kernel, jnp.dtype(jnp.float32))
+        x, float32 = x.astype(self.config.dtype), jnp.dtype(jnp.float32)
+        if self.tied_logits:
+            return product("ble,ve->blv", x, table, float32)
+        return product("ble,ev->blv", x, self.logits_dense(), float32)
 
 
 def _bias_of(config: T5Config) -> RelativePositionBias:

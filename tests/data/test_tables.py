@@ -253,7 +253,7 @@ GOOD = [{"query": "why?", "doc": "because"}, {"query": "who?", "doc": "Wörter"}
         ("a.csv", b"", r"line 1: no line that names the columns\.$", None),
         ("a.csv", b"query,doc\n", r"has no row that can be used\.$", None),
         ("a.csv", b"query,doc\rwhy?,because\r", r"a.csv, line 1: a line ends in CR alone; save the table with LF\.", None),
-        ("a.csv", b"frage;antwort\nwhy?;because\n", "a.csv, line 1: one column, 'frage;antwort'; separate cells by ',' in", None),
+        ("a.csv", b"frage\tantwort\nwhy?\tbecause\n", r"line 1: one column, 'frage\\tantwort'; separate cells by ','", None),
         ("a.tsv", b"query\tdoc\nwhy?\tbe\tcause\nhow?\tso\n", "line 2: 3 cells for 2 columns", 1),
         ("a.jsonl", b'{"query": "q", "doc": "d"}\n{"query": "q"}\n', "line 2: no column is known to be doc among 'query'", 1),
         ("a.jsonl", b'{"query": "q", "doc": "d"}\n{"query": "q", "doc": "d\n', "line 2: not valid JSON", 1),

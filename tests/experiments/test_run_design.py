@@ -111,7 +111,7 @@ def test_a_design_is_run_from_start_to_test_and_then_no_more(tmp_path, commands,
     done = len(commands)
     run(tmp_path)
     assert json.loads(capsys.readouterr().out) == report
-    assert {line[0] for line in commands[done:]} == {"tools.compare_runs"}
+    assert len(commands) == done
     with pytest.raises(InputError, match="was begun with another design, other settings or other data"):
         run(tmp_path, "--settings", "train.num_steps=1")
     run(tmp_path, "--dry_run")

@@ -41,7 +41,13 @@ T5 = {
 T5 |= {"feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 4, "relative_attention_max_distance": 8}
 BERT = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 4, "vocab_size": 12}
 BERT |= {"model_type": "bert", "max_position_embeddings": 10, "hidden_act": "gelu", "layer_norm_eps": 1e-6, "type_vocab_size": 2}
-TOKENIZER = {"model_max_length": 9, "pad_token": "[PAD]", "cls_token": {"content": "[CLS]"}, "padding_side": "right"}
+TOKENIZER = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_max_length": 9,
+    "pad_token": "[PAD]",
+    "cls_token": {"content": "[CLS]"},
+    "padding_side": "right",
+}
 ADDED = {
     "added_tokens.json": {"[SEP]": 3},
     "special_tokens_map.json": {"sep_token": "[SEP]", "additional_special_tokens": ["[UNK]"]},
@@ -205,7 +211,7 @@ def _encoders(folder: Path) -> list[Reader]:
     bert = encoder_files(BERT, more={"pooler.dense.weight": np.ones((4, 4), np.float32)})
     added = {name: json.dumps(value) for name, value in ADDED.items()}
     roberta = encoder_files({**BERT, "model_type": "roberta", "pad_token_id": 1}, 1)
-    of_roberta = {"tokenizer.json": json_vocabulary(pad_id=1)}
+    of_roberta = {**words, "tokenizer.json": json_vocabulary(pad_id=1)}
     found = {
         "T5": {**t5, "spiece.model": sentencepiece_model()},
         "BERT": {**bert, **words, **added},

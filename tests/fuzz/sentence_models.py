@@ -45,7 +45,8 @@ def _heads() -> dict[str, Any]:
 
 
 def readers(folder: Path) -> list[Reader]:
-    bert = {**encoder_files(BERT), "tokenizer.json": json_vocabulary()}
+    settings = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    bert = {**encoder_files(BERT), "tokenizer.json": json_vocabulary(), "tokenizer_config.json": settings}
     bert["sentence_bert_config.json"] = json.dumps({"max_seq_length": 8, "query_length": 6, "do_lower_case": False})
     prompts = {"config_sentence_transformers.json": json.dumps(PROMPTS)}
     whole = {"modules.json": json.dumps(_modules("Transformer", "Pooling", "Dense", "LayerNorm")), **bert, **_heads(), **prompts}

@@ -169,15 +169,9 @@ REFUSED = [
         ),
         r"add_prefix_space is False, but tokenizer\.json has prepend_scheme True",
     ),
-    (set_in(TOKENIZER, tokenizer_class="BertTokenizerFast"), "'BertTokenizerFast', whose vocabulary is a WordPiece, but that of"),
-    (
-        lambda folder: (
-            set_in("tokenizer.json", model={"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-                                            "max_input_chars_per_word": 9, "vocab": {"[UNK]": 1}})(folder),
-            set_in(TOKENIZER, tokenizer_class="MPNetTokenizer", cls_token="[MASK]", sep_token="[SEP]")(folder),
-        ),
-        r"'MPNetTokenizer' puts '\[MASK\]' and '\[SEP\]' around a text, but tokenizer\.json puts ",
-    ),
+    (set_in(TOKENIZER, tokenizer_class="BertTokenizerFast"), "'BertTokenizerFast' has the vocabulary WordPiece, but that of"),
+    (set_in(TOKENIZER, bos_token="dense"), "the special token 'dense' is an ordinary word, at which transformers would cut"),
+    (set_in(TOKENIZER, added_tokens_decoder={"9": {"content": "dense", "special": True}}), "the special token 'dense' is"),
     (set_in(LENGTHS, transformer_task="fill-mask"), "transformer_task is 'fill-mask'"),
     (set_in(LENGTHS, modality_config={"text": {"method": "forward", "method_output_name": "pooler_output"}}), "modality_config is"),
     (set_in(LENGTHS, processing_kwargs={"text": {"max_length": 4}}), "processing_kwargs is"),

@@ -32,6 +32,8 @@ def test_padding_row_changes_places_with_the_first_in_both_directions():
     arrays = disassemble(params, origins)
     np.testing.assert_array_equal(arrays["word"], table)
     np.testing.assert_array_equal(assemble("model", {"word": lambda: table}, origins, params)["embedding"], params["embedding"])
+    with pytest.raises(InputError, match=r"word gives \(\) in the place of \(4, 2\)"):
+        assemble("model", {"word": lambda: table[0, 0]}, origins, params)
 
 
 def test_low_precision_becomes_float32():

@@ -18,6 +18,7 @@ from de_jax.models.tower import Tower, TowerConfig
 FLOAT32 = jnp.dtype(jnp.float32)
 PRODUCTS = {
     "ble,ef->blf": ((3, 5, 8), (8, 6)),
+    "ble,ve->blv": ((3, 5, 8), (6, 8)),
     "bqhd,bkhd->bhqk": ((3, 5, 2, 4), (3, 5, 2, 4)),
     "bhqk,bkhd->bhqd": ((3, 2, 5, 5), (3, 5, 2, 4)),
 }

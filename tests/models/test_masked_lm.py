@@ -1,12 +1,16 @@
 """Our masked language model against transformers' BERT with the same random weights."""
 
+import dataclasses
+
 import jax
+import jax.flatten_util
 import numpy as np
 import pretrained_folders
 import torch
 from pretrained_folders import torch_model, write_tokenizer
 
 from de_jax.interop import any_model
+from de_jax.models.bert import BertConfig
 from de_jax.models.masked_lm import MaskedLanguageModel
 from de_jax.types import MaskedTexts
 
@@ -45,3 +49,16 @@ def test_the_loss_is_that_of_transformers(tmp_path, monkeypatch):
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     assert jax.tree.map(np.shape, shapes) == jax.tree.map(np.shape, params)
     assert MaskedLanguageModel.from_json(model.to_json()) == model
+
+
+def test_bfloat16_has_gradients_on_a_cpu():
+    """XLA turned the words' product round to transpose its gradient, and had no kernel for it."""
+    encoder = BertConfig(vocab_size=40, model_dim=8, num_layers=1, num_heads=2, mlp_dim=16, dtype="float32")
+    model = MaskedLanguageModel(encoder)
+    params = model.init(jax.random.key(0))
+    tokens = np.random.default_rng(0).integers(1, 40, (4, 16)).astype(np.int32)
+    batch = MaskedTexts(tokens, tokens[:, :2] % 16, tokens[:, 2:4], np.arange(4))
+    in_bfloat16 = MaskedLanguageModel(dataclasses.replace(encoder, dtype="bfloat16"))
+    gradients = (jax.jit(jax.grad(lambda p, m=m: m.loss(p, batch)[0]))(params) for m in (model, in_bfloat16))
+    expected, actual = (jax.flatten_util.ravel_pytree(one)[0] for one in gradients)
+    assert np.linalg.norm(actual - expected) < 0.03 * np.linalg.norm(expected)

@@ -212,7 +212,13 @@ def _jsonl(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
 
 
 def _csv(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
-    return _with_names(path, _quoted(path, ","), header, wanted)
+    return _with_names(path, _quoted(path, "," if header else _separator(path)), header, wanted)
+
+
+def _separator(path: Path) -> str:
+    """A semicolon if the first line has semicolons and no comma, as spreadsheets write csv where decimals have commas."""
+    _, first = next(reading.read_byte_lines(path), (1, b""))
+    return ";" if b";" in first and b"," not in first else ","
 
 
 def _tsv(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:

@@ -148,7 +148,7 @@ class JsonTokenizer:
 
         read_json(path, max_bytes=None)  # stricter than the library: no key twice
         self._path, self._json = path, read_bytes(path)
-        with _rust_errors_named(path):
+        with rust_errors_named(path):
             self._tokenizer = tokenizers.Tokenizer.from_str(self._json.decode("utf-8"))
             padding = self._tokenizer.padding
             self._tokenizer.no_truncation()
@@ -167,12 +167,12 @@ class JsonTokenizer:
         self.fingerprint = hashlib.sha256(self._json).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        with _rust_errors_named(self._path), _surrogates_refused(texts):
+        with rust_errors_named(self._path), _surrogates_refused(texts):
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._ours(np.array(encoding.ids, dtype=np.int32)) for encoding in encodings]
 
     def spans(self, text: str) -> list[Span]:
-        with _rust_errors_named(self._path), _surrogates_refused([text]):
+        with rust_errors_named(self._path), _surrogates_refused([text]):
             return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
 
     def decode(self, ids: Sequence[np.ndarray]) -> list[str]:
@@ -349,7 +349,7 @@ def _prompt_of(directory: Path) -> str:
 
 
 @contextlib.contextmanager
-def _rust_errors_named(path: Path) -> Iterator[None]:
+def rust_errors_named(path: Path) -> Iterator[None]:
     """Names the file of a vocabulary that the Rust library refuses, by an Exception, or by a panic, which is not even that."""
     try:
         yield
