@@ -13,7 +13,6 @@ from de_jax.evaluation import metrics
 from de_jax.evaluation.task import Policy
 from de_jax.expansion import expanded_search
 from de_jax.expansion.expanded_search import Expansion
-from de_jax.files import buckets
 from de_jax.retrieval import faiss_index
 from de_jax.retrieval.parts import Part
 from de_jax.settings import NonNegativeFloat, Share, numeric
@@ -216,13 +215,10 @@ def part(args: argparse.Namespace) -> Part | None:
     """The part of the work that --shard or --distributed names; None for all of it.
 
     Raises:
-        InputError: not such a part, no cluster that says so, a process that cannot compute by itself, or a folder in a bucket, as
-            each job has its own copy of it.
+        InputError: not such a part, no cluster that says so, or a process that cannot compute by itself.
     """
     if not args.shard and not args.distributed:
         return None
-    if address := buckets.address_of(getattr(args, "out_dir", None) or args.run_dir):
-        raise InputError(f"several jobs meet in one folder, but each has its own copy of {address}; give a folder that all see.")
     found = Part.of(args.shard) if args.shard else Part(*distributed.place())
     distributed.check_alone()
     return found

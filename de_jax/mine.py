@@ -27,6 +27,7 @@ from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.evaluation.dev_scores import score_index
 from de_jax.files import mirrors
+from de_jax.files.buckets import Unreachable
 from de_jax.mining import shared_checkpoint
 from de_jax.mining.generations import Generation
 from de_jax.mining.miner import Miner
@@ -81,10 +82,10 @@ def mine(
     data = recipe.data(share=Share(run_dir=str(run_dir)))
     if not data.all_mined:
         raise InputError(f"no folder is set for the generations; set {recipe.options_name}.negatives_dir.")
-    mining = _Mining(run_dir, data, recipe.negatives.miner, texts_per_shard, poll_seconds)
     with mirrors.kept_equal(run_dir) as sync:
         if sync:
             sync.follow(run_dir, *(mined.negatives_dir for mined in data.all_mined.values()))
+        mining = _Mining(run_dir, data, recipe.negatives.miner, texts_per_shard, poll_seconds, sync)
         yield from _mine(mining, part, None if once else recipe.optimization.num_steps)
 
 
@@ -96,6 +97,7 @@ class _Mining(NamedTuple):
     miner: Miner
     texts_per_shard: int
     poll_seconds: float
+    sync: mirrors.Sync | None
 
     def mined_until(self) -> int:
         """The newest checkpoint with a generation of every part of the data."""
@@ -113,7 +115,9 @@ class _Mining(NamedTuple):
             yield own, mined, {"source": name, "score": score, "texts_per_shard": self.texts_per_shard}
 
     def is_over(self, num_steps: int | None) -> bool:
-        """Whether the run needs no more generations."""
+        """Whether the run needs no more generations; raises the fault that ended the comparison with a bucket."""
+        if self.sync:
+            self.sync.check()
         return num_steps is not None and shared_checkpoint.newest_step(self.run_dir) >= num_steps
 
 
@@ -163,21 +167,28 @@ def _mine_parts(mining: _Mining, part: Part, num_steps: int | None) -> Iterator[
     if is_once:
         _newest_step(run_dir)
     while not mining.is_over(num_steps):
-        step = shared_checkpoint.take(run_dir, mining.mined_until)
-        if step is None and is_once:
-            print("the newest checkpoint has a generation already", file=sys.stderr)
-            return
-        if step is None:
-            is_new = lambda: shared_checkpoint.newest_step(run_dir) > mining.mined_until()  # noqa: E731
-            _wait_until(is_new, f"a checkpoint in {run_dir}", mining.poll_seconds)
-            continue
+        step = None
         try:
+            step = shared_checkpoint.take(run_dir, mining.mined_until)
+            if step is None and is_once:
+                print("the newest checkpoint has a generation already", file=sys.stderr)
+                return
+            if step is None:
+                is_new = lambda: shared_checkpoint.newest_step(run_dir) > mining.mined_until()  # noqa: E731
+                _wait_until(is_new, f"a checkpoint in {run_dir}", mining.poll_seconds)
+                continue
             run = load_run(run_dir, MINING_DIR)
             _check_same_texts(run, mining.data)
-            joins = [mine_part(own, mined, mining.miner, part, **options) for own, mined, options in mining.each(run)]
+            left = [(own, mined, options) for own, mined, options in mining.each(run) if step not in mined_steps(mined)]
+            joins = [mine_part(own, mined, mining.miner, part, **options) for own, mined, options in left]
             yield from _joined(mining, joins, run.step, num_steps)
+        except Unreachable as error:
+            if is_once:
+                raise
+            warnings.warn(f"{error} The part {part} is tried again.", stacklevel=3)
+            time.sleep(mining.poll_seconds)
         except InputError:
-            if shared_checkpoint.shared(run_dir, mining.mined_until()) == step:
+            if step is None or shared_checkpoint.shared(run_dir, mining.mined_until()) == step:
                 raise  # else others have mined with it meanwhile
         except OSError as error:
             if is_once or error.errno not in command.MENDABLE:
@@ -192,10 +203,13 @@ def _mine_parts(mining: _Mining, part: Part, num_steps: int | None) -> Iterator[
 def _joined(
     mining: _Mining, joins: list[Callable[[], Generation | list[Part]]], step: int, num_steps: int | None
 ) -> Iterator[Generation]:
-    """Waits until a step is mined by all parts, and yields the generations that this process completes on the way."""
+    """Waits until a step is mined by all parts, and yields the generations that this process completes on the way.
+
+    Ends before, if others mine by another checkpoint or the part of this process is gone.
+    """
     since, told_at = time.strftime("%Y-%m-%d %H:%M"), 0.0
     told: list[str] = []
-    while mining.mined_until() < step and not mining.is_over(num_steps):
+    while shared_checkpoint.shared(mining.run_dir, mining.mined_until()) == step and not mining.is_over(num_steps):
         missing = []
         for join in joins:
             found = join()
@@ -211,6 +225,8 @@ def _joined(
         if num_steps is None:
             return
         time.sleep(mining.poll_seconds)
+        if not missing:
+            return
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -2,8 +2,9 @@
 
     python tests/bucket_machine.py '{"slow": 0.1, "step": 0.3, "lost": 0.2, "failed": 0.1}' de_jax.trainer --gin_file=...
 
-`slow` are seconds that each upload takes, `step` seconds that each update takes longer, `lost` the share of uploads that the bucket
-confirms and forgets, `failed` the share that it refuses as if the network were gone.
+`lease` are seconds until a silent machine loses its lease, 6 by default, `slow` seconds that each upload takes, `step` seconds that
+each update takes longer, `lost` the share of uploads that the bucket confirms and forgets, `failed` the share that it refuses as if
+the network were gone.
 """
 
 import hashlib
@@ -21,7 +22,8 @@ from de_jax.training.run.checkpoint import SaveCheckpoints
 def main():
     faults = json.loads(sys.argv[1])
     rng, put = random.Random(0), buckets.Objects.put
-    leases.LEASE_SECONDS, leases.BEAT_SECONDS, leases.LOOK_SECONDS = 6.0, 1.0, 0.5
+    leases.LEASE_SECONDS = faults.get("lease", 6.0)
+    leases.BEAT_SECONDS, leases.LOOK_SECONDS = 1.0, 0.5
     mirrors.SYNC_SECONDS, mirrors.LAST_SECONDS = 0.5, 120.0
 
     def put_or_not(self, name, path):

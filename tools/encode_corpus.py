@@ -10,8 +10,8 @@ de-jax encode_corpus --run_dir=runs/curriculum --dataset_dir=data/beir/medquad -
     --expansion=queries/medquad --expand_as=typical
 de-jax search --run_dir=runs/curriculum --dataset_dir=data/beir/medquad --embeddings_dir=embeddings/medquad
 
-Several jobs share the work with --shard=0/4 to 3/4, in any order, on any hosts with access to the folder; with --distributed, a
-cluster assigns the number. The last one joins the shards.
+Several jobs share the work with --shard=0/4 to 3/4, in any order, on any hosts with access to the folder or address; with
+--distributed, a cluster assigns the number. The last one joins the shards.
 """
 
 from __future__ import annotations
@@ -54,12 +54,9 @@ def main(argv: list[str] | None = None) -> None:
             expanded_search.typical_to_dir(run, docs, texts, args.out_dir, normalize=expansion.normalizes(run), **options)
         else:
             encode.docs_to_dir(run, texts, args.out_dir, part=part, **options)
-    if part:
-        if missing := parts.unfinished(Path(args.out_dir), part):
-            print(json.dumps({"shard": str(part), "missing_shards": [str(one) for one in missing]}))
-            return
-        parts.join(Path(args.out_dir), part)
-        parts.remove(Path(args.out_dir), part)
+    if part and (missing := parts.finish(Path(args.out_dir), part)):
+        print(json.dumps({"shard": str(part), "missing_shards": [str(one) for one in missing]}))
+        return
     _, embeddings, _ = open_embeddings(args.out_dir)
     report = {"out_dir": args.out_dir, "step": run.step, "num_docs": docs.num_texts, "dim": embeddings.shape[1]}
     rows = {"num_vectors": len(embeddings)} if texts is not docs else {}

@@ -8,8 +8,9 @@ also uses later generations:
 
 de-jax train --gin_file=recipes/fine_tune.gin --gin.train.loss=@ance --gin.beir_pairs.negatives_dir=runs/bm25/negatives ...
 
-Several jobs share the documents with --shard=0/4 to 3/4, in any order, on any hosts with access to the folders; with --distributed,
-a cluster assigns the number. Each encodes and searches a part of the documents. The last one writes the generation of a single job.
+Several jobs share the documents with --shard=0/4 to 3/4, in any order, on any hosts with access to the folders or addresses; with
+--distributed, a cluster assigns the number. Each encodes and searches a part of the documents. The last one writes the generation
+of a single job.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from jaxtyping import Int
 
 from de_jax.doc2query.generator_run import GeneratorRun
 from de_jax.expansion.generated_queries import EXPANSION, DocQueries, ExpansionWriter, read_expansion, read_plan
-from de_jax.files import outputs
+from de_jax.files import leases, outputs
 from de_jax.models.decoding import END_ID, PAD_ID, Decoding, generate
 from de_jax.models.generator import Generator
 from de_jax.retrieval import parts
@@ -76,7 +76,7 @@ def generate_to_dir(
     }
     folder, texts = Path(out_dir), range(store.num_texts)
     if part and not EXPANSION.is_in(folder):
-        folder, texts = part.folder(folder), part.rows(store.num_texts, docs_per_part)
+        folder, texts = parts.begin(folder, part), part.rows(store.num_texts, docs_per_part)
         plan |= {"num_docs": len(texts), "rows": [texts.start, texts.stop], "of": store.num_texts}
     if part and not texts:
         return
@@ -112,8 +112,12 @@ def join(out_dir: str | Path, part: Part) -> list[Part]:
         InputError: a part is damaged, or by another generator or of other documents than the first.
     """
     folder = Path(out_dir)
-    with outputs.in_turn(folder):
-        if missing := parts.unfinished(folder, part, EXPANSION, "docs_per_part"):
+    parts.look(folder)
+    if missing := parts.unfinished(folder, part, EXPANSION, "docs_per_part"):
+        return missing
+    with leases.in_turn(parts.folder_of(folder)):
+        parts.fetch(folder)
+        if missing := parts.unfinished(folder, part, EXPANSION, "docs_per_part", is_here=True):
             return missing
         if not EXPANSION.is_in(folder):
             shards = [one.folder(folder) for one in part.all() if EXPANSION.is_in(one.folder(folder))]
@@ -128,7 +132,7 @@ def join(out_dir: str | Path, part: Part) -> list[Part]:
                 writer.append(read_expansion(file))
             num_queries = sum(manifest["num_queries"] for manifest in manifests)
             writer.finish(num_queries=num_queries, source=manifests[0]["source"], step=manifests[0]["step"])
-        parts.remove(folder, part, [EXPANSION])
+        parts.remove(folder)
     return []
 
 

@@ -84,6 +84,15 @@ def require_unused(path: Path) -> None:
         raise InputError(f"{path} holds something else; choose a folder that is absent or empty.")
 
 
+def clear(folder: Path, kept: Callable[[str], bool]) -> None:
+    """Removes the entries of a folder that are not kept, by their names, and then the folder if it is empty."""
+    for path in list(folder.iterdir()) if folder.is_dir() else ():
+        if not kept(path.name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
 def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[Path], T]) -> T:
     """Opens a folder of the cache; builds it first if it is absent or damaged.
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from de_jax.files import buckets, mirror_record, mirrors, outputs
 from de_jax.files.buckets import Objects
+from de_jax.files.mirror import Mirror
 from de_jax.files.mirrors import TakenOver
 from de_jax.files.reading import parse_json
 from de_jax.types import InputError
@@ -42,28 +43,53 @@ def only_one(path: str | Path, what: str) -> Iterator[None]:
             yield
             return
         mirror, name = found
-        lease = Lease(path, buckets.named(what))
-        was_ours = lease.take()
-        mirror.guards.append(lease.check)
-        try:
+        with _leased(mirror, Lease(path, buckets.named(what))) as was_ours:
             mirror.fetch(f"{name}/" if name else "", drops_own=not was_ours)
             yield
-            mirrors.push_all()
-            lease.release(is_all_sent=True)
-        except BaseException:
-            lease.release(is_all_sent=False)
-            raise
-        finally:
-            mirror.guards.remove(lease.check)
+
+
+@contextlib.contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """As `outputs.in_turn`, on all machines. In a mirror, everything is uploaded before the next has its turn."""
+    with outputs.in_turn(folder):
+        if (found := mirrors.of(folder)) is None:
+            yield
+            return
+        lease = Lease(outputs.lock_of(folder), f"writing {buckets.address_of(folder)}", waits=True)
+        with _leased(found[0], lease):
+            yield
+
+
+@contextlib.contextmanager
+def _leased(mirror: Mirror, lease: Lease) -> Iterator[bool]:
+    """Holds a lease, without which the mirror uploads nothing; whether this machine was the last to hold it."""
+    was_ours = lease.take()
+    mirror.guards.append(lease.check)
+    try:
+        yield was_ours
+        mirrors.push_all()
+        lease.release(is_all_sent=True)
+    except BaseException:
+        lease.release(is_all_sent=False)
+        raise
+    finally:
+        mirror.guards.remove(lease.check)
 
 
 class Lease:
-    """A lease of one lock file's address."""
+    """A lease of one lock file's address.
 
-    def __init__(self, path: Path, what: str) -> None:
+    Args:
+        path: of the lock file.
+        what: its holder is doing.
+        waits: for its holder, for as long as that is at work.
+    """
+
+    def __init__(self, path: Path, what: str, *, waits: bool = False) -> None:
         address = buckets.address_of(path)
         assert address is not None
         self._objects, self._what, self._session, self._beat = Objects(address), what, uuid.uuid4().hex, 0
+        self._waits, self._is_told = waits, False
         self._last_session = mirror_record.beside(path, ".session")
         self._stop = threading.Event()
         self._is_lost = False
@@ -73,19 +99,14 @@ class Lease:
         """Waits until the lease is free or expired; whether this machine was the last to hold it.
 
         Raises:
-            InputError: another process holds it.
+            InputError: another process holds it, unless this one waits.
         """
         before = self._last_session.read_text().strip() if self._last_session.is_file() else None
-        found = self._read()
-        was_ours = found is not None and found.get("session") == before
-        if found is None:
-            if not self._objects.create("", self._body()):
-                self._refuse(self._read() or {})
-        else:
-            if not was_ours and not found.get("is_free"):
-                self._wait_until_expired(found)
-            self._write()
-        self._settle()
+        while True:
+            found = self._read()
+            was_ours = found is not None and found.get("session") == before
+            if (found is None and self._create()) or (found is not None and self._overtake(found, was_ours)):
+                break
         outputs.make_folder(self._last_session.parent)
         self._last_session.write_text(self._session)
         self._thread.start()
@@ -110,29 +131,52 @@ class Lease:
             else:
                 self._objects.write("", self._body(is_free=True))
 
-    def _wait_until_expired(self, found: dict[str, Any]) -> None:
-        print(
-            f"waiting up to {LEASE_SECONDS:.0f} s, to see whether {found.get('owner')} is {self._what} still",
-            file=sys.stderr,
-            flush=True,
-        )
+    def _create(self) -> bool:
+        """Whether the lease is this process's, which found none."""
+        if not self._objects.create("", self._body()):
+            self._refuse(self._read() or {})
+            return False
+        return self._is_settled()
+
+    def _overtake(self, found: dict[str, Any], was_ours: bool) -> bool:
+        """Whether the lease is this process's, which found another one or its own."""
+        if not was_ours and not found.get("is_free") and not self._is_expired(found):
+            return False
+        self._write()
+        return self._is_settled()
+
+    def _is_expired(self, found: dict[str, Any]) -> bool:
+        """Whether the holder of a lease was silent for long; False where it has ended."""
+        if not self._is_told:
+            self._is_told = True
+            owner, until = found.get("owner"), f"waiting up to {LEASE_SECONDS:.0f} s, to see whether"
+            said = f"{owner} is {self._what}; this process waits" if self._waits else f"{until} {owner} is {self._what} still"
+            print(said, file=sys.stderr, flush=True)
         deadline = time.monotonic() + LEASE_SECONDS
         while time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
             now = self._read()
             if now is None or now.get("is_free"):
-                return
+                return now is not None
             if now != found:
                 self._refuse(now)
+                return False
+        return True
 
     def _refuse(self, found: dict[str, Any]) -> None:
-        raise InputError(f"{found.get('owner', 'another process')} is {self._what} already; stop it first.")
+        """Raises, unless this process waits."""
+        if not self._waits:
+            raise InputError(f"{found.get('owner', 'another process')} is {self._what} already; stop it first.")
+        time.sleep(LOOK_SECONDS)
 
-    def _settle(self) -> None:
+    def _is_settled(self) -> bool:
+        """Whether the lease is this process's a while after it was written."""
         time.sleep(SETTLE_SECONDS)
         found = self._read() or {}
         if found.get("session") != self._session:
             self._refuse(found)
+            return False
+        return True
 
     def _keep(self) -> None:
         while not self._stop.wait(BEAT_SECONDS):

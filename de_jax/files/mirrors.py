@@ -11,13 +11,14 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import buckets, outputs
+from de_jax.files import buckets, folders, outputs
 from de_jax.files.buckets import Unreachable
-from de_jax.files.mirror import RUN_FILE, Mirror
+from de_jax.files.mirror import Mirror
+from de_jax.files.mirror_names import RUN_FILE
 from de_jax.types import InputError
 
 FRESH_SECONDS = 60.0
@@ -77,9 +78,32 @@ def of(path: str | Path) -> tuple[Mirror, str] | None:
 
 
 def bring(path: Path) -> None:
-    """Fetches a checkpoint that is not here, where the path is in a mirror."""
+    """Fetches a checkpoint or a part that is not here, where the path is in a mirror."""
     if (found := of(path)) and not path.exists():
         found[0].bring(found[1])
+
+
+def refresh(path: Path, *, with_parts: bool = False) -> None:
+    """Fetches the files that others wrote to a folder since, where it is the copy of an address; see `Mirror.fetch`."""
+    if found := of(path):
+        mirror, name = found
+        mirror.fetch(f"{name}/" if name else "", is_start=False, with_parts=with_parts)
+    elif address := buckets.address_of(path):
+        _opened(address)
+
+
+def is_there(path: Path) -> bool:
+    """Whether others see a file: it exists or, in a mirror, was in the bucket at the last look."""
+    found = of(path)
+    return found[0].has(found[1]) if found else path.is_file()
+
+
+def clear(folder: Path, kept: Callable[[str], bool]) -> None:
+    """Removes the entries of a folder that are not kept, by their names; in a mirror also those in the bucket."""
+    if found := of(folder):
+        found[0].clear(found[1], kept)
+    else:
+        folders.clear(folder, kept)
 
 
 def _opened(address: str) -> Mirror:
@@ -97,7 +121,7 @@ def push_all(seconds: float | None = None) -> None:
     """Uploads what this process wrote to its mirrors; retries for so long, by default `LAST_SECONDS`.
 
     Raises:
-        InputError: a bucket does not take it.
+        InputError: a bucket does not take it; `Unreachable` where it does not answer.
     """
     seconds = LAST_SECONDS if seconds is None else seconds
     deadline, pause = time.monotonic() + seconds, SYNC_SECONDS
@@ -108,7 +132,7 @@ def push_all(seconds: float | None = None) -> None:
                 break
             except Unreachable as error:
                 if time.monotonic() + pause > deadline:
-                    raise InputError(f"not everything was uploaded: {error}") from None
+                    raise Unreachable(f"not everything was uploaded: {error}") from None
                 warnings.warn(f"{error} It is tried again for {seconds:.0f} s.", stacklevel=2)
                 time.sleep(pause)
                 pause *= 2
@@ -162,9 +186,7 @@ class Sync:
         for mirror in _last_run_last():
             mirror.push()
         for path in list(self._followed):
-            if found := of(path):
-                mirror, name = found
-                mirror.fetch(f"{name}/" if name else "", is_start=False)
+            refresh(path)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from de_jax.files import folders, outputs
+from de_jax.files import folders, leases, mirrors
 from de_jax.mining.generations import Generation
 from de_jax.mining.miner import Embedded, Miner, Wanted, index_of_docs, wanted
 from de_jax.mining.negatives import TrainingTexts
@@ -32,6 +32,7 @@ class Searched(NamedTuple):
     need: Wanted
     whole: Path  # the folder of the embeddings of all documents
     name: str  # of the rankings of this search
+    has_texts: bool  # the part has documents
 
 
 def search_part(
@@ -68,10 +69,11 @@ def search_part(
     if found := parts.embeddings(whole, part):
         _, docs, rows = found
         folder = _ranking_folder(whole, part, name)
+        mirrors.bring(folder)  # another machine may have searched this part
         if not RANKING.is_in(folder):
             queries = encode.queries(run, texts.query_store, rows=need.query_rows)
             parts.write_ranking(folder, _search(texts, miner, docs, rows, queries, need.depth))
-    return Searched(run, texts, part, need, whole, name)
+    return Searched(run, texts, part, need, whole, name, found is not None)
 
 
 def join_parts(searched: Searched, choose: Choose) -> Generation | list[Part]:
@@ -87,12 +89,15 @@ def join_parts(searched: Searched, choose: Choose) -> Generation | list[Part]:
     Raises:
         InputError: parts by other settings, and what `choose` raises.
     """
-    run, texts, part, need, whole, name = searched
-    if missing := _missing(whole, part, name):
+    run, texts, part, need, whole, name, _ = searched
+    parts.look(whole)
+    if missing := _missing(searched):
         return missing
-    with outputs.in_turn(whole.with_name(f"{whole.name}.{name}")):
-        there = _rankings(whole, part, name)
-        if (missing := _missing(whole, part, name)) or not there:  # another job has joined them, or is killed as it removes them
+    with leases.in_turn(parts.folder_of(whole)):
+        parts.fetch(whole)
+        there = _rankings(whole, part, name, is_here=True)
+        missing = _missing(searched, is_here=True)
+        if missing or not there:  # another job has joined them, or was killed as it removed them
             return missing
         parts.join(whole, part)
         reuse.keep(whole, reuse.text_hashes(texts.passages or texts.doc_store, run.doc.max_length))
@@ -101,7 +106,7 @@ def join_parts(searched: Searched, choose: Choose) -> Generation | list[Part]:
         ranking = parts.merged(rankings, order_by_id(texts.doc_store.ids), need.depth)
         queries = encode.queries(run, texts.query_store, rows=need.query_rows)
         generation = choose(Embedded(run.step, need.query_rows, queries, docs, whole, {}), ranking)
-        parts.remove(whole, part)
+        parts.remove(whole)
         return generation
 
 
@@ -113,21 +118,24 @@ def _search(texts: TrainingTexts, miner: Miner, docs: np.ndarray, rows: range, q
     return Ranking(np.where(np.asarray(found.doc_rows) < 0, -1, found.doc_rows + first).astype(np.int32), found.scores)
 
 
-def _missing(whole: Path, part: Part, name: str) -> list[Part]:
-    """The parts that are not done; none once all are joined."""
-    if missing := parts.unfinished(whole, part):
+def _missing(searched: Searched, *, is_here: bool = False) -> list[Part]:
+    """The parts that are not done; none once all are joined. See `parts.is_done`."""
+    whole, part, name = searched.whole, searched.part, searched.name
+    if searched.has_texts and not RANKING.is_in(_ranking_folder(whole, part, name)):
+        return []  # it was removed by the job that joined it
+    if missing := parts.unfinished(whole, part, is_here=is_here):
         return missing
-    others = [one for one in part.all() if one not in (there := _rankings(whole, part, name))]
+    others = [one for one in part.all() if one not in (there := _rankings(whole, part, name, is_here=is_here))]
     if not EMBEDDINGS.is_in(whole):
-        return [one for one in others if EMBEDDINGS.is_in(one.folder(whole))]
+        return [one for one in others if parts.is_done(one.folder(whole), EMBEDDINGS, is_here=is_here)]
     manifest = EMBEDDINGS.read_manifest(whole)
     return [one for one in others if there and one.rows(manifest["num_texts"], manifest["texts_per_shard"])]
 
 
-def _rankings(whole: Path, part: Part, name: str) -> dict[Part, Path]:
+def _rankings(whole: Path, part: Part, name: str, *, is_here: bool) -> dict[Part, Path]:
     """The parts that were searched."""
     there = {one: _ranking_folder(whole, one, name) for one in part.all()}
-    return {one: folder for one, folder in there.items() if RANKING.is_in(folder)}
+    return {one: folder for one, folder in there.items() if parts.is_done(folder, RANKING, is_here=is_here)}
 
 
 def _ranking_folder(whole: Path, part: Part, name: str) -> Path:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import leases, outputs
+from de_jax.files import leases, mirrors, outputs
 from de_jax.files.progress import progress_bar
 from de_jax.mining import generations, in_parts
 from de_jax.mining.generations import Generation
@@ -105,9 +104,8 @@ def _write(
     previous = mined.newest()
     pairs, more = mine(embedded, mined.texts, miner, previous=previous and previous.rows["neg_docs"], score=score, ranking=ranking)
     if embedded.folder is not None:
-        for folder in (run.run_dir / "embeddings" / _kept_as(source)).glob("step_*"):
-            if not folder.name.startswith(embedded.folder.name):
-                shutil.rmtree(folder)
+        kept = embedded.folder.name
+        mirrors.clear(embedded.folder.parent, lambda name: name.startswith(kept) or not name.startswith("step_"))
     facts = {**mined.texts.hashes, "mined_by": str(run.run_dir), "checkpoint_step": run.step, **facts, **more}
     return generations.write_generation(mined.negatives_dir, mined.next_number(), pairs, facts)
 

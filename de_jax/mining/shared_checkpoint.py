@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from de_jax.files import folders, outputs
+from de_jax.files import folders, leases, mirrors, outputs
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, MINING_DIR, complete_steps
 
 
@@ -25,11 +25,13 @@ def take(run_dir: Path, mined_until: Callable[[], int]) -> int | None:
         run_dir: the run.
         mined_until: the newest checkpoint that generations were mined with.
     """
-    if (step := shared(run_dir, mined_until())) is not None:
+    step = shared(run_dir, mined_until())
+    if step is not None and mirrors.is_there(run_dir / MINING_DIR / str(step) / folders.CHECKPOINT_FILE):
         return step
     if newest_step(run_dir) <= mined_until():
         return None
-    with outputs.in_turn(run_dir / MINING_DIR):
+    with leases.in_turn(run_dir / MINING_DIR):
+        mirrors.refresh(run_dir)
         mined = mined_until()  # another miner may have mined, and shared the next one, meanwhile
         _remove(run_dir, mined)
         if shared(run_dir, mined) is None and newest_step(run_dir) > mined:
@@ -45,7 +47,7 @@ def shared(run_dir: Path, mined: int) -> int | None:
 
 def tidy(run_dir: Path, mined_until: Callable[[], int]) -> None:
     """Removes a shared checkpoint that a generation was mined with."""
-    with outputs.in_turn(run_dir / MINING_DIR):
+    with leases.in_turn(run_dir / MINING_DIR):
         _remove(run_dir, mined_until())
 
 
@@ -56,9 +58,7 @@ def newest_step(run_dir: Path) -> int:
 
 def _remove(run_dir: Path, mined: int) -> None:
     outputs.remove_leftovers(run_dir / MINING_DIR)
-    for step in complete_steps(run_dir / MINING_DIR):
-        if step <= mined:
-            shutil.rmtree(run_dir / MINING_DIR / str(step))
+    mirrors.clear(run_dir / MINING_DIR, lambda name: not name.isdigit() or int(name) > mined)
 
 
 def _share(run_dir: Path, step: int) -> None:

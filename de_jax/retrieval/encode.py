@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.files import folders, outputs
-from de_jax.retrieval import reuse
+from de_jax.retrieval import parts, reuse
 from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter
 from de_jax.retrieval.micro_batches import MicroBatch, Store, plan
 from de_jax.retrieval.parts import Part
@@ -127,7 +127,7 @@ def encode_to_dir(
     }
     folder, texts = Path(out_dir), range(store.num_texts)
     if part and not EMBEDDINGS.is_in(folder):
-        folder, texts = part.folder(folder), part.rows(store.num_texts, texts_per_shard)
+        folder, texts = parts.begin(folder, part), part.rows(store.num_texts, texts_per_shard)
         source |= {"num_texts": len(texts), "rows": [texts.start, texts.stop], "of": store.num_texts}
     if not texts:
         return

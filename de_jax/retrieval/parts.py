@@ -1,15 +1,17 @@
 """A corpus in parts: independent jobs encode and search one each, in any order, and the last job joins them.
 
-<folder>                    of the whole corpus; complete once the parts are joined
-<folder>.part_0_of_4        the embeddings of one part, see `embedding_files`
-<folder>.part_0_of_4-<key>  the best documents of that part for some queries: doc_rows.npy, scores.npy and a manifest
+<folder>                     of the whole corpus; complete once the parts are joined
+<folder>.parts/0_of_4        the embeddings of one part, see `embedding_files`
+<folder>.parts/0_of_4-<key>  the best documents of that part for some queries: doc_rows.npy, scores.npy and a manifest
+
+In a bucket, each job has a copy of its own part (`begin`), sees which others are there (`look`), and whoever joins them gets all
+(`fetch`). The folder of parts is held by `leases.in_turn` for that time.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,13 +19,14 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from de_jax.files import outputs, schema
+from de_jax.files import leases, mirror_names, mirrors, outputs, schema
 from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array
 from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter, open_embeddings
 from de_jax.types import InputError, Ranking
 
 RANKING = Kind("ranking", {"num_queries": schema.integer(1), "depth": schema.integer(1)}, make="run its part of the work again")
+_PART_NAME = re.compile(r"\d+_of_\d+(-.+)?")
 _QUERIES = 4096
 """Queries whose rankings are merged at a time."""
 
@@ -66,11 +69,48 @@ class Part(NamedTuple):
 
     def folder(self, whole: Path) -> Path:
         """Where the embeddings of this part lie."""
-        return whole.with_name(f"{whole.name}.part_{self.number}_of_{self.total}")
+        return folder_of(whole) / f"{self.number}_of_{self.total}"
 
     def all(self) -> list[Part]:
         """All parts, in order."""
         return [Part(number, self.total) for number in range(self.total)]
+
+
+def folder_of(whole: Path) -> Path:
+    """The folder of the parts of a whole."""
+    return whole.with_name(f"{whole.name}{mirror_names.PARTS}")
+
+
+def begin(whole: Path, part: Part) -> Path:
+    """The folder of a part, with what another machine finished of it."""
+    folder = part.folder(whole)
+    mirrors.refresh(folder.parent)
+    mirrors.bring(folder)
+    return folder
+
+
+def look(whole: Path) -> None:
+    """Shows this job's finished part to others, and looks for theirs."""
+    mirrors.push_all(seconds=0)
+    for folder in (whole, folder_of(whole)):
+        mirrors.refresh(folder)
+
+
+def fetch(whole: Path) -> None:
+    """Gets everything that other jobs have finished."""
+    mirrors.refresh(whole)
+    mirrors.refresh(folder_of(whole), with_parts=True)
+
+
+def is_done(folder: Path, kind: Kind, *, is_here: bool = False) -> bool:
+    """Whether a part is complete, here or on another machine.
+
+    Args:
+        folder: of the part.
+        kind: of the folder.
+        is_here: asks for this machine alone.
+    """
+    return kind.is_in(folder) if is_here else mirrors.is_there(folder / kind.file)
 
 
 def embeddings(whole: Path, part: Part) -> tuple[list[str], np.ndarray, range] | None:
@@ -92,7 +132,9 @@ def embeddings(whole: Path, part: Part) -> tuple[list[str], np.ndarray, range] |
     return (ids[rows.start : rows.stop], found[rows.start : rows.stop], rows) if rows else None
 
 
-def unfinished(whole: Path, part: Part, kind: Kind = EMBEDDINGS, block: str = "texts_per_shard") -> list[Part]:
+def unfinished(
+    whole: Path, part: Part, kind: Kind = EMBEDDINGS, block: str = "texts_per_shard", *, is_here: bool = False
+) -> list[Part]:
     """The parts that are not complete; none once the whole is.
 
     Args:
@@ -100,6 +142,7 @@ def unfinished(whole: Path, part: Part, kind: Kind = EMBEDDINGS, block: str = "t
         part: any one of the parts.
         kind: of their folders, whose manifests give `of`, the number of all texts.
         block: the manifest's entry with the size of a block; see `Part.rows`.
+        is_here: see `is_done`.
     """
     if kind.is_in(whole):
         return []
@@ -107,7 +150,8 @@ def unfinished(whole: Path, part: Part, kind: Kind = EMBEDDINGS, block: str = "t
     if not manifests:
         return part.all()
     one = next(iter(manifests.values()))
-    return [other for other in part.all() if other not in manifests and other.rows(one["of"], one[block])]
+    needed = [other for other in part.all() if other.rows(one["of"], one[block])]
+    return [other for other in needed if not is_done(other.folder(whole), kind, is_here=is_here)]
 
 
 def join(whole: Path, part: Part) -> None:
@@ -134,6 +178,24 @@ def join(whole: Path, part: Part) -> None:
                     writer.append(np.asarray(found[start : start + plan["texts_per_shard"]]))
             first += len(found)
         writer.finish(itertools.chain.from_iterable(ids for _, ids, _, _ in opened))
+
+
+def finish(whole: Path, part: Part) -> list[Part]:
+    """Joins the parts once all are there, and removes them; the parts that are missing, none where the whole is complete.
+
+    Raises:
+        InputError: as `join`.
+    """
+    look(whole)
+    if missing := unfinished(whole, part):
+        return missing
+    with leases.in_turn(folder_of(whole)):
+        fetch(whole)
+        if missing := unfinished(whole, part, is_here=True):
+            return missing
+        join(whole, part)
+        remove(whole)
+    return []
 
 
 def write_ranking(folder: Path, ranking: Ranking) -> None:
@@ -191,13 +253,10 @@ def merged(rankings: Sequence[Ranking], order: Int[np.ndarray, " n"], depth: int
     return found
 
 
-def remove(whole: Path, part: Part, kinds: Sequence[Kind] = (EMBEDDINGS, RANKING)) -> None:
-    """Removes the folders of the parts once they are joined; those of other `kinds` stay."""
-    for one in part.all():
-        own = one.folder(whole)
-        for folder in (own, *own.parent.glob(f"{own.name}-*")):
-            if any(kind.is_in(folder) for kind in kinds):
-                shutil.rmtree(folder)
+def remove(whole: Path) -> None:
+    """Removes the parts once they are joined, and everybody sees the result."""
+    mirrors.push_all()
+    mirrors.clear(folder_of(whole), lambda name: not _PART_NAME.fullmatch(name))
 
 
 def _first_times(rows: Int[np.ndarray, "q k"]) -> Iterator[tuple[int, np.ndarray]]:

@@ -2,13 +2,14 @@
 
 import json
 import shutil
+import threading
 import time
 import warnings
 
 import fsspec
 import pytest
 
-from de_jax.files import buckets, folders, leases, mirror, mirrors
+from de_jax.files import buckets, folders, leases, mirror, mirror_names, mirrors
 from de_jax.files.mirror import Mirror
 from de_jax.mining import generations
 from de_jax.settings import AnyPath, checked
@@ -136,7 +137,7 @@ def test_marks_are_uploaded_last_and_removed_first(bucket, monkeypatch):
     write(path, {"embeddings/a.npy": "1", ".train.lock": "", "checkpoints/.x.01234567.tmp/a": "1"})
     checkpoint(path, 10)
     mirrors.push_all()
-    marks = [name for name in sent if name.rpartition("/")[2] in mirror.MARKS]
+    marks = [name for name in sent if name.rpartition("/")[2] in mirror_names.MARKS]
     assert marks == ["negatives/000001/manifest.json", "checkpoints/10/checksums.json", "checkpoints/10/_CHECKPOINT_METADATA"]
     assert sent[-3:] == marks
     assert bucket() == {*sent}
@@ -202,6 +203,64 @@ def test_what_a_killed_removal_left_of_a_checkpoint_goes_with_the_next_upload(bu
         checkpoint(mirrors.local(RUN), 20)
     mirrors.push_all()
     assert {name.partition("/params")[0] for name in bucket() if "params" in name} == {"checkpoints/10", "checkpoints/20"}
+
+
+def test_parts_of_jobs_are_uploaded_whole_fetched_when_asked_and_removed_everywhere(bucket, monkeypatch, tmp_path):
+    path, sent = mirrors.local(RUN), calls(monkeypatch, "put")
+    write(path, {"run.json": "{}", "embeddings/x/whole/a.npy": "1", "embeddings/x/whole.parts/0_of_2/progress.json": "{}"})
+    mirrors.push_all()
+    assert sent == ["run.json"]
+    write(path, {"embeddings/x/whole.parts/0_of_2/a.npy": "1", "embeddings/x/whole.parts/0_of_2/manifest.json": "{}"})
+    (path / "embeddings/x/whole.parts/0_of_2/progress.json").unlink()
+    mirrors.push_all()
+    assert sent[1:] == [f"embeddings/x/whole.parts/0_of_2/{name}" for name in ("a.npy", "manifest.json")]
+    put({"embeddings/x/whole.parts/1_of_2/a.npy": "half"})
+    go_to(monkeypatch, tmp_path / "other")
+    others = mirrors.local(RUN) / "embeddings/x/whole.parts"
+    assert mirrors.is_there(others / "0_of_2/manifest.json")
+    assert not mirrors.is_there(others / "1_of_2/manifest.json")
+    assert not others.exists()
+    mirrors.refresh(others, with_parts=True)
+    assert [folder.name for folder in others.iterdir()] == ["0_of_2"]
+    mirrors.clear(others, lambda name: False)
+    assert bucket() == {"run.json"}
+    go_to(monkeypatch, tmp_path / "machine")
+    assert not (mirrors.local(RUN) / "embeddings/x/whole.parts/0_of_2").exists()
+    assert (path / "embeddings/x/whole/a.npy").exists()
+
+
+def test_a_part_that_another_job_removed_is_not_uploaded_again(bucket):
+    path = mirrors.local(RUN)
+    write(path, {"a.parts/0_of_2/a.npy": "1", "a.parts/0_of_2/manifest.json": "{}"})
+    mirrors.push_all()
+    for name in list(bucket()):
+        fsspec.filesystem("memory").rm_file(f"/bucket/run/{name}")
+    write(path, {"another": "1"})
+    mirrors.push_all()
+    assert bucket() == {"another"}
+
+
+def test_a_folder_whose_upload_was_killed_is_not_fetched_by_other_machines(bucket, monkeypatch, tmp_path):
+    path, put_ = mirrors.local(RUN), buckets.Objects.put
+
+    def dying(self, name, file):
+        if name == "out/manifest.json":
+            raise KeyboardInterrupt
+        return put_(self, name, file)
+
+    write(path, {"out/embeddings.npy": "1", "out/manifest.json": "{}", "read.me": "1"})
+    monkeypatch.setattr(buckets.Objects, "put", dying)
+    with pytest.raises(KeyboardInterrupt):
+        mirrors.push_all()
+    monkeypatch.setattr(buckets.Objects, "put", put_)
+    go_to(monkeypatch, tmp_path / "other")
+    with pytest.warns(UserWarning, match="memory://bucket/run/out is half uploaded, so it is left out"):
+        other = mirrors.local(RUN)
+    assert [file.name for file in other.iterdir()] == ["read.me"]
+    write(other, {"out/embeddings.npy": "2", "out/manifest.json": "{}"})
+    mirrors.push_all()
+    assert bucket() == {"out/embeddings.npy", "out/manifest.json", "read.me"}
+    assert fsspec.filesystem("memory").cat_file("/bucket/run/out/embeddings.npy") == b"2"
 
 
 def test_a_generation_without_one_of_its_files_is_refused(bucket, monkeypatch, tmp_path):
@@ -302,6 +361,26 @@ def test_an_address_has_one_trainer_until_its_lease_expires(bucket, monkeypatch,
     second.check()
     second.release(is_all_sent=True)
     assert bucket() == set()
+
+
+def test_a_lease_in_turn_waits_for_its_holder(bucket, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(leases, "LOOK_SECONDS", 0.01)
+    folder = mirrors.local(RUN) / "mining"
+    with leases.in_turn(folder):
+        write(folder, {"10/a": "1"})
+        other = leases.Lease(folder.parent / ".mining.lock", f"writing {RUN}/mining", waits=True)
+        other._last_session = tmp_path / "another machine"
+        waiting = threading.Thread(target=other.take, daemon=True)
+        waiting.start()
+        while "this process waits" not in capsys.readouterr().err:
+            time.sleep(0.01)
+        assert waiting.is_alive()
+        assert "mining/10/a" not in bucket()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert "mining/10/a" in bucket()
+    other.check()
+    other.release(is_all_sent=True)
 
 
 def test_a_thread_uploads_and_follows_and_tells_once_of_a_bucket_that_is_gone(bucket, monkeypatch, tmp_path):

@@ -4,10 +4,12 @@ import os
 import random
 import re
 import shutil
+import sys
 import threading
 import time
 from types import SimpleNamespace
 
+import fsspec
 import jax
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from de_jax import mine
 from de_jax.data.stores import corpus
 from de_jax.data.text import tokenizing
 from de_jax.data.text.sides import Side
+from de_jax.files import buckets, folders, leases, mirror, mirrors
 from de_jax.mining import generations, mining_run, shared_checkpoint
 from de_jax.mining.miner import Miner
 from de_jax.mining.negatives import MinedNegatives
@@ -40,19 +43,25 @@ class Turns:
 
     def __init__(self, seed, kills):
         self.rng, self.kills = random.Random(seed), kills
-        self._current, self._changed, self._depth = None, threading.Condition(), 0
+        self._current, self._changed = None, threading.Condition()
+        self.arrive = lambda name: None
 
     def step(self, *, is_safe_to_pause=True):
         """A place between two steps of a miner."""
         name = threading.current_thread().name
         if name == "MainThread":
             return
-        if self.kills and self.rng.random() < 0.08:
-            self.kills -= 1
-            raise Killed
+        self.risk(0.08)
         if is_safe_to_pause:
             self._give(None)
             self._await(name)
+            self.arrive(name)
+
+    def risk(self, share):
+        """A place where a miner may die."""
+        if self.kills and self.rng.random() < share:
+            self.kills -= 1
+            raise Killed
 
     def run(self, workers, between):
         """Runs functions by name until all have ended; a killed one is started again. `between` is called before each turn."""
@@ -138,6 +147,7 @@ def save(run_dir, step):
     folder = run_dir / "checkpoints" / f".{step}"
     (folder / "params").mkdir(parents=True)
     np.save(folder / "params" / "table.npy", np.random.default_rng(step).integers(-9, 9, (28, 4)).astype(np.float32))
+    (folder / folders.CHECKPOINT_FILE).write_text("{}")
     folder.rename(folder.with_name(str(step)))
     for old in complete_steps(run_dir / "checkpoints")[:-1]:
         shutil.rmtree(run_dir / "checkpoints" / str(old))
@@ -146,7 +156,7 @@ def save(run_dir, step):
 def mining_of(run_dir, texts):
     mined = MinedNegatives(run_dir / "negatives", None, texts[0], num_drawn={})
     data = SimpleNamespace(all_mined={"": mined}, parts={"": SimpleNamespace(dev=None)}, query=texts[1], doc=texts[1])
-    return mine._Mining(run_dir, data, MINER, TEXTS_PER_SHARD, 0.0)
+    return mine._Mining(run_dir, data, MINER, TEXTS_PER_SHARD, 0.0, None)
 
 
 def arrays(folder):
@@ -164,6 +174,44 @@ def mined_alone(run_dir, step, texts, load_run):
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 40))])
 def test_miners_in_any_order_and_killed_anywhere_mine_what_one_mines(tmp_path, texts, without_a_model, monkeypatch, seed):
     turns, run_dir, total = Turns(seed, kills=seed), tmp_path / "run", 2 + seed % 2
+    add_steps(monkeypatch, turns)
+    save(run_dir, 0)
+
+    def train():
+        mined = len(generations.numbers(run_dir / "negatives"))
+        if (step := due(turns, run_dir, mined)) is not None:
+            save(run_dir, step)
+
+    def miner(number):
+        return lambda: list(mine._mine_parts(mining_of(run_dir, texts), Part(number, total), LAST_STEP))
+
+    turns.run({str(number): miner(number) for number in range(total)}, train)
+    assert_as_mined_alone(run_dir, tmp_path, texts, without_a_model)
+
+
+def due(turns, run_dir, num_mined):
+    """The step that the trainer saves at this moment; mostly None."""
+    newest = shared_checkpoint.newest_step(run_dir)
+    is_due = newest + 10 < LAST_STEP or num_mined >= 2
+    return newest + 10 if newest < LAST_STEP and is_due and turns.rng.random() < 0.05 else None
+
+
+def assert_as_mined_alone(run_dir, folder, texts, load_run):
+    """Each checkpoint was mined with once at most, in order, and gave what a single miner mines by it."""
+    negatives_dir = run_dir / "negatives"
+    numbers = generations.numbers(negatives_dir)
+    steps = [generations.read_manifest(negatives_dir, number)["checkpoint_step"] for number in numbers]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(steps) >= 2
+    assert steps == sorted(set(steps))
+    for number, step in zip(numbers, steps, strict=True):  # this thread takes no turns
+        alone = mined_alone(folder / f"alone_{step}", step, texts, load_run)
+        assert arrays(generations.generation_dir(negatives_dir, number)) == alone
+    assert all(step > steps[-1] for step in complete_steps(run_dir / MINING_DIR))  # of a generation that the run did not wait for
+
+
+def add_steps(monkeypatch, turns):
+    """Lets miners pause and die in all places where that matters."""
 
     def with_steps(module, name, *, after=False, **options):
         original = getattr(module, name)
@@ -184,28 +232,80 @@ def test_miners_in_any_order_and_killed_anywhere_mine_what_one_mines(tmp_path, t
     with_steps(parts, "write_ranking", after=True)
     for module, name in ((parts, "join"), (parts, "remove"), (generations, "write_generation"), (shared_checkpoint, "_link")):
         with_steps(module, name, after=True, is_safe_to_pause=False)
-    save(run_dir, 0)
 
-    def train():
-        newest, mined = shared_checkpoint.newest_step(run_dir), len(generations.numbers(run_dir / "negatives"))
-        is_due = newest + 10 < LAST_STEP or mined >= 2
-        if newest < LAST_STEP and is_due and turns.rng.random() < 0.05:
-            save(run_dir, newest + 10)
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 20))])
+def test_miners_with_copies_of_a_bucket_mine_what_one_mines_though_killed_while_they_upload(
+    tmp_path, texts, without_a_model, monkeypatch, seed
+):
+    """Each miner is a machine of its own, and so is the trainer."""
+    address = "memory://bucket/run"
+    turns, total = Turns(seed, kills=0), 2 + seed % 2
+    add_steps(monkeypatch, turns)
+    monkeypatch.setitem(buckets.CLIENTS, "memory", "fsspec")
+    monkeypatch.setattr(mirror, "NUM_THREADS", 1)
+    monkeypatch.setattr(mirrors, "LAST_SECONDS", 0.0)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: turns.step() if seconds else None)
+    monkeypatch.setattr(leases, "time", clock)
+    for name, value in {"LEASE_SECONDS": 0.0, "SETTLE_SECONDS": 0.0, "LOOK_SECONDS": 1.0}.items():
+        monkeypatch.setattr(leases, name, value)
+    fsspec.filesystem("memory").store.clear()
+    release, opened = leases.Lease.release, {}
+
+    def killed_or_released(self, *, is_all_sent):
+        if isinstance(sys.exc_info()[1], Killed):
+            self._stop.set()
+        else:
+            release(self, is_all_sent=is_all_sent)
+
+    monkeypatch.setattr(leases.Lease, "release", killed_or_released)
+    for name in ("put", "remove"):
+        method = getattr(buckets.Objects, name)
+        monkeypatch.setattr(buckets.Objects, name, lambda self, *given, method=method: (turns.risk(0.02), method(self, *given))[1])
+
+    def go_to(machine):
+        os.environ["DE_JAX_CACHE"] = str(tmp_path / machine)
+        mirrors._mirrors = opened.setdefault(machine, {})
+
+    def synced(run_dir):
+        """As the thread of `kept_equal` does at times."""
+        if turns.rng.random() < 0.5:
+            mirrors.push_all(seconds=0)
+            mirrors.refresh(run_dir)
 
     def miner(number):
-        return lambda: list(mine._mine_parts(mining_of(run_dir, texts), Part(number, total), LAST_STEP))
+        def live():
+            opened[str(number)] = {}
+            go_to(str(number))
+            run_dir = mirrors.local(address)
+            turns.arrive = lambda name: (go_to(name), synced(buckets.path_of(address)))
+            list(mine._mine_parts(mining_of(run_dir, texts), Part(number, total), LAST_STEP))
+            mirrors.push_all()
 
+        return live
+
+    def train():
+        go_to("trainer")
+        mirrors.refresh(run_dir / "negatives")
+        if (step := due(turns, run_dir, len(generations.numbers(run_dir / "negatives")))) is not None:
+            save(run_dir, step)
+            kills, turns.kills = turns.kills, 0
+            mirrors.push_all()
+            turns.kills = kills
+
+    monkeypatch.setenv("DE_JAX_CACHE", str(tmp_path / "trainer"))
+    monkeypatch.setattr(mirrors, "_mirrors", {})
+    go_to("trainer")
+    run_dir = mirrors.local(address)
+    (run_dir / "embeddings").mkdir(parents=True)
+    (run_dir / "run.json").write_text("{}")
+    save(run_dir, 0)
+    mirrors.push_all()
+    turns.kills = 2 * seed
     turns.run({str(number): miner(number) for number in range(total)}, train)
-    folder = run_dir / "negatives"
-    numbers = generations.numbers(folder)
-    steps = [generations.read_manifest(folder, number)["checkpoint_step"] for number in numbers]
-    assert numbers == list(range(1, len(numbers) + 1))
-    assert len(steps) >= 2
-    assert steps == sorted(set(steps))
-    for number, step in zip(numbers, steps, strict=True):  # this thread takes no turns
-        alone = mined_alone(tmp_path / f"alone_{step}", step, texts, without_a_model)
-        assert arrays(generations.generation_dir(folder, number)) == alone
-    assert all(step > steps[-1] for step in complete_steps(run_dir / MINING_DIR))  # of a generation that the run did not wait for
+    go_to("reader")
+    turns.kills = 0
+    assert_as_mined_alone(mirrors.local(address), tmp_path, texts, without_a_model)
 
 
 @pytest.fixture

@@ -205,14 +205,14 @@ def test_parts_in_any_order_with_a_kill_are_joined_to_equal_bytes(tmp_path, tota
         assert part not in parts.unfinished(tmp_path / "joined", part)
     parts.join(tmp_path / "joined", first)
     assert contents(tmp_path / "joined") == contents(whole)
-    parts.remove(tmp_path / "joined", first)
+    parts.remove(tmp_path / "joined")
     assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["joined", "whole"]
 
 
 def test_parts_by_two_models_are_not_joined(tmp_path):
     for part, model in ((parts.Part(0, 2), "model"), (parts.Part(1, 2), "another")):
         to_dir(CountingTower(), make_store(), tmp_path / "out", part=part, model_hash=model)
-    with pytest.raises(InputError, match=r"out\.part_1_of_2 was begun with model 'another', not 'model'"):
+    with pytest.raises(InputError, match=r"out\.parts/1_of_2 was begun with model 'another', not 'model'"):
         parts.join(tmp_path / "out", parts.Part(0, 2))
 
 

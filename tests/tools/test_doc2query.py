@@ -145,10 +145,10 @@ def test_jobs_that_share_the_documents_write_what_one_job_writes(dataset_dir, ru
 
     generate(dataset_dir, run_dir, tmp_path / "whole")
     assert [job(f"{number}/3").get("missing_shards") for number in (2, 0, 0)] == [["0/3", "1/3"], ["1/3"], ["1/3"]]
-    file = tmp_path / "shared.part_2_of_3" / "part-00000.jsonl.gz"
+    file = tmp_path / "shared.parts" / "2_of_3" / "part-00000.jsonl.gz"
     intact = file.read_bytes()
     file.write_bytes(intact[:-9])
-    with pytest.raises(InputError, match=r"shared.part_2_of_3/part-00000.jsonl.gz .*copy the expansion again"):
+    with pytest.raises(InputError, match=r"shared.parts/2_of_3/part-00000.jsonl.gz .*copy the expansion again"):
         job("1/3")
     file.write_bytes(intact)
     assert "missing_shards" not in job("1/3")
@@ -162,7 +162,7 @@ def test_jobs_that_share_the_documents_write_what_one_job_writes(dataset_dir, ru
 @pytest.mark.soak
 def test_jobs_of_another_seed_are_not_joined(dataset_dir, run_dir, tmp_path):
     generate(dataset_dir, run_dir, tmp_path / "shared", step=6, shard="0/2")
-    with pytest.raises(InputError, match=r"shared.part_1_of_2 was begun with seed 1, not 0"):
+    with pytest.raises(InputError, match=r"shared.parts/1_of_2 was begun with seed 1, not 0"):
         generate(dataset_dir, run_dir, tmp_path / "shared", step=6, shard="1/2", seed=1)
 
 
