@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks import lengths, measure, peers
+from benchmarks import lengths, measure, peers, step_parts
 from de_jax import command
 from de_jax.data.batches import layout
 from de_jax.interop.fine_tuning import TowerName
@@ -59,11 +59,15 @@ def measured(argv: list[str] | None = None) -> dict[str, Any]:
             compiled = name == "peer_compiled"
             module = peers.same_tower(args.model, recipe.model, ours.state.params, "query", "float32", compiled=compiled)
             runs[name] = peers.TorchStep(module, padded, **options)
-    seconds = measure.in_turns(runs, args.repeats, args.clock)
+    parts = step_parts.runs(recipe.model, ours.state.params, [drawn.ours for drawn in batches]) if args.parts else {}
+    timed = measure.in_turns({**runs, **parts}, args.repeats, args.clock)
+    seconds = {name: timed[name] for name in runs}
     report: dict[str, Any] = {"benchmark": "step_time", "model": args.model, "dtype": args.dtype, "clock": args.clock}
     report |= {"loss": args.loss, "optimizer": args.optimizer, "batch_size": args.batch_size, "peak_tflops": round(peak, 4)}
     report |= _lengths(batches) | _speed(seconds, recipe.model, batches, args.batch_size, peak)
     report |= {"memory_gib": ours.memory_gib(), "last_loss": {name: round(run.last_loss, 4) for name, run in runs.items()}}
+    if args.parts:
+        report["parts"] = step_parts.shares({name: statistics.median(values) / len(batches) for name, values in timed.items()})
     report |= {"peer": None if reason else "torch, transformers", "no_peer_because": reason}
     return report | {"sizes": measure.describe_model(recipe.model), **measure.environment()}
 
@@ -226,6 +230,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="measured runs of each side (default 3)")
     parser.add_argument("--peer_compiled", action="store_true", help="time the peer by torch.compile too")
     parser.add_argument("--no_peer", action="store_true", help="time ours alone")
+    parser.add_argument("--parts", action="store_true", help="time products and attention alone too, for BERT's and T5's kinds")
     parser.add_argument("--peak_tflops", type=float, help="what MFU is relative to (H200: 790); default: measured by a matmul")
     parser.add_argument("--clock", default="wall", choices=tuple(measure.CLOCKS), help="wall, or cpu seconds of one core")
     parser.add_argument("--seed", type=int, default=0, help="of lengths and tokens")

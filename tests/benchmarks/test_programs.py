@@ -94,7 +94,8 @@ def test_peers_are_compared_in_one_run_by_the_medians_of_both_programs(run, enco
 
 @pytest.mark.soak
 def test_a_benchmark_without_its_peer_says_why(run):
-    report = run("step_time", "--batch_size", "2", "--query_length", "8", "--doc_length", "8", "--no_peer", ONE_LAYER)
+    report = run("step_time", "--batch_size", "2", "--query_length", "8", "--doc_length", "8", "--no_peer", "--parts", ONE_LAYER)
+    assert report["parts"].keys() == {"products", "attention", "rest"}
     assert report["peer"] is None
     assert report["speedup"] == {}
     assert report["no_peer_because"] == "--no_peer was given"
