@@ -3,8 +3,8 @@
     python tests/bucket_machine.py '{"slow": 0.1, "step": 0.3, "lost": 0.2, "failed": 0.1}' de_jax.trainer --gin_file=...
 
 `lease` are seconds until a silent machine loses its lease, 6 by default, `slow` seconds that each upload takes, `slow_at` the only
-address with such uploads, `step` seconds that each update takes longer, `lost` the share of uploads that the bucket confirms and forgets, `failed` the share that it refuses as if
-the network were gone.
+address with such uploads, `step` seconds that each update takes longer, `lost` the share of uploads that the bucket confirms and
+forgets, `failed` the share that it refuses as if the network were gone.
 """
 
 import hashlib
