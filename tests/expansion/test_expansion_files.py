@@ -138,9 +138,7 @@ def test_predictions_of_a_skipped_document_are_left_out_and_a_mended_file_takes_
 @pytest.mark.parametrize("size", [1, 9])
 def test_predictions_have_each_document_of_the_corpus_once(tmp_path, size):
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"_id": f"d{i}", "text": "a fox"}) + "\n" for i in (2, 10, 1)))
-    write = functools.partial(
-        write_released, corpus=tmp_path / "corpus.jsonl", folder=tmp_path / "out", docs_per_part=docs_per_part
-    )
+    write = functools.partial(write_released, corpus=tmp_path / "corpus.jsonl", folder=tmp_path / "out", docs_per_part=size)
     for lines, fault in (
         ("d2\tx\nd10\ty\nd2\tz\n", "have the document d2 twice; sort the lines of a table by document"),
         ("d2\tx\nd3\ty\n", "are for d3, which is no document of .*corpus.jsonl"),
