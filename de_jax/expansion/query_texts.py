@@ -135,15 +135,15 @@ def _rows_of(arrays: dict[str, np.ndarray], doc_ids: Sequence[str]) -> Int[np.nd
 
 def _build(path: str | Path, folder: Path) -> dict[str, np.ndarray]:
     sizes, counts, ids = array("q", [0]), array("i"), [np.zeros(0, "S1")]
-    docs = read_expansion(path)
+    docs = ((doc.doc_id.encode(), len(doc.queries), packed(doc.queries)) for doc in read_expansion(path))
     with QUERY_TEXTS.writing(folder) as temporary:
         with outputs.growing_array(temporary / "texts.npy", "|u1") as append:
             while block := list(itertools.islice(docs, _IDS)):
-                texts = [packed(doc.queries) for doc in block]
+                own_ids, own_counts, texts = zip(*block, strict=True)
                 append(np.frombuffer(b"".join(texts), np.uint8))
                 sizes.extend(map(len, texts))
-                counts.extend(len(doc.queries) for doc in block)
-                ids.append(np.array([doc.doc_id.encode() for doc in block], dtype=bytes))
+                counts.extend(own_counts)
+                ids.append(np.array(own_ids, dtype=bytes))
         encoded = np.concatenate(ids)  # as wide as the longest
         if not len(encoded):
             raise InputError(f"{path} has no query for any document here; the expansion is for another corpus.")
