@@ -81,6 +81,8 @@ def generate_to_dir(
     if part and not texts:
         return
     with outputs.in_turn(folder):
+        if part and EXPANSION.is_in(Path(out_dir)):  # joined while this process waited for another with the same part
+            return
         writer = ExpansionWriter(folder, plan)
         if writer.is_complete:
             return

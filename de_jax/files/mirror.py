@@ -114,6 +114,11 @@ class Mirror:
         """Whether the bucket had a file when it was listed last."""
         return name in self._listed
 
+    def entries(self, below: str) -> set[str]:
+        """The names in a folder of the bucket when it was listed last."""
+        start = f"{below}/" if below else ""
+        return {name.removeprefix(start).split("/")[0] for name in self._listed if name.startswith(start)}
+
     def clear(self, below: str, kept: Callable[[str], bool]) -> None:
         """Removes the entries of a folder, here and there, also the remains of a killed upload or removal.
 
