@@ -192,7 +192,7 @@ class _TextIds:
             yield from (text_id.decode() for text_id in self._ids[start : start + _IDS].tolist())
 
     def tick(self, doc_ids: Sequence[str]) -> None:
-        """Marks documents; InputError for one that the corpus lacks or that is marked already."""
+        """Marks documents; InputError for a document that the corpus lacks, or that is marked already."""
         wanted = np.array([doc_id.encode() for doc_id in doc_ids], dtype=bytes)
         places = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
         if (is_unknown := self._sorted[places] != wanted).any():
