@@ -118,7 +118,7 @@ def save_array(path: str | Path, array: np.ndarray) -> None:
 
 
 def array_header(dtype: str, size: int) -> bytes:
-    """What a .npy file of one dimension begins with. numpy leaves room for the size, so headers of all sizes are equally long."""
+    """The header of a .npy file of one dimension. numpy leaves room for the size, so headers of all sizes are equally long."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": dtype, "fortran_order": False, "shape": (size,)})
     return header.getvalue()
