@@ -2,22 +2,27 @@
 
 python -m benchmarks.expansion_memory --num_docs 10000 --num_queries 80 --full_store full
 
-A synthetic expansion is read into mapped texts (`expansion.query_texts`) and tokens (`expansion.query_tokens`), as a curriculum
-does, and queries of random documents are read from there. Each document has its own pool of 30 words for its queries, since the
-generated queries of one document repeat each other; a word is one token, every third one two. `of_full_corpus` scales the figures
-of one document to `--full_corpus` documents. With --full_store the tokens of that many documents are in a folder of this name,
-random ones, which are written if it is absent, and batches of documents and hard negatives with one query each are drawn from it.
+A synthetic table of queries is imported as other people's are (`generated_queries.write_released`), read into mapped texts
+(`expansion.query_texts`) and tokens (`expansion.query_tokens`), and ranked by ROUGE-L for `--num_pairs` training pairs
+(`expansion.curriculum`), as a curriculum does; then queries of random documents are read. `memory_mib` is the process's own memory
+at the beginning of each step and at its peak, without mapped files. Each document has its own pool of 30 words for its queries,
+since the generated queries of one document repeat each other; a word is one token, every third one two. `of_full_corpus` scales
+disk and time of one document to `--full_corpus` documents. With --full_store the tokens of that many documents are in a folder of
+this name, random ones, which are written if it is absent, and batches of documents and hard negatives with one query each are drawn
+from it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import json
-import resource
 import tempfile
+import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +31,10 @@ import numpy as np
 from benchmarks import measure
 from de_jax import command
 from de_jax.data.batches import layout
-from de_jax.data.stores.corpus import TokenStore
+from de_jax.data.stores.corpus import TextIds, TokenStore
+from de_jax.expansion.curriculum import ranked_texts
 from de_jax.expansion.document_texts import GeneratedQueries, TextsWithOneQuery, tokenized_queries
-from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
+from de_jax.expansion.generated_queries import write_released
 from de_jax.expansion.query_texts import queries_by_row
 from de_jax.expansion.query_tokens import QueryTokens, QueryTokensWriter
 
@@ -45,45 +51,87 @@ def main(argv: list[str] | None = None) -> None:
 def measured(args: argparse.Namespace) -> dict[str, Any]:
     """The figures that the command prints."""
     rng = np.random.default_rng(args.seed)
-    doc_ids = [str(row) for row in range(args.num_docs)]
+    doc_ids = TextIds(np.arange(args.num_docs).astype(bytes))
+    steps: dict[str, Step] = {}
     with tempfile.TemporaryDirectory(dir=args.work_dir) as work_dir:
-        expansion, cache_dir = Path(work_dir) / "expansion", Path(work_dir) / "cache"
-        _write(expansion, doc_ids, args.num_queries, rng)
-        before, start = _peak_mib(), time.perf_counter()
-        queries = queries_by_row(expansion, doc_ids, cache_dir)
-        built, start = time.perf_counter() - start, time.perf_counter()
-        queries = queries_by_row(expansion, doc_ids, cache_dir)
-        opened, start = time.perf_counter() - start, time.perf_counter()
-        rows = rng.integers(args.num_docs, size=args.num_reads).tolist()
+        folder = Path(work_dir)
+        expansion, cache_dir = folder / "expansion", folder / "cache"
+        golds = _write(folder, doc_ids, args, rng)
+        with _step("import", steps):
+            write_released([folder / "queries.tsv"], folder / "corpus.jsonl", expansion, docs_per_part=DOCS_PER_PART, about={})
+        (folder / "queries.tsv").unlink()
+        with _step("texts", steps):
+            queries = queries_by_row(expansion, doc_ids, cache_dir)
+        with _step("open", steps):
+            queries = queries_by_row(expansion, doc_ids, cache_dir)
+        with _step("tokens", steps):
+            generated = tokenized_queries(queries, Words(), cache_dir)
+        pairs = [(str(number), doc_ids[row]) for number, row in enumerate(_spread(args.num_docs, args.num_pairs))]
+        with _step("ranking", steps):
+            ranked = ranked_texts(lambda: (pairs, golds), ["synthetic"], expansion, cache_dir=cache_dir)
+        rows, start = rng.integers(args.num_docs, size=args.num_reads).tolist(), time.perf_counter()
         letters = sum(len(query) for row in rows for query in queries[row])
-        read, start = (time.perf_counter() - start) / len(rows), time.perf_counter()
-        generated = tokenized_queries(queries, Words(), cache_dir)
-        tokenized = time.perf_counter() - start
+        read = (time.perf_counter() - start) / len(rows)
         texts, tokens = (
             sum(path.stat().st_size for path in cache_dir.glob(f"{kind}-*/*.npy")) / args.num_docs
             for kind in ("query_texts", "generated")
         )
         of_numbers = 4 * queries.counts.nbytes  # counts, the rows of documents, and the first query and text of each
         store = _of_full_store(args, rng) if args.full_store else {}
+    scale = args.full_corpus / args.num_docs
     return {
         "num_docs": args.num_docs,
         "num_queries": args.num_queries,
+        "num_pairs": len(ranked.offsets) - 1,
         "letters_a_query": round(letters / len(rows) / args.num_queries, 1),
         "tokens_a_query": round(len(generated.store.tokens) / generated.store.num_queries, 2),
         "bytes_a_doc": {"texts": round(texts, 1), "tokens": round(tokens, 1)},
-        "build_seconds": round(built, 1),
-        "tokenize_seconds": round(tokenized, 1),
-        "open_seconds": round(opened, 2),
+        "seconds": {name: round(step.seconds, 2) for name, step in steps.items()},
         "read_microseconds": round(1e6 * read, 1),
-        "peak_mib": {"before": before, "after": _peak_mib()},
+        "memory_mib": {name: {"before": step.before, "peak": step.peak} for name, step in steps.items()},
         "of_full_corpus": {
             "num_docs": args.full_corpus,
             "disk_gib": round((texts + tokens) * args.full_corpus / 2**30, 2),
-            "memory_mib": round(of_numbers / args.num_docs * args.full_corpus / 2**20),
-            "build_hours": round(built / args.num_docs * args.full_corpus / 3600, 2),
+            "memory_mib": round(of_numbers * scale / 2**20),
+            "hours": {name: round(step.seconds * scale / 3600, 2) for name, step in steps.items()},
         },
         **store,
     }
+
+
+@dataclasses.dataclass
+class Step:
+    """What one step took."""
+
+    seconds: float
+    before: int  # MiB of the process's own memory
+    peak: int
+
+
+@contextlib.contextmanager
+def _step(name: str, steps: dict[str, Step]) -> Iterator[None]:
+    """Measures the block."""
+    steps[name] = step = Step(0.0, _status_mib("RssAnon"), 0)
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.02):
+            step.peak = max(step.peak, _status_mib("RssAnon"))
+
+    thread, start = threading.Thread(target=watch), time.perf_counter()
+    thread.start()
+    try:
+        yield
+    finally:
+        step.seconds = time.perf_counter() - start
+        step.peak = max(step.peak, _status_mib("RssAnon"))
+        is_over.set()
+        thread.join()
+
+
+def _spread(num_docs: int, num_pairs: int) -> list[int]:
+    """Documents of as many pairs, all over the corpus."""
+    return (np.arange(num_pairs) * num_docs // num_pairs).tolist()  # type: ignore[no-any-return]
 
 
 def _of_full_store(args: argparse.Namespace, rng: np.random.Generator) -> dict[str, Any]:
@@ -119,7 +167,11 @@ def _of_full_store(args: argparse.Namespace, rng: np.random.Generator) -> dict[s
             "open_seconds": round(opened, 2),
             "texts_of_a_batch": BATCH * (1 + NEGATIVES),
             "milliseconds_a_batch": round(1e3 * (time.perf_counter() - start) / args.num_batches, 1),
-            "memory_mib": {"anonymous": _status_mib("RssAnon"), "with_mapped_files": _status_mib("VmRSS"), "peak": _peak_mib()},
+            "memory_mib": {
+                "anonymous": _status_mib("RssAnon"),
+                "with_mapped_files": _status_mib("VmRSS"),
+                "peak": _status_mib("VmHWM"),
+            },
         }
     }
 
@@ -158,21 +210,19 @@ def _equal_docs(num_docs: int) -> TokenStore:
     return TokenStore(Path(), {**about, "tokenizer_fingerprint": Words.fingerprint, "content_hash": "equal documents"}, arrays)
 
 
-def _write(folder: Path, doc_ids: list[str], num_queries: int, rng: np.random.Generator) -> None:
+def _write(folder: Path, doc_ids: Sequence[str], args: argparse.Namespace, rng: np.random.Generator) -> list[str]:
+    """Writes a corpus and a table of queries; gives a query to each pair."""
     words = ["".join(letters) for letters in rng.choice(list("abcdefghijklmnoprstuvw"), (NUM_WORDS, 5))]
-    writer = ExpansionWriter(folder, {"seed": 0})
-    for start in range(0, len(doc_ids), DOCS_PER_PART):
-        part = []
-        for doc_id in doc_ids[start : start + DOCS_PER_PART]:
+    golds, own = list[str](), set(_spread(len(doc_ids), args.num_pairs))
+    with open(folder / "corpus.jsonl", "w") as corpus, open(folder / "queries.tsv", "w") as table:
+        for row, doc_id in enumerate(doc_ids):
+            corpus.write(json.dumps({"_id": doc_id, "title": "", "text": "a document"}) + "\n")
             pool = [words[word] for word in (NUM_WORDS * rng.random(WORDS_A_POOL) ** 3).astype(int)]  # frequent words first
-            chosen = rng.integers(WORDS_A_POOL, size=(num_queries, 6)).tolist()
-            part.append(DocQueries(doc_id, [" ".join([pool[place] for place in places]) for places in chosen]))
-        writer.append(part)
-    writer.finish(num_docs=len(doc_ids))
-
-
-def _peak_mib() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            chosen = rng.integers(WORDS_A_POOL, size=(args.num_queries, 6)).tolist()
+            table.writelines(f"{doc_id}\t{' '.join([pool[place] for place in places])}\n" for places in chosen)
+            if row in own:
+                golds.append(" ".join(pool[:6]))
+    return golds
 
 
 def _status_mib(name: str) -> int:
@@ -184,6 +234,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--num_docs", type=int, default=200_000, help="of the synthetic corpus (default 200000)")
     parser.add_argument("--num_queries", type=int, default=80, help="of each document (default 80)")
+    parser.add_argument("--num_pairs", type=int, default=12_000, help="documents with a training pair (default 12000)")
     parser.add_argument("--num_reads", type=int, default=10_000, help="documents whose queries are read (default 10000)")
     parser.add_argument("--full_corpus", type=int, default=8_800_000, help="documents to extrapolate to (default 8800000)")
     parser.add_argument("--full_store", type=Path, help="folder of the tokens of the full corpus; batches are drawn from it")

@@ -2,9 +2,9 @@
 
     python tests/bucket_machine.py '{"slow": 0.1, "step": 0.3, "lost": 0.2, "failed": 0.1}' de_jax.trainer --gin_file=...
 
-`lease` are seconds until a silent machine loses its lease, 6 by default, `slow` seconds that each upload takes, `step` seconds that
-each update takes longer, `lost` the share of uploads that the bucket confirms and forgets, `failed` the share that it refuses as if
-the network were gone.
+`lease` are seconds until a silent machine loses its lease, 6 by default, `slow` seconds that each upload takes, `slow_at` the only
+address with such uploads, `step` seconds that each update takes longer, `lost` the share of uploads that the bucket confirms and
+forgets, `failed` the share that it refuses as if the network were gone.
 """
 
 import hashlib
@@ -27,7 +27,8 @@ def main():
     mirrors.SYNC_SECONDS, mirrors.LAST_SECONDS = 0.5, 120.0
 
     def put_or_not(self, name, path):
-        time.sleep(faults.get("slow", 0))
+        if faults.get("slow_at", self.address) == self.address:
+            time.sleep(faults.get("slow", 0))
         draw = rng.random()
         if draw < faults.get("failed", 0):
             raise buckets.Unreachable(f"{self.address} cannot be reached (a test); check the network.")

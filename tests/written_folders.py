@@ -94,7 +94,7 @@ def write_expansion(folder, tokenizer):
 
 def write_ranked_queries(folder, tokenizer):
     ranked = curriculum.RankedQueries(np.array([1, 0], np.int32), np.array([2, 1], np.float32), np.array([0, 2], np.int64))
-    curriculum.cached_ranking(folder.parent, {"measure": "rouge_l"}, lambda: ranked)
+    curriculum.cached_ranking(folder.parent, {"measure": "rouge_l"}, lambda: [ranked])
     next(folder.parent.glob("ranked-*")).rename(folder)
 
 

@@ -26,6 +26,7 @@ from de_jax import arguments, command
 from de_jax.data.batches.pair_batches import qrel_pairs
 from de_jax.data.sources.training_set import open_stores, text_hashes
 from de_jax.data.text import beir, input_policy
+from de_jax.files import buckets
 from de_jax.files.progress import progress_bar
 from de_jax.mining import generations, in_parts
 from de_jax.mining.generations import Generation
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
             pass
 
     def write(mined: MinedPairs, facts: dict[str, Any]) -> Generation:
-        facts |= {"mined_by": "bm25" if args.bm25 else str(args.run_dir), "split": args.split}
+        facts |= {"mined_by": "bm25" if args.bm25 else buckets.named(str(args.run_dir)), "split": args.split}
         with only_miner(negatives_dir):
             number = generations.next_number(negatives_dir)
             generation = generations.write_generation(negatives_dir, number, mined, {**text_hashes(args.dataset_dir), **facts})

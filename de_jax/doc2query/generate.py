@@ -16,7 +16,7 @@ from jaxtyping import Int
 
 from de_jax.doc2query.generator_run import GeneratorRun
 from de_jax.expansion.generated_queries import EXPANSION, DocQueries, ExpansionWriter, read_expansion, read_plan
-from de_jax.files import leases, outputs
+from de_jax.files import buckets, leases, outputs
 from de_jax.models.decoding import END_ID, PAD_ID, Decoding, generate
 from de_jax.models.generator import Generator
 from de_jax.retrieval import parts
@@ -81,6 +81,8 @@ def generate_to_dir(
     if part and not texts:
         return
     with outputs.in_turn(folder):
+        if part and EXPANSION.is_in(Path(out_dir)):  # joined while this process waited for another with the same part
+            return
         writer = ExpansionWriter(folder, plan)
         if writer.is_complete:
             return
@@ -95,7 +97,7 @@ def generate_to_dir(
                 DocQueries(doc_id, own) for doc_id, own in zip(store.ids[start : start + len(rows)], queries, strict=True)
             )
         # The generator's path has no effect on its queries, so a run may continue with another path.
-        writer.finish(num_queries=len(texts) * decoding.num_queries, source=str(run.source), step=run.step)
+        writer.finish(num_queries=len(texts) * decoding.num_queries, source=buckets.named(str(run.source)), step=run.step)
 
 
 def join(out_dir: str | Path, part: Part) -> list[Part]:

@@ -7,10 +7,11 @@ seed alone, so a resumed run continues in the same group with the same draws.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -18,8 +19,8 @@ import numpy as np
 from jaxtyping import Float64, Int, Int32
 
 from de_jax.data.text import beir
-from de_jax.expansion.generated_queries import fingerprint, read_expansion
-from de_jax.expansion.query_texts import packed, unpacked
+from de_jax.expansion.generated_queries import fingerprint
+from de_jax.expansion.query_texts import queries_by_row
 from de_jax.expansion.relevance import MEASURES, Measure, ScoreFile
 from de_jax.files import folders, outputs, schema
 from de_jax.files.kind import Kind
@@ -33,6 +34,9 @@ RANKED_QUERIES = Kind(
     make="it is made when a curriculum asks for it",
     mend="remove its folder, and it is made again",
 )
+_DTYPES = {"order": "<i4", "scores": "<f4", "offsets": "<i8"}
+_PAIRS = 4096
+"""Ranked before they are written."""
 GOLD, NONE = -2, -1
 """In the place of a generated query's index: the pair's own query, and no query at all."""
 
@@ -114,29 +118,27 @@ class Curriculum:
         return first, np.maximum((group + 1) * counts // self.num_groups, first + 1)
 
 
-def rank_queries(golds: Sequence[str], queries: Callable[[int], Sequence[str]], measure: Measure) -> RankedQueries:
+def rank_queries(
+    golds: Sequence[str], queries: Callable[[int], Sequence[str]], measure: Measure, pairs: range | None = None
+) -> RankedQueries:
     """Sorts each pair's generated queries by relevance; equal scores stand in the order of the expansion.
 
     Args:
         golds: each pair's own query.
         queries: those generated for a pair's document, by the pair's number.
         measure: see `relevance`.
+        pairs: their numbers; all by default.
     """
-    order, scores, lengths = [], [], []
-    for pair, gold in enumerate(golds):
-        generated = queries(pair)
+    order, scores, lengths = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)], [0]
+    for pair in range(len(golds)) if pairs is None else pairs:
+        gold, generated = golds[pair], queries(pair)
         usable = usable_queries(generated, gold)
         own = measure(pair, gold, generated)[usable]
         best_first = np.argsort(-own, kind="stable")
         order.append(usable[best_first])
         scores.append(own[best_first])
         lengths.append(len(usable))
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    return RankedQueries(
-        order=np.concatenate([np.zeros(0, np.int32), *order]),
-        scores=np.concatenate([np.zeros(0, np.float32), *scores]),
-        offsets=offsets.astype(np.int64),
-    )
+    return RankedQueries(np.concatenate(order), np.concatenate(scores), np.cumsum(lengths, dtype=np.int64))
 
 
 def usable_queries(queries: Sequence[str], gold: str) -> Int32[np.ndarray, " n"]:
@@ -154,6 +156,7 @@ def ranked_pairs(
     measure: str = "rouge_l",
     score_file: str | Path = "",
     skip_empty: bool = False,
+    cache_dir: str | Path | None = None,
 ) -> RankedQueries:
     """The ranking of a BEIR folder's training pairs, in the order of `batches.qrel_pairs`; kept beside the expansion.
 
@@ -164,6 +167,7 @@ def ranked_pairs(
         measure: a name out of `relevance.MEASURES`.
         score_file: scores in its place, see `relevance.ScoreFile`.
         skip_empty: pairs of empty texts are left out, as `batches.qrel_pairs` leaves them out.
+        cache_dir: see `ranked_texts`.
 
     Raises:
         InputError: an unknown measure, or what reading the files raises.
@@ -185,7 +189,7 @@ def ranked_pairs(
     hashes = [outputs.sha256_of(queries_file), outputs.sha256_of(qrels_file)]
     if skip_empty:
         hashes.append(outputs.sha256_of(docs_file))
-    return ranked_texts(read, hashes, expansion, measure=measure, score_file=score_file)
+    return ranked_texts(read, hashes, expansion, measure=measure, score_file=score_file, cache_dir=cache_dir)
 
 
 def ranked_texts(
@@ -195,6 +199,7 @@ def ranked_texts(
     *,
     measure: str = "rouge_l",
     score_file: str | Path = "",
+    cache_dir: str | Path | None = None,
 ) -> RankedQueries:
     """The ranking of pairs from anywhere, as `ranked_pairs` does it for those of a BEIR folder.
 
@@ -202,39 +207,51 @@ def ranked_texts(
         read: gives the ids (query, document) of the pairs, and each pair's query.
         hashes: change whenever that does.
         expansion, measure, score_file: of `ranked_pairs`.
+        cache_dir: holds the expansion's texts, see `query_texts.queries_by_row`; default that of the stores of texts.
     """
     if measure not in MEASURES:
         raise InputError(f"the measure is {measure!r}; it is one of {', '.join(MEASURES)}, or give a file of scores.")
     expansion = Path(expansion)
     made_from = {"files": [*hashes, fingerprint(expansion)], "measure": outputs.sha256_of(score_file) if score_file else measure}
 
-    def build() -> RankedQueries:
+    def rank() -> Iterator[RankedQueries]:
         pairs, golds = read()
-        wanted, nothing = {doc_id for _, doc_id in pairs}, packed([])
-        generated = {doc.doc_id: packed(doc.queries) for doc in read_expansion(expansion) if doc.doc_id in wanted}
+        texts = cache_dir or outputs.cache_dir() / "token_stores"
+        generated = queries_by_row(expansion, [doc_id for _, doc_id in pairs], texts, is_part=True)
         relevance = ScoreFile(score_file, pairs) if score_file else MEASURES[measure]
-        return rank_queries(golds, lambda pair: unpacked(generated.get(pairs[pair][1], nothing)), relevance)
+        for start in range(0, len(pairs), _PAIRS):
+            block = range(start, min(start + _PAIRS, len(pairs)))
+            yield rank_queries(golds, generated.__getitem__, relevance, block)
 
-    return cached_ranking(expansion if expansion.is_dir() else expansion.parent, made_from, build)
+    return cached_ranking(expansion if expansion.is_dir() else expansion.parent, made_from, rank)
 
 
-def cached_ranking(folder: str | Path, made_from: dict[str, Any], build: Callable[[], RankedQueries]) -> RankedQueries:
+def cached_ranking(folder: str | Path, made_from: dict[str, Any], rank: Callable[[], Iterable[RankedQueries]]) -> RankedQueries:
     """A ranking that is kept beside its expansion, memory-mapped; made on first use, by one process.
 
     Args:
         folder: of the expansion.
         made_from: JSON that changes whenever the ranking would: the expansion, the pairs, the measure.
-        build: makes the ranking.
+        rank: makes the ranking, some pairs after others.
     """
     identity = {"format": RANKED_QUERIES.format, **made_from}
     key = folders.key_of(json.dumps(identity, sort_keys=True))
 
     def write(out_dir: Path) -> RankedQueries:
-        ranked = build()
+        num_pairs, num_queries = 0, 0
         with RANKED_QUERIES.writing(out_dir) as temporary:
-            for name, array in ranked._asdict().items():
-                outputs.save_array(temporary / f"{name}.npy", array)
-            RANKED_QUERIES.write_manifest(temporary, {**made_from, "num_pairs": len(ranked.offsets) - 1})
+            with contextlib.ExitStack() as files:
+                order, scores, offsets = (
+                    files.enter_context(outputs.growing_array(temporary / f"{name}.npy", dtype)) for name, dtype in _DTYPES.items()
+                )
+                offsets(np.zeros(1, np.int64))
+                for block in rank():
+                    order(block.order)
+                    scores(block.scores)
+                    offsets(num_queries + block.offsets[1:])
+                    num_queries += len(block.order)
+                    num_pairs += len(block.offsets) - 1
+            RANKED_QUERIES.write_manifest(temporary, {**made_from, "num_pairs": num_pairs})
         return _open(out_dir)
 
     return folders.build_once(Path(folder) / f"ranked-{key}", _open, write)
@@ -242,12 +259,14 @@ def cached_ranking(folder: str | Path, made_from: dict[str, Any], build: Callabl
 
 def _open(folder: Path) -> RankedQueries:
     num_pairs, mend = RANKED_QUERIES.open(folder)["num_pairs"], RANKED_QUERIES.mend
-    offsets = read_array(folder / "offsets.npy", "<i8", (num_pairs + 1,), rebuild=mend)
+    offsets = read_array(folder / "offsets.npy", _DTYPES["offsets"], (num_pairs + 1,), rebuild=mend)
     num_queries = int(offsets[-1])
     if offsets[0] != 0 or np.any(np.diff(offsets) < 0):
         raise InputError(f"{folder}/offsets.npy is damaged: the offsets do not ascend; {mend}.")
-    order = read_array(folder / "order.npy", "<i4", (num_queries,), rebuild=mend)
-    return RankedQueries(order, read_array(folder / "scores.npy", "<f4", (num_queries,), rebuild=mend), offsets)
+    order, scores = (
+        read_array(folder / f"{name}.npy", _DTYPES[name], (num_queries,), rebuild=mend) for name in ("order", "scores")
+    )
+    return RankedQueries(order, scores, offsets)
 
 
 def _uniform(seed: int, step: int, pairs: np.ndarray) -> Float64[np.ndarray, " b"]:

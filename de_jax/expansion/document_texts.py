@@ -10,6 +10,7 @@ tokenized twice.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, overload
@@ -224,7 +225,8 @@ class ExpandedTexts:
         self.ids, self.num_texts = PassageIds(docs.ids, self.doc_rows), len(self.doc_rows)
         self.tokenizer_fingerprint = docs.tokenizer_fingerprint
         digest = hashlib.sha256(f"{docs.content_hash} {queries.content_hash} expanded {max_query_length}".encode())
-        digest.update(self.doc_rows.tobytes() + self._query_rows.tobytes())
+        for rows in (self.doc_rows, self._query_rows):
+            digest.update(np.ascontiguousarray(rows).data)
         self.content_hash = digest.hexdigest()
 
     def lengths(self, max_length: int) -> Int32[np.ndarray, " m"]:
@@ -308,9 +310,13 @@ class TextsWithOneQuery:
 
 def corpus_expansion(docs: TokenStore, generated: GeneratedQueries, num_queries: int, **options: int) -> ExpandedTexts:
     """S views of each document, each with one of its first S queries; a document with none is there once, alone."""
-    chosen = [own if len(own) else np.array([NONE]) for own in _first_usable(docs, generated, num_queries)]
-    doc_rows = np.repeat(np.arange(docs.num_texts), [len(own) for own in chosen])
-    query_rows = generated.rows_of(doc_rows, np.concatenate(chosen))
+    chosen, counts, indices = _first_usable(docs, generated, num_queries), np.empty(docs.num_texts, np.int64), []
+    for start in range(0, docs.num_texts, _DOCS):
+        block = [own if len(own) else np.array([NONE], np.int32) for own in itertools.islice(chosen, _DOCS)]
+        counts[start : start + _DOCS] = [len(own) for own in block]
+        indices.append(np.concatenate(block))
+    doc_rows = np.repeat(np.arange(docs.num_texts), counts)
+    query_rows = generated.rows_of(doc_rows, np.concatenate(indices))
     return ExpandedTexts(docs, generated.store, doc_rows, query_rows[:, None], **options)
 
 

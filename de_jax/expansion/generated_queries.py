@@ -154,7 +154,7 @@ def write_released(
         about: more for the plan.
 
     Raises:
-        InputError: what `iter_released` raises, or queries for a document that the corpus has not.
+        InputError: what `iter_released` raises, or queries for a document that the corpus has not or that came before.
     """
     corpus_ids, num_docs = _TextIds(corpus, skip_empty=skip_empty), 0
     input_policy.tell_skipped(corpus, corpus_ids.empty)
@@ -167,10 +167,7 @@ def write_released(
         docs = (doc for doc in iter_released(paths, corpus_ids) if doc.doc_id not in empty)
         num_known = writer.num_parts
         for number, part in enumerate(iter(lambda: list(itertools.islice(docs, docs_per_part)), [])):
-            if (unknown := corpus_ids.unknown([doc.doc_id for doc in part])) is not None:
-                raise InputError(
-                    f"the predictions are for {unknown}, which is no document of {corpus}; give the corpus they are of."
-                )
+            corpus_ids.tick([doc.doc_id for doc in part])
             num_docs += len(part)
             if number >= num_known:
                 writer.append(part)
@@ -182,24 +179,35 @@ class _TextIds:
     """The ids of a corpus in few bytes each; iterated in its order."""
 
     def __init__(self, corpus: str | Path, *, skip_empty: bool) -> None:
-        blocks, self.empty = [np.zeros(0, "S1")], list[str]()
+        self._corpus, blocks, self.empty = corpus, [np.zeros(0, "S1")], list[str]()
         texts = beir.iter_all(corpus, with_title=True, skip_empty=skip_empty)
         while block := [(text_id, bool(text)) for text_id, text in itertools.islice(texts, _IDS)]:
             blocks.append(np.array([text_id.encode() for text_id, _ in block], dtype=bytes))
             self.empty += [text_id for text_id, is_there in block if not is_there]
         self._ids = np.concatenate(blocks)  # as wide as the longest
-        self._sorted = np.sort(self._ids)
+        self._sorted, self._is_ticked = np.sort(self._ids), np.zeros(len(self._ids), bool)
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self._ids), _IDS):
             yield from (text_id.decode() for text_id in self._ids[start : start + _IDS].tolist())
 
-    def unknown(self, doc_ids: Sequence[str]) -> str | None:
-        """The first that the corpus has not."""
+    def tick(self, doc_ids: Sequence[str]) -> None:
+        """Marks documents; InputError for a document that the corpus lacks, or that is marked already."""
         wanted = np.array([doc_id.encode() for doc_id in doc_ids], dtype=bytes)
         places = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
-        is_unknown = self._sorted[places] != wanted
-        return doc_ids[int(np.argmax(is_unknown))] if is_unknown.any() else None
+        if (is_unknown := self._sorted[places] != wanted).any():
+            raise InputError(
+                f"the predictions are for {doc_ids[int(np.argmax(is_unknown))]}, which is no document of {self._corpus}; give the "
+                "corpus they are of."
+            )
+        is_first = np.zeros(len(places), bool)
+        is_first[np.unique(places, return_index=True)[1]] = True
+        if (is_repeated := self._is_ticked[places] | ~is_first).any():
+            raise InputError(
+                f"the predictions have the document {doc_ids[int(np.argmax(is_repeated))]} twice; sort the lines of a table by "
+                "document, and give each document once."
+            )
+        self._is_ticked[places] = True
 
 
 def iter_released(paths: Sequence[str | Path], doc_ids: Iterable[str]) -> Iterator[DocQueries]:
@@ -239,7 +247,6 @@ def _iter_json(paths: Sequence[Path]) -> Iterator[DocQueries]:
 
 def _iter_tsv(paths: Sequence[Path]) -> Iterator[DocQueries]:
     doc_id, queries = None, list[str]()
-    seen = set()
     for path in paths:
         for line, raw in read_lines(path):
             own, tab, query = raw.partition("\t")
@@ -248,9 +255,6 @@ def _iter_tsv(paths: Sequence[Path]) -> Iterator[DocQueries]:
             if own != doc_id:
                 if doc_id is not None:
                     yield DocQueries(doc_id, queries)
-                if own in seen:
-                    raise InputError(f"{path}, line {line}: the document {own} appeared before; sort the lines by document.")
-                seen.add(own)
                 doc_id, queries = own, []
             queries.append(query)
     if doc_id is not None:

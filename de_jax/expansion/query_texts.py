@@ -11,12 +11,13 @@ manifest.json  written last
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import zlib
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, overload
+from typing import overload
 
 import numpy as np
 from jaxtyping import Int, Int32, Int64, UInt8
@@ -34,7 +35,7 @@ QUERY_TEXTS = Kind(
     mend="remove its folder, and it is made again",
 )
 _IDS = 8192
-"""Looked up at a time."""
+"""Looked up, or read, at a time."""
 
 
 class QueryTexts(Sequence[list[str]]):
@@ -133,22 +134,20 @@ def _rows_of(arrays: dict[str, np.ndarray], doc_ids: Sequence[str]) -> Int[np.nd
 
 
 def _build(path: str | Path, folder: Path) -> dict[str, np.ndarray]:
-    sizes, counts, ids = array("q", [0]), array("i"), list[bytes]()
+    sizes, counts, ids = array("q", [0]), array("i"), [np.zeros(0, "S1")]
+    docs = ((doc.doc_id.encode(), len(doc.queries), packed(doc.queries)) for doc in read_expansion(path))
     with QUERY_TEXTS.writing(folder) as temporary:
-        with open(temporary / "texts.npy", "wb") as file:
-            _write_header(file, 0)
-            for doc_id, queries in read_expansion(path):
-                raw = packed(queries)
-                file.write(raw)
-                sizes.append(len(raw))
-                counts.append(len(queries))
-                ids.append(doc_id.encode())
-            offsets = np.cumsum(np.frombuffer(sizes, np.int64))
-            file.seek(0)
-            _write_header(file, int(offsets[-1]))  # numpy leaves room for the length to grow
-        if not ids:
+        with outputs.growing_array(temporary / "texts.npy", "|u1") as append:
+            while block := list(itertools.islice(docs, _IDS)):
+                own_ids, own_counts, texts = zip(*block, strict=True)
+                append(np.frombuffer(b"".join(texts), np.uint8))
+                sizes.extend(map(len, texts))
+                counts.extend(own_counts)
+                ids.append(np.array(own_ids, dtype=bytes))
+        encoded = np.concatenate(ids)  # as wide as the longest
+        if not len(encoded):
             raise InputError(f"{path} has no query for any document here; the expansion is for another corpus.")
-        encoded = np.array(ids, dtype=bytes)
+        offsets = np.cumsum(np.frombuffer(sizes, np.int64))
         order = np.argsort(encoded, kind="stable")
         if (twice := np.flatnonzero(encoded[order[1:]] == encoded[order[:-1]])).size:
             raise InputError(f"{path} has two lines for the document {encoded[order[twice[0]]].decode()}; remove one.")
@@ -156,7 +155,7 @@ def _build(path: str | Path, folder: Path) -> dict[str, np.ndarray]:
         arrays["counts"] = np.frombuffer(counts, np.int32)
         for name, values in arrays.items():
             outputs.save_array(temporary / f"{name}.npy", values)
-        QUERY_TEXTS.write_manifest(temporary, {"num_docs": len(ids), "num_bytes": int(offsets[-1])})
+        QUERY_TEXTS.write_manifest(temporary, {"num_docs": len(encoded), "num_bytes": int(offsets[-1])})
     return _open(folder)
 
 
@@ -174,7 +173,3 @@ def _open(folder: Path) -> dict[str, np.ndarray]:
         name: read_array(folder / f"{name}.npy", dtype, (size,), rebuild=QUERY_TEXTS.mend)
         for name, (dtype, size) in described.items()
     }
-
-
-def _write_header(file: BinaryIO, num_bytes: int) -> None:
-    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (num_bytes,)})

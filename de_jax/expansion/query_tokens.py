@@ -10,7 +10,6 @@ Until then the arrays grow in a folder `<name>.begun` with `progress.json`, from
 
 from __future__ import annotations
 
-import io
 import mmap
 import os
 import shutil
@@ -136,7 +135,7 @@ class QueryTokensWriter:
         assert found == {name: self._about[name] for name in found}, found
         for name, (dtype, size) in self._arrays().items():
             with open(self._file(name), "r+b") as file:
-                file.write(_header(dtype, size))
+                file.write(outputs.array_header(dtype, size))
         (self._begun / PROGRESS_FILE).unlink()
         QUERY_TOKENS.write_manifest(self._begun, {**self._about, "num_tokens": self.done.num_tokens})
         folders.write_checksums(self._begun, QUERY_TOKENS.name)
@@ -160,9 +159,9 @@ class QueryTokensWriter:
         for name, (dtype, size) in self._arrays().items():
             with outputs.naming(self._file(name)), open(self._file(name), "ab") as file:
                 if not file.tell():
-                    file.write(_header(dtype, 0))
+                    file.write(outputs.array_header(dtype, 0))
                     file.write(bytes(np.dtype(dtype).itemsize) if name == "offsets" else b"")
-                file.truncate(len(_header(dtype, 0)) + size * np.dtype(dtype).itemsize)
+                file.truncate(len(outputs.array_header(dtype, 0)) + size * np.dtype(dtype).itemsize)
         outputs.write_json(self._begun / PROGRESS_FILE, self.done._asdict())
 
     def _file(self, name: str) -> Path:
@@ -232,10 +231,3 @@ def _read_at_random(mapped: np.ndarray) -> None:
     """Tells the system that a text is read here and there, so that a page is read and not the many after it."""
     if isinstance(mapped, np.memmap) and hasattr(mmap, "MADV_RANDOM"):
         mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-
-
-def _header(dtype: str, size: int) -> bytes:
-    # numpy leaves room for the length to grow, so a second header fits exactly over the first.
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": dtype, "fortran_order": False, "shape": (size,)})
-    return header.getvalue()

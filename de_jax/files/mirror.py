@@ -54,7 +54,8 @@ class Mirror:
     Attributes:
         address: of the bucket's folder, or of a file.
         path: of the copy; absent where there is nothing in the bucket.
-        guards: each raises `InputError` where this process may not write there any more; asked before every upload.
+        guards: each raises `InputError` where this process may not write there any more; asked before each group
+            of uploads.
         keep: checkpoints that stay in the bucket; None leaves all.
         fetched: when it was compared last, on the monotonic clock.
     """
@@ -114,6 +115,11 @@ class Mirror:
         """Whether the bucket had a file when it was listed last."""
         return name in self._listed
 
+    def entries(self, below: str) -> set[str]:
+        """The names in a folder of the bucket when it was listed last."""
+        start = f"{below}/" if below else ""
+        return {name.removeprefix(start).split("/")[0] for name in self._listed if name.startswith(start)}
+
     def clear(self, below: str, kept: Callable[[str], bool]) -> None:
         """Removes the entries of a folder, here and there, also the remains of a killed upload or removal.
 
@@ -122,8 +128,7 @@ class Mirror:
             kept: whether an entry of the folder, by its name, stays.
         """
         with self._alone():
-            for guard in self.guards:
-                guard()
+            self._check_guards()
             start = f"{below}/" if below else ""
             removed = lambda name: name.startswith(start) and not kept(name.removeprefix(start).split("/")[0])  # noqa: E731
             self._objects.remove(sorted(filter(removed, self._list()), key=last_first))
@@ -151,8 +156,7 @@ class Mirror:
                 return
             if RUN_FILE in gone:
                 raise InputError(f"{self.path}, the copy of {self.address}, was removed while it was in use; repeat the command.")
-            for guard in self.guards:
-                guard()
+            self._check_guards()
             made = {joined(name.rpartition("/")[0], UNFINISHED) for name in changed if is_mark(name) and not names.whole_of(name)}
             for name in made:
                 self._objects.write(name, b"")
@@ -161,6 +165,7 @@ class Mirror:
             before = {name: known[name].version for name in changed if name in known}
             with self._held(changed):
                 for group in self._names.in_order(changed):
+                    self._check_guards()  # again, as this process may have slept for long
                     self._upload(group, here, before)
             if made:
                 self._objects.remove(made)
@@ -168,6 +173,10 @@ class Mirror:
             mirror_record.update(self.path, dict.fromkeys(gone))
             if any(map(self._names.checkpoint_of, changed)):
                 self._tidy(here)
+
+    def _check_guards(self) -> None:
+        for guard in self.guards:
+            guard()
 
     def _upload(self, names: Iterable[str], here: Mapping[str, Here], before: Mapping[str, str]) -> None:
         """Sends files in any order, until the bucket lists all of them.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
@@ -114,6 +115,30 @@ def save_array(path: str | Path, array: np.ndarray) -> None:
     with open(path, "wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(array.reshape(-1).view(np.uint8).data)
+
+
+def array_header(dtype: str, size: int) -> bytes:
+    """The header of a .npy file of one dimension. numpy leaves room for the size, so headers of all sizes are equally long."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": dtype, "fortran_order": False, "shape": (size,)})
+    return header.getvalue()
+
+
+@contextlib.contextmanager
+def growing_array(path: Path, dtype: str) -> Iterator[Callable[[np.ndarray], None]]:
+    """Writes a .npy file of one dimension by a function that appends values to it; only these are in memory."""
+    size = 0
+
+    def append(values: np.ndarray) -> None:
+        nonlocal size
+        size += len(values)
+        file.write(np.ascontiguousarray(values, dtype).data)
+
+    with open(path, "wb") as file:
+        file.write(array_header(dtype, 0))
+        yield append
+        file.seek(0)
+        file.write(array_header(dtype, size))
 
 
 def check_writable(folder: str | Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import leases, mirrors, outputs
+from de_jax.files import buckets, leases, mirrors, outputs
 from de_jax.files.progress import progress_bar
 from de_jax.mining import generations, in_parts
 from de_jax.mining.generations import Generation
@@ -106,7 +106,7 @@ def _write(
     if embedded.folder is not None:
         kept = embedded.folder.name
         mirrors.clear(embedded.folder.parent, lambda name: name.startswith(kept) or not name.startswith("step_"))
-    facts = {**mined.texts.hashes, "mined_by": str(run.run_dir), "checkpoint_step": run.step, **facts, **more}
+    facts = {**mined.texts.hashes, "mined_by": buckets.named(str(run.run_dir)), "checkpoint_step": run.step, **facts, **more}
     return generations.write_generation(mined.negatives_dir, mined.next_number(), pairs, facts)
 
 

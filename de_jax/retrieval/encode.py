@@ -132,6 +132,8 @@ def encode_to_dir(
     if not texts:
         return
     with outputs.in_turn(folder):
+        if part and EMBEDDINGS.is_in(Path(out_dir)):  # joined while this process waited for another with the same part
+            return
         writer = EmbeddingWriter(folder, source, batching)
         if writer.is_complete():
             return

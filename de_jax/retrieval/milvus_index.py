@@ -33,6 +33,8 @@ MAX_DEPTH = 16384
 MAX_TEXT_BYTES = 65535
 RESULT_ENTRIES = 2**20
 """Results fetched at a time."""
+_NOT_OPENED = "Open local milvus failed"
+"""pymilvus says no more of a file that another process has open."""
 TIMEOUT = 30.0  # seconds, of a connection
 
 
@@ -75,7 +77,7 @@ def upload(
         ids: the documents' ids, parallel to the rows.
         texts: by document id; a text of more than 65,535 bytes is cut there.
         float16: stores the vectors in half precision, which Milvus Lite does not.
-        index_type: Milvus's name, such as "FLAT" (exact), "HNSW" or "IVF_FLAT".
+        index_type: Milvus's name, such as "FLAT" (exact), "HNSW" or "IVF_FLAT"; an index of another type is replaced.
         index_params: of the index, such as {"M": 16, "efConstruction": 200}.
         progress: called with the number of rows that are done.
 
@@ -87,10 +89,7 @@ def upload(
     with _client(uri) as client:
         if not client.has_collection(name):
             client.create_collection(name, schema=_schema(client, embeddings.shape[1], ids, float16), consistency_level="Strong")
-        if not client.list_indexes(name):
-            index = client.prepare_index_params()
-            index.add_index("embedding", index_type=index_type, metric_type="IP", params=dict(index_params or {}))
-            client.create_index(name, index)
+        _make_index(client, name, index_type, dict(index_params or {}))
         client.load_collection(name)
         # Rows go in order, so that those that are there are the first; a part that was cut off is sent again.
         done = _num_rows(client, name) // ROWS_AT_ONCE * ROWS_AT_ONCE
@@ -222,7 +221,24 @@ def _client(uri: str) -> Iterator[Any]:
         finally:
             client.close()
     except pymilvus.MilvusException as error:
+        if error.message == _NOT_OPENED:
+            raise InputError(
+                f"Milvus Lite cannot open {uri}; one process at a time can, so end any other, and check that the file is its own."
+            ) from None
         raise InputError(f"Milvus at {uri}: {' '.join(error.message.split()).rstrip('.')}.") from None
+
+
+def _make_index(client: Any, name: str, index_type: str, params: Mapping[str, int]) -> None:
+    """Gives a collection its index, unless it has that already."""
+    for there in client.list_indexes(name):
+        found = client.describe_index(name, there)
+        if found["index_type"] == index_type and all(str(found.get(key, value)) == str(value) for key, value in params.items()):
+            return
+        client.release_collection(name)
+        client.drop_index(name, there)
+    index = client.prepare_index_params()
+    index.add_index("embedding", index_type=index_type, metric_type="IP", params=dict(params))
+    client.create_index(name, index)
 
 
 def _schema(client: Any, dim: int, ids: Sequence[str], float16: bool) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter, open_e
 from de_jax.types import InputError, Ranking
 
 RANKING = Kind("ranking", {"num_queries": schema.integer(1), "depth": schema.integer(1)}, make="run its part of the work again")
-_PART_NAME = re.compile(r"\d+_of_\d+(-.+)?")
+_PART_NAME = re.compile(r"(\d+)_of_(\d+)(-.+)?")
 _QUERIES = 4096
 """Queries whose rankings are merged at a time."""
 
@@ -82,10 +83,17 @@ def folder_of(whole: Path) -> Path:
 
 
 def begin(whole: Path, part: Part) -> Path:
-    """The folder of a part, with what another machine finished of it."""
+    """The folder of a part, with what another machine finished of it. Warns of parts that do not fit to it."""
     folder = part.folder(whole)
     mirrors.refresh(folder.parent)
     mirrors.bring(folder)
+    found = sorted(name for name in mirrors.entries(folder.parent) if _PART_NAME.fullmatch(name))
+    if others := [name for name in found if int(_PART_NAME.fullmatch(name)[2]) != part.total]:  # type: ignore[index]
+        warnings.warn(
+            f"{folder.parent} holds {others[0]}, which does not fit to shard {part}; give all jobs the same number of shards, or "
+            "ignore this if the others will not continue.",
+            stacklevel=3,
+        )
     return folder
 
 

@@ -226,9 +226,11 @@ def test_a_switch_of_negatives_is_timed_by_arrays_and_by_lines(run):
 
 
 def test_the_disk_and_memory_of_generated_queries_are_multiplied_by_a_corpus(run, tmp_path):
-    sizes = ("--num_docs", "40", "--num_queries", "5", "--num_reads", "20", "--full_corpus", "400")
+    sizes = ("--num_docs", "40", "--num_queries", "5", "--num_reads", "20", "--num_pairs", "10", "--full_corpus", "400")
     report = run("expansion_memory", *sizes, f"--full_store={tmp_path / 'full'}", "--num_batches", "2", small=())
     assert report.keys() >= ENVIRONMENT - {"sizes"} | {"bytes_a_doc", "read_microseconds"}
     assert report["of_full_corpus"]["disk_gib"] == round(sum(report["bytes_a_doc"].values()) * 400 / 2**30, 2)
     assert report["full_store"]["num_queries"] == 5 * 400
+    assert report["num_pairs"] == 10
+    assert report["memory_mib"].keys() == report["seconds"].keys() == {"import", "texts", "open", "tokens", "ranking"}
     assert report["letters_a_query"] == 6 * 5 + 5

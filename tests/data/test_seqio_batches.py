@@ -355,6 +355,15 @@ def test_mined_negatives_as_tokens_are_those_of_their_texts(generations_dir):
         records(sequence_length={**lengths, "neg_docs": 6})
 
 
+def test_a_stream_refuses_to_lose_the_negatives_of_its_task(generations_dir):
+    mined.register("mined", negatives_dir=str(generations_dir), texts="toy", num_neg_docs=2)
+    with pytest.raises(
+        InputError, match=r"the task 'mined' has neg_doc_ids, which a stream cannot look up .* set num_neg_docs to 0"
+    ):
+        flat(seqio_batches.seqio_pairs)(task="mined", window=8, **BATCHING)
+    assert take(flat(seqio_batches.seqio_pairs)(task="mined", window=8, num_neg_docs=0, **BATCHING), 0, 1)[0].neg_docs is None
+
+
 def test_a_mined_id_without_a_text_is_named(generations_dir):
     generations.write_lines(generations_dir, 3, [Mined("q1", "d1", ["d999"], [])], {})
     mined.register("mined", negatives_dir=str(generations_dir), texts="toy", num_neg_docs=1)

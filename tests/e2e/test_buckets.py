@@ -23,6 +23,8 @@ from two_processes import assert_close
 
 from de_jax import command
 from de_jax.files.buckets import Objects
+from de_jax.models.t5 import T5Config
+from de_jax.tools import doc2query
 from de_jax.training.run import run_log
 
 MACHINE = Path(__file__).resolve().parents[1] / "bucket_machine.py"
@@ -113,14 +115,35 @@ class Address(str):
         return Address(f"{self}/{name}")
 
 
-def start(cache, module, argv, **faults):
+def start(cache, module, argv, environment=(), **faults):
+    own = {"DE_JAX_CACHE": str(cache), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
     return subprocess.Popen(
         [sys.executable, str(MACHINE), json.dumps(faults), module, *argv],
-        env={**os.environ, "DE_JAX_CACHE": str(cache), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"},
+        env={**os.environ, **own, **dict(environment)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def slurm(number):
+    """The variables of one of two jobs under SLURM, for `--distributed`."""
+    found = {"JOB_ID": "7", "STEP_NODELIST": "host[0-1]", "NTASKS": "2", "PROCID": str(number), "LOCALID": "0"}
+    return {f"SLURM_{name}": value for name, value in found.items()}
+
+
+def wait_for(condition, process):
+    """Until a condition holds while a process runs."""
+    deadline = time.monotonic() + 600
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def kill(process):
+    process.kill()
+    process.communicate()
 
 
 def finish(process, code=0):
@@ -131,6 +154,12 @@ def finish(process, code=0):
 
 def copy_of(cache, address):
     return Path(cache) / "buckets" / address.replace("://", "/")
+
+
+def parts_of(cache, address):
+    """The copy of the folder of parts beside an address."""
+    copy = copy_of(cache, address)
+    return copy.with_name(f"{copy.name}.parts")
 
 
 def state(folder):
@@ -306,8 +335,8 @@ class Hosts:
         return self._folder / f"miner_{self._num_caches}"
 
     def _start_miner(self, number):
-        own = [f"--shard={number}/2", *PARTS, "--poll_seconds=0.2"]
-        return start(self._caches[number], "de_jax.mine", [*self._argv, *own], lease=LEASE)
+        own = ["--distributed", *PARTS, "--poll_seconds=0.2"]
+        return start(self._caches[number], "de_jax.mine", [*self._argv, *own], slurm(number), lease=LEASE)
 
 
 def test_two_hosts_that_train_beside_two_that_mine_end_as_one_host_would_though_any_is_killed(bucket, dataset_dir, tmp_path):
@@ -360,19 +389,15 @@ def test_jobs_on_machines_of_their_own_write_what_one_job_writes(bucket, whole, 
     run, out = f"{bucket}/jobs/run", f"{bucket}/jobs/out"
     argv = [f"--run_dir={run}", "--step=60", f"--dataset_dir={dataset_dir}", *PARTS]
 
-    def job(cache, shard, **faults):
-        return start(tmp_path / cache, "de_jax.tools.encode_corpus", [*argv, f"--out_dir={out}", f"--shard={shard}"], **faults)
+    def job(cache, number, **faults):
+        own = [f"--out_dir={out}", "--distributed"]
+        return start(tmp_path / cache, "de_jax.tools.encode_corpus", [*argv, *own], slurm(number), **faults)
 
-    killed = job("killed", "0/2", slow=3600)  # it never sends the last file of its part
-    deadline = time.monotonic() + 600
-    while not (copy_of(tmp_path / "killed", out).with_name("out.parts") / "0_of_2" / "manifest.json").exists():
-        assert killed.poll() is None, killed.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    killed.kill()
-    killed.communicate()
-    assert json.loads(finish(job("one", "0/2"))[0])["missing_shards"] == ["1/2"]
-    both = [job("one", "0/2"), job("two", "1/2")]
+    killed = job("killed", 0, slow=3600)  # it never sends the last file of its part
+    wait_for((parts_of(tmp_path / "killed", out) / "0_of_2" / "manifest.json").exists, killed)
+    kill(killed)
+    assert json.loads(finish(job("one", 0))[0])["missing_shards"] == ["1/2"]
+    both = [job("one", 0), job("two", 1)]
     printed = [json.loads(finish(process)[0]) for process in both]
     assert any("dim" in said for said in printed)
     assert not {name for name in listing(f"{bucket}/jobs") if ".parts/" in name}
@@ -380,6 +405,51 @@ def test_jobs_on_machines_of_their_own_write_what_one_job_writes(bucket, whole, 
     finish(start(tmp_path / "reader", "de_jax.tools.encode_corpus", [*argv, f"--out_dir={out}"]))
     for name in ("embeddings.npy", "ids.json"):
         assert (copy_of(tmp_path / "reader", out) / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def generator(dataset_dir, tmp_path_factory):
+    """A run of the smallest generator of queries."""
+    folder = tmp_path_factory.mktemp("generator")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DE_JAX_CACHE", str(folder / "cache"))
+        patch.setitem(doc2query.SIZES, "tiny", T5Config(model_dim=32, num_layers=1, num_heads=2, head_dim=8, mlp_dim=32))
+        data = [f"--dataset_dirs={dataset_dir}", f"--tokenizer={dataset_dir / 'spiece.model'}", "--batch_size=8"]
+        doc2query.main(["train", *data, "--num_steps=1", "--max_doc_length=32", f"--run_dir={folder / 'run'}"])
+    return folder / "run"
+
+
+def test_jobs_on_machines_of_their_own_generate_what_one_job_generates_though_one_is_killed_as_it_joins(
+    bucket, generator, dataset_dir, tmp_path
+):
+    client(bucket).put(str(generator), f"{BUCKET}/generated/run", recursive=True)
+    client(bucket).put(str(dataset_dir), f"{BUCKET}/generated/toy", recursive=True)
+    run, out = f"{bucket}/generated/run", f"{bucket}/generated/out"
+    sizes = ["--num_queries=2", "--max_length=8", "--docs_per_batch=8", "--docs_per_part=16"]
+    argv = ["generate", f"--model={run}", "--step=1", f"--dataset_dir={bucket}/generated/toy", *sizes]
+
+    def job(cache, which, environment=(), **faults):
+        own = [f"--out_dir={out}", which]
+        return start(tmp_path / cache, "de_jax.tools.doc2query", [*argv, *own], environment, **faults)
+
+    killed = job("zero", "--shard=0/2", slow=3600)  # it never sends its part
+    part = parts_of(tmp_path / "zero", out) / "0_of_2"
+    wait_for((part / "manifest.json").exists, killed)
+    kill(killed)
+    (part / "manifest.json").unlink()
+    (part / "part-00002.jsonl.gz").unlink()
+    before = (part / "part-00001.jsonl.gz").stat()
+    assert json.loads(finish(job("zero", "--shard=0/2"))[0])["missing_shards"] == ["1/2"]
+    assert (part / "part-00001.jsonl.gz").stat() == before  # it went on where it was
+    killed = job("one", "--shard=1/2", slow=3600, slow_at=out)  # the last job joins, and never sends the result
+    wait_for((copy_of(tmp_path / "one", out) / "manifest.json").exists, killed)
+    kill(killed)
+    assert "num_docs" in json.loads(finish(job("another", "--distributed", slurm(1)))[0])
+    finish(start(tmp_path / "alone", "de_jax.tools.doc2query", [*argv, f"--out_dir={tmp_path / 'whole'}"]))
+    written = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    assert {name: Objects(out).read(name) for name in listing(out)} == written
+    assert not {name for name in listing(f"{bucket}/generated") if ".parts/" in name and not name.endswith(".lock")}
+    assert "missing_shards" not in json.loads(finish(job("zero", "--shard=0/2"))[0])  # started again by a scheduler
 
 
 def test_files_of_any_bytes_arrive_as_they_are(bucket, tmp_path):

@@ -120,7 +120,7 @@ def test_a_ranking_is_made_once_and_again_where_it_is_damaged(tmp_path):
 
     def build():
         calls.append(1)
-        return rank_queries(["a b c d"], [GENERATED].__getitem__, rouge_l)
+        return [rank_queries(["a b c d"], [GENERATED].__getitem__, rouge_l)]
 
     for _ in range(2):
         ranked = cached_ranking(tmp_path, {"measure": "rouge_l"}, build)

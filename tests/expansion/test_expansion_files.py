@@ -3,6 +3,7 @@
 import functools
 import gzip
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -86,13 +87,11 @@ def test_hub_files_are_read(tmp_path):
     assert released(tmp_path, {"d2q.jsonl.gz": lines}) == [DocQueries("d5", ["x", "y"]), DocQueries("7", [])]
 
 
-def test_tables_are_read_and_documents_that_come_again_refused(tmp_path):
+def test_tables_are_read(tmp_path):
     assert released(tmp_path, {"q.tsv": "d5\tx y\nd5\tz\nd2\tw\t1\n"}) == [
         DocQueries("d5", ["x y", "z"]),
         DocQueries("d2", ["w\t1"]),
     ]
-    with pytest.raises(InputError, match=r"bad\.tsv, line 3: the document d5 appeared before"):
-        released(tmp_path, {"bad.tsv": "d5\tx\nd2\ty\nd5\tz\n"})
     with pytest.raises(InputError, match=r"bad\.tsv, line 1: expected a document id, a tab and a query"):
         released(tmp_path, {"bad.tsv": "d5 x\n"})
 
@@ -134,3 +133,19 @@ def test_predictions_of_a_skipped_document_are_left_out_and_a_mended_file_takes_
     with pytest.warns(UserWarning, match="d1"):
         assert write() == 2
     assert list(read_expansion(tmp_path / "out")) == [DocQueries("d0", ["q0"]), DocQueries("d2", ["q2"])]
+
+
+@pytest.mark.parametrize("size", [1, 9])
+def test_predictions_have_each_document_of_the_corpus_once(tmp_path, size):
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"_id": f"d{i}", "text": "a fox"}) + "\n" for i in (2, 10, 1)))
+    write = functools.partial(write_released, corpus=tmp_path / "corpus.jsonl", folder=tmp_path / "out", docs_per_part=size)
+    for lines, fault in (
+        ("d2\tx\nd10\ty\nd2\tz\n", "have the document d2 twice; sort the lines of a table by document"),
+        ("d2\tx\nd3\ty\n", "are for d3, which is no document of .*corpus.jsonl"),
+    ):
+        (tmp_path / "q.tsv").write_text(lines)
+        with pytest.raises(InputError, match=f"the predictions {fault}"):
+            write([tmp_path / "q.tsv"], about={"table": lines})
+        shutil.rmtree(tmp_path / "out")
+    (tmp_path / "q.tsv").write_text("d1\tx\nd10\ty\nd10\tz\n")
+    assert write([tmp_path / "q.tsv"], about={}) == 2

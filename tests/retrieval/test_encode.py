@@ -216,6 +216,38 @@ def test_parts_by_two_models_are_not_joined(tmp_path):
         parts.join(tmp_path / "out", parts.Part(0, 2))
 
 
+def test_a_part_of_another_number_of_jobs_is_told_and_goes_with_the_others(tmp_path):
+    to_dir(CountingTower(), make_store(), tmp_path / "out", part=parts.Part(0, 3))
+    with pytest.warns(
+        UserWarning, match=r"out\.parts holds 0_of_3, which does not fit to shard 0/2; give all jobs the same number"
+    ):
+        to_dir(CountingTower(), make_store(), tmp_path / "out", part=parts.Part(0, 2))
+    assert parts.finish(tmp_path / "out", parts.Part(0, 2)) == [parts.Part(1, 2)]
+    with pytest.warns(UserWarning, match="0_of_3"):
+        to_dir(CountingTower(), make_store(), tmp_path / "out", part=parts.Part(1, 2))
+    assert parts.finish(tmp_path / "out", parts.Part(1, 2)) == parts.finish(tmp_path / "out", parts.Part(0, 3)) == []
+    assert not (tmp_path / "out.parts").exists()
+
+
+def test_a_part_that_is_started_twice_is_not_made_again_once_the_whole_is_joined(tmp_path, monkeypatch):
+    all_parts, again = parts.Part(0, 2).all(), CountingTower()
+    in_turn = encode_.outputs.in_turn
+
+    def waits(folder):
+        """As if the others had made and joined all parts meanwhile."""
+        monkeypatch.setattr(encode_.outputs, "in_turn", in_turn)
+        for part in all_parts:
+            to_dir(CountingTower(), make_store(), tmp_path / "out", part=part)
+        assert not parts.finish(tmp_path / "out", all_parts[0])
+        return in_turn(folder)
+
+    monkeypatch.setattr(encode_.outputs, "in_turn", waits)
+    to_dir(again, make_store(), tmp_path / "out", part=all_parts[0])
+    assert not again.shapes
+    assert not parts.finish(tmp_path / "out", all_parts[0])
+    assert not (tmp_path / "out.parts").exists()
+
+
 @pytest.mark.parametrize("text", ["4/4", "1", "-1/4", "a/b", "0/0", "1/4 "])
 def test_what_names_no_part_is_refused(text):
     with pytest.raises(InputError, match="give its number from 0 and how many there are"):

@@ -1,5 +1,7 @@
 """A corpus in parquet, and in Milvus Lite: what other engines read is what the exact index ranks."""
 
+import fcntl
+
 import numpy as np
 import pytest
 from tiny_run import DOCS
@@ -93,6 +95,21 @@ def test_an_upload_that_was_cut_off_continues(corpus, tmp_path):
     assert np.array_equal(
         MilvusIndex(uri, folder, 6, ids, {}).search(queries, 30).doc_rows, ExactIndex(embeddings, ids).search(queries, 30).doc_rows
     )
+
+
+def test_another_type_of_index_replaces_the_one_there_and_a_file_that_is_in_use_is_refused(corpus, tmp_path):
+    folder, embeddings, ids, texts = corpus
+    uri = str(tmp_path / "corpus.db")
+    for index_type, params in (("IVF_FLAT", {"nlist": 4}), ("FLAT", {})):
+        milvus_index.upload(uri, folder, embeddings[:20], ids[:20], texts, index_type=index_type, index_params=params)
+        with milvus_index._client(uri) as client:
+            name = milvus_index.name_of(folder)
+            assert client.describe_index(name, "embedding")["index_type"] == index_type
+    (tmp_path / "other.db").mkdir()
+    with open(tmp_path / "other.db" / "LOCK", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match=r"Milvus Lite cannot open \S*other.db; one process at a time can, so end any other"):
+            milvus_index.upload(str(tmp_path / "other.db"), folder, embeddings, ids, texts)
 
 
 def test_texts_longer_than_milvus_holds_are_cut_between_characters_and_counted(corpus, tmp_path):

@@ -22,7 +22,7 @@ import numpy as np
 from de_jax.data.batches import pair_batches as batches_
 from de_jax.data.batches.mixing import mixed_epochs
 from de_jax.data.sources.options import PairsOptions, Share
-from de_jax.data.sources.training_set import Pairs, TrainingSet, opened, training_set
+from de_jax.data.sources.training_set import Pairs, TrainingSet, opened, store_dir, training_set
 from de_jax.data.stores.corpus import TokenStore, open_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, prompt_of
@@ -102,6 +102,7 @@ def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(),
             options.expansion,
             measure=options.relevance,
             score_file=options.relevance_file,
+            cache_dir=store_dir(options.cache_dir),
         )
         return golds, ranked
 

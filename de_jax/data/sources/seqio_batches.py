@@ -96,7 +96,8 @@ def _streamed(
     if share.source:
         raise InputError(f"the source {share.source} is a stream, which a mixture does not support; set its window to 0.")
     max_lengths = {"query": options.max_query_length, "doc": options.max_doc_length}
-    shards, tokenizers = seqio_tasks.open_stream(selection, max_lengths, parent / "streams")
+    num_drawn = {"neg_doc": options.num_neg_docs, "neg_query": options.num_neg_queries}
+    shards, tokenizers = seqio_tasks.open_stream(selection, max_lengths, parent / "streams", num_drawn)
     given = {"tokenizer": (options.tokenizer, "query"), "doc_tokenizer": (options.doc_tokenizer, "doc")}
     for name, (wanted, side) in given.items():
         if wanted and opened(wanted).fingerprint != tokenizers[side].fingerprint:

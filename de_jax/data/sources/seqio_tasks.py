@@ -270,16 +270,19 @@ def _read(
         ) from None
 
 
-def open_stream(selection: Selection, max_lengths: Mapping[str, int], sizes_dir: Path) -> tuple[Shards, dict[str, Tokenizer]]:
+def open_stream(
+    selection: Selection, max_lengths: Mapping[str, int], sizes_dir: Path, num_drawn: Mapping[str, int]
+) -> tuple[Shards, dict[str, Tokenizer]]:
     """A task of pairs with their texts, to be read in shards, and its tokenizers by side.
 
     Args:
         selection: its dev split is left alone.
         max_lengths: tokens of "query" and "doc" beyond which a text is cut as it is read.
         sizes_dir: keeps the sizes of the shards that were read, for runs that continue.
+        num_drawn: how many "neg_doc" and "neg_query" are wanted, where the task has their ids.
 
     Raises:
-        InputError: a mixture, or a task without the texts of each pair.
+        InputError: a mixture, a task without the texts of each pair, or one whose hard negatives are wanted.
     """
     import tensorflow as tf
 
@@ -291,6 +294,12 @@ def open_stream(selection: Selection, max_lengths: Mapping[str, int], sizes_dir:
     for side in SIDES:
         if side not in there:
             raise InputError(f"a stream needs the texts of each pair, but '{task.name}' has no '{side}', only {', '.join(there)}.")
+    if name := next((name for name, number in num_drawn.items() if number and f"{name}_ids" in there), None):
+        plural = {"neg_doc": "neg_docs", "neg_query": "neg_queries"}[name]
+        raise InputError(
+            f"the task '{task.name}' has {name}_ids, which a stream cannot look up among all texts; set num_{plural} to 0 to train "
+            "without them, or set window to 0."
+        )
     inputs = _inputs(task, selection.split, selection.use_cached)
     key = folders.key_of(json.dumps([inputs, selection.split, selection.skip_empty], default=str))
     num_shards = len(inputs[-1]) if selection.use_cached else len(task.source.list_shards(selection.split))

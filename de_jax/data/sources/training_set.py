@@ -167,7 +167,7 @@ def beir_pairs(
 
     def ranked_queries() -> tuple[Sequence[str], RankedQueries]:
         by = functools.partial(ranked_pairs, measure=options.relevance, score_file=options.relevance_file, skip_empty=skip_empty)
-        ranked = by(dataset_dir, split, options.expansion)
+        ranked = by(dataset_dir, split, options.expansion, cache_dir=store_dir(options.cache_dir))
         texts = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=skip_empty))
         return [texts[stores[0].ids[int(row)]] for row in rows[:, 0]], ranked
 

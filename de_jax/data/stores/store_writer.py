@@ -65,7 +65,7 @@ class StoreWriter:
         self._id_hash = hashlib.sha256()
         self._num_tokens = 0
         self._skipped_ids: list[str] = []
-        _write_header(self._tokens, 0)
+        self._tokens.write(outputs.array_header("<i4", 0))
 
     def skip(self, text_ids: list[str]) -> None:
         """Records texts that are left out."""
@@ -82,7 +82,7 @@ class StoreWriter:
 
     def finish(self) -> None:
         self._tokens.seek(0)
-        _write_header(self._tokens, self._num_tokens)
+        self._tokens.write(outputs.array_header("<i4", self._num_tokens))
         self._tokens.flush()
         if not self._num_tokens:
             raise InputError("there is no text to tokenize.")
@@ -117,11 +117,6 @@ def writing(directory: Path, tokenizer: Tokenizer) -> Iterator[StoreWriter]:
         writer = StoreWriter(directory, tokens_file, tokenizer)
         yield writer
         writer.finish()
-
-
-def _write_header(file: BinaryIO, num_tokens: int) -> None:
-    # numpy leaves room for the length to grow, so a second header fits exactly over the first.
-    np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": (num_tokens,)})
 
 
 def _require_unique(ids: np.ndarray, order: np.ndarray) -> None:
