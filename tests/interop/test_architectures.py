@@ -145,10 +145,10 @@ ROWS = {
         named="attn_logit_softcapping"),
     "t5gemma2 for generation, one key of a window, padding 7, bfloat16 in shards": Row("T5Gemma2", {"encoder": {"text_config": {
         **T5_GEMMA2, "sliding_window": 2, "attention_bias": True, "pad_token_id": 7,
-        "layer_types": ["full_attention", "sliding_attention"] * 2, "rope_parameters": {"full_attention": {"rope_theta": 1e5,
-        "rope_type": "linear", "factor": 8.0}}}, "vision_config": VISION, "eoi_token_index": 60}, "decoder": {**T5_GEMMA2, "pad_token_id": 7}}, {"encoder": {
-        "eoi_token_id": 60, "text_config": T5_GEMMA2}}, whole="ForConditionalGeneration", dtype="bfloat16", shard="9kB", pad_id=7,
-        named="eoi_token_id"),
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "rope_parameters": {"full_attention": {"rope_theta": 1e5, "rope_type": "linear", "factor": 8.0}}}, "vision_config": VISION,
+        "eoi_token_index": 60}, "decoder": {**T5_GEMMA2, "pad_token_id": 7}}, {"encoder": {"eoi_token_id": 60}},
+        whole="ForConditionalGeneration", dtype="bfloat16", shard="9kB", pad_id=7, named="eoi_token_id"),
 }  # fmt: skip
 
 

@@ -26,14 +26,18 @@ KEYS = Keys(
     refused=kind.REFUSED,
 )
 ENCODER_KEYS = Keys(
-    read="model_type text_config eoi_token_index",
+    read="text_config eoi_token_index",
     harmless=kind.HARMLESS + " vision_config mm_tokens_per_image (boi|image)_token_index vocab_size dropout_rate attention_dropout",
-    fixed=kind.FIXED,
+    fixed={**kind.FIXED, "model_type": ("t5gemma2_encoder",)},
 )
 TEXT_KEYS = Keys(
     read=gemma3.READ + " dropout_rate",
     harmless=gemma3.KEYS.harmless,
-    fixed={**gemma3.KEYS.fixed, "use_bidirectional_attention": (False, None)},  # never read; true would be of another window
+    fixed={
+        **gemma3.KEYS.fixed,
+        "model_type": ("t5gemma2_text",),
+        "use_bidirectional_attention": (False, None),  # never read; true would be of another window
+    },
 )
 NO_IMAGES = {
     "model_type": "siglip_vision_model",
@@ -57,8 +61,8 @@ def config_of(settings: Settings) -> RotaryConfig:
         window_after=width // 2,
     )
     if end >= config.vocab_size or end == settings.values.get("pad_token_id"):
-        size = config.vocab_size
-        raise InputError(f"{settings.file}: eoi_token_index is {end}; it must be less than vocab_size = {size}, and not the padding.")
+        told = f"it must be less than vocab_size = {config.vocab_size} and not the padding"
+        raise InputError(f"{settings.file}: eoi_token_index is {end}; {told}.")
     return config
 
 
