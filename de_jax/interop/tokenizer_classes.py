@@ -55,8 +55,8 @@ PROBES = (
 )
 """Texts on which steps differ.
 
-None ends with a space. `Replace` of several spaces by one and `Metaspace` alone, as in published multilingual files, make a token of
-that space, as transformers 4 does; their class drops it. Nothing else differs, so they are read.
+None ends with a space. `Replace` of several spaces by one and `Metaspace` alone, as in published multilingual files, make a token
+of that space, as transformers 4 does; their class drops it. Nothing else differs, so they are read.
 """
 NUM_PROBED_PIECES = 2000
 
