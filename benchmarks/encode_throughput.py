@@ -1,7 +1,7 @@
 """Texts per second of encoding on MS MARCO-like lengths, beside torch in the same run; prints one JSON line.
 
 python -m benchmarks.encode_throughput --model small --num_passages 1000 --num_queries 4000 --repeats 5
-python -m benchmarks.encode_throughput --model all-MiniLM-L6-v2/ --dataset_dir data/beir/nfcorpus --max_doc_length 256
+python -m benchmarks.encode_throughput --model all-MiniLM-L6-v2/ --dataset_dir data/beir/nfcorpus --max_doc_length 256 --parts
 
 Ours is de_jax.retrieval.encode with its defaults. The peer is sentence-transformers' encode where it is installed, else
 transformers with the texts sorted by length as sentence-transformers sorts them; both hold the same parameters, and the cosine of
@@ -21,13 +21,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import lengths, measure, peers
+from benchmarks import lengths, measure, model_parts, peers
 from de_jax import command
 from de_jax.interop.fine_tuning import TowerName
+from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval import encode
 from de_jax.retrieval.micro_batches import Store
 from de_jax.training.mesh import plan
+from de_jax.types import InputError
 
 TEXTS: dict[TowerName, str] = {"doc": "passages", "query": "queries"}
 
@@ -43,6 +45,8 @@ def measured(argv: list[str] | None = None) -> dict[str, Any]:
     settings = [f"{measure.encoder_settings(args.model)}.dtype='{args.dtype}'"]
     recipe = measure.read_model(args.model, "recipes/sde.gin", settings)
     model, params = recipe.model, measure.params_of(recipe, args.seed)
+    if args.parts and not isinstance(model.doc.encoder, BertConfig):
+        raise InputError("--parts needs a model of BERT's kind; benchmarks.encoder_parts times those of T5's.")
     peak = args.peak_tflops or measure.peak_tflops(args.dtype, args.clock)
     report: dict[str, Any] = {"benchmark": "encode_throughput", "model": args.model, "dtype": args.dtype, "clock": args.clock}
     report["peak_tflops"] = round(peak, 4)
@@ -52,11 +56,19 @@ def measured(argv: list[str] | None = None) -> dict[str, Any]:
     for kind in TEXTS:
         texts = _texts(model, kind, args)
         drawn = texts.lengths(max_length[kind])
-        runs = {"ours": _ours(model, params, texts, kind, max_length[kind], args)}
+        encode_by = _encoding(texts, max_length[kind], args)
+        tower_params = model.inference_params(params, kind)
+        runs = {"ours": functools.partial(encode_by, _tower(model, tower_params, kind))}
         if reason is None:
             report["peer"], theirs = _theirs(model, params, lengths.ids_of(texts, max_length[kind]), kind, args)
             runs |= theirs
-        report[TEXTS[kind]] = _report(runs, measure.in_turns(runs, args.repeats, args.clock), drawn, model, peak)
+        parts = model_parts.of_encoding(model.doc.encoder, tower_params, encode_by) if args.parts else {}
+        timed = measure.in_turns({**runs, **parts}, args.repeats, args.clock)
+        report[TEXTS[kind]] = _report(runs, {name: timed[name] for name in runs}, drawn, model, peak)
+        if parts:
+            names = {"ours": "ours", **dict(zip(parts, parts, strict=True)), "peer": f"peer_{args.dtype}"}
+            medians = {ours: statistics.median(timed[name]) for ours, name in names.items() if name in timed}
+            report[TEXTS[kind]]["parts"] = model_parts.shares(medians)
     return report | {"no_peer_because": reason, "sizes": measure.describe_model(model), **measure.environment()}
 
 
@@ -68,13 +80,16 @@ def _texts(model: DualEncoder, kind: TowerName, args: argparse.Namespace) -> Sto
     return lengths.RandomTexts(drawn, vocab_size=model.doc.encoder.vocab_size, seed=args.seed)
 
 
-def _ours(
-    model: DualEncoder, params: Any, texts: Store, kind: str, max_length: int, args: argparse.Namespace
-) -> Callable[[], np.ndarray]:
-    tower = jax.jit(lambda params, tokens, lengths: model.encode_rows(kind, params, tokens, lengths=lengths))
-    encode_fn = functools.partial(tower, model.inference_params(params, kind))
+def _tower(model: DualEncoder, params: Any, kind: str) -> encode.EncodeFn:
+    return functools.partial(
+        jax.jit(lambda params, tokens, lengths: model.encode_rows(kind, params, tokens, lengths=lengths)), params
+    )
+
+
+def _encoding(texts: Store, max_length: int, args: argparse.Namespace) -> Callable[[encode.EncodeFn], np.ndarray]:
+    """A function that encodes the texts by a tower."""
     batching = {"tokens_per_batch": args.tokens_per_batch, "length_multiple": args.length_multiple}
-    return lambda: encode.encode(encode_fn, texts, max_length=max_length, **batching)
+    return lambda encode_fn: encode.encode(encode_fn, texts, max_length=max_length, **batching)
 
 
 def _theirs(
@@ -123,6 +138,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--peer_batch_size", type=int, default=32, help="the peer's texts per batch (default 32, as it has it)")
     parser.add_argument("--peer_compiled", action="store_true", help="time the peer by torch.compile too")
     parser.add_argument("--no_peer", action="store_true", help="time ours alone")
+    parser.add_argument("--parts", action="store_true", help="time the parts of ours alone too, for BERT's kind")
     parser.add_argument("--peak_tflops", type=float, help="what MFU is relative to (H200: 790); default: measured by a matmul")
     parser.add_argument("--clock", default="wall", choices=tuple(measure.CLOCKS), help="wall, or cpu seconds of one core")
     parser.add_argument("--seed", type=int, default=0, help="of lengths, tokens and parameters")

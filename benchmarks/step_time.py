@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks import lengths, measure, peers, step_parts
+from benchmarks import lengths, measure, model_parts, peers
 from de_jax import command
 from de_jax.data.batches import layout
 from de_jax.interop.fine_tuning import TowerName
@@ -59,7 +59,7 @@ def measured(argv: list[str] | None = None) -> dict[str, Any]:
             compiled = name == "peer_compiled"
             module = peers.same_tower(args.model, recipe.model, ours.state.params, "query", "float32", compiled=compiled)
             runs[name] = peers.TorchStep(module, padded, **options)
-    parts = step_parts.runs(recipe.model, ours.state.params, [drawn.ours for drawn in batches]) if args.parts else {}
+    parts = model_parts.of_step(recipe.model, ours.state.params, [drawn.ours for drawn in batches]) if args.parts else {}
     timed = measure.in_turns({**runs, **parts}, args.repeats, args.clock)
     seconds = {name: timed[name] for name in runs}
     report: dict[str, Any] = {"benchmark": "step_time", "model": args.model, "dtype": args.dtype, "clock": args.clock}
@@ -67,7 +67,8 @@ def measured(argv: list[str] | None = None) -> dict[str, Any]:
     report |= _lengths(batches) | _speed(seconds, recipe.model, batches, args.batch_size, peak)
     report |= {"memory_gib": ours.memory_gib(), "last_loss": {name: round(run.last_loss, 4) for name, run in runs.items()}}
     if args.parts:
-        report["parts"] = step_parts.shares({name: statistics.median(values) / len(batches) for name, values in timed.items()})
+        needed = [name for name in timed if name != "peer_compiled"]
+        report["parts"] = model_parts.shares({name: statistics.median(timed[name]) / len(batches) for name in needed})
     report |= {"peer": None if reason else "torch, transformers", "no_peer_because": reason}
     return report | {"sizes": measure.describe_model(recipe.model), **measure.environment()}
 

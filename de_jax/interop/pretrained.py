@@ -48,6 +48,7 @@ class Origin(NamedTuple):
     first_row: int = 0  # of ours that theirs has; earlier ones are left out on the way back
     part: tuple[int, int] = (0, 1)  # (which, of how many) equal parts of theirs, along its first axis
     added: float = 0.0  # ours is theirs and this number
+    own_row: tuple[int, str] | None = None  # this row of theirs is unused, as this array is in its place
 
 
 def side_of(
@@ -126,20 +127,30 @@ def assemble(
 
     def read(path: str, leaf: Array) -> np.ndarray:
         origin = origins[path]
-        array = np.asarray(stored[origin.name]())
-        if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
-            raise InputError(f"{source}: {origin.name} holds {array.dtype} values, but parameters are floating-point numbers.")
-        array = np.asarray(turned(part_of(array, origin, source), origin), np.float32, order="C")
-        array = array + np.float32(origin.added) if origin.added else array
-        if array.shape != leaf.shape:
-            raise InputError(
-                f"{source}: {origin.name} gives {array.shape} in the place of {leaf.shape}; the configuration differs."
-            )
-        if not np.isfinite(array).all():
-            raise InputError(f"{source}: {origin.name} holds values that are not finite; the checkpoint is damaged.")
-        return array
+        array = part_of(_numbers(source, origin.name, stored), origin, source)
+        if origin.own_row and array.ndim:  # a wrong shape is named later
+            row, name = origin.own_row
+            array = np.array(array, np.float32)
+            array[row : row + 1] = _checked(source, name, np.asarray(_numbers(source, name, stored), np.float32), array.shape[1:])
+        array = np.asarray(turned(array, origin), np.float32, order="C")
+        return _checked(source, origin.name, array + np.float32(origin.added) if origin.added else array, leaf.shape)
 
     return map_with_path(read, like)
+
+
+def _numbers(source: str, name: str, stored: Mapping[str, Callable[[], Array]]) -> np.ndarray:
+    array = np.asarray(stored[name]())
+    if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
+        raise InputError(f"{source}: {name} holds {array.dtype} values, but parameters are floating-point numbers.")
+    return array
+
+
+def _checked(source: str, name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if array.shape != shape:
+        raise InputError(f"{source}: {name} gives {array.shape} in the place of {shape}; the configuration differs.")
+    if not np.isfinite(array).all():
+        raise InputError(f"{source}: {name} holds values that are not finite; the checkpoint is damaged.")
+    return array
 
 
 def disassemble(params: Params, origins: Mapping[str, Origin]) -> dict[str, np.ndarray]:
@@ -151,6 +162,9 @@ def disassemble(params: Params, origins: Mapping[str, Origin]) -> dict[str, np.n
         array = turned(np.asarray(leaf), origin)
         array = array[origin.first_row :] if origin.first_row else array
         parts.setdefault(origin.name, {})[origin.part[0]] = array - np.float32(origin.added) if origin.added else array
+        if origin.own_row:
+            row, name = origin.own_row
+            parts[name] = {0: array[row]}
 
     map_with_path(write, params)
     joined = {name: [found[which] for which in sorted(found)] for name, found in parts.items()}
@@ -185,7 +199,7 @@ def turned(array: np.ndarray, origin: Origin) -> np.ndarray:
 
 
 def _check_names(source: str, stored: Mapping[str, object], origins: Mapping[str, Origin], ignored: Sequence[str]) -> None:
-    wanted = {origin.name for origin in origins.values()}
+    wanted = {name for origin in origins.values() for name in (origin.name, *(origin.own_row or ())[1:])}
     if missing := sorted(wanted - set(stored)):
         raise InputError(f"{source} lacks {len(missing)} arrays that the model needs: {_listed(missing)}.")
     for pattern in ignored:

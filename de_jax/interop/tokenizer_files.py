@@ -25,6 +25,7 @@ def write(folder: Path, tokenizer: Tokenizer, max_length: int) -> None:
     known = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_JSON_FILE))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
+        "processor_class": "PreTrainedTokenizerFast",  # of a model type whose own reads images too
         "model_max_length": max_length,
         "pad_token": known.id_to_token(tokenizer.pad_id),
         "model_input_names": ["input_ids", "attention_mask"],

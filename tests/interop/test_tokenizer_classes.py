@@ -25,11 +25,11 @@ def change(file, **values):
     write(file, {**json.loads(file.read_text()), **values})
 
 
-def ids_of_both(folder):
+def ids_of_both(folder, texts=(*TEXTS, *ODD)):
     ours, theirs = load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
-    rows = [[*ours.prefix_ids, *row.tolist(), *ours.suffix_ids] for row in ours.encode([*TEXTS, *ODD])]
+    rows = [[*ours.prefix_ids, *row.tolist(), *ours.suffix_ids] for row in ours.encode(texts)]
     swapped = {ours.pad_id: 0, 0: ours.pad_id}  # 0 is padding here
-    return [[swapped.get(token, token) for token in row] for row in rows], theirs([*TEXTS, *ODD])["input_ids"]
+    return [[swapped.get(token, token) for token in row] for row in rows], theirs(list(texts))["input_ids"]
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -86,6 +86,20 @@ def test_steps_of_other_forms_that_give_the_same_ids_are_read(tmp_path):
     tokenizer_settings.read(tmp_path)
     ours, theirs = ids_of_both(tmp_path)
     assert ours == theirs
+
+
+def test_steps_that_differ_only_by_a_space_at_the_end_of_a_text_are_read(tmp_path):
+    save(tmp_path, "XLMRoberta")
+    change(
+        tmp_path / "tokenizer.json",
+        normalizer={"type": "Replace", "pattern": {"Regex": r"\s{2,}|\s"}, "content": " "},
+        pre_tokenizer={"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+    )
+    tokenizer_settings.read(tmp_path)
+    ours, theirs = ids_of_both(tmp_path, [text.rstrip() for text in (*TEXTS, *ODD)])
+    assert ours == theirs
+    ours, theirs = ids_of_both(tmp_path, ["one "])
+    assert len(ours[0]) == len(theirs[0]) + 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from random_params import random_params, tower_params
 
-from de_jax.models import attention
+from de_jax.models import attention, rotary
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.tower import Tower, TowerConfig
@@ -137,6 +137,31 @@ def test_fused_attention_has_the_same_groups_and_window(monkeypatch):
     assert np.abs(attend().astype(np.float32) - expected).max() < 0.03 * np.abs(expected).max()  # bfloat16: 8 bits a factor
 
 
+@pytest.mark.parametrize(
+    ("changes", "distances"),
+    [
+        ({}, range(-3, 4)),
+        ({"window_after": 1}, range(-3, 2)),
+        ({"window": 0, "window_after": 2}, range(3)),
+        ({"window_after": 1, "causal": True}, range(-3, 1)),
+    ],
+)
+def test_a_window_reaches_as_far_as_its_two_widths(changes, distances):
+    config = dataclasses.replace(CONFIG, **changes)
+    everything, near = rotary._view(config, jnp.ones((1, 8), int)).seen
+    seen = np.array([[key - query in distances for key in range(8)] for query in range(8)])
+    np.testing.assert_array_equal(near[0, 0], seen)
+    assert everything.all() != config.causal
+    assert config.windows == (-min(distances), max(distances))
+
+
+def test_one_token_is_not_scaled():
+    table = jnp.ones((31, 16))
+    config = dataclasses.replace(CONFIG, scale_embeddings=True, unscaled_token=3)
+    x = config.embedder().apply({"params": {"embedding": table}}, jnp.array([[2, 3]]), jnp.ones((1, 2), int), True)
+    np.testing.assert_array_equal(x[0, :, 0], [4, 1])
+
+
 def test_default_rules_split_every_kernel_and_table_and_nothing_else():
     model = DualEncoder(tower_of(vocab_size=32), tower_of(vocab_size=32))
     mesh = sharding.make_mesh(fsdp=2, tensor=2)
@@ -163,7 +188,7 @@ def test_a_part_of_the_layers_stays_global_and_local_as_it_was():
         ({"num_kv_heads": 3}, "num_heads is 4, which num_kv_heads = 3 does not divide"),
         ({"head_dim": 5}, "head_dim is 5; positions turn pairs of dimensions"),
         ({"first_global": 2}, "first_global is 2; it must be less than global_every = 2"),
-        ({"window": 0}, "window is 0; it must be at least 1"),
+        ({"window": -1}, "window is -1; it must be at least 0"),
         ({"norm_sums": True}, "norm_sums is set; norm_embeddings and post_norms must be False"),
         ({"rope_few_turns": 4.0}, "rope_few_turns is 4.0; it must be less than rope_many_turns = 4.0"),
     ],

@@ -18,11 +18,14 @@ NORMS = {
 }
 GLOBAL_EVERY = 6
 GLOBAL_BASE, LOCAL_BASE = 1_000_000.0, 10_000.0
-KEYS = Keys(
-    read=kind.READ
+READ = (
+    kind.READ
     + """hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size max_position_embeddings
 rms_norm_eps attention_bias attention_dropout query_pre_attn_scalar sliding_window sliding_window_pattern layer_types
-use_bidirectional_attention rope_(theta|local_base_freq|scaling|parameters)""",
+rope_(theta|local_base_freq|scaling|parameters)"""
+)
+KEYS = Keys(
+    read=READ + " use_bidirectional_attention",
     harmless=kind.HARMLESS + " final_logit_softcapping _sliding_window_pattern",  # written beside layer_types, never read
     fixed={**kind.FIXED, "hidden_activation": ("gelu_pytorch_tanh",), "attn_logit_softcapping": (None,)},
     refused=kind.REFUSED,
@@ -77,35 +80,45 @@ def values(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
     }
 
 
-def config_of(settings: Settings) -> RotaryConfig:
+def third_fields(settings: Settings) -> dict[str, Any]:
+    """`fields`, and those of the family's third generation."""
     pattern = settings.size("sliding_window_pattern", GLOBAL_EVERY)
     every, first = rotary.global_layers(settings, settings.size("num_hidden_layers"), (pattern, pattern - 1))
+    return {
+        **fields(settings),
+        "max_positions": settings.size("max_position_embeddings", 131_072),
+        "qk_norm": True,
+        "global_every": every,
+        "first_global": first,
+        **rotary.rope(settings, rotary.GLOBAL, "rope_theta", GLOBAL_BASE, "linear"),
+        "local_rope_base": rotary.rope(settings, rotary.LOCAL, "rope_local_base_freq", LOCAL_BASE)["rope_base"],
+    }
+
+
+def third_values(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
+    """The inverse of `third_fields`."""
+    return {
+        **values(config, pad_id),
+        "rope_parameters": {
+            rotary.GLOBAL: {"rope_theta": config.rope_base, **rotary.scaling_json(config)},
+            rotary.LOCAL: {"rope_theta": config.local_rope_base, "rope_type": "default"},
+        },
+    }
+
+
+def config_of(settings: Settings) -> RotaryConfig:
     causal = not settings.flag("use_bidirectional_attention", False)
     window = settings.size("sliding_window", 4096, at_least=2)
-    return RotaryConfig(
-        **fields(settings),
-        max_positions=settings.size("max_position_embeddings", 131_072),
-        qk_norm=True,
-        causal=causal,
-        global_every=every,
-        first_global=first,
-        window=window - 1 if causal else window // 2,
-        **rotary.rope(settings, rotary.GLOBAL, "rope_theta", GLOBAL_BASE, "linear"),
-        local_rope_base=rotary.rope(settings, rotary.LOCAL, "rope_local_base_freq", LOCAL_BASE)["rope_base"],
-    )
+    return RotaryConfig(**third_fields(settings), causal=causal, window=window - 1 if causal else window // 2)
 
 
 def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
     return {
         "model_type": "gemma3_text",
         "architectures": ["Gemma3TextModel"],
-        **values(config, pad_id),
+        **third_values(config, pad_id),
         "sliding_window": config.window + 1 if config.causal else 2 * config.window,
         "use_bidirectional_attention": not config.causal,
-        "rope_parameters": {
-            rotary.GLOBAL: {"rope_theta": config.rope_base, **rotary.scaling_json(config)},
-            rotary.LOCAL: {"rope_theta": config.local_rope_base, "rope_type": "default"},
-        },
     }
 
 

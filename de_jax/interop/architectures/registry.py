@@ -18,13 +18,15 @@ from de_jax.interop.architectures import (
     roberta,
     t5,
     t5gemma,
+    t5gemma2,
 )
 from de_jax.interop.architectures.kind import Kind
 from de_jax.models.tower import EncoderConfig
 from de_jax.types import InputError
 
-_FILES = (t5, bert, roberta, mpnet, distilbert, modernbert, nomic, gte, eurobert, llama, mistral, qwen2, qwen3, gemma3, t5gemma)
-KINDS: tuple[Kind, ...] = tuple(file.KIND for file in _FILES)
+_BERTS = (bert, roberta, mpnet, distilbert)
+_ROTARY = (modernbert, nomic, gte, eurobert, llama, mistral, qwen2, qwen3, gemma3, t5gemma, t5gemma2)
+KINDS: tuple[Kind, ...] = tuple(file.KIND for file in (t5, *_BERTS, *_ROTARY))
 MODEL_TYPES = tuple(name for kind in KINDS for name in kind.model_types)
 
 

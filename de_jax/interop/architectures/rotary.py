@@ -156,8 +156,10 @@ def _comparable(config: RotaryConfig, told: RotaryConfig) -> RotaryConfig:
     if layer_types(config) == layer_types(told):
         same |= {"global_every": told.global_every, "first_global": told.first_global}
         unused = [*(("rope_base", "rope_factor") if GLOBAL not in layer_types(config) else ())]
-        unused += [*(("window", "local_rope_base") if LOCAL not in layer_types(config) else ())]
+        unused += [*(("window", "window_after", "local_rope_base") if LOCAL not in layer_types(config) else ())]
         same |= {name: getattr(told, name) for name in unused}
+    if config.windows == told.windows:
+        same["window_after"] = told.window_after
     if config.rope_factor == told.rope_factor == 1:
         same |= {name: getattr(told, name) for name in ("rope_scaling", "rope_length", "rope_few_turns", "rope_many_turns")}
     elif config.rope_scaling == told.rope_scaling == "linear":

@@ -42,17 +42,12 @@ def config_of(settings: Settings) -> RotaryConfig:
     if not isinstance(encoder, dict):
         raise InputError(f"{settings.file}: encoder is {encoder!r}; it must be an object, the encoder's own settings.")
     config_keys.account(settings.file, encoder, ENCODER_KEYS)
-    dropout = {name: settings.share(name, 0.0) for name in ("dropout_rate", "attention_dropout")}  # of both halves
-    told = settings._replace(values={**encoder, **dropout})
+    told = settings._replace(values=encoder)
     every, first = rotary.global_layers(told, told.size("num_hidden_layers"), (GLOBAL_EVERY, GLOBAL_EVERY - 1))
     cap = told.values.get("attn_logit_softcapping", CAP)
     positions = rotary.rope(told, None, "rope_theta", BASE)
-    fields = gemma3.fields(told) | {
-        "dropout_rate": dropout["dropout_rate"],
-        "attention_dropout_rate": dropout["attention_dropout"] if dropout["attention_dropout"] != dropout["dropout_rate"] else None,
-    }
     return RotaryConfig(
-        **fields,
+        **gemma3.fields(told) | dropout(settings),
         max_positions=told.size("max_position_embeddings", 8192),
         attention_cap=None if cap is None else told.positive("attn_logit_softcapping", CAP),
         global_every=every,
@@ -61,6 +56,12 @@ def config_of(settings: Settings) -> RotaryConfig:
         **positions,
         local_rope_base=positions["rope_base"],
     )
+
+
+def dropout(settings: Settings) -> dict[str, Any]:
+    """The rates of both halves, which stand beside their own settings, as fields of `RotaryConfig`."""
+    rate, of_weights = settings.share("dropout_rate", 0.0), settings.share("attention_dropout", 0.0)
+    return {"dropout_rate": rate, "attention_dropout_rate": of_weights if of_weights != rate else None}
 
 
 def json_of(config: RotaryConfig, pad_id: int) -> dict[str, Any]:
