@@ -77,8 +77,8 @@ def _front_page(themes: Mapping[str, Theme]) -> str:
     lines = [_RENDERED.format("results/"), INTRO, _table([["paper", "here"], *([paper.name, paper.verdict] for paper in papers)])]
     for paper in papers:
         lines += [f"## {paper.name}", f"![{paper.picture.alt}](images/{paper.picture.file})"]
-        lines += _statements("Holds here", paper.holds, page_of) + _statements("Does not hold here", paper.fails, page_of)
-        lines += ["Not testable here:", _bullets(paper.untested)]
+        lines += _statements("Claims that hold here", paper.holds, page_of) + _statements("Claims that do not hold here", paper.fails, page_of)
+        lines += ["Claims and settings not tested here:", _bullets(paper.untested)]
     rows = [["result", "question and verdict"]]
     for page, theme in themes.items():
         rows += [
@@ -119,6 +119,9 @@ def _entry(name: str, entry: Entry) -> Iterator[str]:
 
 def _provenance(name: str, entry: Entry) -> Iterator[str]:
     """Where, when and by which code; and whether a command checks it."""
+    if not entry.commits:
+        yield "*Not run yet.*"
+        return
     seeds = f"seed{'s' if len(entry.seeds) > 1 else ''} {', '.join(map(str, entry.seeds))}; " if entry.seeds else ""
     commits = f"commit{'s' if len(entry.commits) > 1 else ''} {', '.join(entry.commits)}"
     yield f"*{entry.date}; {entry.machine}; {entry.versions}; {seeds}{commits}.*"
