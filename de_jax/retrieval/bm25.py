@@ -116,9 +116,8 @@ class BM25Index:
 
 def _top(scores: Float[np.ndarray, " n"], k: int) -> np.ndarray:
     """Places of the k best positive scores, best first; of equals the earlier place first."""
-    if k < len(scores):
-        cut = np.partition(scores, len(scores) - k)[len(scores) - k]
-        candidates = np.flatnonzero((scores >= cut) & (scores > 0))
-    else:
-        candidates = np.flatnonzero(scores > 0)
-    return candidates[np.argsort(-scores[candidates], kind="stable")][:k]
+    found = np.flatnonzero(scores > 0)
+    if k < len(found):
+        positive = scores[found]
+        found = found[positive >= np.partition(positive, len(found) - k)[len(found) - k]]
+    return found[np.argsort(-scores[found], kind="stable")][:k]
