@@ -25,8 +25,8 @@ hold here may still hold there.
 
 The numbers are in `results/*.yaml`, with commands, commits, machines and seeds. This page and the pages below `docs/results/` are
 rendered from these files. In a clone of the repository, `de-jax reproduce --check <entry>` repeats an entry's commands and compares
-the scores. It ends with exit code 1 if a score is outside its tolerance. Most tolerances are prediction intervals: with a confidence
-of 95 %, runs with other seeds stay within all tolerances of an entry. The others are stated with a reason. The commands expect data
+the scores. It ends with exit code 1 if a score is outside its tolerance. Most tolerances are prediction intervals: with 95 %
+confidence, runs with other seeds stay within all tolerances of an entry. The others are stated with a reason. The commands expect data
 in `data/` (`data/beir/scifact`, `data/tokenizers/t5`) and MiniLM in `all-MiniLM-L6-v2/`. They reuse runs in `runs/`, so check a
 change in a fresh clone."""
 
@@ -77,7 +77,8 @@ def _front_page(themes: Mapping[str, Theme]) -> str:
     lines = [_RENDERED.format("results/"), INTRO, _table([["paper", "here"], *([paper.name, paper.verdict] for paper in papers)])]
     for paper in papers:
         lines += [f"## {paper.name}", f"![{paper.picture.alt}](images/{paper.picture.file})"]
-        lines += _statements("Claims that hold here", paper.holds, page_of) + _statements("Claims that do not hold here", paper.fails, page_of)
+        lines += _statements("Claims that hold here", paper.holds, page_of)
+        lines += _statements("Claims that do not hold here", paper.fails, page_of)
         lines += ["Claims and settings not tested here:", _bullets(paper.untested)]
     rows = [["result", "question and verdict"]]
     for page, theme in themes.items():
