@@ -7,7 +7,8 @@ python -m experiments.light_towers --data_dir=../shared/data/beir --train scifac
 The first JSON line has the milliseconds a query of every query tower, measured in turns. Then comes a line for each set and split,
 by `de-jax compare_runs`, with three baselines: the original model for all systems, the whole model with the same training for all
 systems, and the same towers trained at once for DAFT. tradeoff.png shows nDCG@10 on test against latency (Leonhardt et al.,
-figure 6), alignment.png the divergence over the first stages (their figure 4).
+figure 6), alignment.png the divergence over the first stages (their figure 4). experiments.light_tradeoff draws the first picture
+from recorded numbers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from experiments import processes
 
 WAYS = {"daft": "aligned first (DAFT)", "one_stage": "in one stage"}
 BEFORE, WHOLE, MEASURE = "before", "in_batch_softmax", "ndcg@10"
+MeanAndDeviation = tuple[float, float]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -40,7 +43,8 @@ def main(argv: list[str] | None = None) -> None:
     for dataset, by_split in folders.items():
         for split, systems in by_split.items():
             print(json.dumps({"dataset": dataset, "split": split, **_compared(dataset, split, systems, args)}), flush=True)
-    _draw({dataset: by_split["test"] for dataset, by_split in folders.items()}, milliseconds, args.out_dir / "tradeoff.png")
+    alone = {system: of_system["1"] for system, of_system in milliseconds.items()}
+    draw({dataset: _scores(by_split["test"]) for dataset, by_split in folders.items()}, alone, args.out_dir / "tradeoff.png")
     found = {dataset: {number: _divergence(dataset, number, args) for number in args.query_layers} for dataset in args.train}
     thresholds = [threshold for of_set in found.values() for *_, threshold in of_set.values() if threshold is not None]
     panels = {
@@ -104,27 +108,32 @@ def _divergence(dataset: str, number: int, args: argparse.Namespace) -> tuple[li
     return steps, values, lines[0].get("alignment/threshold")
 
 
-def _draw(folders: dict[str, dict[str, list[Path]]], milliseconds: dict[str, dict[str, float]], out_png: Path) -> None:
-    """A panel for each set: the mean over the seeds, and a dot for each seed."""
-    scores = {
-        dataset: {
-            system: [float(outputs.read_json(folder / "result.json")["dense"][MEASURE]) for folder in of_system]
-            for system, of_system in systems.items()
-        }
-        for dataset, systems in folders.items()
-    }
+def _scores(systems: dict[str, list[Path]]) -> dict[str, MeanAndDeviation]:
+    """By system, over the seeds."""
+    found = {}
+    for system, folders in systems.items():
+        values = [float(outputs.read_json(folder / "result.json")["dense"][MEASURE]) for folder in folders]
+        found[system] = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+    return found
+
+
+def draw(scores: Mapping[str, Mapping[str, MeanAndDeviation]], milliseconds: Mapping[str, float], out_png: Path) -> None:
+    """A panel for each set: means and deviations over the seeds against the milliseconds of a query.
+
+    Args:
+        scores: by set and system.
+        milliseconds: of `BEFORE`, and of query towers by their number of layers.
+        out_png: appears by rename.
+    """
     with plots.new_figure(out_png, figsize=(plots.WIDE, 4.2)) as figure:
         axes = figure.subplots(1, len(scores), squeeze=False)[0]
         for axis, (dataset, by_system) in zip(axes, scores.items(), strict=True):
-            slow = milliseconds[BEFORE]["1"]
-            axis.plot(slow, by_system[BEFORE][0], "s", color=plots.INK, label="the original model")
-            axis.plot(slow, statistics.fmean(by_system[WHOLE]), "D", color=plots.INK, label="the whole model, fine-tuned")
+            for system, marker, label in (BEFORE, "s", "the original model"), (WHOLE, "D", "the whole model, fine-tuned"):
+                axis.plot(milliseconds[BEFORE], by_system[system][0], marker, color=plots.INK, label=label)
             for (way, label), colour in zip(WAYS.items(), plots.COLOURS, strict=False):
-                own = {system: values for system, values in by_system.items() if system.startswith(way)}
-                places = [milliseconds[system.rpartition("_")[2]]["1"] for system in own]
-                axis.plot(places, [statistics.fmean(values) for values in own.values()], "o-", color=colour, label=label)
-                for place, values in zip(places, own.values(), strict=True):
-                    axis.plot([place] * len(values), values, ".", color=colour, alpha=0.5)
+                own = {milliseconds[system.rpartition("_")[2]]: one for system, one in by_system.items() if system.startswith(way)}
+                means, deviations = zip(*own.values(), strict=True)
+                axis.errorbar(list(own), means, yerr=deviations, fmt="o-", color=colour, capsize=2.5, label=label)
             axis.set(title=dataset, xlabel="milliseconds a query, alone")
             axis.set_xlim(left=0)
         axes[0].set_ylabel("nDCG@10 on test")

@@ -19,16 +19,16 @@ DOCS_DIR = ROOT / "docs"
 
 INTRO = """# Results
 
-Which claims of the five papers show here, and which do not. All runs are small: two CPU cores, minutes to hours, small models and
-sets. The papers start from pretrained language models and train for long on large sets such as MS MARCO: what does not show here
-may still hold there.
+This page lists which claims of the five papers hold in our runs. All runs are small: two CPU cores, minutes to hours, small models
+and sets. The papers start from pretrained language models and train for long on large sets such as MS MARCO. A claim that does not
+hold here may still hold there.
 
-The numbers are in `results/*.yaml`, with commands, commits, machines and seeds; this page and those below `docs/results/` are
-rendered from them. In a clone of the repository, `de-jax reproduce --check <entry>` runs an entry's commands again and compares the
-scores; it ends with exit code 1 where one is not within its tolerance. Tolerances are such that other seeds stay within all of an
-entry's with a confidence of 95 %, or they are stated with a reason. Data is expected in `data/` (`data/beir/scifact`,
-`data/tokenizers/t5`), MiniLM in `all-MiniLM-L6-v2/`. Runs that `runs/` holds already are not trained again, so check a change in a
-fresh clone."""
+The numbers are in `results/*.yaml`, with commands, commits, machines and seeds. This page and the pages below `docs/results/` are
+rendered from these files. In a clone of the repository, `de-jax reproduce --check <entry>` repeats an entry's commands and compares
+the scores. It ends with exit code 1 if a score is outside its tolerance. Most tolerances are prediction intervals: with 95 %
+confidence, runs with other seeds stay within all tolerances of an entry. The others are stated with a reason. The commands expect
+data in `data/` (`data/beir/scifact`, `data/tokenizers/t5`) and MiniLM in `all-MiniLM-L6-v2/`. They reuse runs in `runs/`, so check a
+change in a fresh clone."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -77,8 +77,9 @@ def _front_page(themes: Mapping[str, Theme]) -> str:
     lines = [_RENDERED.format("results/"), INTRO, _table([["paper", "here"], *([paper.name, paper.verdict] for paper in papers)])]
     for paper in papers:
         lines += [f"## {paper.name}", f"![{paper.picture.alt}](images/{paper.picture.file})"]
-        lines += _statements("Holds here", paper.holds, page_of) + _statements("Does not hold here", paper.fails, page_of)
-        lines += ["Not testable here:", _bullets(paper.untested)]
+        lines += _statements("Claims that hold here", paper.holds, page_of)
+        lines += _statements("Claims that do not hold here", paper.fails, page_of)
+        lines += ["Claims and settings not tested here:", _bullets(paper.untested)]
     rows = [["result", "question and verdict"]]
     for page, theme in themes.items():
         rows += [
@@ -119,6 +120,9 @@ def _entry(name: str, entry: Entry) -> Iterator[str]:
 
 def _provenance(name: str, entry: Entry) -> Iterator[str]:
     """Where, when and by which code; and whether a command checks it."""
+    if not entry.commits:
+        yield "*Not run yet.*"
+        return
     seeds = f"seed{'s' if len(entry.seeds) > 1 else ''} {', '.join(map(str, entry.seeds))}; " if entry.seeds else ""
     commits = f"commit{'s' if len(entry.commits) > 1 else ''} {', '.join(entry.commits)}"
     yield f"*{entry.date}; {entry.machine}; {entry.versions}; {seeds}{commits}.*"
