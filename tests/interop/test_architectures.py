@@ -428,7 +428,7 @@ def test_an_end_that_only_older_versions_add_is_refused(embedding_model, tmp_pat
 
 def test_an_encoder_that_transformers_does_not_have_is_refused_before_it_is_written():
     config = RotaryConfig(causal=True)  # ModernBERT sees later tokens
-    with pytest.raises(InputError, match=r"transformers has no model \(t5.*t5gemma\) for a RotaryConfig with these settings"):
+    with pytest.raises(InputError, match=r"transformers has no model \(t5.*t5gemma2\) for a RotaryConfig with these settings"):
         registry.kind_of(config, 0)
     assert registry.kind_of(RotaryConfig(dtype="bfloat16", scan_layers=True), 0).model_types == ("modernbert",)
 
