@@ -151,6 +151,7 @@ def _blocks(gradio: Any, systems: SideBySide, names: list[str]) -> Any:
             "concurrency_limit": 1,
             "api_visibility": "private",
             "show_progress": "minimal",
+            "trigger_mode": "always_last",  # a search during another one, or while its words are marked, comes after it
         }
         chosen = examples.click(lambda place: corpus.examples[place], examples, query, api_visibility="private")
         for event in (button.click, query.submit, chosen.then):

@@ -116,3 +116,9 @@ def test_an_example_is_searched_at_a_click(tab):
     tab.locator("#examples button, #examples td").first.click()
     tab.wait_for_selector(".dj-columns mark")
     assert tab.locator("#query textarea, #query input").first.input_value() == f"grey {HOSTILE}"
+
+
+def test_a_search_during_another_one_comes_after_it(tab):
+    search(tab, "red fox", 20)
+    search(tab, "")
+    tab.wait_for_selector(".dj-error")
