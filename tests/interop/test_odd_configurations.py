@@ -134,9 +134,10 @@ def expected(row, folder):
     model_type = json.loads((folder / "config.json").read_text()).get("model_type")
     own = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5", "t5gemma": "T5Gemma"}
     name = f"{own[model_type]}EncoderModel" if model_type in own else "AutoModel"
+    alone = {"is_encoder_decoder": False} if model_type == "t5gemma" else {}  # its encoder's class asks for this
     try:
         model, report = getattr(transformers, name).from_pretrained(
-            folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
+            folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True, **alone
         )
         if report["mismatched_keys"] or [key for key in report["missing_keys"] if "pooler" not in key]:
             return None
@@ -171,8 +172,8 @@ def test_whatever_is_loaded_gives_the_vectors_of_transformers(tmp_path, monkeypa
         if theirs is None or found.query.pad_id != row.pad_id:  # the texts are padded with the row's
             continue
         ours = architectures.our_hidden(row, found, is_packed=False)
-        difference = {key: changed.get(key) for key in {*changed, *values} if changed.get(key) != values.get(key)}
-        assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max(), difference if what == "settings" else sorted(changed)
+        told = {key: value for key, value in changed.items() if value != values.get(key)} if what == "settings" else sorted(changed)
+        assert np.abs(ours - theirs).max() <= 2e-5 * np.abs(theirs).max(), told
         loaded += 1
     assert loaded >= 5
     assert all(str(tmp_path) in sentence and "\n" not in sentence for sentence in sentences)
