@@ -248,11 +248,14 @@ def _queries(folder: Path) -> list[Reader]:
         return plain(list(generated_queries.iter_released(paths, ids)))
 
     def naive_tsv(path: Path) -> Any:
-        found: dict[str, list[str]] = {}
+        # A document that comes again later is refused by write_released, which knows the corpus.
+        found: list[tuple[str, list[str]]] = []
         for line in naive_lines(path):
             doc_id, query = line.split("\t", 1)
-            found.setdefault(doc_id, []).append(query)
-        return plain(list(found.items()))
+            if not found or found[-1][0] != doc_id:
+                found.append((doc_id, []))
+            found[-1][1].append(query)
+        return plain(found)
 
     def naive_aligned(path: Path) -> Any:
         return plain([[doc_id, [line]] for doc_id, line in zip(ids, naive_all_lines(path), strict=True)])
