@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pretrained_folders
 import pytest
 import tiny_run
 
-from benchmarks import compare_peers, encode_throughput, lengths, measure, step_time
+from benchmarks import compare_peers, encode_throughput, lengths, measure, model_parts, step_time
 from de_jax.data.text import beir
 from de_jax.types import InputError
 
@@ -55,6 +56,32 @@ def test_the_parts_of_an_encoder_are_timed_beside_the_whole(run):
     assert {"attention", "mlp in", "whole"} < report["milliseconds"].keys()
     assert report["peak_share"].keys() == report["milliseconds"].keys() - {"activation", "norms and residuals", "whole"}
     assert report["qkv_in_one"].keys() == {"median", "min", "max"}
+
+
+@pytest.mark.soak
+def test_the_parts_of_encoding_are_timed_beside_the_whole(run, tmp_path):
+    pretrained_folders.write_sentence_transformer(tmp_path / "bert", "bert")
+    small = [f"--model={tmp_path / 'bert'}", f"--dataset_dir={tiny_run.write_dataset(tmp_path)}", *SMALL[1:]]
+    sizes = ["--num_passages=3", "--max_doc_length=40", "--num_queries=2", "--max_query_length=20"]
+    report = run("encode_throughput", *sizes, "--peer_dtypes", "bfloat16", "--parts", small=small)
+    for kind in ("passages", "queries"):
+        parts = report[kind]["parts"]
+        assert parts.pop("speedup_bound") > 0
+        assert parts.keys() == {"products", "attention", "gelu", "norms", "host", "rest"}
+        assert sum(part["share"] for part in parts.values()) == pytest.approx(1, abs=0.01)
+
+
+def test_the_bound_of_a_speedup_is_the_peers_time_over_products_and_attention():
+    found = model_parts.shares({"ours": 2.0, "products": 1.0, "attention": 0.5, "host": 0.1, "peer": 3.0})
+    assert found.pop("speedup_bound") == 2.0
+    assert found["rest"] == {"seconds": 0.4, "share": 0.2}
+    assert found["products"] == {"seconds": 1.0, "share": 0.5}
+    assert "speedup_bound" not in model_parts.shares({"ours": 2.0, "products": 1.0, "attention": 0.5})
+
+
+def test_the_parts_of_encoding_are_those_of_berts_kind(run):
+    with pytest.raises(InputError, match=r"--parts needs a model of BERT's kind; benchmarks\.encoder_parts times those of T5's"):
+        run("encode_throughput", "--no_peer", "--parts")
 
 
 @pytest.fixture(scope="module")
