@@ -140,6 +140,7 @@ def test_folder_of_nothing_known_says_what_is_known(tmp_path):
 def test_hub_name_is_fetched_without_pickles_and_told_where_it_cannot_be(tmp_path, monkeypatch):
     huggingface_hub = pytest.importorskip("huggingface_hub")
     write_encoder(tmp_path / "model", "bert")
+    monkeypatch.chdir(tmp_path)  # the repository's root may have a folder all-MiniLM-L6-v2, for experiments
     asked = {}
 
     def fetch(name, **patterns):

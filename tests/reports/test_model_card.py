@@ -124,6 +124,8 @@ def test_a_model_that_the_hub_has_is_its_base_model(run_dir, tmp_path, monkeypat
     import huggingface_hub
 
     run = load_run(run_dir, 7)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")  # experiments have a folder all-MiniLM-L6-v2 in the repository's root, a model of its own
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: f"/cache/{name}/{file}")
     for given, name in (("intfloat/e5-base", "intfloat/e5-base"), ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")):
         folder = tmp_path / given.replace("/", "_")
