@@ -117,9 +117,8 @@ def _compared(
     name: str, entry: Entry, table: Table, scores: Scores, printed: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     for column, keys in scores.columns.items():
-        cells = [table.cell(row, column) for row in scores.lines]
-        allowed = [scores.tolerance] * len(cells) if scores.tolerance is not None else _from_seeds(cells, entry)
-        for (row, wanted), cell, most in zip(scores.lines.items(), cells, allowed, strict=True):
+        allowed = _from_seeds(entry, table, column) if scores.tolerance is None else dict.fromkeys(scores.lines, scores.tolerance)
+        for row, wanted in scores.lines.items():
             lines = [line for line in printed if all(key in line and line[key] == value for key, value in wanted.items())]
             found = [value for line in lines if (value := _value(line, keys)) is not None]
             if not found:
@@ -127,14 +126,18 @@ def _compared(
                 raise InputError(
                     f"the commands of the entry {name} printed no score {row}, {column} ({place}); correct one of them."
                 )
-            (mean, _), got = expected(cell), statistics.fmean(found)
+            (mean, _), got, most = expected(table.cell(row, column)), statistics.fmean(found), allowed[row]
             compared = {"score": f"{row}, {column}", "expected": mean, "tolerance": round(most, 6), "got": round(got, 6)}
             yield compared | {"within": abs(got - mean) <= most}
 
 
-def _from_seeds(cells: Sequence[str], entry: Entry) -> list[float]:
-    derived = [scores for table in entry.tables for scores in table.scores if scores.tolerance is None]
-    return tolerances(cells, len(entry.seeds), sum(len(scores.columns) * len(scores.lines) for scores in derived))
+def _from_seeds(entry: Entry, table: Table, column: str) -> dict[str, float]:
+    """The tolerances of a table's column by row, from the spread over seeds of all its rows, wherever their scores are printed."""
+    derived = [(one, scores) for one in entry.tables for scores in one.scores if scores.tolerance is None]
+    num_scores = sum(len(scores.columns) * len(scores.lines) for _, scores in derived)
+    rows = [row for one, scores in derived if one is table and column in scores.columns for row in scores.lines]
+    found = tolerances([table.cell(row, column) for row in rows], len(entry.seeds), num_scores)
+    return dict(zip(rows, found, strict=True))
 
 
 def _value(line: Any, keys: Sequence[str | int]) -> float | None:
