@@ -50,13 +50,13 @@ def test_the_command_ends_with_exit_code_1_where_a_score_is_not_within(tmp_path,
 
 
 def test_a_column_has_the_same_tolerances_whether_one_place_or_two_hold_its_scores(tmp_path):
-    in_two = TOY.replace(
+    divided = TOY.replace(
         "lines: {a: {method: a}, b: {method: b}}",
         "lines: {a: {method: a}}\n          - columns: {nDCG@10: [scores, ndcg@10]}\n            lines: {b: {method: b}}",
     )
-    assert in_two != TOY
+    assert divided != TOY
     scores = {"a": [0.5], "b": [0.4]}
-    in_one, in_two = (check("toy", toy(tmp_path, scores, text)) for text in (TOY, in_two))
+    in_one, in_two = (check("toy", toy(tmp_path, scores, text)) for text in (TOY, divided))
     assert in_one == in_two
     assert in_one["scores"][0]["tolerance"] < 0.05
 
