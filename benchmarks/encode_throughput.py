@@ -44,7 +44,10 @@ def measured(argv: list[str] | None = None) -> dict[str, Any]:
     args = _parse_args(argv)
     settings = [f"{measure.encoder_settings(args.model)}.dtype='{args.dtype}'"]
     recipe = measure.read_model(args.model, "recipes/sde.gin", settings)
-    model, params = recipe.model, measure.params_of(recipe, args.seed)
+    model, max_length = recipe.model, {"doc": args.max_doc_length, "query": args.max_query_length}
+    for kind in TEXTS:
+        model.check_length(kind, max_length[kind])
+    params = measure.params_of(recipe, args.seed)
     if args.parts and not isinstance(model.doc.encoder, BertConfig):
         raise InputError("--parts needs a model of BERT's kind; benchmarks.encoder_parts times those of T5's.")
     peak = args.peak_tflops or measure.peak_tflops(args.dtype, args.clock)
@@ -52,7 +55,6 @@ def measured(argv: list[str] | None = None) -> dict[str, Any]:
     report["peak_tflops"] = round(peak, 4)
     reason = "--no_peer was given" if args.no_peer else measure.why_no_torch()
     report["peer"], report["peer_batch_size"] = None, args.peer_batch_size
-    max_length = {"doc": args.max_doc_length, "query": args.max_query_length}
     for kind in TEXTS:
         texts = _texts(model, kind, args)
         drawn = texts.lengths(max_length[kind])

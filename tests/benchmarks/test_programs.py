@@ -84,6 +84,12 @@ def test_the_parts_of_encoding_are_those_of_berts_kind(run):
         run("encode_throughput", "--no_peer", "--parts")
 
 
+def test_texts_longer_than_the_models_positions_are_refused(run, tmp_path):
+    pretrained_folders.write_sentence_transformer(tmp_path / "bert", "bert")
+    with pytest.raises(InputError, match=r"max_doc_length is 999, but the doc tower has positions for \d+ tokens"):
+        run("encode_throughput", "--no_peer", "--max_doc_length=999", small=[f"--model={tmp_path / 'bert'}", *SMALL[1:]])
+
+
 @pytest.fixture(scope="module")
 def stepped():
     """What `step_time` measures, by loss."""
