@@ -114,6 +114,8 @@ def _batches(model: DualEncoder, args: argparse.Namespace) -> list[Drawn]:
     rows = np.arange(args.batch_size, dtype=np.int32)
     texts = {kind: _texts(model, kind, fixed, args) for kind, fixed in (("query", args.query_length), ("doc", args.doc_length))}
     sizes = {kind: [np.array([len(text) for text in batch], np.int32) for batch in of] for kind, of in texts.items()}
+    for kind, of in sizes.items():
+        model.check_length(kind, max(int(size.max()) for size in of))
     padded = {kind: [peers.pad(batch).astype(np.int32) for batch in of] for kind, of in texts.items()}
     ours = padded if args.pad else {kind: _packed(padded[kind], sizes[kind]) for kind in texts}
     return [

@@ -84,10 +84,14 @@ def test_the_parts_of_encoding_are_those_of_berts_kind(run):
         run("encode_throughput", "--no_peer", "--parts")
 
 
-def test_texts_longer_than_the_models_positions_are_refused(run, tmp_path):
+@pytest.mark.parametrize(
+    ("program", "flags"),
+    [("encode_throughput", ["--max_doc_length=999"]), ("step_time", ["--batch_size=2", "--query_length=8", "--doc_length=999"])],
+)
+def test_texts_longer_than_the_models_positions_are_refused(run, tmp_path, program, flags):
     pretrained_folders.write_sentence_transformer(tmp_path / "bert", "bert")
     with pytest.raises(InputError, match=r"max_doc_length is 999, but the doc tower has positions for \d+ tokens"):
-        run("encode_throughput", "--no_peer", "--max_doc_length=999", small=[f"--model={tmp_path / 'bert'}", *SMALL[1:]])
+        run(program, "--no_peer", *flags, small=[f"--model={tmp_path / 'bert'}", *SMALL[1:]])
 
 
 @pytest.fixture(scope="module")
