@@ -40,7 +40,6 @@ class Training(NamedTuple):
     data: tuple[str, ...]
     settings: tuple[str, ...]
     stand_ins: Mapping[str, str]  # data, by the paths that recipes name
-    gin_files: tuple[str, ...]  # after the recipe
 
 
 class Run(NamedTuple):
@@ -60,14 +59,14 @@ class Needs(NamedTuple):
 
     sources: tuple[Source, ...]
     first: tuple[Run, ...]  # whose parameters it starts from
-    gin_files: tuple[str, ...]
+    gin_file: str
     bindings: tuple[str, ...]  # of gin, NAME=VALUE
     num_steps: int | None  # None for the default
 
     @property
     def arguments(self) -> list[str]:
         """The flags of `de-jax train`, except --run_dir."""
-        return [*(f"--gin_file={name}" for name in self.gin_files), *(f"--gin.{one}" for one in self.bindings)]
+        return [f"--gin_file={self.gin_file}", *(f"--gin.{one}" for one in self.bindings)]
 
 
 class Sources:
@@ -82,7 +81,7 @@ class Sources:
     """
 
     def __init__(self, data_dir: str | Path, runs_dir: str | Path) -> None:
-        self._bound: dict[tuple[str, ...], gin_settings.Settings] = {}
+        self._bound: dict[str, gin_settings.Settings] = {}
         self._path = tables.TABLES_DIR / f"{tables.SOURCES}.yaml"
         found = read_yaml(self._path, _SOURCES)
         self._data_dir, self._runs_dir, self._first_on = Path(data_dir), Path(runs_dir), found["first_on"]
@@ -90,7 +89,7 @@ class Sources:
         self.data = {name: self._source(name, one, self._put[name]) for name, one in found["data"].items()}
         self.weights = {name: self._model(name, one) for name, one in found["weights"].items()}
         self.trainings = {
-            name: Training(tuple(one["data"]), tuple(one["settings"]), one["stand_ins"], tuple(one["gin_files"]))
+            name: Training(tuple(one["data"]), tuple(one["settings"]), one["stand_ins"])
             for name, one in found["trainings"].items()
         }
 
@@ -125,10 +124,10 @@ class Sources:
         if run.training not in self.trainings:
             raise InputError(f"{self._path} describes no training called {run.training!r}.")
         training = self.trainings[run.training]
-        gin_files = (f"{RECIPES}{run.recipe}.gin", *training.gin_files)
-        if gin_files not in self._bound:
-            self._bound[gin_files] = gin_settings.read(gin_files)
-        bound = self._bound[gin_files]
+        gin_file = f"{RECIPES}{run.recipe}.gin"
+        if gin_file not in self._bound:
+            self._bound[gin_file] = gin_settings.read([gin_file])
+        bound = self._bound[gin_file]
         sources = self.of_data(training.data)
         bindings = [*(self.filled(one) for one in training.settings), f"train.seed={run.seed}", f"PairsOptions.seed={run.seed}"]
         first: list[Run] = []
@@ -150,7 +149,7 @@ class Sources:
         if Setting("", "train", "miner") in bound and save_every and Setting("", "train", "mine_every_steps") not in bound:
             bindings.append(f"train.mine_every_steps={save_every}")
         num_steps = _value(bound, Setting("", "train", "num_steps"))
-        return Needs(tuple(dict.fromkeys(sources)), tuple(dict.fromkeys(first)), gin_files, tuple(bindings), num_steps)
+        return Needs(tuple(dict.fromkeys(sources)), tuple(dict.fromkeys(first)), gin_file, tuple(bindings), num_steps)
 
     def _source(self, name: str, found: Mapping[str, Any], put: Path) -> Source:
         make = [self.filled(line.replace("{put}", str(put))) for line in found["make"]]
@@ -186,7 +185,7 @@ _MODEL: dict[str, schema.Check | schema.Maybe] = {
     "make": _LINES,
 }
 _TRAINING: dict[str, schema.Check | schema.Maybe] = {
-    **dict.fromkeys(("data", "settings", "gin_files"), _LINES),
+    **dict.fromkeys(("data", "settings"), _LINES),
     "stand_ins": schema.Maybe(schema.map_of(schema.some_text), {}),
 }
 _SOURCES = schema.record(

@@ -98,7 +98,7 @@ def _described(work: Reproduction, job: Job, arguments: list[str]) -> dict[str, 
 
 def _outline(job: Job, settings: list[str]) -> dict[str, Any]:
     try:
-        return outline(read_recipe(list(job.needs.gin_files), [*job.needs.bindings, *settings]))
+        return outline(read_recipe([job.needs.gin_file], [*job.needs.bindings, *settings]))
     except InputError as error:
         return {"num_steps": job.needs.num_steps, "why_not": str(error)}
 

@@ -177,7 +177,7 @@ def alternating(
 ) -> optax.GradientTransformation:
     """Trains the parameters of one of `patterns` in each update, in turn.
 
-    DAFT's alternative to two stages is one tower a batch (Leonhardt et al., section 4.2). Parameters that match no pattern, such as
+    DAFT's alternative to two stages is one tower a batch (Leonhardt et al., section 4). Parameters that match no pattern, such as
     a shared projection, are trained in every update. A parameter's optimizer state counts its own updates; its learning rate
     is that of the run's update.
 
