@@ -89,8 +89,7 @@ class Sources:
         self.data = {name: self._source(name, one, self._put[name]) for name, one in found["data"].items()}
         self.weights = {name: self._model(name, one) for name, one in found["weights"].items()}
         self.trainings = {
-            name: Training(tuple(one["data"]), tuple(one["settings"]), one["stand_ins"])
-            for name, one in found["trainings"].items()
+            name: Training(tuple(one["data"]), tuple(one["settings"]), one["stand_ins"]) for name, one in found["trainings"].items()
         }
 
     def filled(self, text: str) -> str:

@@ -41,9 +41,9 @@ def rng(request):
 def stop_at(monkeypatch):
     """Tells this process to stop, as a machine that is taken away does, with the update after one that is logged."""
 
-    def stop_at(last):
+    def stop_at(last, number=signal.SIGTERM):
         def sink(num_steps, start_step):
-            return lambda step, scalars: os.kill(os.getpid(), signal.SIGTERM) if step == last and "loss" in scalars else None
+            return lambda step, scalars: os.kill(os.getpid(), number) if step == last and "loss" in scalars else None
 
         monkeypatch.setattr(run_log, "progress_sink", sink)
 

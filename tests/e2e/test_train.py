@@ -2,8 +2,10 @@
 
 import functools
 import json
+import os
 import re
 import shutil
+import signal
 
 import jax
 import numpy as np
@@ -14,6 +16,7 @@ from de_jax import command, trainer
 from de_jax.doc2query import generator_run
 from de_jax.doc2query.doc_query_pairs import DocQueryPairs
 from de_jax.recipe import Logging, Optimization
+from de_jax.training.hooks.preemption import StopOnTerminate
 from de_jax.training.run.run_folder import load_run, only_trainer
 from de_jax.types import InputError
 
@@ -40,6 +43,30 @@ def test_finished_run_is_left_as_it_is(finished_run, dataset_dir, capsys):
     trainer.main(arguments(dataset_dir, finished_run))
     assert json.loads(capsys.readouterr().out)["step"] == 20
     jax.tree.map(np.testing.assert_array_equal, parameters(finished_run), before)
+
+
+def test_ctrl_c_saves_and_ends_bit_equal_and_twice_stops_at_once(finished_run, dataset_dir, tmp_path, capsys, stop_at):
+    argv = arguments(dataset_dir, tmp_path)
+    stop_at(5, signal.SIGINT)
+    with pytest.raises(SystemExit) as exit_:
+        command.run(lambda: trainer.main(argv))
+    assert exit_.value.code == command.EXIT_INTERRUPTED
+    assert "interrupted; the same command continues." in capsys.readouterr().err
+    assert load_run(tmp_path).step == 6
+    seen = []
+
+    def twice():
+        with StopOnTerminate().interruptible():
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                seen.append("goes on")
+
+    with pytest.raises(KeyboardInterrupt):
+        twice()
+    assert seen == ["goes on"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    trainer.main(argv)
+    jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), parameters(finished_run))
 
 
 @pytest.mark.soak

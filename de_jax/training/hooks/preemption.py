@@ -1,8 +1,11 @@
-"""A machine that is taken away says so with SIGTERM: the run saves and ends, and the same command continues it."""
+"""SIGTERM, from a machine that is taken away, and Ctrl-C: the run saves and ends, and the same command continues it."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+from collections.abc import Iterator
 from types import FrameType
 
 import jax
@@ -18,9 +21,10 @@ class StopOnTerminate:
     """
 
     REASON = "SIGTERM"
+    INTERRUPTED = "Ctrl-C"
 
     def __init__(self) -> None:
-        self._asked = False
+        self._asked: str | None = None
         self._is_alone = jax.process_count() == 1  # JAX itself listens for the signal where there are several processes
 
     def __enter__(self) -> StopOnTerminate:
@@ -32,10 +36,37 @@ class StopOnTerminate:
         if self._is_alone:
             signal.signal(signal.SIGTERM, self._former)
 
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Within, the first Ctrl-C is remembered too, and the second has its former meaning. For a process that is alone.
+
+        Raises:
+            KeyboardInterrupt: at the end, if the run stopped for Ctrl-C.
+        """
+        former = signal.getsignal(signal.SIGINT)
+        if not self._is_alone or former is not signal.default_int_handler:  # someone else decides what Ctrl-C does
+            yield
+            return
+
+        def remember(number: int, frame: FrameType | None) -> None:
+            signal.signal(signal.SIGINT, former)
+            self._asked = self._asked or self.INTERRUPTED
+            with contextlib.suppress(OSError):  # print may be what this interrupts
+                os.write(2, b"\nsaving after this update; Ctrl-C again stops at once.\n")
+
+        signal.signal(signal.SIGINT, remember)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, former)
+        if self._asked == self.INTERRUPTED:
+            raise KeyboardInterrupt
+
     def reason(self, step: int) -> str | None:
         """Why to stop after this update, or None."""
-        is_asked = self._asked if self._is_alone else distributed.sigterm_reached(step)
-        return self.REASON if is_asked else None
+        if self._is_alone:
+            return self._asked
+        return self.REASON if distributed.sigterm_reached(step) else None
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+        self._asked = self.REASON

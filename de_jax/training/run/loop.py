@@ -123,7 +123,7 @@ class Session:
         beside: Callable[[], dict[str, Any]] = dict,
         reasons: Sequence[Callable[[], str | None]] = (),
     ) -> SaveCheckpoints:
-        """The hook that saves, and ends the run on SIGTERM; the last of all hooks.
+        """The hook that saves, and ends the run on SIGTERM or Ctrl-C; the last of all hooks.
 
         Args:
             log: its unfinished line is saved too.
@@ -145,15 +145,20 @@ class Session:
         )
 
     def fit(self, hooks: Sequence[Hook]) -> tuple[TrainState, Stop | None]:
-        """Trains to the last update, or until a hook says stop; see `fit.fit`."""
+        """Trains to the last update, or until a hook says stop; see `fit.fit`.
+
+        Raises:
+            KeyboardInterrupt: at Ctrl-C, after the state was saved.
+        """
         batches, mesh = self.training.batches, self.training.mesh
-        return fit(
-            self._step_fn,
-            self.state,
-            lambda first: sharding.placed(prefetch(batches(first)), mesh),
-            num_steps=self.training.optimization.num_steps,
-            hooks=hooks,
-        )
+        with self._terminate.interruptible():
+            return fit(
+                self._step_fn,
+                self.state,
+                lambda first: sharding.placed(prefetch(batches(first)), mesh),
+                num_steps=self.training.optimization.num_steps,
+                hooks=hooks,
+            )
 
 
 @contextlib.contextmanager
