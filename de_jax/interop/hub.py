@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from de_jax.interop import safetensors_model, sentence_transformers
+from de_jax.interop import peft_adapters, safetensors_model, sentence_transformers
 from de_jax.training.run.run_folder import RUN
 from de_jax.types import InputError
 
@@ -33,11 +33,15 @@ def exported_files(folder: str | Path) -> list[Path]:
         InputError: not a folder that `de-jax export_model` writes, or one with a link or a hidden file in it.
     """
     folder = Path(folder)
-    marks = (sentence_transformers.MODULES_FILE, safetensors_model.MODEL_FOLDER.file, "serving.json")
+    adapters = (Path(tower) / peft_adapters.CONFIG_FILE for tower in ("", *peft_adapters.NAMES.values()))
+    marks = (sentence_transformers.MODULES_FILE, safetensors_model.MODEL_FOLDER.file, "serving.json", *adapters)
     is_export = any((folder / mark).is_file() for mark in marks) or any(folder.glob("checkpoint_*/checkpoint"))
     if not is_export:
         if RUN.is_in(folder):
-            raise InputError(f"{folder} is a run; export it first: de-jax export_model --run_dir={folder} --out_dir=exported.")
+            raise InputError(
+                f"{folder} is a run; export it first: de-jax export_model --run_dir={folder} --format=sentence_transformers "
+                "--out_dir=exported."
+            )
         raise InputError(f"{folder} is not an exported model; give a folder that de-jax export_model wrote.")
     files = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
     if odd := next((path for path in files if path.is_symlink() or (path.name[0] == "." and path.name != ".zarray")), None):

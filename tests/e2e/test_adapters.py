@@ -11,7 +11,7 @@ from pretrained_folders import TEXTS, write_sentence_transformer
 
 import de_jax
 from de_jax import command, planner, trainer
-from de_jax.interop import any_model
+from de_jax.interop import any_model, hub
 from de_jax.tools import evaluate_beir, export_model, import_model, inspect_run, mine_negatives, plan_run, verify
 from de_jax.training.optim import paths
 from de_jax.training.run import run_log
@@ -57,6 +57,7 @@ def test_a_run_of_adapters_is_a_run_to_every_command(dataset_dir, tmp_path, monk
     verify.main([str(run_dir)])
     export_model.main([f"--run_dir={run_dir}", "--format=sentence_transformers", f"--out_dir={tmp_path / 'st'}"])
     export_model.main([f"--run_dir={run_dir}", "--format=peft", f"--out_dir={tmp_path / 'peft'}"])
+    assert hub.exported_files(tmp_path / "peft")
     ours = de_jax.load(run_dir).encode_query(TEXTS)
     np.testing.assert_allclose(de_jax.load(tmp_path / "st").encode_query(TEXTS), ours, atol=1e-5)
     np.testing.assert_allclose(by_sentence_transformers(tmp_path / "st").encode_query(TEXTS), ours, atol=1e-5)

@@ -1,10 +1,12 @@
 """push_to_hub against a stand-in for the hub's API: nothing is sent unasked, and what is sent is the export."""
 
 import types
+from pathlib import Path
 
 import huggingface_hub
 import pytest
 
+from de_jax.interop import peft_adapters
 from de_jax.tools import export_model, push_to_hub
 from de_jax.types import InputError
 
@@ -87,7 +89,7 @@ def test_without_a_token_or_a_network_it_says_so(exported, api, printed, monkeyp
 
 
 def test_what_is_not_an_export_is_refused(trained, exported, api, printed, tmp_path):
-    with pytest.raises(InputError, match=r"is a run; export it first: de-jax export_model"):
+    with pytest.raises(InputError, match=r"is a run; export it first: de-jax export_model --run_dir=.* --format=sentence_tr"):
         pushed(printed, trained, repo="my-org/sde", yes=True)
     with pytest.raises(InputError, match="is not an exported model"):
         pushed(printed, tmp_path, repo="my-org/sde", yes=True)
@@ -107,3 +109,13 @@ def test_what_is_not_an_export_is_refused(trained, exported, api, printed, tmp_p
 def test_every_format_is_known(trained, printed, tmp_path, format):
     printed(export_model, run_dir=trained, format=format, out_dir=tmp_path / "out")
     assert "README.md" in pushed(printed, tmp_path / "out", repo="my-org/sde")["files"]
+
+
+@pytest.mark.parametrize("towers", [[""], ["query", "document"]], ids=["one model", "two towers"])
+def test_adapters_are_known(api, printed, tmp_path, towers):
+    names = sorted(str(Path(tower) / name) for tower in towers for name in (peft_adapters.CONFIG_FILE, peft_adapters.FILE))
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert sorted(pushed(printed, tmp_path, repo="my-org/sde", yes=True)["files"]) == names
+    assert sorted(api.calls[-1][1]["allow_patterns"]) == names
