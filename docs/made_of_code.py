@@ -60,6 +60,11 @@ class Message(NamedTuple):
     text: str  # with `GAP`s
     room: str  # a value of `ROOMS`
 
+    @property
+    def num_letters(self) -> int:
+        """Letters outside the gaps: a sentence of few matches any other."""
+        return sum(map(str.isalpha, self.text))
+
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replaces each mark by its table or list; MkDocs calls this for every page."""
@@ -126,9 +131,9 @@ def _messages_in(file: Path) -> Iterator[Message]:
         return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "InputError" and node.args:
-            text = _template(node.args[0])
-            if " " in text.replace(GAP, ""):
-                yield Message(text, ROOMS[rest[0] if folder == "de_jax" else folder])
+            message = Message(_template(node.args[0]), ROOMS[rest[0] if folder == "de_jax" else folder])
+            if message.num_letters and " " in message.text:
+                yield message
 
 
 def _template(node: ast.expr) -> str:
