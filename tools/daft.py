@@ -1,6 +1,6 @@
 """Makes light query towers for a model with DAFT, and plots quality against speed; prints one JSON object, a table to stderr.
 
-de-jax daft --model=all-MiniLM-L6-v2/ --query_layers 1 2 3 --dataset_dir=data/beir/nfcorpus --out_dir=runs/daft
+de-jax daft --model=all-MiniLM-L6-v2 --query_layers 1 2 3 --dataset_dir=data/beir/nfcorpus --out_dir=runs/daft
 
 The first stage aligns a query tower of some of the model's layers with the frozen document tower. The second stage trains both
 towers (Leonhardt et al.). The result for each number of layers is a run for search, export and evaluation:

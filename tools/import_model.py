@@ -1,6 +1,6 @@
 """Turns a model of another library into a run, for --run_dir of every command and for --gin.train.init_from.
 
-de-jax import_model --from=all-MiniLM-L6-v2/ --run_dir=runs/minilm
+de-jax import_model --from=all-MiniLM-L6-v2 --run_dir=runs/minilm
 de-jax import_model --from=simcse-bert-base/ --pooling=cls --run_dir=runs/simcse
 de-jax import_model --from=intfloat/e5-base-v2 --query_prompt="query: " --doc_prompt="passage: " --run_dir=runs/e5
 
