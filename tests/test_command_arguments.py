@@ -96,6 +96,27 @@ def test_commands_of_a_page_have_known_arguments(page):
         configurables.read(files, settings)  # refuses unknown files and names, and values out of their range
 
 
+def shell_code_of(text):
+    """The shell code of a page, a line for each command or setting in its sentences; texts in angle brackets are for the reader."""
+    blocks = re.findall(r"^```bash[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    flags = re.findall(r'`("?--gin[.][^`]*|de-jax [^`]*)`', re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
+    return re.sub(r"<[^>\n]*>", "x", "\n".join([*blocks, *(f"de-jax {flag}" for flag in flags)]))
+
+
+def refusal_of_bash(code):
+    return subprocess.run(["bash", "-n"], input=code, capture_output=True, text=True, check=False).stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_bash_reads_the_shell_code_of_a_page(page):
+    assert refusal_of_bash(shell_code_of(page.read_text(encoding="utf-8"))) == ""
+
+
+def test_bash_refuses_a_setting_without_quotes():
+    code = shell_code_of("Use `--gin.train.negative_cache=@NegativeCache()` with <model>.")
+    assert "unexpected token `('" in refusal_of_bash(code)
+
+
 def examples_of(text):
     """(verb, arguments) of every command in a command's own help."""
     for line in text.replace("\\\n", " ").splitlines():
