@@ -69,7 +69,7 @@ def load(
     Args:
         source: a run's folder; a folder of sentence-transformers, Hugging Face, T5X or `model.save(format="safetensors")`; the
             address gs:// or s3:// of such a folder; or a name of the Hugging Face hub. A name without a slash that is no folder is
-            one of sentence-transformers' own models.
+            one of sentence-transformers' own models, or one of `any_model.WITHOUT_ORGANIZATION`, such as "bert-base-uncased".
         step: of a run: a step that has a checkpoint, "best" for the best by the dev score; by default the newest.
         devices: how many of this process's devices share the work, or which; by default all.
         pooling: "mean", "cls" or "lasttoken", of an encoder of Hugging Face, which does not say.
