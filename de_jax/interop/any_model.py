@@ -28,8 +28,8 @@ HUB_FILES_LEFT_OUT = ("onnx/*", "openvino/*")
 ORGANIZATION = "sentence-transformers"
 """Whose a model of the hub is that is named without one."""
 WITHOUT_ORGANIZATION = (
-    r"bert-(base|large)-(un)?cased|bert-base-(chinese|multilingual-(un)?cased)|(distil)?roberta-base|roberta-large"
-    r"|t5-(small|base|large|3b|11b)"
+    r"bert-(base|large)-(un)?cased|bert-base-(chinese|multilingual-(un)?cased)|distilbert-base-((un|multilingual-)?cased)"
+    r"|distilroberta-base|(xlm-)?roberta-(base|large)|camembert-base|t5-(small|base|large|3b|11b)"
 )
 """Models of the hub that have none; those of architectures that can be read."""
 

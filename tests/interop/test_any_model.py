@@ -151,10 +151,10 @@ def test_hub_name_is_fetched_without_pickles_and_told_where_it_cannot_be(tmp_pat
     assert any_model.read("google/t5-v1_1-base", only_sizes=True).model.query.encoder.model_dim == 32
     assert asked["name"] == "google/t5-v1_1-base"
     assert asked["allow_patterns"] == ["*.safetensors", "*.json", "spiece.model"]
-    whole = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2", "bert-base-uncased": "bert-base-uncased"}
-    for short, name in whole.items():
+    without = "bert-base-uncased distilbert-base-uncased distilbert-base-multilingual-cased roberta-large xlm-roberta-base t5-small"
+    for short in ("all-MiniLM-L6-v2", "all-distilroberta-v1", *without.split()):
         any_model.folder_of(short)
-        assert asked["name"] == name
+        assert asked["name"] == (short if short in without.split() else f"sentence-transformers/{short}")
 
     def offline(name, **_):
         raise ConnectionError("Cannot reach the hub.\nTry again.")
