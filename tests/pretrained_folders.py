@@ -37,7 +37,8 @@ def write_tokenizer(folder, kind, pad_id=None):
     named = [(piece, index) for piece, index in vocab.items() if piece in TEMPLATES[kind].split()]
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single=TEMPLATES[kind], special_tokens=named)
     tokenizer.save(str(folder / "tokenizer.json"))
-    write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})  # no other reads a WordLevel
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad, "unk_token": unknown}  # no other reads a WordLevel
+    write(folder / "tokenizer_config.json", config)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, unk_token=unknown)
 
 
