@@ -30,7 +30,7 @@ from de_jax.pretraining import Pretraining, pretrain
 from de_jax.recipe import Recipe
 from de_jax.settings import NonNegativeInt, numeric
 from de_jax.training.hooks import faults
-from de_jax.training.hooks.preemption import StopOnTerminate
+from de_jax.training.hooks.preemption import StopOnSignal
 from de_jax.training.mesh import distributed, sharding, sharding_rules
 from de_jax.training.run import wandb_log
 from de_jax.training.run.checkpoint import Checkpoints
@@ -152,7 +152,7 @@ def main(argv: list[str] | None = None) -> None:
             summary = train(recipe, args.run_dir, gin=gin)
         if distributed.is_first():
             print(json.dumps(summary))
-        if summary["stopped"] == StopOnTerminate.REASON:
+        if summary["stopped"] == StopOnSignal.REASON:
             sys.exit(command.EXIT_STOPPED)
 
 

@@ -39,7 +39,7 @@ from de_jax.recipe import Recipe
 from de_jax.reports import daft_plots, daft_report
 from de_jax.settings import NonNegativeInt, PositiveFloat, Seed, numeric
 from de_jax.trainer import first_params, train
-from de_jax.training.hooks.preemption import StopOnTerminate
+from de_jax.training.hooks.preemption import StopOnSignal
 from de_jax.training.run.run_folder import BEST_DIR, Run, complete_steps, load_run, write_run
 from de_jax.types import InputError
 
@@ -124,7 +124,7 @@ def _pair(args: argparse.Namespace, settings: Settings, layers: tuple[int, ...],
 
 def _train(recipe: Recipe, run_dir: Path) -> None:
     """Trains a stage to its end; SIGTERM ends the command, as in `de-jax train`."""
-    if train(recipe, run_dir)["stopped"] == StopOnTerminate.REASON:
+    if train(recipe, run_dir)["stopped"] == StopOnSignal.REASON:
         sys.exit(command.EXIT_STOPPED)
 
 

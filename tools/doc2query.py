@@ -40,7 +40,7 @@ from de_jax.models.decoding import Decoding
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, ShareBelowOne, numeric
-from de_jax.training.hooks.preemption import StopOnTerminate
+from de_jax.training.hooks.preemption import StopOnSignal
 from de_jax.training.optim.optimizer import OptimizerFn, adafactor, adamw, linear
 from de_jax.training.run.settings import Logging, Optimization
 from de_jax.types import InputError
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
     args = _parse_args(argv)
     report = {"train": train, "generate": generate, "import": import_released}[args.action](args)
     print(json.dumps(report))
-    if report.get("stopped") == StopOnTerminate.REASON:
+    if report.get("stopped") == StopOnSignal.REASON:
         sys.exit(command.EXIT_STOPPED)
 
 

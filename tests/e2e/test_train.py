@@ -16,7 +16,7 @@ from de_jax import command, trainer
 from de_jax.doc2query import generator_run
 from de_jax.doc2query.doc_query_pairs import DocQueryPairs
 from de_jax.recipe import Logging, Optimization
-from de_jax.training.hooks.preemption import StopOnTerminate
+from de_jax.training.hooks.preemption import StopOnSignal
 from de_jax.training.run.run_folder import load_run, only_trainer
 from de_jax.types import InputError
 
@@ -56,7 +56,7 @@ def test_ctrl_c_saves_and_ends_bit_equal_and_twice_stops_at_once(finished_run, d
     seen = []
 
     def twice():
-        with StopOnTerminate().interruptible():
+        with StopOnSignal().interruptible():
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGINT)
                 seen.append("goes on")

@@ -13,8 +13,8 @@ import jax
 from de_jax.training.mesh import distributed
 
 
-class StopOnTerminate:
-    """Remembers SIGTERM, so that the run saves after the step that is running and stops.
+class StopOnSignal:
+    """Remembers SIGTERM, and Ctrl-C where that is asked for, so that the run saves after the step that is running and stops.
 
     Used as a context manager, in the main thread; outside of it the signal has its former meaning. Of several processes it is
     enough that one gets the signal: all stop after the same step.
@@ -27,7 +27,7 @@ class StopOnTerminate:
         self._asked: str | None = None
         self._is_alone = jax.process_count() == 1  # JAX itself listens for the signal where there are several processes
 
-    def __enter__(self) -> StopOnTerminate:
+    def __enter__(self) -> StopOnSignal:
         if self._is_alone:
             self._former = signal.signal(signal.SIGTERM, self._remember)
         return self

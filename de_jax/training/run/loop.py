@@ -16,7 +16,7 @@ import jax
 from de_jax.data.batches.pair_batches import prefetch
 from de_jax.files import mirrors
 from de_jax.training.hooks import faults
-from de_jax.training.hooks.preemption import StopOnTerminate
+from de_jax.training.hooks.preemption import StopOnSignal
 from de_jax.training.hooks.profile import ProfileSteps
 from de_jax.training.mesh import distributed, sharding, sharding_rules
 from de_jax.training.optim import paths
@@ -80,7 +80,7 @@ class Session:
     beside: dict[str, Any]
     sync: mirrors.Sync | None
     _step_fn: Any
-    _terminate: StopOnTerminate
+    _terminate: StopOnSignal
     _at_end: contextlib.ExitStack
 
     def sinks(self) -> list[run_log.Sink]:
@@ -173,7 +173,7 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
     with (
         mirrors.kept_equal(run_dir, keep=keep) as sync,
         contextlib.closing(Checkpoints(run_dir / CHECKPOINTS_DIR, keep=keep)) as checkpoints,
-        StopOnTerminate() as terminate,
+        StopOnSignal() as terminate,
         contextlib.ExitStack() as at_end,
     ):
         step_fn = sharding_rules.compiled_step(training.step, _shardings(training.like), training.mesh)
