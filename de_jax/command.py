@@ -114,8 +114,8 @@ def run(main: Callable[[], None]) -> None:
             raise
         mirrors.push_all()
     except InputError as error:
-        # gin adds lines to an error to say where it passed through.
-        sys.exit(_fail(f"error: {buckets.named(str(error).splitlines()[0])}", EXIT_INPUT))
+        sentence, _, _ = str(error).partition("\n")  # gin adds lines to an error to say where it passed through
+        sys.exit(_fail(f"error: {buckets.named(sentence)}", EXIT_INPUT))
     except KeyboardInterrupt:
         sys.exit(_fail("interrupted; the same command continues.", EXIT_INTERRUPTED))
     except BrokenPipeError:

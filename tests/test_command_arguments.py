@@ -164,3 +164,12 @@ def test_the_scripts_of_other_shells_know_every_verb(shell, capsys):
     script = capsys.readouterr().out
     assert not [verb for verb in VERBS if verb not in script]
     assert "faiss_device" in script
+
+
+def test_a_sentence_with_unicodes_line_ends_is_told_whole(capsys):
+    def main():
+        raise InputError("the id a\u2028b\x85c is there twice.\n  where gin passed through")
+
+    with pytest.raises(SystemExit):
+        command.run(main)
+    assert capsys.readouterr().err.endswith("error: the id a\u2028b\x85c is there twice.\n")

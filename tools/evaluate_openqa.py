@@ -18,12 +18,15 @@ from de_jax.data.text import beir
 from de_jax.evaluation import answers
 from de_jax.evaluation.task import Task, evaluate
 from de_jax.reports import tables
+from de_jax.types import InputError
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
     policy = arguments.policy(args)
+    if args.min_relevance != 1:
+        raise InputError("a passage has an answer or has none; leave --min_relevance out.")
     folder = args.dataset_dir.resolve()
     strings = answers.read(args.answers or beir.find_file(folder, "answers"))
     task = Task(folder.name, beir.find_file(folder, "corpus"), beir.find_file(folder, "queries"), {}, strings)

@@ -89,19 +89,34 @@ def means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def score_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = MEASURES) -> dict[str, dict[str, float]]:
-    """The measures of each query of `qrels`, by query id; 0 where `results` has nothing for it."""
+    """The measures of each query of `qrels`, by query id; 0 where `results` has nothing for it.
+
+    Raises:
+        InputError: no judged query, or a measure that is unknown or cannot be computed.
+    """
     import ir_measures
 
     judged = {query_id: docs for query_id, docs in qrels.items() if docs}
     if not judged:
         raise InputError("there is no judged query to score; give qrels with at least one.")
     parsed = [_parse(measure) for measure in measures]
-    # Evaluators sort by score and break ties in their own ways; ranks in the place of scores leave them no tie.
-    run = {query_id: {doc_id: float(-rank) for rank, doc_id in enumerate(results.get(query_id, {}))} for query_id in judged}
-    values: dict[str, dict[str, float]] = {query_id: {name: 0.0 for name, _ in parsed} for query_id in judged}
-    names = {measure: name for name, measure in parsed}
-    for metric in ir_measures.iter_calc([measure for _, measure in parsed], judged, run):
-        values[metric.query_id][names[metric.measure]] = float(metric.value)
+    # Evaluators sort by score and break ties in their own ways; ranks in the place of scores leave them no tie. Some take only
+    # numbers as ids of queries.
+    ids = [*judged]
+    run = {
+        str(number): {doc_id: float(-rank) for rank, doc_id in enumerate(results.get(query_id, {}))}
+        for number, query_id in enumerate(ids)
+    }
+    values: dict[str, dict[str, float]] = {query_id: {name: 0.0 for name, _ in parsed} for query_id in ids}
+    of_numbers = {str(number): judged[query_id] for number, query_id in enumerate(ids)}
+    try:
+        found = list(ir_measures.iter_calc({measure for _, measure in parsed}, of_numbers, run))
+    except Exception as error:  # the evaluators' own errors have no common base
+        raise InputError(f"ir-measures cannot compute {', '.join(measures)} here ({error}); leave out what it cannot.") from None
+    for metric in found:
+        for name, measure in parsed:
+            if measure == metric.measure:
+                values[ids[int(metric.query_id)]][name] = float(metric.value)
     return values
 
 
@@ -216,6 +231,8 @@ def _parse(measure: str) -> tuple[str, Any]:
         raise InputError(
             f"measure {measure!r} is unknown to ir-measures ({error}); nDCG@10, RR@10 and R@100 are some it knows."
         ) from None
+    if not ir_measures.DefaultPipeline.supports(parsed):
+        raise InputError(f"measure {measure!r} has no program here that computes it; nDCG@10, RR@10 and R@100 are some that have.")
     for parameter, largest in _LARGEST.items():  # trec_eval ends the process where it gets another
         if not 1 <= parsed.params.get(parameter, 1) <= largest:
             value = parsed.params[parameter]

@@ -16,20 +16,22 @@ QUERY_BLOCK = 64
 """Queries whose whole rankings are in memory at a time."""
 
 
-def dense_ranks(run: Run, task: Task, policy: Policy) -> Ranks:
-    """The rank of each query's best correct sentence by a run's embeddings; 0 where no sentence is correct."""
+def dense_ranks(run: Run, task: Task, policy: Policy, *, min_relevance: int = 1) -> Ranks:
+    """The rank of each judged query's best correct sentence by a run's embeddings; 0 where none is, or the query is left out."""
     if policy.passage_length:
         raise InputError("sentences are not cut into passages; leave --passage_length out.")
     texts = encoded(run, task, policy)
-    index, relevant = ExactIndex(texts.docs, texts.row_ids), _relevant(task, texts.query_ids, texts.doc_ids)
-    return dict(zip(texts.query_ids, index.best_ranks(texts.queries, relevant).tolist(), strict=True))
+    index, relevant = ExactIndex(texts.docs, texts.row_ids), _relevant(task, texts.query_ids, texts.doc_ids, min_relevance)
+    found = dict(zip(texts.query_ids, index.best_ranks(texts.queries, relevant).tolist(), strict=True))
+    return {query_id: found.get(query_id, 0) for query_id, judged in task.qrels.items() if judged}
 
 
-def bm25_ranks(task: Task, policy: Policy) -> Ranks:
+def bm25_ranks(task: Task, policy: Policy, *, min_relevance: int = 1) -> Ranks:
     """The same by BM25; 0 too where no correct sentence has a word of the query."""
     index, queries, doc_ids = bm25_index(task, policy)
     query_ids, texts = list(queries), list(queries.values())
-    relevant, ranks = _relevant(task, query_ids, doc_ids), dict.fromkeys(query_ids, 0)
+    relevant = _relevant(task, query_ids, doc_ids, min_relevance)
+    ranks = {query_id: 0 for query_id, judged in task.qrels.items() if judged}
     for start in range(0, len(texts), QUERY_BLOCK):
         rankings = index.search(texts[start : start + QUERY_BLOCK], len(doc_ids)).doc_rows
         for query, rows in enumerate(rankings, start):
@@ -38,10 +40,10 @@ def bm25_ranks(task: Task, policy: Policy) -> Ranks:
     return ranks
 
 
-def _relevant(task: Task, query_ids: Sequence[str], doc_ids: Sequence[str]) -> list[list[int]]:
+def _relevant(task: Task, query_ids: Sequence[str], doc_ids: Sequence[str], min_relevance: int) -> list[list[int]]:
     """Rows of the correct sentences of each query."""
     row_of = {doc_id: row for row, doc_id in enumerate(doc_ids)}
     return [
-        [row_of[doc_id] for doc_id, grade in task.qrels[query_id].items() if grade > 0 and doc_id in row_of]
+        [row_of[doc_id] for doc_id, grade in task.qrels[query_id].items() if grade >= min_relevance and doc_id in row_of]
         for query_id in query_ids
     ]

@@ -92,11 +92,13 @@ def from_examples(
     Raises:
         InputError: a negative that is missing from the documents, or no negative for any pair.
     """
-    of_pair: dict[tuple[str, str], dict[str, None]] = {pair: {} for pair in target.pairs}
-    of_query: dict[str, dict[str, None]] = {query_id: {} for query_id, _ in target.pairs}
+    of_pair: dict[tuple[str, str], dict[str, Sequence[str]]] = {
+        pair: {} for pair in target.pairs
+    }  # of a negative all with its text
+    of_query: dict[str, dict[str, Sequence[str]]] = {query_id: {} for query_id, _ in target.pairs}
     counts = {"unknown_pairs": 0, "unknown_negatives": 0}
     for one in examples:
-        negatives: list[str] = []
+        negatives: dict[str, Sequence[str]] = {}
         for text in one.neg_docs:
             ids = target.doc_ids(text)
             if not ids and not skip_unknown:
@@ -104,18 +106,18 @@ def from_examples(
                     f"the negative {text[:60]!r} is not among the documents of {target.name}; add it there, or leave such "
                     "negatives out with --skip_bad_rows."
                 )
-            negatives += ids
+            negatives |= dict.fromkeys(ids, ids)
             counts["unknown_negatives"] += not ids
-        places: list[dict[str, None]] = [of_query[query] for query in target.query_ids(one.query) if query in of_query]
+        places: list[dict[str, Sequence[str]]] = [of_query[query] for query in target.query_ids(one.query) if query in of_query]
         if one.docs:
             pairs = ((query, doc) for query in target.query_ids(one.query) for text in one.docs for doc in target.doc_ids(text))
             places = [of_pair[pair] for pair in pairs if pair in of_pair]
         counts["unknown_pairs"] += not places
         for place in places:
-            place.update(dict.fromkeys(negatives))
+            place.update(negatives)
     excluded = target.not_negative(keep_identical_ids=keep_identical_ids)
     lines = (
-        Mined(query, doc, [one for one in found | of_query[query] if one not in excluded[query]], [])
+        Mined(query, doc, [one for one, same in (found | of_query[query]).items() if excluded[query].isdisjoint(same)], [])
         for (query, doc), found in of_pair.items()
     )
     return _some(lines, target), counts

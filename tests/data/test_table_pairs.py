@@ -289,3 +289,10 @@ def test_equal_tables_give_equal_folders_whatever_their_chunks(vocabulary, tmp_p
         for name in "abc"
     ]
     assert files[0] == files[1] == files[2]
+
+
+def test_a_table_for_dev_takes_nothing_of_the_hub_from_the_table_for_training():
+    readings = readings_of(Table("some/name", ("query", "doc"), "train", "triplet"), dev_path="dev.csv")
+    assert readings.dev.table == Table("dev.csv", ("query", "doc"))
+    readings = readings_of(Table("some/name", (), "train", "triplet"), dev_path="other/name")
+    assert readings.dev.table == Table("other/name", (), "train", "triplet")

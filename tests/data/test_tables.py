@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -73,6 +74,33 @@ def test_rows_in_memory_are_read_by_place_alone():
         examples([{"query": "q", "doc": "d"}, "q"])
     with pytest.raises(InputError, match="a table is a path or a sequence of rows, not a dict"):
         examples({"query": ["q"], "doc": ["d"]})
+
+
+def test_rows_of_a_data_frame_and_scores_of_a_model_are_read():
+    class NAType:  # as pandas' NA
+        def __bool__(self):
+            raise TypeError("boolean value of NA is ambiguous")
+
+    rows = [
+        {
+            "query": "q",
+            "doc": np.array(["d", "e"], object),
+            "negative": math.nan,
+            "title": NAType(),
+            "scores": np.float32([1, 0.5]),
+        },
+        {"query": np.str_("r"), "doc": ["f"], "negative": ["n"], "title": math.nan, "scores": [np.float32(0.5), np.int64(2)]},
+    ]
+    assert [tuple(one) for one in examples(rows)] == [
+        ("q", ["d", "e"], [], [1.0, 0.5], []), ("r", ["f"], ["n"], [0.5], [2.0])
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="row 1: column 'doc' holds nan, not a text"):
+        examples([{"query": "q", "doc": math.nan}])
+
+
+def test_a_slice_of_a_split_of_the_hub_is_refused_as_its_files_hold_the_whole_split():
+    with pytest.raises(InputError, match=r"the split train\[:2\] of some/name is a slice; save it with datasets' save_to_disk"):
+        list(table_files.read(Table("some/name", split="train[:2]")))
 
 
 def test_a_table_of_columns_in_memory_says_how_it_becomes_rows():

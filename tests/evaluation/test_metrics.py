@@ -100,6 +100,25 @@ def test_other_measures_are_named_as_the_field_names_them():
     )
 
 
+def test_any_ids_of_queries_and_two_spellings_of_a_measure():
+    measures = ["P@10", "Precision@10", "ERR@20", "nDCG(dcg='exp-log2')@10"]  # the last two by a program that takes numbers alone
+    results, qrels = {"a b": {"d": 2.0, "e": 1.0}, "7": {"e": 1.0}}, {"a b": {"d": 1}, "7": {"d": 1}}
+    found = score_results(results, qrels, measures=measures)
+    assert found["a b"] == pytest.approx({"p@10": 0.1, "precision@10": 0.1, "err@20": 1 / 16, "ndcg(dcg='exp-log2')@10": 1})
+    assert set(found["7"].values()) == {0.0}
+
+
+@pytest.mark.parametrize("measure", ["RBP@10", "alpha_nDCG@10", "NRBP", "P_IA@10"])
+def test_a_measure_that_no_program_here_computes_is_refused_before_all_work(measure):
+    with pytest.raises(InputError, match=f"measure '{measure}' has no program here that computes it"):
+        names_of([measure])
+
+
+def test_what_an_evaluator_cannot_compute_is_one_sentence():
+    with pytest.raises(InputError, match=r"ir-measures cannot compute Accuracy here \(.*division by zero\)"):
+        score_results({"q": {"d": 1.0}}, {"q": {"d": 1}}, measures=["Accuracy"])
+
+
 def test_reciprocal_rank_stops_at_its_cut_off():
     ranking = ranking_of([list(range(12))])
     found = evaluate(ranking, ["q"], [f"d{i}" for i in range(12)], {"q": {"d10": 1}}, measures=["RR@10", "RR"])

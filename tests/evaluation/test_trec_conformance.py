@@ -181,6 +181,11 @@ def test_a_byte_order_mark_changes_no_text_and_no_judgement(tmp_path):
     assert beir.read_qrels(without_header) == {"q1": {"d1": 1}}
 
 
+def test_judgements_of_four_columns_may_be_padded_and_their_ids_hold_blanks(tmp_path):
+    path = written(tmp_path / "qrels.txt", "q1\t0\td1 \t1\nq2 0 d2  1\nq 3\t0\tdoc 3 \t1\n")
+    assert beir.read_qrels(path) == {"q1": {"d1": 1}, "q2": {"d2": 1}, "q 3": {"doc 3": 1}}
+
+
 def test_commands_score_foreign_files_as_trec_eval_does(tmp_path, capsys):
     qrels_file = written(tmp_path / "qrels.txt", foreign_runs.qrels_text(), "gz_bom_crlf")
     runs = {name: written(tmp_path / f"{name}.trec", foreign_runs.run_text(name), "bom") for name in ("ties", "all_equal")}

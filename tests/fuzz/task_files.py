@@ -83,7 +83,9 @@ def _beir(folder: Path) -> list[Reader]:
     def naive_qrels(path: Path) -> Any:
         found: dict[str, dict[str, int]] = {}
         for number, line in enumerate(naive_text(path).split("\n")):
-            columns = line.split("\t") if line.count("\t") in (2, 3) else ascii_columns(line)
+            columns = line.split("\t") if line.count("\t") == 2 else ascii_columns(line)
+            if len(columns) != 4 and line.count("\t") == 3:
+                columns = [column.strip(" ") for column in line.split("\t")]
             if line.strip() and not (number == 0 and columns == ["query-id", "corpus-id", "score"]):
                 found.setdefault(columns[0], {})[columns[-2]] = int(columns[-1])
         pairs = [(query, doc, grade) for query, judged in found.items() for doc, grade in judged.items() if grade >= 1]

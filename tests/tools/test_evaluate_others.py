@@ -123,6 +123,26 @@ def test_sentences_are_ranked_among_all(trained, dataset_dir, tmp_path, printed)
         assert report[system]["p@1"] == pytest.approx(np.mean([rank == 1 for rank in firsts]))
 
 
+def test_sentences_of_an_empty_query_count_zero_and_grades_may_be_too_low(trained, tmp_path, printed):
+    (tmp_path / "qrels").mkdir()
+    texts = {"a": "stone house", "b": "green tree"}
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"_id": name, "text": text}) + "\n" for name, text in texts.items()))
+    queries = {"qa": "stone house", "qb": "green tree", "none": ""}
+    (tmp_path / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": name, "text": text}) + "\n" for name, text in queries.items())
+    )
+    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nqa\ta\t2\nqb\tb\t1\nnone\ta\t1\n")
+    report = printed(evaluate_sentences, dataset_dir=tmp_path, skip_empty=True)
+    assert report["bm25"] == pytest.approx({"p@1": 2 / 3, "mrr": 2 / 3})
+    report = printed(evaluate_sentences, dataset_dir=tmp_path, skip_empty=True, min_relevance=2)
+    assert report["bm25"] == pytest.approx({"p(rel=2)@1": 1 / 3, "mrr": 1 / 3})
+
+
+def test_answers_have_no_grades(questions, printed):
+    with pytest.raises(InputError, match="leave --min_relevance out"):
+        printed(evaluate_openqa, dataset_dir=questions, min_relevance=2)
+
+
 def test_answers_count_where_they_stand_in_the_text_of_a_passage(trained, questions, printed):
     report = printed(evaluate_openqa, run_dir=trained, dataset_dir=questions)
     # Every passage is found. "sea" stands in a title only; q2 has no answers and does not count.

@@ -98,7 +98,7 @@ def readings_of(
     """
     dev = None
     if dev_path:
-        dev = table._replace(source=dev_path)
+        dev = table._replace(source=dev_path) if table_files.has_splits(dev_path) else Table(dev_path, table.header)
     elif dev_split and isinstance(table.source, str) and table_files.has_splits(table.source):
         dev = table._replace(split=dev_split)
     train, dev_reading = (one and Reading(one, columns or {}, skip_bad_rows=skip_bad_rows) for one in (table, dev))

@@ -150,7 +150,9 @@ def read_qrels(path: str | Path) -> Qrels:
     path = Path(path)
     qrels: Qrels = {}
     for line, raw in read_lines(path):
-        columns = raw.split("\t") if raw.count("\t") in (2, 3) else trec_columns.split(raw)
+        columns = raw.split("\t") if raw.count("\t") == 2 else trec_columns.split(raw)
+        if len(columns) != 4 and raw.count("\t") == 3:  # ids that hold blanks
+            columns = [column.strip(" ") for column in raw.split("\t")]
         if line == 1 and tuple(columns) == QRELS_HEADER:
             continue
         if len(columns) not in (3, 4):

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
+import numpy as np
+
 from de_jax.files import json_objects, outputs, reading, schema
 from de_jax.files.buckets import is_address
 from de_jax.settings import LOCAL
@@ -165,6 +167,11 @@ def _files_of_dataset(folder: Path, split: str) -> list[Path]:
 
 def _files_of_hub(name: str, table: Table) -> list[Path]:
     """The Arrow files in which `datasets` keeps a fetched data set."""
+    if "[" in table.split:  # its files hold the whole split
+        raise InputError(
+            f"the split {table.split} of {name} is a slice; save it with datasets' save_to_disk and name that folder, "
+            "or give its rows."
+        )
     try:
         import datasets
     except ImportError:
@@ -191,7 +198,17 @@ def _rows_of(rows: Rows) -> Iterator[Row]:
                 f"a {kind} gives no row by its number; give a list of dictionaries, as df.to_dict('records')."
             ) from None
         is_row = isinstance(values, Mapping)
-        yield Row(f"row {number + 1}", values if is_row else {}, "" if is_row else f"a {type(values).__name__}, not a dictionary")
+        fault = "" if is_row else f"a {type(values).__name__}, not a dictionary"
+        yield Row(f"row {number + 1}", {name: _plain(value) for name, value in values.items()} if is_row else {}, fault)
+
+
+def _plain(value: Any) -> Any:
+    """A cell without numpy's and pandas' own kinds of values, as DataFrame.to_dict and models' predictions have them."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if type(value).__name__ in ("NAType", "NaTType") else value
 
 
 def _jsonl(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:

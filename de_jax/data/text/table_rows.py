@@ -181,8 +181,9 @@ def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
     queries = _texts(values, columns["query"][0])
     if len(queries) != 1:
         raise ValueError(f"column {columns['query'][0]!r} holds {len(queries)} queries")
-    docs = _texts(values, columns["doc"][0], _cell(values, columns, "title"))
-    neg_docs = [text for name in columns.get("neg_docs", ()) if values[name] not in (None, "") for text in _texts(values, name)]
+    title = _cell(values, columns, "title")
+    docs = _texts(values, columns["doc"][0], None if _is_missing(title) else title)
+    neg_docs = [text for name in columns.get("neg_docs", ()) if not _is_missing(values[name]) for text in _texts(values, name)]
     scores = _scores(values, columns, len(docs), len(neg_docs))
     one = Example(queries[0], docs, neg_docs, scores[: len(docs)], scores[len(docs) :])
     if "label" in columns:
@@ -203,6 +204,11 @@ def _labelled(one: Example, labels: Sequence[float]) -> Example:
         [scores[place] for place in relevant],
         [one.doc_scores[place] for place in others] + one.neg_scores,
     )
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a cell of text holds nothing; pandas has NaN there."""
+    return value is None or (isinstance(value, str) and not value) or (isinstance(value, float) and math.isnan(value))
 
 
 def _cell(values: Mapping[str, Any], columns: Columns, role: str) -> Any:
