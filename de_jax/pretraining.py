@@ -110,7 +110,7 @@ def pretrain(recipe: Pretraining, run_dir: str | Path, *, gin: str = "") -> dict
         host_index, num_hosts = sharding.host_share(mesh)
         data = recipe.data(share=Share(host_index=host_index, num_hosts=num_hosts))
         _check(recipe, data, mesh)
-        _describe(recipe, run_dir, data, gin)
+        _describe(recipe, run_dir, data)
         state, stop = language_model.train_language_model(
             run_dir,
             recipe.model,
@@ -121,6 +121,7 @@ def pretrain(recipe: Pretraining, run_dir: str | Path, *, gin: str = "") -> dict
             mesh=mesh,
             explanation=_explanation(recipe, data),
             seed=recipe.seed,
+            begin=lambda: recipe_file.keep(recipe, run_dir, gin),
         )
     return {
         "run_dir": str(run_dir),
@@ -149,13 +150,12 @@ def _check(recipe: Pretraining, data: CorruptedTexts, mesh: jax.sharding.Mesh) -
         )
 
 
-def _describe(recipe: Pretraining, run_dir: Path, data: CorruptedTexts, gin: str) -> None:
+def _describe(recipe: Pretraining, run_dir: Path, data: CorruptedTexts) -> None:
     if isinstance(recipe.model, Generator):
         lengths = {"max_query_length": data.max_target_length, "max_doc_length": data.max_length}
         generator_run.describe(GeneratorRun(run_dir, 0, recipe.model, {}, data.tokenizer, **lengths))
     else:
         language_model.describe(run_dir, recipe.model, data.tokenizer, data.max_length)
-    recipe_file.keep(recipe, run_dir, gin)
 
 
 def _explanation(recipe: Pretraining, data: CorruptedTexts) -> Explanation:

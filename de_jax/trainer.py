@@ -85,13 +85,14 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
     if not recipe.negatives.miner:
         for mined in data.all_mined.values():
             mined.check()
-    _describe(recipe, run_dir, data, gin)
+    describe_run(run_dir, model=recipe.model, query=data.query, doc=data.doc, adapters=recipe.adapters)
     training = _training(recipe, data, mesh, sharding_rules.with_shardings(abstract, shardings))
     with (
         _only_miners(recipe, data),
         session(training, run_dir) as run,
         contextlib.closing(Checkpoints(run_dir / BEST_DIR, keep=1)) as best,
     ):
+        recipe_file.keep(recipe, run_dir, gin)
         best.remove_old()
         if run.sync:
             run.sync.follow(*(mined.negatives_dir for mined in data.all_mined.values()))
@@ -167,11 +168,6 @@ def _counts(recipe: Recipe, state: TrainState) -> dict[str, int]:
     """How many parameters there are, and of a run with adapters how many are trained."""
     counted = {"num_parameters": state.all_params} | ({"num_trained_parameters": state.params} if recipe.adapters else {})
     return {name: sum(leaf.size for leaf in jax.tree.leaves(params)) for name, params in counted.items()}
-
-
-def _describe(recipe: Recipe, run_dir: Path, data: TrainingSet, gin: str) -> None:
-    describe_run(run_dir, model=recipe.model, query=data.query, doc=data.doc, adapters=recipe.adapters)
-    recipe_file.keep(recipe, run_dir, gin)
 
 
 def _training(recipe: Recipe, data: TrainingSet, mesh: jax.sharding.Mesh, like: TrainState) -> Training:

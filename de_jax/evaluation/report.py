@@ -66,13 +66,13 @@ def kept_report(evaluation_dir: str | Path, names: Sequence[str]) -> Report:
     return report | {system: {name: report[system][name] for name in names} for system in SYSTEMS if system in report}
 
 
-def kept_reports(run_dir: str | Path, step: int) -> list[Report]:
-    """The reports that `evaluate` kept of one checkpoint of a run, by data set; a damaged one costs a warning."""
+def kept_reports(run_dir: str | Path, like: Mapping[str, Any]) -> list[Report]:
+    """The reports that `evaluate` kept below a run with these settings, by data set; a damaged one costs a warning."""
     reports = []
     for path in sorted((Path(run_dir) / "evaluations").glob(f"*/{RESULT_FILE}")):
         try:
             settings = schema.read(path, _SETTINGS)["settings"]
-            if settings.get("step") == step:
+            if all(settings.get(name) == value for name, value in like.items()):
                 reports.append(kept_report(path.parent, metrics.names_of(settings["measures"])))
         except InputError as error:
             warnings.warn(f"{error} Its scores are left out.", stacklevel=2)

@@ -233,6 +233,12 @@ def _cut(ranking: Ranking, query_ids: list[str], doc_ids: Sequence[str], policy:
     return {query_id: dict(itertools.islice(docs.items(), policy.depth)) for query_id, docs in found.items()}
 
 
+def settings_of_run(run: Run) -> dict[str, Any]:
+    """The settings of a report that are the run's own."""
+    lengths = {"max_query_length": run.query.max_length, "max_doc_length": run.doc.max_length}
+    return {"step": run.step, **lengths, "query_prompt": run.query.prompt or None, "doc_prompt": run.doc.prompt or None}
+
+
 def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
     """The settings that a reader of the scores needs; settings that do not apply are left out."""
     settings: dict[str, Any] = {"measures": list(policy.measures), "depth": policy.depth, "skip_empty": policy.skip_empty}
@@ -240,8 +246,7 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
     if policy.bm25 or not run:
         settings |= {"k1": policy.k1, "b": policy.b}
     if run:
-        settings |= {"step": run.step, "max_query_length": run.query.max_length, "max_doc_length": run.doc.max_length}
-        settings |= {"query_prompt": run.query.prompt or None, "doc_prompt": run.doc.prompt or None}
+        settings |= settings_of_run(run)
         settings |= {name: getattr(policy, name) for name in ("embedding_dim", "passage_length", "passage_stride")}
         if run.doc.max_passages > 1 and not policy.passage_length:
             settings["max_passages"] = run.doc.max_passages

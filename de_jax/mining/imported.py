@@ -14,6 +14,9 @@ from de_jax.data.text.table_rows import Example
 from de_jax.mining.mined_pairs import Mined
 from de_jax.types import InputError
 
+_Negatives = dict[str, Sequence[str]]
+"""Ids of documents, each with all that have its text."""
+
 
 class Target(NamedTuple):
     """The training pairs that negatives are for, and their texts.
@@ -92,13 +95,11 @@ def from_examples(
     Raises:
         InputError: a negative that is missing from the documents, or no negative for any pair.
     """
-    of_pair: dict[tuple[str, str], dict[str, Sequence[str]]] = {
-        pair: {} for pair in target.pairs
-    }  # of a negative all with its text
-    of_query: dict[str, dict[str, Sequence[str]]] = {query_id: {} for query_id, _ in target.pairs}
+    of_pair: dict[tuple[str, str], _Negatives] = {pair: {} for pair in target.pairs}
+    of_query: dict[str, _Negatives] = {query_id: {} for query_id, _ in target.pairs}
     counts = {"unknown_pairs": 0, "unknown_negatives": 0}
     for one in examples:
-        negatives: dict[str, Sequence[str]] = {}
+        negatives: _Negatives = {}
         for text in one.neg_docs:
             ids = target.doc_ids(text)
             if not ids and not skip_unknown:
@@ -108,7 +109,7 @@ def from_examples(
                 )
             negatives |= dict.fromkeys(ids, ids)
             counts["unknown_negatives"] += not ids
-        places: list[dict[str, Sequence[str]]] = [of_query[query] for query in target.query_ids(one.query) if query in of_query]
+        places: list[_Negatives] = [of_query[query] for query in target.query_ids(one.query) if query in of_query]
         if one.docs:
             pairs = ((query, doc) for query in target.query_ids(one.query) for text in one.docs for doc in target.doc_ids(text))
             places = [of_pair[pair] for pair in pairs if pair in of_pair]

@@ -49,11 +49,14 @@ def call(line: str) -> None:
 
 
 def _finished(line: Sequence[str], name: str) -> str:
-    """The stdout of a command. SIGTERM is passed on to the command, so that it saves."""
+    """The stdout of a command. SIGTERM is passed on to the command, so that it saves; Ctrl-C reaches it from the terminal."""
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}) as child:
         before = signal.signal(signal.SIGTERM, lambda number, frame: child.terminate())
         try:
             out, _ = child.communicate()
+        except KeyboardInterrupt:
+            child.wait()
+            raise
         finally:
             signal.signal(signal.SIGTERM, before)
     if child.returncode in (EXIT_STOPPED, -signal.SIGTERM):

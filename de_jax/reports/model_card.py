@@ -21,6 +21,7 @@ import jax
 from de_jax import __version__
 from de_jax.data.text import beir
 from de_jax.evaluation.report import SYSTEMS, Report, kept_reports
+from de_jax.evaluation.task import settings_of_run
 from de_jax.files.reading import read_lines
 from de_jax.interop import any_model
 from de_jax.interop import export as export_
@@ -91,7 +92,7 @@ def model_card(
 ) -> str:
     """The card of a run in a format; see `export`."""
     recipe = {} if source else read_recipe_file(run.run_dir) or {}
-    reports = reports if source else kept_reports(run.run_dir, run.step)
+    reports = reports if source else kept_reports(run.run_dir, settings_of_run(run))
     named = base_model or source
     sources = [named] if named else origins(run.run_dir)
     sections = {
@@ -136,6 +137,7 @@ def _front_matter(
             metric_value=round(value, 4),
         )
         for report in reports
+        if not _changed(report)
         for measure, value in report.get("dense", {}).items()
     ]
     loss = [f"loss:{_last(recipe['loss']['function'])}"] if _is_function(recipe.get("loss")) else []
@@ -306,12 +308,7 @@ def _scores(reports: Sequence[Report]) -> str:
     systems = [system for system in SYSTEMS if any(system in report for report in reports)]
     rows = []
     for report in reports:
-        settings = report.get("settings", {})
-        named = f"{report['dataset']} {report.get('split', '')}".strip()
-        changed = [f"{key} {settings[key]}" for key in ("embedding_dim", "passage_length", "expansion") if key in settings]
-        if settings.get("index", "exact") != "exact":
-            changed.append(f"index {settings['index']}")
-        name = ", ".join([named, *changed])
+        name = ", ".join([f"{report['dataset']} {report.get('split', '')}".strip(), *_changed(report)])
         for measure in report[systems[0]]:
             cells = [_score(report, system, measure) for system in systems]
             rows.append((name, f"{report['num_queries']:,}", f"{report['num_docs']:,}", measure, *cells))
@@ -320,6 +317,13 @@ def _scores(reports: Sequence[Report]) -> str:
     names = {"dense": "this model", "bm25": "BM25", "fusion": "both, fused by rank"}
     table = _table(("data set", "queries", "documents", "measure", *(names[system] for system in systems)), rows)
     return f"Means over queries, with 95 % confidence intervals (Student's t) in brackets.\n\n{table}"
+
+
+def _changed(report: Report) -> list[str]:
+    """What was done to the model's embeddings or the documents for a report, in words."""
+    settings = report.get("settings", {})
+    changed = [f"{key} {settings[key]}" for key in ("embedding_dim", "passage_length", "expansion") if key in settings]
+    return [*changed, f"index {settings['index']}"] if settings.get("index", "exact") != "exact" else changed
 
 
 def _score(report: Report, system: str, measure: str) -> str:

@@ -1,5 +1,6 @@
 """The train command on a small data set: it learns, continues exactly where it was stopped, and refuses what it cannot use."""
 
+import concurrent.futures
 import functools
 import json
 import os
@@ -192,3 +193,17 @@ def test_a_run_of_version_0_1_0_opens_and_ends_with_the_bits_of_one_that_never_s
     assert load_run(run_dir).step == 20
     jax.tree.map(np.testing.assert_array_equal, load_run(run_dir).params, load_run(finished_run).params)
     assert (run_dir / "recipe.json").exists()
+
+
+def test_training_on_another_thread_is_not_stopped_by_signals_and_ends(finished_run, dataset_dir, tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(trainer.main, arguments(dataset_dir, tmp_path)).result()
+    jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path), parameters(finished_run))
+
+
+def test_a_training_that_is_refused_leaves_the_recipe_of_the_run_as_it_is(finished_run, dataset_dir, tmp_path):
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    before = {name: (run_dir / name).read_bytes() for name in ("recipe.json", "config.gin", "run.json")}
+    with pytest.raises(InputError, match=r"the run is at step 20 already, past train\.num_steps = 2; raise it"):
+        trainer.main([*arguments(dataset_dir, run_dir), "--gin.train.num_steps=2"])
+    assert {name: (run_dir / name).read_bytes() for name in before} == before

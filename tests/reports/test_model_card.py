@@ -1,6 +1,7 @@
 """The card of an exported run says what the run's folder says, in front matter that the hub's own package reads."""
 
 import json
+import shutil
 
 import pytest
 import tiny_run
@@ -62,6 +63,20 @@ def test_the_front_matter_is_what_the_hub_reads(run_dir, tmp_path):
         name: round(value, 4) for name, value in scores.items()
     }
     assert {(result.dataset_name, result.dataset_split) for result in data.eval_results} == {("tiny", "test")}
+
+
+def test_scores_of_other_prompts_are_left_out_and_those_of_fewer_dimensions_are_named(run_dir, tmp_path):
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    (kept,) = (copy / "evaluations").glob("*/result.json")
+    report = json.loads(kept.read_text())
+    for name, changed in (("prompt", {"query_prompt": "whale "}), ("short", {"embedding_dim": 4})):
+        folder = copy / "evaluations" / f"tiny-{name}"
+        folder.mkdir()
+        (folder / "result.json").write_text(json.dumps(report | {"settings": report["settings"] | changed}))
+    model_card.export(load_run(copy, 7), tmp_path / "card", "sentence_transformers")
+    card = loaded(tmp_path / "card")
+    assert len(card.data.eval_results) == len(report["dense"])
+    assert card.text.count("| tiny test |") == card.text.count("| tiny test, embedding_dim 4 |") == len(report["dense"])
 
 
 def test_the_text_says_data_loss_recipe_scores_and_commands_and_no_folder_of_this_machine(run_dir, tmp_path, dataset_dir):

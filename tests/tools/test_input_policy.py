@@ -93,7 +93,7 @@ COMMANDS = {
         "--qrels={folder}/qrels/test.tsv.gz --topics={folder}/queries.jsonl --corpus={folder}/corpus.jsonl.gz",
         "",
     ),
-    "train": (trainer.main, RECIPE.format(recipe="samtone_query") + TINY, "de_jax.trainer._describe"),
+    "train": (trainer.main, RECIPE.format(recipe="samtone_query") + TINY, "de_jax.trainer.describe_run"),
     "mine": (
         mine.main,
         RECIPE.format(recipe="ance_firstp") + "--gin.MODEL={run} --gin.beir_pairs.doc_tokenizer={spiece}",

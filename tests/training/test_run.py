@@ -31,8 +31,10 @@ def test_a_run_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path):
         describe()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
     (tmp_path / "run" / "metrics.jsonl").rename(tmp_path / "run" / "notes.txt")  # such files do no harm
+    describe(doc=Side(tokenizer, 1))  # a first start that fails later leaves no checkpoint, and the mended one is described anew
     describe()
     before = (tmp_path / "run" / RUN.file).read_bytes()
+    (tmp_path / "run" / "checkpoints" / "1").mkdir(parents=True)
     describe()
     for changes, sentence in (
         ({"model": model(24)}, "model/doc/encoder/mlp_dim 32, not 24"),

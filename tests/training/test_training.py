@@ -1,5 +1,6 @@
 """A step, the loop, checkpoints: a resumed run equals one that was never stopped. `test_sharding` has the meshes."""
 
+import contextlib
 import functools
 import json
 
@@ -191,6 +192,19 @@ def test_best_checkpoint_is_the_one_with_the_highest_dev_score_also_after_a_rest
         return Checkpoints(tmp_path).steps()
 
     assert [evaluate_at(step) for step in range(1, 6)] == [[1], [2], [2], [2], [5]]
+
+
+def test_a_run_that_is_set_back_keeps_its_better_checkpoint_at_an_earlier_step(tmp_path):
+    state, scores = step_fn()[0](), iter([0.5, 0.4, 0.9])
+    with contextlib.closing(Checkpoints(tmp_path, keep=1)) as best:
+        hook = EvaluateOnDev(lambda params: {"ndcg@10": next(scores)}, every_steps=1, num_steps=9, best=best)
+        for step, kept in ((9, [9]), (3, [9]), (6, [6])):
+            hook(step, state, {})
+            best.wait()
+            assert best.steps() == kept
+        assert best.beside(6) == {"ndcg@10": 0.9}
+        with pytest.raises(ValueError, match="has later steps than 5"):
+            best.save(5, state)
 
 
 def test_mesh_and_batch_must_fit_the_devices():

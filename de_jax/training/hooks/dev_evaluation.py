@@ -55,6 +55,7 @@ class EvaluateOnDev:
         for sink in self._sinks:
             sink(step, {f"dev/{name}": value for name, value in scores.items()})
         if distributed.agreed(scores[self._metric] > self._value_to_beat()):
+            self._best.remove_all(from_step=step)  # of a run that was set back to an earlier checkpoint
             self._best.save(step, state, scores)
         self._on_seconds(time.monotonic() - start)
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -16,8 +17,8 @@ from de_jax.training.mesh import distributed
 class StopOnSignal:
     """Remembers SIGTERM, and Ctrl-C where that is asked for, so that the run saves after the step that is running and stops.
 
-    Used as a context manager, in the main thread; outside of it the signal has its former meaning. Of several processes it is
-    enough that one gets the signal: all stop after the same step.
+    Used as a context manager; outside of it the signal has its former meaning. Of several processes it is enough that one gets
+    the signal: all stop after the same step. On another thread than the main one, which gets no signals, nothing changes.
     """
 
     REASON = "SIGTERM"
@@ -26,14 +27,15 @@ class StopOnSignal:
     def __init__(self) -> None:
         self._asked: str | None = None
         self._is_alone = jax.process_count() == 1  # JAX itself listens for the signal where there are several processes
+        self._listens = self._is_alone and threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> StopOnSignal:
-        if self._is_alone:
+        if self._listens:
             self._former = signal.signal(signal.SIGTERM, self._remember)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._is_alone:
+        if self._listens:
             signal.signal(signal.SIGTERM, self._former)
 
     @contextlib.contextmanager
@@ -44,7 +46,7 @@ class StopOnSignal:
             KeyboardInterrupt: at the end, if the run stopped for Ctrl-C.
         """
         former = signal.getsignal(signal.SIGINT)
-        if not self._is_alone or former is not signal.default_int_handler:  # someone else decides what Ctrl-C does
+        if not self._listens or former is not signal.default_int_handler:  # someone else decides what Ctrl-C does
             yield
             return
 

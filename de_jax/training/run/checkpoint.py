@@ -88,7 +88,7 @@ class Checkpoints:
         if not _is_finite((state.params, state.opt_state)):
             raise NonFiniteError("the parameters or the optimizer's state after", step)
         with self._writing():
-            self._manager.save(
+            is_saved = self._manager.save(
                 step,
                 args=ocp.args.Composite(
                     params=ocp.args.PyTreeSave(state.params),
@@ -96,6 +96,8 @@ class Checkpoints:
                     beside=ocp.args.JsonSave(beside or {}),
                 ),
             )
+        if not is_saved:  # Orbax saves no step before its newest
+            raise ValueError(f"{self.folder} has later steps than {step}, {self.steps()}; remove them first")
 
     def check(self) -> None:
         """Raises `InputError` when the checkpoint written in the background could not be; does not wait for it."""
@@ -141,10 +143,11 @@ class Checkpoints:
         for step in self.steps()[: -self._keep] if self._keep else ():
             self._manager.delete(step)
 
-    def remove_all(self) -> None:
-        """Removes every checkpoint."""
+    def remove_all(self, *, from_step: int = 0) -> None:
+        """Removes every checkpoint of this step and of later ones."""
         for step in self.steps():
-            self._manager.delete(step)
+            if step >= from_step:
+                self._manager.delete(step)
 
     def wait(self) -> None:
         """Returns when everything asked for is on the disk; raises as `check` does."""

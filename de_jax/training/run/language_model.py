@@ -72,6 +72,7 @@ def train_language_model(
     explanation: Explanation,
     seed: int,
     start_from: Callable[[Params], Params] = lambda fresh: fresh,
+    begin: Callable[[], object] = lambda: None,
 ) -> tuple[TrainState, Stop | None]:
     """Trains to the last step, from the newest checkpoint of the folder if there is one.
 
@@ -88,6 +89,7 @@ def train_language_model(
         explanation: how faults name rows and settings.
         seed: of fresh parameters and of dropout.
         start_from: maps fresh parameters to the first ones.
+        begin: called once the run's state is there, before the first update.
 
     Raises:
         InputError: as `loop.session`.
@@ -108,6 +110,7 @@ def train_language_model(
         explanation=explanation,
     )
     with session(training, run_dir) as begun:
+        begin()
         log = begun.log(begun.sinks())
         return begun.fit([log, *begun.profile(), begun.save(log)])
 

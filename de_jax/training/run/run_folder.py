@@ -129,15 +129,19 @@ def describe(
 ) -> None:
     """Writes the description of a run and the tokenizers that it names, or checks that an existing description says the same.
 
+    A run that has no checkpoint yet, as its first start failed, is described anew.
+
     Raises:
         InputError: as `model_schema.described`; the folder holds another run (names the first difference), or files that a
             run would replace but no description.
     """
-    if kind.is_in(run_dir):
+    has_steps = any(complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR))
+    if kind.is_in(run_dir) and has_steps:
         there, model = model_schema.described(kind, run_dir, make)
         kind.require_same(run_dir, {**there, "model": model.to_json()}, description)
     elif distributed.is_first():
-        if foreign := next((name for name in _WRITTEN_LATER if (run_dir / name).exists()), None):
+        later = () if kind.is_in(run_dir) else _WRITTEN_LATER
+        if foreign := next((name for name in later if (run_dir / name).exists()), None):
             raise InputError(
                 f"{run_dir} holds {foreign} but no {kind.file}, so it is no {kind.name} to continue; take another run_dir."
             )
