@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import functools
 import inspect
 from collections.abc import Sequence
@@ -249,8 +248,8 @@ class _Builder:
             return
         allowed = hints_of(self._find(setting.name, f"{setting} cannot be set:"))
         if allowed is not None and setting.parameter not in allowed:
-            near = difflib.get_close_matches(setting.parameter, allowed, 1)
-            raise InputError(f"{setting.name} has no setting '{setting.parameter}'{_meant(near)}.")
+            near = settings.meant(setting.parameter, allowed)
+            raise InputError(f"{setting.name} has no setting '{setting.parameter}'{near}.")
         if allowed and not any(isinstance(part, Reference | Macro) for part in values_in(value)):
             settings.check_value(str(setting), value, allowed[setting.parameter])
 
@@ -258,8 +257,7 @@ class _Builder:
         if name not in self._known and (found := _decorated(name)) is not None:
             self._known[name] = found
         if name not in self._known:
-            near = difflib.get_close_matches(name, self._known, 1)
-            raise InputError(f"{why} recipes have no setting called '{name}'{_meant(near)}.")
+            raise InputError(f"{why} recipes have no setting called '{name}'{settings.meant(name, self._known)}.")
         return self._known[name]
 
     def _without_macros(self, value: Any, above: tuple[str, ...]) -> Any:
@@ -331,7 +329,3 @@ def _decorated(name: str) -> Any:
         return gin.get_configurable(name).__wrapped__
     except (ValueError, AttributeError):
         return None
-
-
-def _meant(near: Sequence[str]) -> str:
-    return f" (did you mean {near[0]}?)" if near else ""

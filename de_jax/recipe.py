@@ -191,6 +191,8 @@ class Recipe:
                     f"{self.model.doc.normalize}; cut embeddings are scaled as whole ones are."
                 )
         check_call("train.data", self.data, options=("share",), like="beir_pairs")
+        for source in self.sources:
+            check_call("a source of train.data", source, options=("share",), like="beir_pairs")
 
     @property
     def sources(self) -> tuple[Callable[..., TrainingSet], ...]:

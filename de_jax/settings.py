@@ -16,8 +16,10 @@ import numbers
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
 
 from de_jax.files import buckets, mirrors
 from de_jax.types import InputError
@@ -77,6 +79,8 @@ def check(configurable: Any, values: Mapping[str, Any], name: str | None = None)
 
 def check_value(name: str, value: Any, hint: Any) -> None:
     """Checks one value against an annotation; `name` is the setting's as the user wrote it."""
+    if isinstance(value, np.ndarray | np.generic) and not value.ndim:
+        value = value.item()
     if not _is_array(value) and (wanted := _wanted(value, hint)):
         raise InputError(f"{name} is {shown(value)}; it must be {wanted}.")
 
@@ -92,15 +96,22 @@ def check_call(name: str, function: Callable[..., Any], *arguments: str, like: s
         options: names of keyword arguments.
 
     Raises:
-        InputError: names the setting, the function, and a function that fits.
+        InputError: names the setting, the function, and a function that fits; or a bound argument that the function does not have.
     """
     try:
         inspect.signature(function).bind(*arguments, **dict.fromkeys(options))
-    except TypeError:
+    except (TypeError, ValueError):  # ValueError: `functools.partial` bound what does not fit
+        _check_bound(function)
         given = ", ".join([*arguments, *options]) or "nothing"
         raise InputError(
             f"{name} is {shown(function)}, which cannot be called with {given} alone; take one such as @{like}."
         ) from None
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The known name that a misspelt one is near to, as a message ends; "" for none."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def checked(function: F, name: str | None = None) -> F:
@@ -188,8 +199,19 @@ def _may_be_address(hint: Any) -> bool:
     return ADDRESSES in typing.get_args(hint) or any(map(_may_be_address, typing.get_args(hint)))
 
 
+def _check_bound(function: Any) -> None:
+    """Refuses an argument that `functools.partial` bound by a name that the function does not have."""
+    if isinstance(function, functools.partial):
+        signature = inspect.signature(function.func)
+        for name in function.keywords:
+            try:
+                signature.bind_partial(**{name: None})
+            except TypeError:
+                raise InputError(f"{name_of(function)} has no setting '{name}'{meant(name, signature.parameters)}.") from None
+
+
 def _is_array(value: Any) -> bool:
-    return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, numbers.Number)
+    return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, numbers.Number | type)
 
 
 def _wanted(value: Any, hint: Any) -> str | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 import timing
+from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 from real_data import SHARED_DATA
 
@@ -43,6 +44,14 @@ def share_settings(settings):
     for name, value in settings.items():
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)
+
+
+@pytest.fixture
+def as_users_have_it():
+    """The types of arguments are not checked by jaxtyping, which only tests load."""
+    jaxtyping_config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping_config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session", autouse=True)

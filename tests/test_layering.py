@@ -42,7 +42,7 @@ PROCESS = Rule(
 RULES = {
     "de_jax": Rule(("losses", "model", "recipe", "trainer")),  # when they are used, see below
     "de_jax.types": Rule(),
-    "de_jax.settings": Rule(("types", "files")),
+    "de_jax.settings": Rule(("types", "files"), ("numpy",)),
     "de_jax.files": FILES,
     "de_jax.files.buckets": FILES.allowing("fsspec"),
     "de_jax.files.progress": FILES.allowing("tqdm"),

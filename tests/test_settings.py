@@ -5,12 +5,12 @@ import dataclasses
 import functools
 import inspect
 import math
+import re
 import typing
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 import toy_run
@@ -18,11 +18,12 @@ from flat_settings import flat
 
 from de_jax import configurables, settings
 from de_jax.configurables import read_recipe
+from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.losses.combination import combined, guided, matryoshka
-from de_jax.losses.in_batch import in_batch_softmax
+from de_jax.losses.in_batch import in_batch_softmax, samtone
 from de_jax.models.bert import BertConfig
 from de_jax.models.decoding import Decoding
 from de_jax.models.dual_encoder import DualEncoder
@@ -30,9 +31,12 @@ from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import Tower, TowerConfig
 from de_jax.recipe import Recipe
+from de_jax.training.optim.optimizer import adamw
 from de_jax.training.run.run_folder import read_settings
+from de_jax.training.run.settings import Optimization
 from de_jax.types import Embeddings, Guide, InputError, Sample
 
+pytestmark = pytest.mark.usefixtures("as_users_have_it")
 ANYTHING = (0, -1, math.nan, 1e30, "x")
 SIZES = {"vocab_size": 32, "model_dim": 16, "num_layers": 1, "num_heads": 2, "mlp_dim": 16}
 TOWER = TowerConfig(T5Config(**SIZES, head_dim=8), projection_dim=8)
@@ -103,14 +107,6 @@ def settings_of(configurable):
     kinds = inspect.signature(configurable).parameters
     from_code = ("e", "schedule", "params", "devices", "module_args") if configurable is not Recipe else ()
     return {name: hint for name, hint in settings.hints(configurable).items() if name in kinds and name not in from_code}
-
-
-@pytest.fixture(autouse=True)
-def as_users_have_it():
-    """The types of arguments are not checked by jaxtyping, which only tests load."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +229,36 @@ def test_an_array_and_a_tracer_pass_and_nothing_of_the_check_is_compiled():
     assert str(jax.make_jaxpr(lambda x: checked(x=x))(1.0)) == str(jax.make_jaxpr(lambda x: bare(x=x))(1.0))
     with pytest.raises(InputError, match="more than 0"):
         loss(0.0)
+
+
+def test_numbers_of_numpy_are_checked():
+    for value in (np.array(-1.0), np.float32(-1.0), np.True_, np.str_("a"), np.float32):
+        with pytest.raises(InputError, match=r"train\.learning_rate is"):
+            settings.check_value("train.learning_rate", value, settings.PositiveFloat)
+    settings.check_value("train.learning_rate", np.array(1.0), settings.PositiveFloat)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"loss": functools.partial(samtone, temprature=0.05)}, "samtone has no setting 'temprature' (did you mean temperature?)."),
+        (
+            {"loss": functools.partial(combined, losses=(functools.partial(samtone, tau=1.0),))},
+            "samtone has no setting 'tau'.",
+        ),
+        ({"data": functools.partial(beir_pairs, "d", option=1)}, "beir_pairs has no setting 'option' (did you mean options?)."),
+        (
+            {"data": functools.partial(mixed_pairs, {"a": functools.partial(beir_pairs, option=1)})},
+            "beir_pairs has no setting 'option' (did you mean options?).",
+        ),
+        ({"loss": functools.partial(samtone, 1, 2, 3)}, "train.loss is @samtone, which cannot be called with embeddings alone;"),
+    ],
+)
+def test_arguments_that_a_function_does_not_have_are_named(changed, sentence):
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        use(Recipe, changed, None)
+    with pytest.raises(InputError, match="adamw has no setting 'weigth_decay'"):
+        Optimization(optimizer=functools.partial(adamw, weigth_decay=0.1))
 
 
 def test_whole_numbers_of_numpy_are_whole_numbers():
