@@ -326,6 +326,14 @@ def ranks_by_id(ids: Sequence[str]) -> Int[np.ndarray, " n"]:
     return ranks
 
 
+def array_of(kind: str, values: Any) -> np.ndarray:
+    """Embeddings as an array; refuses lists of unequal lengths."""
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise InputError(f"{kind} are no array, as their rows have unequal lengths; give float32 [n, D].") from None
+
+
 def check_finite(embeddings: Num[Any, "r D"], ids: Sequence[str] | None = None, *, kind: str = "query") -> None:
     """Refuses NaN and infinite values; the embedding is named by its id as a document, or by its kind and row."""
     for start in range(0, len(embeddings), 65536):

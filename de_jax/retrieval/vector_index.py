@@ -10,9 +10,10 @@ manifest.json    sizes, and which of these there are
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -20,11 +21,14 @@ from de_jax.files import mirrors, outputs, schema
 from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array
 from de_jax.retrieval import quantization
-from de_jax.retrieval.index import ExactIndex, Index, check_finite
+from de_jax.retrieval.index import ExactIndex, Index, array_of, check_finite
 from de_jax.retrieval.maxp import MaxPIndex
 from de_jax.retrieval.quantized_index import QuantizedIndex
+from de_jax.settings import Range, check_value
 from de_jax.types import Array, InputError, Ranking
 
+MAX_DEPTH = 2**20
+"""Of a ranking of fewer documents, whose remaining places take memory too."""
 IDS_FILE = "ids.json"
 _SIZE = schema.integer(1, schema.MAX_SIZE)
 VECTOR_INDEX = Kind(
@@ -67,12 +71,18 @@ class VectorIndex:
     """
 
     def __init__(self, arrays: Arrays, ids: Iterable[Any], *, precision: str, dim: int, devices: Sequence[Any] | None) -> None:
+        if isinstance(ids, str) or not isinstance(ids, Iterable):
+            raise InputError(f"ids is {ids!r:.60}; give a list of str, one a document.")
         self.ids, self.precision, self.dim, self._arrays = list(ids), precision, dim, arrays
         num_docs = len(arrays.vectors) if arrays.doc_rows is None else _num_docs(arrays.doc_rows, len(arrays.vectors))
         if len(self.ids) != num_docs:
             raise InputError(f"{len(self.ids)} ids do not match {num_docs} documents; give one id a document.")
         if wrong := [one for one in self.ids if not isinstance(one, str)]:
             raise InputError(f"the document id {wrong[0]!r} is no text; give ids as str.")
+        if len(set(self.ids)) < len(self.ids):
+            raise InputError(
+                f"the document id {Counter(self.ids).most_common(1)[0][0]!r} is there twice; give each document its own."
+            )
         row_ids = self.ids if arrays.doc_rows is None else [self.ids[row] for row in arrays.doc_rows.tolist()]
         index: Index
         if precision == "float32":
@@ -118,7 +128,7 @@ class VectorIndex:
             InputError: nothing to search, sizes that do not match, a value that is not finite, or another precision.
         """
         quantization.check_precision(precision)
-        embeddings = np.asanyarray(embeddings)
+        embeddings = array_of("embeddings", embeddings)
         if embeddings.ndim != 2 or not len(embeddings):
             raise InputError(f"embeddings have the shape {embeddings.shape}; give [n, D] of at least one document.")
         is_coded = embeddings.dtype == np.int8
@@ -149,19 +159,18 @@ class VectorIndex:
 
         Args:
             queries: float32 [q, D], or [D] of one query; finite.
-            k: at least 1.
+            k: from 1 to `MAX_DEPTH`, or to the number of documents where that is more.
 
         Raises:
-            InputError: another number of dimensions, a value that is not finite, no floats, or `k` below 1.
+            InputError: another number of dimensions, a value that is not finite, no floats, or another `k`.
         """
-        queries = np.asarray(queries)
+        queries = array_of("queries", queries)
         if not np.issubdtype(queries.dtype, np.floating) or queries.ndim not in (1, 2):
             raise InputError(f"queries are {queries.dtype} {queries.shape}; give float32 [q, D], which the index quantizes itself.")
-        if k < 1:
-            raise InputError(f"k is {k}; ask for at least 1 document.")
+        check_value("k", k, Annotated[int, Range(1, max(MAX_DEPTH, len(self.ids)))])
         queries = np.asarray(np.atleast_2d(queries), np.float32)
         check_finite(queries)
-        return self._index.search(queries, k)
+        return self._index.search(queries, int(k))
 
     def save(self, folder: str | Path) -> None:
         """Writes the index to a folder that is absent, empty or an older one; it appears complete, by a rename.

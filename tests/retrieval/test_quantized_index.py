@@ -156,9 +156,14 @@ def test_index_whose_parts_do_not_fit_together_is_refused_with_its_folder(tmp_pa
         ({"embeddings": np.array([[1.0], [np.inf]]), "precision": "binary"}, "the embedding of text 1 has a value"),
         ({"ids": ["a"]}, "1 ids do not match 3 documents"),
         ({"ids": ["a", "b", 0]}, "the document id 0 is no text"),
+        ({"ids": ["a", "b", "a"]}, "the document id 'a' is there twice"),
+        ({"ids": "abc"}, "ids is 'abc'; give a list of str"),
+        ({"ids": 3}, "ids is 3; give a list of str"),
+        ({"embeddings": [[1.0, 0.0], [1.0]]}, "embeddings are no array, as their rows have unequal lengths"),
         ({"doc_rows": [0, 2, 2]}, "from 0 upwards and none left out"),
     ],
 )
+@pytest.mark.usefixtures("as_users_have_it")
 def test_what_cannot_be_searched_is_refused(options, sentence):
     with pytest.raises(InputError, match=sentence):
         VectorIndex.build(options.pop("embeddings", vectors(3, 4)), options.pop("ids", None), **options)
@@ -171,9 +176,27 @@ def test_what_cannot_be_searched_is_refused(options, sentence):
         (vectors(2, 5), 1, "queries have 5 dimensions and documents 4"),
         (np.zeros((2, 4), np.int8), 1, "queries are int8"),
         (np.array([[1.0, np.nan, 0.0, 0.0]]), 1, "the embedding of query 0 has a value that is not finite"),
-        (vectors(2, 4), 0, "k is 0; ask for at least 1"),
+        ([[1.0], [1.0, 0.0]], 1, "queries are no array, as their rows have unequal lengths"),
+        (vectors(2, 4), 0, "k is 0; it must be at least 1"),
+        (vectors(2, 4), "3", "k is '3'; it must be a whole number"),
+        (vectors(2, 4), None, "k is None; it must be a whole number"),
+        (vectors(2, 4), 2.5, "k is 2.5; it must be a whole number"),
+        (vectors(2, 4), True, "k is True; it must be a whole number"),
+        (vectors(2, 4), np.True_, "k is True; it must be a whole number"),
+        (vectors(2, 4), 10**12, "k is 1000000000000; it must be at most 1048576"),
     ],
 )
+@pytest.mark.usefixtures("as_users_have_it")
 def test_queries_that_do_not_fit_are_refused(precision, queries, k, sentence):
     with pytest.raises(InputError, match=sentence):
         VectorIndex.build(vectors(5, 4), precision=precision).search(queries, k)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.usefixtures("as_users_have_it")
+def test_depths_of_numpy_are_depths_and_fewer_documents_fill_up(precision):
+    index = VectorIndex.build(vectors(5, 4), precision=precision)
+    found, deeper = index.search(vectors(2, 4), 3), index.search(vectors(2, 4), np.int64(7))
+    np.testing.assert_array_equal(deeper.doc_rows[:, :3], found.doc_rows)
+    assert (deeper.doc_rows[:, 5:] == -1).all()
+    assert np.isneginf(deeper.scores[:, 5:]).all()
