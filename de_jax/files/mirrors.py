@@ -41,8 +41,10 @@ def local(address: str | Path) -> Path:
     """The path to use for a path of this machine or an address, which is fetched.
 
     Raises:
-        InputError: as `Objects`, or an address of another kind.
+        InputError: no path, as `Objects`, or an address of another kind.
     """
+    if not isinstance(address, str | os.PathLike) or not os.fspath(address):
+        raise InputError(f"the path is {address!r:.60}; name a folder by a str or a Path.")
     text = os.fspath(address)
     if not buckets.is_bucket(text):
         return outputs.require_local(address)

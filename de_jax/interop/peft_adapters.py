@@ -26,7 +26,7 @@ from de_jax.interop.safetensors_files import arrays_in, save
 from de_jax.models import lora
 from de_jax.models.tower import EncoderConfig
 from de_jax.training.optim import paths
-from de_jax.training.run.run_folder import Run, load_adapters, read_recipe_file
+from de_jax.training.run.run_folder import RUN, Run, load_adapters, read_recipe_file
 from de_jax.training.step.adapters import ADAPTER, Lora
 from de_jax.types import Array, InputError
 
@@ -71,9 +71,10 @@ def write(folder: Path, run: Run) -> None:
     Raises:
         InputError: a run without adapters, or with other trained parameters than adapters of an encoder.
     """
-    found = load_adapters(run.run_dir, run.step)
+    is_run = RUN.is_in(run.run_dir)
+    found = load_adapters(run.run_dir, run.step) if is_run else None
     if found is None:
-        raise InputError(f"{run.run_dir} has no adapters; export it in another format.")
+        raise InputError(f"{run.run_dir if is_run else 'the model'} has no adapters; export it in another format.")
     adapters, trained = found
     leaves = {path: leaf for path, leaf in paths.by_path(trained).items() if path != "shared/temperature/log_scale"}
     if whole := [path for path in leaves if not re.fullmatch(ADAPTER, path)]:
