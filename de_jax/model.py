@@ -35,9 +35,10 @@ from de_jax.interop.pretrained import side_of
 from de_jax.reports import model_card
 from de_jax.retrieval import encode, quantization
 from de_jax.retrieval.embedding_files import Truncated
-from de_jax.retrieval.index import check_finite
+from de_jax.retrieval.index import array_of, check_finite
 from de_jax.retrieval.maxp import passages_of
 from de_jax.retrieval.vector_index import VectorIndex
+from de_jax.settings import PositiveInt, check_value
 from de_jax.training.mesh import sharding
 from de_jax.training.run.run_folder import Run, load_run, origins, write_run
 from de_jax.types import Array, InputError, Ranking
@@ -125,11 +126,12 @@ class Model:
     def __init__(self, run: Run, *, source: str | None = None, truncate_dim: int | None = None) -> None:
         """Raises `InputError` where the model has not so many dimensions."""
         dim = run.model.doc.embedding_dim
-        if truncate_dim is not None and (not isinstance(truncate_dim, int) or not 1 <= truncate_dim <= dim):
-            raise InputError(f"truncate_dim is {truncate_dim!r}, but the model has {dim} dimensions; give 1 to {dim}.")
-        self.run, self.source, self.truncate_dim = run, source, truncate_dim
+        check_value("truncate_dim", truncate_dim, PositiveInt | None)
+        if truncate_dim is not None and truncate_dim > dim:
+            raise InputError(f"truncate_dim is {truncate_dim}, but the model has {dim} dimensions; give 1 to {dim}.")
+        self.run, self.source, self.truncate_dim = run, source, truncate_dim if truncate_dim is None else int(truncate_dim)
         self.reports: dict[str, Report] = {}
-        self.embedding_dim, self.max_passages = truncate_dim or dim, run.doc.max_passages
+        self.embedding_dim, self.max_passages = self.truncate_dim or dim, run.doc.max_passages
         self._encoder = functools.cache(functools.partial(encode.encode_fn, run))
 
     def __repr__(self) -> str:
@@ -206,6 +208,7 @@ class Model:
         Raises:
             InputError: as of `encode_query`, no documents, or `k` below 1.
         """
+        check_value("k", k, PositiveInt)
         return self.index(self.encode_document(docs)).search(self.encode_query(queries), k)
 
     def index(
@@ -227,7 +230,7 @@ class Model:
         Raises:
             InputError: as of `VectorIndex.build`.
         """
-        docs, doc_rows = np.asanyarray(docs), None
+        docs, doc_rows = array_of("documents", docs), None
         if self.max_passages > 1:
             if docs.ndim != 3:
                 raise InputError(f"documents have the shape {docs.shape}; this model's are [n, {self.max_passages}, D].")
@@ -294,9 +297,8 @@ class Model:
         self, tower: str, texts: Texts, batch_tokens: int | None, progress: bool, precision: str, ranges: Array | None
     ) -> np.ndarray:
         quantization.check_precision(precision)
-        if batch_tokens is not None and (not isinstance(batch_tokens, int) or batch_tokens < 1):
-            raise InputError(f"batch_tokens is {batch_tokens!r}; give a whole number of at least 1.")
-        ranges = None if ranges is None else np.asarray(ranges)
+        check_value("batch_tokens", batch_tokens, PositiveInt | None)
+        ranges = None if ranges is None else array_of("ranges", ranges)
         if ranges is not None and ranges.shape != (2, self.embedding_dim):
             raise InputError(
                 f"ranges have the shape {ranges.shape}; give [2, {self.embedding_dim}], the least and the greatest value of each "
@@ -317,7 +319,7 @@ class Model:
         max_length, read = self.run.side(tower).max_length, passages or store
         batching = encode.batching_for(self.run, int(read.lengths(max_length).sum(dtype=np.int64)))
         if batch_tokens is not None:
-            batching = {"tokens_per_batch": batch_tokens}
+            batching = {"tokens_per_batch": int(batch_tokens)}
         with progress_bar(total=read.num_texts, desc=f"encode {tower}", unit=" texts", disable=not progress) as bar:
             found = encode.encode(self._encoder(tower), read, max_length=max_length, progress=bar.update, **batching)
         if self.truncate_dim is not None:
@@ -331,7 +333,7 @@ class Model:
 
     def _checked(self, kind: str, embeddings: Array, num_axes: int) -> np.ndarray:
         """Embeddings as float32, with an axis of texts in front of the `num_axes` of one text."""
-        found = np.asarray(embeddings)
+        found = array_of(f"{kind} embeddings", embeddings)
         if found.ndim == num_axes:
             found = found[None]
         if found.ndim != num_axes + 1 or found.shape[-1] != self.embedding_dim or not np.issubdtype(found.dtype, np.floating):
@@ -348,7 +350,7 @@ def evaluate(
     dataset_dir: str | Path,
     *,
     split: str = "test",
-    measures: Sequence[str] = metrics.MEASURES,
+    measures: Iterable[str] = metrics.MEASURES,
     skip_empty: bool = False,
     keep_identical_ids: bool = False,
 ) -> dict[str, float]:
@@ -375,8 +377,10 @@ def evaluate(
     dataset_dir = mirrors.local(dataset_dir)
     if not Path(dataset_dir).is_dir():
         raise InputError(f"{dataset_dir} is no folder; give one in the BEIR layout, or one of such folders.")
-    if isinstance(measures, str) or not measures:
-        raise InputError(f"measures is {measures!r}; give a list, such as ['nDCG@10'].")
+    measures = measures if isinstance(measures, str) or not isinstance(measures, Iterable) else [*measures]
+    check_value("measures", measures, Sequence[str])
+    if not measures:
+        raise InputError("measures is []; give at least one, such as 'nDCG@10'.")
     policy = Policy(
         measures=measures,
         depth=max(Policy().depth, metrics.deepest(measures)),
@@ -392,18 +396,21 @@ def evaluate(
     return scores
 
 
-def _chosen(devices: int | Sequence[Any] | None) -> list[Any]:
+def _chosen(devices: int | Iterable[Any] | None) -> list[Any]:
     """The devices that are meant, of this process."""
     there = jax.local_devices()
     if devices is None:
         return there
-    if isinstance(devices, int):
-        if not 1 <= devices <= len(there):
-            raise InputError(f"devices is {devices}, but this process has {len(there)}; give 1 to {len(there)}.")
-        return there[:devices]
-    if not len(devices) or not all(device in there for device in devices):
-        raise InputError(f"devices is {devices!r}; give some of jax.local_devices(), or how many.")
-    return list(devices)
+    chosen = [devices] if isinstance(devices, jax.Device) else devices
+    if not isinstance(chosen, Iterable):
+        check_value("devices", chosen, PositiveInt)
+        if chosen > len(there):
+            raise InputError(f"devices is {chosen}, but this process has {len(there)}; give 1 to {len(there)}.")
+        return there[:chosen]
+    chosen = list(chosen)
+    if not chosen or not all(device in there for device in chosen) or len(set(chosen)) < len(chosen):
+        raise InputError(f"devices is {devices!r:.200}; give some of jax.local_devices(), each once, or how many.")
+    return chosen
 
 
 def _prompted(side: Side, prompt: str | None) -> Side:
@@ -418,7 +425,7 @@ def _checked_texts(texts: Texts) -> Iterator[str]:
     """
     if isinstance(texts, str):
         texts = [texts]
-    elif isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+    elif isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) == 0:
         raise InputError(f"texts is {type(texts).__name__}; give a str, or a list or another iterable of str.")
     for place, text in enumerate(texts):
         if not isinstance(text, str):

@@ -243,6 +243,14 @@ def test_devices_share_the_work(sde, folders):
     np.testing.assert_array_equal(two.index(docs).search(docs, 2).doc_rows, sde.index(docs).search(docs, 2).doc_rows)
 
 
+@pytest.mark.usefixtures("as_users_have_it")
+def test_one_device_and_numbers_of_numpy_are_options(folders):
+    chosen = de_jax.load(folders["sde"], devices=jax.local_devices()[1], truncate_dim=np.int64(4))
+    counted = de_jax.load(folders["sde"], devices=np.int64(1), truncate_dim=4)
+    np.testing.assert_array_equal(chosen.encode_query(TEXTS[:2], batch_tokens=np.int64(64)), counted.encode_query(TEXTS[:2]))
+    assert chosen._devices == [jax.local_devices()[1]]
+
+
 def test_texts_are_searched_in_one_call(sde):
     expected = sde.index(sde.encode_document(TEXTS)).search(sde.encode_query(TEXTS[:2]), 3)
     found = sde.search(iter(TEXTS[:2]), iter(TEXTS), k=3)
@@ -340,6 +348,7 @@ def test_a_model_of_another_library_is_left_alone_by_its_evaluation(folders, tmp
         (np.array([1, 2]), r"the text in place 0 is .*1.* \(int"),
         (7, "texts is int; give a str, or a list"),
         (b"bytes", "texts is bytes"),
+        (np.array("a"), "texts is ndarray; give a str"),
         ({"text": "a"}, "texts is dict"),
         (["a", "\ud800"], "in place 1 holds half of a surrogate pair"),
     ],
@@ -360,17 +369,25 @@ def test_no_text_gives_no_embedding(sde):
     [
         ({"devices": 9}, "devices is 9, but this process has 8; give 1 to 8"),
         ({"devices": []}, r"devices is \[\]; give some"),
+        ({"devices": jax.local_devices()[:1] * 2}, r"devices is \[.*\]; give some of jax.local_devices\(\), each once"),
+        ({"devices": "1"}, "devices is '1'; give some"),
+        ({"devices": 1.5}, "devices is 1.5; it must be a whole number"),
+        ({"devices": True}, "devices is True; it must be a whole number"),
+        ({"dtype": np.float16}, "dtype is @float16; it must be 'float32' or 'bfloat16'"),
         ({"truncate_dim": 9}, "truncate_dim is 9, but the model has 8 dimensions; give 1 to 8"),
         ({"truncate_dim": 0}, "truncate_dim is 0"),
+        ({"truncate_dim": True}, "truncate_dim is True; it must be a whole number"),
         ({"pooling": "cls"}, "is a run, which has its own pooling and tokenizer"),
         ({"step": 4}, "does not have checkpoint 4; complete checkpoints there: 3, 7"),
     ],
 )
+@pytest.mark.usefixtures("as_users_have_it")
 def test_options_that_do_not_fit_a_run_are_refused(options, sentence, folders):
     with pytest.raises(InputError, match=sentence):
         de_jax.load(folders["sde"], **options)
 
 
+@pytest.mark.usefixtures("as_users_have_it")
 def test_calls_that_do_not_fit_a_model_are_refused(sde, folders, tmp_path):
     docs = sde.encode_document(TEXTS)
     damaged = np.where(np.arange(len(docs))[:, None] == 2, np.nan, docs)
@@ -380,11 +397,20 @@ def test_calls_that_do_not_fit_a_model_are_refused(sde, folders, tmp_path):
         "the embedding of document 2 has a value that is not finite": lambda: sde.similarity(docs, damaged),
         "precision is 'int4'": lambda: sde.encode_query("a", precision="int4"),
         "int8 needs the range of each dimension": lambda: sde.encode_query("a", precision="int8"),
-        "batch_tokens is 0; give a whole number": lambda: sde.encode_query("a", batch_tokens=0),
+        "document embeddings are no array, as their rows": lambda: sde.similarity(docs, [[1.0], [1.0, 2.0]]),
+        "documents are no array, as their rows": lambda: sde.index([[1.0], [1.0, 2.0]]),
+        "k is '3'; it must be a whole number": lambda: sde.search("a", ["a"], k="3"),
+        "batch_tokens is 0; it must be at least 1": lambda: sde.encode_query("a", batch_tokens=0),
         r"ranges have the shape \(1,\); give \[2, 8\]": lambda: sde.encode_query(["a", "b"], precision="int8", ranges=np.ones(1)),
         "source is ''; give a run": lambda: de_jax.load(""),
         "absent is no folder; give one in the BEIR layout": lambda: de_jax.evaluate(sde, tmp_path / "absent"),
-        r"measures is \[\]; give a list": lambda: de_jax.evaluate(sde, tmp_path, measures=[]),
+        r"measures is \[\]; give at least one": lambda: de_jax.evaluate(sde, tmp_path, measures=iter(())),
+        "measures is 5; it must be a tuple": lambda: de_jax.evaluate(sde, tmp_path, measures=5),
+        "measures is 'RR'; it must be a tuple": lambda: de_jax.evaluate(sde, tmp_path, measures="RR"),
+        "the path is None; name a folder": lambda: de_jax.evaluate(sde, None),
+        "the path is '';": lambda: sde.save(""),
+        "the path is 5;": lambda: de_jax.train(None, 5),
+        "the path is ''; name": lambda: de_jax.train(None, ""),
         "format is 'onnx'; it is one of run, sentence_transformers": lambda: sde.save(tmp_path / "new", format="onnx"),
         "exists already": lambda: sde.save(folders["sde"]),
         "truncate_dim=3 is no part of a model": lambda: de_jax.load(folders["sde"], truncate_dim=3).save(tmp_path / "new"),
@@ -396,4 +422,6 @@ def test_calls_that_do_not_fit_a_model_are_refused(sde, folders, tmp_path):
     with pytest.raises(InputError, match=r"step is 3, but .*bert is no run and has one set of weights"):
         de_jax.load(tmp_path / "bert", step=3)
     with pytest.warns(UserWarning, match="holds an encoder alone, so these are assumed"):
-        de_jax.load(tmp_path / "bert")
+        bert = de_jax.load(tmp_path / "bert")
+    with pytest.raises(InputError, match=r"^the model has no adapters; export it in another format"):
+        bert.save(tmp_path / "new", format="peft")
