@@ -53,6 +53,8 @@ def train(recipe: Recipe, run_dir: str | Path, *, gin: str = "") -> dict[str, An
         InputError: another trainer is at work in `run_dir`, or anything that cannot be trained on.
     """
     run_dir = mirrors.local(run_dir)
+    if not isinstance(recipe, Recipe):
+        raise InputError(f"recipe is {recipe!r:.60}; give a Recipe. A gin file is for de-jax train --gin_file.")
     with only_trainer(run_dir):
         return _train(recipe, run_dir, gin)
 

@@ -410,6 +410,7 @@ def test_calls_that_do_not_fit_a_model_are_refused(sde, folders, tmp_path):
         "the path is None; name a folder": lambda: de_jax.evaluate(sde, None),
         "the path is '';": lambda: sde.save(""),
         "the path is 5;": lambda: de_jax.train(None, 5),
+        "recipe is 'x.gin'; give a Recipe": lambda: de_jax.train("x.gin", tmp_path / "new"),
         "the path is ''; name": lambda: de_jax.train(None, ""),
         "format is 'onnx'; it is one of run, sentence_transformers": lambda: sde.save(tmp_path / "new", format="onnx"),
         "exists already": lambda: sde.save(folders["sde"]),
