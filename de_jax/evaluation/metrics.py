@@ -112,7 +112,7 @@ def score_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = M
     try:
         found = list(ir_measures.iter_calc({measure for _, measure in parsed}, of_numbers, run))
     except Exception as error:  # the evaluators' own errors have no common base
-        raise InputError(f"ir-measures cannot compute {', '.join(measures)} here ({error}); leave out what it cannot.") from None
+        raise InputError(f"ir-measures cannot compute {', '.join(measures)} here ({error}); leave such measures out.") from None
     for metric in found:
         for name, measure in parsed:
             if measure == metric.measure:

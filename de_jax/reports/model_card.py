@@ -320,7 +320,7 @@ def _scores(reports: Sequence[Report]) -> str:
 
 
 def _changed(report: Report) -> list[str]:
-    """What was done to the model's embeddings or the documents for a report, in words."""
+    """The settings of a report that change the embeddings or the documents, in words."""
     settings = report.get("settings", {})
     changed = [f"{key} {settings[key]}" for key in ("embedding_dim", "passage_length", "expansion") if key in settings]
     return [*changed, f"index {settings['index']}"] if settings.get("index", "exact") != "exact" else changed

@@ -46,7 +46,9 @@ def test_finished_run_is_left_as_it_is(finished_run, dataset_dir, capsys):
     jax.tree.map(np.testing.assert_array_equal, parameters(finished_run), before)
 
 
-def test_ctrl_c_saves_and_ends_bit_equal_and_twice_stops_at_once(finished_run, dataset_dir, tmp_path, capsys, stop_at):
+def test_ctrl_c_saves_and_ends_bit_equal_and_twice_stops_at_once(finished_run, dataset_dir, tmp_path, capsys, stop_at, request):
+    request.addfinalizer(functools.partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs this in the background has it ignored
     argv = arguments(dataset_dir, tmp_path)
     stop_at(5, signal.SIGINT)
     with pytest.raises(SystemExit) as exit_:

@@ -129,7 +129,7 @@ def describe(
 ) -> None:
     """Writes the description of a run and the tokenizers that it names, or checks that an existing description says the same.
 
-    A run that has no checkpoint yet, as its first start failed, is described anew.
+    A run without a checkpoint, whose first start failed, is described again.
 
     Raises:
         InputError: as `model_schema.described`; the folder holds another run (names the first difference), or files that a
