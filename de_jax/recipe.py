@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 
-from de_jax import losses
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.expansion import curriculum_texts
 from de_jax.interop.fine_tuning import InitFrom, Layers, check_init_from
 from de_jax.losses.combination import parts
+from de_jax.losses.reading import fields_read
 from de_jax.losses.spread import with_spread
 from de_jax.mining.miner import Miner
 from de_jax.models.dual_encoder import DualEncoder
@@ -33,13 +33,18 @@ from de_jax.training.step.chunked import ChunkedModel
 from de_jax.training.step.frozen import FrozenModel
 from de_jax.training.step.negative_cache import NegativeCache
 from de_jax.training.step.train_step import Initialisable, Model, TrainStep, init_state, make_train_step
-from de_jax.types import InputError, LossFn, Params, TrainState
+from de_jax.types import Embeddings, InputError, LossFn, Metrics, Params, TrainState
 
 FOLLOW_EVERY_STEPS = 10
 """A look at a folder is cheap, and a miner's work is fresh for a while only."""
 
-TEACHER_LOSSES = ("kl_distillation", "margin_mse", "relevance_weighted")
-"""The losses that read a teacher's scores."""
+READERS = {
+    "num_neg_docs": ("neg_docs", 'in_batch_softmax (not with directions="doc_to_query") or ance', "set it to 0"),
+    "num_neg_queries": ("neg_queries", 'dance, or in_batch_softmax with directions="both"', "set it to 0"),
+    "teacher_scores": ("scores", "kl_distillation or margin_mse or relevance_weighted", "leave it out"),
+    "guide_dir": ("guide", "guided", "leave it out"),
+}
+"""By the setting of `PairsOptions` that brings it to a batch: its field in `Embeddings`, losses that read it, how to go without."""
 
 
 @settings_group
@@ -235,7 +240,7 @@ class Recipe:
 
     def train_step(self, params: Params) -> TrainStep:
         """One update of a state with these parameters, arrays or their shapes; see `training.step.train_step`."""
-        return self._step_of(self.trained, params)
+        return self._step_of(self.trained, params, self.loss)
 
     def memory_settings(self, batch_size: int) -> dict[str, Any]:
         """The settings that decide how much memory a step takes, by name."""
@@ -257,9 +262,14 @@ class Recipe:
         Args:
             texts: for `plan.batch_shapes`; by default the texts in the settings, and all texts that the source of pairs may add.
         """
-        self._check_used()
         state = self.shapes()
-        step = self._step_of(self._trained(self.model.with_scanned_layers()), state.params)
+        seen: list[Embeddings] = []
+
+        def watched(e: Embeddings) -> tuple[Any, Metrics]:
+            seen.append(jax.tree.map(lambda part: jax.ShapeDtypeStruct(part.shape, part.dtype), e))
+            return self.loss(e)
+
+        step = self._step_of(self._trained(self.model.with_scanned_layers()), state.params, watched)
         told = [_texts_before_data(source, self.negatives.negative_cache) for source in self.sources] if texts is None else [texts]
         for one in dict.fromkeys(tuple(one.items()) for one in told):
             shape: dict[str, Any] = dict(one)
@@ -268,25 +278,28 @@ class Recipe:
                 jax.eval_shape(step, state, batch)
             except ValueError as error:
                 raise InputError(str(error)) from error
+            self._check_read(seen[-1], are_known=texts is not None)
         return state
 
     def check_texts(self, texts: Mapping[str, int] | None) -> None:
-        """Repeats `check` if a source turned out to lack negatives or a teacher's scores."""
-        known = [_given(_texts_before_data(source, self.negatives.negative_cache)) for source in self.sources]
+        """Repeats `check` if only the data told what a source brings."""
+        named = [_given(_texts_of_a_pair(_options_of(source))) for source in self.sources]
+        traced = [_given(_texts_before_data(source, self.negatives.negative_cache)) for source in self.sources]
+        known = [before for before, told in zip(traced, named, strict=True) if before == told]
         if texts is not None and _given(texts) not in known:
             self.check(texts)
 
-    def _check_used(self) -> None:
-        """Refuses a teacher's scores or a guide that no part of the loss reads; of losses that are not ours nothing is known."""
-        names = {name_of(loss) for loss in parts(self.loss)}
-        if not names <= {*losses.__all__}:
-            return
+    def _check_read(self, e: Embeddings, *, are_known: bool) -> None:
+        """Refuses what the settings, or the data if `are_known`, bring to a batch and the loss does not read."""
+        unread = {name for name, part in e._asdict().items() if part is not None} - fields_read(self.loss, e)
         for options in filter(None, map(_options_of, self.sources)):
-            for field, readers in (("teacher_scores", TEACHER_LOSSES), ("guide_dir", ("guided",))):
-                if getattr(options, field) and names.isdisjoint(readers):
+            for setting, (field, readers, without) in READERS.items():
+                value = getattr(options, setting)
+                is_brought = value and (are_known or options.negatives_dir or not setting.startswith("num_"))
+                if is_brought and field in unread:
                     raise InputError(
-                        f"{self.options_name}.{field} is set, but train.loss does not read it; leave it out, or put "
-                        f"{' or '.join(readers)} into the loss."
+                        f"{self.options_name}.{setting} is {value!r}, but train.loss does not read what it brings; {without}, or "
+                        f"put {readers} into the loss."
                     )
 
     def check_sizes(
@@ -391,9 +404,9 @@ class Recipe:
         trained = FrozenModel(trained, tuple(frozen)) if frozen else trained
         return AdaptedModel(trained, self.adapters) if self.adapters else trained
 
-    def _step_of(self, model: Model, params: Params) -> TrainStep:
+    def _step_of(self, model: Model, params: Params, loss: LossFn) -> TrainStep:
         group_norms = grad_norms.group_norms(params, self.logging.grad_norm_groups)
-        loss = with_spread(self.loss) if self.logging.collapse_alarm else self.loss
+        loss = with_spread(loss) if self.logging.collapse_alarm else loss
         cache = self.negatives.negative_cache
         return make_train_step(model, loss, self._tx(params), group_norms, cache, self._temperature() if cache else None)
 

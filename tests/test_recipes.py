@@ -117,6 +117,9 @@ def test_a_student_of_some_layers_may_share_its_towers(pretrained):
         deeper.check_before_data(deeper.devices.mesh(), deeper.model.shapes(), is_fresh=True)
 
 
+UNREAD = r"but train\.loss does not read what it brings"
+
+
 @pytest.mark.parametrize(
     ("recipe", "settings", "sentence"),
     [
@@ -127,12 +130,11 @@ def test_a_student_of_some_layers_may_share_its_towers(pretrained):
         ("guided", ["PairsOptions.guide_dir="], "guided needs a guide's embeddings of the texts, but batches come without"),
         ("guided", ["guided.loss=@margin_mse"], r"guided\.loss is margin_mse, which masks no negatives"),
         ("guided", ["train.negative_cache=@NegativeCache()"], r"guided has no embeddings of the draws of train\.negative_cache"),
-        ("distil", ["train.loss=@in_batch_softmax"], r"beir_pairs\.teacher_scores is set, but train\.loss does not read it"),
-        (
-            "guided",
-            ["train.loss=@in_batch_softmax"],
-            r"beir_pairs\.guide_dir is set, but train\.loss does not read it",
-        ),
+        ("distil", ["train.loss=@in_batch_softmax"], rf"beir_pairs\.teacher_scores is '.*', {UNREAD}; leave it out"),
+        ("guided", ["train.loss=@in_batch_softmax"], rf"beir_pairs\.guide_dir is '.*', {UNREAD}; leave it out, or put guided"),
+        ("dance", ["train.loss=@in_batch_softmax"], rf"beir_pairs\.num_neg_queries is 1, {UNREAD}; set it to 0, or put dance"),
+        ("ance_firstp", ["PairsOptions.num_neg_queries=2"], rf"beir_pairs\.num_neg_queries is 2, {UNREAD}; set it to 0"),
+        ("ance_firstp", ["train.loss=@nce"], rf"beir_pairs\.num_neg_docs is 1, {UNREAD}; set it to 0, or put in_batch_softmax"),
         ("matryoshka", ["matryoshka.dims=(64, 32)"], r"matryoshka\.dims has 64, but embeddings have 32 dimensions"),
         ("matryoshka", ["pretrained_tower.normalize=True", "matryoshka.normalize=False"], "the towers have normalize = True"),
     ],
