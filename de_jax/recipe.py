@@ -282,7 +282,7 @@ class Recipe:
         return state
 
     def check_texts(self, texts: Mapping[str, int] | None) -> None:
-        """Repeats `check` if only the data told what a source brings."""
+        """Repeats `check` if only the data could tell which texts come with a pair."""
         named = [_given(_texts_of_a_pair(_options_of(source))) for source in self.sources]
         traced = [_given(_texts_before_data(source, self.negatives.negative_cache)) for source in self.sources]
         known = [before for before, told in zip(traced, named, strict=True) if before == told]
@@ -290,7 +290,7 @@ class Recipe:
             self.check(texts)
 
     def _check_read(self, e: Embeddings, *, are_known: bool) -> None:
-        """Refuses what the settings, or the data if `are_known`, bring to a batch and the loss does not read."""
+        """Refuses parts that the settings, or the data if `are_known`, bring to a batch and the loss does not read."""
         unread = {name for name, part in e._asdict().items() if part is not None} - fields_read(self.loss, e)
         for options in filter(None, map(_options_of, self.sources)):
             for setting, (field, readers, without) in READERS.items():
@@ -298,8 +298,8 @@ class Recipe:
                 is_brought = value and (are_known or options.negatives_dir or not setting.startswith("num_"))
                 if is_brought and field in unread:
                     raise InputError(
-                        f"{self.options_name}.{setting} is {value!r}, but train.loss does not read what it brings; {without}, or "
-                        f"put {readers} into the loss."
+                        f"{self.options_name}.{setting} is {value!r}, but train.loss makes no use of it; {without}, or put "
+                        f"{readers} into the loss."
                     )
 
     def check_sizes(

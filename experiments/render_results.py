@@ -12,18 +12,29 @@ from pathlib import Path
 from de_jax import command
 from de_jax.files import outputs
 from de_jax.reports import plots
-from de_jax.reports.result_files import Drawing, Entry, Paper, Statement, Theme, entries_of, expected, read_all
+from de_jax.reports.result_files import Claim, Drawing, Entry, Paper, Theme, entries_of, expected, read_all
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS_DIR = ROOT / "docs"
 
 INTRO = """# Results
 
-This page lists which claims of the five papers hold in our runs. All runs are small: two CPU cores, minutes to hours, small models
-and sets. The papers start from pretrained language models and train for long on large sets such as MS MARCO. A claim that does not
-hold here may still hold there.
+Which claims of the five papers hold in our runs? All our runs are small: two CPU cores, minutes to hours, small models and sets.
+The papers start from pretrained language models and train for long on large sets such as MS MARCO, so a claim that does not hold
+here may still hold there. No table of a paper was reproduced at its own size yet;
+[their recipes and commands](paper_recipes.md) are ready."""
 
-The numbers are in `results/*.yaml`, with commands, commits, machines and seeds. This page and the pages below `docs/results/` are
+TERMS = """"Partly" means that it holds in some designs, and not in others. Where no measure is named, the numbers below are
+differences of nDCG@10.
+
+- A *registered* design was written down before its test split was scored: arms, seeds, measure, and what would count as success.
+  Several designs share a test set.
+- *p* comes from a paired permutation test over the test queries, with the seeds averaged: it says whether the difference holds for
+  other queries, not for other seeds. Holm's correction is applied where a design compares several arms.
+- *SDE*: one tower embeds queries and documents. *ADE*: two towers share nothing. *ADE-SPL*: two towers share their projection.
+- *The batch's documents*: each query's negatives are the other documents of its batch (in-batch negatives).
+
+The numbers are in `results/*.yaml`, with commands, commits, machines and seeds; this page and the pages below `docs/results/` are
 rendered from these files. In a clone of the repository, `de-jax reproduce --check <entry>` repeats an entry's commands and compares
 the scores. It ends with exit code 1 if a score is outside its tolerance. Most tolerances are prediction intervals: with 95 %
 confidence, runs with other seeds stay within all tolerances of an entry. The others are stated with a reason. The commands expect
@@ -74,24 +85,25 @@ def _papers(themes: Mapping[str, Theme]) -> list[Paper]:
 
 def _front_page(themes: Mapping[str, Theme]) -> str:
     papers, page_of = _papers(themes), {name: page for page, theme in themes.items() for name in theme.entries}
-    lines = [_RENDERED.format("results/"), INTRO, _table([["paper", "here"], *([paper.name, paper.verdict] for paper in papers)])]
+    claims = [
+        [paper.name if claim is paper.claims[0] else "", claim.says, claim.here] for paper in papers for claim in paper.claims
+    ]
+    lines = [_RENDERED.format("results/"), INTRO, _table([["paper", "its claim", "holds here"], *claims]), TERMS]
     for paper in papers:
         lines += [f"## {paper.name}", f"![{paper.picture.alt}](images/{paper.picture.file})"]
-        lines += _statements("Claims that hold here", paper.holds, page_of)
-        lines += _statements("Claims that do not hold here", paper.fails, page_of)
-        lines += ["Claims and settings not tested here:", _bullets(paper.untested)]
-    rows = [["result", "question and verdict"]]
+        rows = [[claim.says, claim.published, claim.here, _found(claim, page_of)] for claim in paper.claims]
+        lines += [_table([["claim", "published", "here", "our results"], *rows])]
+        lines += ["Not tested here:", _bullets(paper.untested)]
+    lines += ["## All results"]
     for page, theme in themes.items():
-        rows += [
-            [f"[{entry.title}](results/{page}.md#{name})", f"{entry.question} **{entry.verdict}**"]
-            for name, entry in theme.entries.items()
-        ]
-    return "\n\n".join([*lines, "## All results", _table(rows)]) + "\n"
+        links = [f"[{entry.title}](results/{page}.md#{name})" for name, entry in theme.entries.items()]
+        lines += [f"{theme.title}:", _bullets(links)]
+    return "\n\n".join(lines) + "\n"
 
 
-def _statements(head: str, statements: Sequence[Statement], page_of: Mapping[str, str]) -> list[str]:
-    links = [f"{one.says} ([numbers](results/{page_of[one.entry]}.md#{one.entry}))" for one in statements]
-    return [f"{head}:", _bullets(links)] if links else []
+def _found(claim: Claim, page_of: Mapping[str, str]) -> str:
+    links = [f"[{number}](results/{page_of[name]}.md#{name})" for number, name in enumerate(claim.entries, start=1)]
+    return f"{claim.found} ({', '.join(links)})" if links else claim.found
 
 
 def _theme_page(name: str, theme: Theme) -> str:

@@ -4,11 +4,11 @@ TOY = """
 title: Toys
 papers:
   - name: Toy paper
-    verdict: It plays.
     picture: {file: toys.png, alt: Toys}
     drawing: {rows: [a, b], panels: [{title: Left, entry: toy, column: nDCG@10}]}
-    holds: [{says: It plays., entry: toy}]
-    fails: []
+    claims:
+      - {says: It plays, published: ".9", here: "yes", found: It does., entries: [toy]}
+      - {says: It flies, published: figure 1, here: not tested, found: No design has it.}
     untested: [Outdoors.]
 entries:
   base:

@@ -117,7 +117,7 @@ def test_a_student_of_some_layers_may_share_its_towers(pretrained):
         deeper.check_before_data(deeper.devices.mesh(), deeper.model.shapes(), is_fresh=True)
 
 
-UNREAD = r"but train\.loss does not read what it brings"
+UNREAD = r"but train\.loss makes no use of it"
 
 
 @pytest.mark.parametrize(

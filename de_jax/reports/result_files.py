@@ -23,6 +23,8 @@ from de_jax.types import InputError
 
 _NUMBER = re.compile(r"([-+]?\d*\.?\d+)(?: ± (\d*\.?\d+))?")
 _CONFIDENCE = 0.95
+OUTCOMES = ("yes", "partly", "no", "not tested")
+"""Whether a claim holds here."""
 
 
 @dataclass(frozen=True)
@@ -109,23 +111,24 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Statement:
-    """A sentence about a paper, and the entry with its numbers."""
+class Claim:
+    """A claim of a paper beside our results."""
 
     says: str
-    entry: str
+    published: str  # its numbers
+    here: str  # one of OUTCOMES
+    found: str  # our numbers, whatever their outcome
+    entries: list[str] = field(default_factory=list)  # that have them
 
 
 @dataclass(frozen=True)
 class Paper:
-    """The claims of a paper by outcome: they hold here, do not hold, or were not testable."""
+    """The claims of a paper and what became of them here."""
 
     name: str
-    verdict: str
+    claims: list[Claim]
     picture: Picture
     untested: list[str]
-    holds: list[Statement]
-    fails: list[Statement]
     drawing: Drawing | None = None  # how the picture is drawn, unless an experiment drew it
 
 
@@ -243,7 +246,7 @@ def _check_names(file: Path, theme: Theme, entries: Mapping[str, Entry]) -> None
     named = {f"entry {name}": entry.after for name, entry in theme.entries.items()}
     for paper in theme.papers:
         panels = paper.drawing.panels if paper.drawing else []
-        named[paper.name] = [*(one.entry for one in paper.holds + paper.fails), *(panel.entry for panel in panels)]
+        named[paper.name] = [*(name for claim in paper.claims for name in claim.entries), *(panel.entry for panel in panels)]
     for place, names in named.items():
         if unknown := [name for name in names if name not in entries]:
             raise InputError(f"{file}, {place}: there is no entry {unknown[0]!r}; name one out of {', '.join(entries)}.")
@@ -318,8 +321,7 @@ _ENTRY = _made(
 _PAPER = _made(
     Paper,
     picture=_PICTURE,
-    holds=_list_of(Statement),
-    fails=_list_of(Statement),
+    claims=_list_of(Claim, here=schema.constant(*OUTCOMES)),
     drawing=_made(Drawing, panels=_list_of(Panel)),
 )
 _THEME = _made(Theme, entries=schema.map_of(_ENTRY, keys=_name, least=1), papers=schema.list_of(_PAPER))

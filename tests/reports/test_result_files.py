@@ -35,7 +35,7 @@ def test_an_entry_is_read_as_it_is_written(tmp_path):
         ("lines: {a:", "tolerance: 0.1\n            lines: {a:", "the scores of nDCG@10 have a tolerance without `because`"),
         ("after: [base]", "after: [bass]", "entry toy: there is no entry 'bass'"),
         ("seeds: []", "seeds: []\n    after: [toy]", "come after one another in a circle"),
-        ("It plays., entry: toy", "It plays., entry: ball", "Toy paper: there is no entry 'ball'"),
+        ("entries: [toy]", "entries: [ball]", "Toy paper: there is no entry 'ball'"),
         ("rows: [a, b]", "rows: [a, c]", "the panel 'Left' of entry toy: .* no single row 'c'"),
         ("title: Toys\n", "title: Toys\ntitle: Twice\n", "'title' is there twice"),
     ],
