@@ -13,7 +13,7 @@ import platform
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -73,10 +73,29 @@ class Parser(argparse.ArgumentParser):
             mirrors.local(address)
         return found
 
+    def refuse_others(self, args: argparse.Namespace, flag: str, *, used: Collection[str]) -> None:
+        """Refuses flags without a meaning beside another one.
+
+        Args:
+            args: what was parsed.
+            flag: the other one, as it is written.
+            used: the names of the arguments that it leaves a meaning.
+
+        Raises:
+            InputError: another argument was given.
+        """
+        given = [name for name, value in vars(args).items() if name not in used and value != self.get_default(name)]
+        if given:
+            raise InputError(f"--{given[0]} changes nothing beside {flag}; leave one of them out.")
+
     def _local(self, text: str) -> str:
         """A path here; the copy of an address is fetched later."""
         if buckets.foreign(text):
             raise argparse.ArgumentTypeError(f"is {text}; it must be {LOCAL}")
+        try:
+            text = outputs.in_home(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
         def later(address: str) -> Path:
             self._addresses.append(address)

@@ -88,7 +88,7 @@ def load(
         if not isinstance(prompt, str | None):
             raise InputError(f'{name} is {prompt!r:.60}; give a str, or "" for none.')
     mesh = sharding.make_mesh(devices=_chosen(devices))
-    folder = any_model.folder_of(source)
+    folder = any_model.folder_of(source).absolute()  # results are kept there, wherever the process goes
     if any_model.is_run(folder):
         if pooling is not None or tokenizer is not None:
             raise InputError(f"{source} is a run, which has its own pooling and tokenizer; leave them out.")

@@ -18,14 +18,15 @@ from de_jax.training.mesh import distributed
 from de_jax.training.run.run_folder import RECIPE_FILE, read_recipe_file, read_settings
 
 MOST_ENTRIES = 1000
-"""Of a list that is written out; a longer one is data, such as the rows of `table_pairs`, and its length stands for it."""
+"""Of a list that is written out; a longer one is data, and its length stands for it."""
 
 
 def to_json(value: Any) -> Any:
     """A setting's value as JSON.
 
     A dataclass is {"type": "module.Name", field: value, ...}, a function {"function": "module.name", parameter: value, ...} with
-    what `functools.partial` bound and the defaults of the rest, any other object {"type": "module.Name"}.
+    what `functools.partial` bound and the defaults of the rest, any other object {"type": "module.Name"}. Data stay out: of rows,
+    as `table_pairs` takes them, and of long lists only the number is written.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -42,7 +43,7 @@ def to_json(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"type": _place(type(value))} | fields
-    if isinstance(value, list | tuple) and len(value) > MOST_ENTRIES:
+    if isinstance(value, list | tuple) and (len(value) > MOST_ENTRIES or any(isinstance(entry, Mapping) for entry in value)):
         return {"type": _place(type(value)), "num_entries": len(value)}
     if isinstance(value, list | tuple):
         return [to_json(entry) for entry in value]

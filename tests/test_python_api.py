@@ -244,6 +244,14 @@ def test_devices_share_the_work(sde, folders):
 
 
 @pytest.mark.usefixtures("as_users_have_it")
+def test_a_run_is_the_same_folder_wherever_the_process_goes(folders, tmp_path, monkeypatch):
+    folder = Path(folders["sde"])
+    monkeypatch.chdir(folder.parent)
+    model = de_jax.load(folder.name, devices=1)
+    monkeypatch.chdir(tmp_path)
+    assert model.run.run_dir == folder.absolute()
+
+
 def test_one_device_and_numbers_of_numpy_are_options(folders):
     chosen = de_jax.load(folders["sde"], devices=jax.local_devices()[1], truncate_dim=np.int64(4))
     counted = de_jax.load(folders["sde"], devices=np.int64(1), truncate_dim=4)

@@ -7,6 +7,7 @@ import numpy as np
 
 from de_jax import recipe_file
 from de_jax.data.sources.options import PairsOptions
+from de_jax.data.sources.table_pairs import table_pairs
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.models.dual_encoder import DualEncoder
@@ -35,6 +36,15 @@ def test_functions_classes_and_what_is_bound_are_told():
     assert told["optimization"]["schedule"]["warmup_steps"] == 0
     assert (recipe_file.to_json(np.int64(3)), recipe_file.to_json(np.float32(0.5))) == (3, 0.5)
     assert [recipe_file.to_json(value) for value in (float("inf"), -np.inf, np.float32("nan"))] == ["inf", "-inf", "nan"]
+
+
+def test_rows_stay_out():
+    rows = [{"query": "a secret?", "positive": "yes"}] * 3
+    told = recipe_file.to_json(
+        dataclasses.replace(recipe(), data=functools.partial(table_pairs, rows, options=recipe().data.keywords["options"]))
+    )
+    assert told["data"]["path"] == {"type": "builtins.list", "num_entries": 3}
+    assert "secret" not in str(told)
 
 
 def test_a_run_says_what_changed(tmp_path):

@@ -11,7 +11,6 @@ the grades unchanged. Without --run_dir and --run_file, BM25 is scored alone.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -29,7 +28,10 @@ HOLE_DEPTH = 10
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
-    args = _parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.run_file:
+        parser.refuse_others(args, "--run_file", used=("run_file", "qrels", "measures", "min_relevance"))
     policy = arguments.policy(args)
     qrels = beir.read_qrels(args.qrels)
     if args.run_file:
@@ -50,14 +52,14 @@ def main(argv: list[str] | None = None) -> None:
     print(json.dumps(report))
 
 
-def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+def _parser() -> command.Parser:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--qrels", type=Path, required=True, help="judgements with TREC's four columns or BEIR's three")
     parser.add_argument("--topics", type=Path, help="queries: jsonl, tsv or txt, plain or .gz; judged queries are used")
     parser.add_argument("--corpus", type=Path, help="documents: jsonl or tsv, plain or .gz")
     parser.add_argument("--run_file", help="score this TREC run file instead of a model")
     arguments.add(parser, measures=MEASURES)
-    return parser.parse_args(argv)
+    return parser
 
 
 if __name__ == "__main__":

@@ -36,7 +36,10 @@ FORMATS = ("pairs", "beir")
 
 def main(argv: list[str] | None = None) -> None:
     """The command; prints the folder's counts."""
-    args = _parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.format == "beir":
+        parser.refuse_others(args, "--format=beir", used=vars(args).keys() - {"model", "tokenizer", "doc_tokenizer"})
     table = arguments.table(args)
     files_of(table)  # refused before a model is fetched
     readings = table_pairs.readings_of(
@@ -100,7 +103,7 @@ def _rows_read(readings: Readings) -> dict[str, Any]:
     return {"rows": rows, "bad_rows": bad_rows, "columns": readings.train.columns} if rows else {}
 
 
-def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+def _parser() -> command.Parser:
     parser = command.Parser(description=__doc__)
     arguments.add_table(parser)
     parser.add_argument("--dev_table", default="", help="a table of dev pairs, to score checkpoints")
@@ -115,7 +118,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokenizer", help="or spiece.model, tokenizer.json, or a folder with either")
     parser.add_argument("--doc_tokenizer", help="another vocabulary for documents")
     parser.add_argument("--out_dir", type=Path, required=True, help="the folder to write")
-    return parser.parse_args(argv)
+    return parser
 
 
 if __name__ == "__main__":

@@ -82,12 +82,12 @@ def replaced(text: str, local: Callable[[str], Path]) -> str:
 
 
 def localized(value: Any, local: Callable[[str], Path]) -> Any:
-    """A setting with `local(address)` in the place of each bucket's address, in tuples and records too.
+    """A setting with `local(address)` in the place of each bucket's address and each path below "~/", in tuples and records too.
 
     A value without an address is given back itself.
     """
     if isinstance(value, str):
-        return str(local(value)) if is_bucket(value) else value
+        return str(local(value)) if is_bucket(value) or outputs.is_in_home(value) else value
     if isinstance(value, dict):
         parts = {key: localized(entry, local) for key, entry in value.items()}
         return parts if any(parts[key] is not value[key] for key in value) else value

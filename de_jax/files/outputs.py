@@ -57,8 +57,26 @@ def make_folder(path: Path) -> None:
         raise InputError(f"{path} must be a folder, but {taken} is a file; give another path.") from None
 
 
+def in_home(path: str) -> str:
+    """A path with the home directory in the place of "~/", which no shell expands in --run_dir=~/run.
+
+    Raises:
+        InputError: a name that is not UTF-8, which no JSON file can hold.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"the name {os.fsencode(path)!r} is not UTF-8; rename it.") from None
+    return os.path.expanduser(path) if is_in_home(path) else path
+
+
+def is_in_home(text: Any) -> bool:
+    """Whether a text is "~", or begins with "~/"."""
+    return isinstance(text, str) and (text == "~" or text.startswith("~/"))
+
+
 def require_local(path: str | Path) -> Path:
-    """The path, where it is one of this machine.
+    """The path, where it is one of this machine; see `in_home`.
 
     Raises:
         InputError: an address such as gs://bucket/run, which would become a folder `gs:` here; see `mirrors`.
@@ -68,7 +86,7 @@ def require_local(path: str | Path) -> Path:
             f"{path} is an address; give a path on this machine, because only commands, recipes and the functions of de_jax take "
             "buckets."
         )
-    return Path(path)
+    return Path(in_home(os.fspath(path)))
 
 
 def temporary(path: Path) -> Path:
@@ -235,7 +253,12 @@ def _is_same(file: TextIO, path: Path) -> bool:
 
 def cache_dir() -> Path:
     """Where things that can be made again are kept: `$DE_JAX_CACHE`, or `~/.cache/de_jax`."""
-    return require_local(os.environ.get("DE_JAX_CACHE") or Path.home() / ".cache" / "de_jax")
+    if folder := os.environ.get("DE_JAX_CACHE"):
+        return require_local(folder)
+    try:
+        return Path.home() / ".cache" / "de_jax"
+    except RuntimeError:
+        raise InputError("this user has no home directory; set DE_JAX_CACHE to a folder for files that are kept.") from None
 
 
 def sha256_of(path: str | Path) -> str:

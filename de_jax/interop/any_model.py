@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from de_jax.files import buckets, mirrors
+from de_jax.files import buckets, mirrors, outputs
 from de_jax.files.reading import is_there
 from de_jax.interop import hub, huggingface, language_models, peft_adapters, safetensors_model, sentence_transformers, t5x
 from de_jax.interop.pretrained import Pretrained, PretrainedSide
@@ -100,7 +100,7 @@ def folder_of(source: str | Path) -> Path:
     Raises:
         InputError: neither.
     """
-    source = mirrors.local(source) if buckets.is_bucket(source) else source
+    source = mirrors.local(source) if buckets.is_bucket(source) or outputs.is_in_home(source) else source
     if Path(source).is_dir():
         return Path(source)
     name = hub_name(source)

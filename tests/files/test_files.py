@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from de_jax import command
 from de_jax.expansion import generated_queries
-from de_jax.files import folders, outputs
+from de_jax.files import folders, mirrors, outputs
 from de_jax.training.run import run_log
 from de_jax.types import InputError
 
@@ -106,3 +107,28 @@ def test_the_checksum_of_an_absent_file_or_of_a_folder_is_refused(tmp_path):
     for path, why in ((tmp_path / "absent", "does not exist"), (tmp_path, "is a folder")):
         with pytest.raises(InputError, match=why):
             outputs.sha256_of(path)
+
+
+def test_the_home_directory_is_found_where_no_shell_expands_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert mirrors.local("~/run") == tmp_path / "run"
+    assert mirrors.localized(["~/run"]) == [str(tmp_path / "run")]
+    parser = command.Parser()
+    parser.add_argument("--run_dir")
+    assert parser.parse_args(["--run_dir=~/run"]).run_dir == str(tmp_path / "run")
+    assert mirrors.localized(["~run", "a/~/b"]) == ["~run", "a/~/b"]
+
+
+def test_a_name_that_is_not_utf_8_is_refused():
+    parser = command.Parser()
+    parser.add_argument("--dataset_dir", type=Path)
+    for call in (lambda: mirrors.local("b\udce9"), lambda: parser.parse_args(["--dataset_dir=b\udce9"])):
+        with pytest.raises(InputError, match=r"b\\xe9' is not UTF-8; rename it\."):
+            call()
+
+
+def test_a_user_without_a_home_directory_is_told_how_to_name_a_folder(monkeypatch):
+    monkeypatch.delenv("DE_JAX_CACHE", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))
+    with pytest.raises(InputError, match="no home directory; set DE_JAX_CACHE to a folder"):
+        outputs.cache_dir()

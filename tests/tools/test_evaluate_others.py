@@ -170,9 +170,12 @@ def test_bad_trec_files_are_refused(tmp_path, trec):
     assert "judged queries that are not in" in fault(qrels=file("other.txt", "q7 0 d0 1\n"))
     assert "judged documents that are not in" in fault(qrels=file("other.txt", "q0 0 d77 1\n"))
     assert "empty.txt holds no judgement" in fault(qrels=file("empty.txt", ""))
-    assert "line 1: 2 columns in place of 6" in fault(run_file=file("broken.trec", "q0 d0\n"))
-    assert "empty.trec holds no result" in fault(run_file=file("empty.trec", ""))
-    assert "no judged query has results" in fault(run_file=file("strange.trec", "q9 Q0 d0 1 1.0 x\n"))
+    alone = {"corpus": None, "topics": None}
+    assert "line 1: 2 columns in place of 6" in fault(run_file=file("broken.trec", "q0 d0\n"), **alone)
+    assert "empty.trec holds no result" in fault(run_file=file("empty.trec", ""), **alone)
+    assert "no judged query has results" in fault(run_file=file("strange.trec", "q9 Q0 d0 1 1.0 x\n"), **alone)
+    assert fault(run_file="a.trec").startswith("--topics changes nothing beside --run_file; leave one")
+    assert fault(run_file="a.trec", run_dir="runs/a", **alone).startswith("--run_dir changes nothing beside --run_file; leave one")
 
 
 @pytest.mark.parametrize(

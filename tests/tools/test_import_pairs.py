@@ -89,6 +89,7 @@ def test_what_is_missing_or_wrong_is_said_before_anything_is_written(qa, trained
         (qa, f"--out_dir={trained}", "--format=beir"): "exists already and holds",
         (qa, out, "--format=beir", "--dev_split=test"): r"a\.csv has no splits; give --dev_table or --dev_fraction",
         (qa, out, "--format=beir", "--split=test"): r"a\.csv has neither splits nor subsets; leave split and subset out",
+        (qa, out, "--format=beir", "--model=a"): r"--model changes nothing beside --format=beir; leave one of them out",
         (qa, out, "--dev_fraction=1"): r"--dev_fraction is 1; it must be less than 1",
     }.items():
         with pytest.raises(InputError, match=message):
