@@ -11,7 +11,7 @@ written again after each score, and the same cell by cell as JSON lines. The sam
 --dry_run with a --topology of plan_run compiles the step of each recipe for its memory, in minutes each.
 
 --scale small and --check are for a clone of the repository: experiments and results are not installed. docs/results.md lists the
-entries.
+entries. --scale small first runs the designs, also of other papers, whose missing results the paper's designs need.
 """
 
 from __future__ import annotations
@@ -82,8 +82,10 @@ def _small(paper: str, args: argparse.Namespace) -> None:
         print(json.dumps({"paper": paper, "designs": [design._asdict() for design in found]}))
         return
     reports = designs.run_designs(found, commands.call)
-    results = [Path(report["results"]) for report in reports if report["results"]]
-    _say("", *(path.read_text(encoding="utf-8") for path in results if path.is_file()))
+    for results in (Path(report["results"]) for report in reports if report["results"]):
+        _say("", str(results))
+        if results.name == "report.json" and results.is_file():
+            _say(*designs.report_tables(outputs.read_json(results)))
     print(json.dumps({"paper": paper, "designs": reports}))
 
 
