@@ -298,6 +298,13 @@ def test_small_designs_that_cannot_all_run_are_refused_before_any_does(paper, sm
     assert not list(paper.glob("[tz]*/report.json"))
 
 
+@pytest.mark.parametrize("flag", ["--data_dir=data", "--out_dir=out", "--seeds=0", "--topology=v5e:8x8", "--gin.train.seed=1"])
+@pytest.mark.parametrize("registered", [["toy", "--scale=small"], ["--check=toy"]])
+def test_registered_commands_take_no_settings(paper, small, registered, flag):
+    with pytest.raises(InputError, match=rf"^{registered[-1].split('=')[0]}.* takes no {flag.split('=')[0]}.*, as"):
+        reproduce.main([*registered, flag])
+
+
 def test_a_paper_has_to_be_named(paper):
     with pytest.raises(InputError, match="name a paper: toy"):
         reproduce.main([])
