@@ -12,12 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from de_jax.files import schema
 from de_jax.files.reading import parse_object
+from de_jax.files.yaml_files import read_yaml
 from de_jax.reports import tables
 from de_jax.reports.result_files import Entry, Scores, Table, entries_of, expected, read_all, tolerances
 from de_jax.types import InputError
 
 RESULTS_DIR = "results"
+_DESIGN = schema.record({"results": schema.Maybe(schema.text, "")})
 
 
 def check_entry(name: str) -> None:
@@ -62,7 +65,7 @@ def check(name: str, root: str | Path = ".") -> dict[str, Any]:
     if name not in _checkable(entries):
         raise InputError(f"the entry {name} has no scores to compare; take one of {', '.join(_checkable(entries))}.")
     chain = [entries[one] for one in _before(name, entries)]
-    missing = [path for one in (*chain, entry) for path in one.needs if not (root / path).exists()]
+    missing = _missing([*chain, entry], root)
     if missing:
         raise InputError(f"the entry {name} needs {', '.join(missing)} in {root.resolve()}; put it there, or a link to it.")
     for one in chain:
@@ -81,6 +84,17 @@ def _before(name: str, entries: Mapping[str, Entry]) -> list[str]:
     """The entries that one builds on, the first to run first."""
     found = [one for earlier in entries[name].after for one in (*_before(earlier, entries), earlier)]
     return list(dict.fromkeys(found))
+
+
+def _missing(entries: Sequence[Entry], root: Path) -> list[str]:
+    """The needs that are not there and that no earlier entry's design writes."""
+    missing: list[str] = []
+    written: set[str] = set()
+    for entry in entries:
+        missing += [path for path in entry.needs if path not in written and not (root / path).exists()]
+        if entry.design:
+            written.add(read_yaml(root / entry.design, _DESIGN)["results"])
+    return missing
 
 
 def _run(entry: Entry, root: Path) -> list[dict[str, Any]]:

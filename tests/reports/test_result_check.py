@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 from recorded_results import TOY, write_results
 
+from de_jax.files.yaml_files import read_yaml
+from de_jax.reports import result_check
 from de_jax.reports.result_check import check
+from de_jax.reports.result_files import entries_of, read_all
 from de_jax.tools import reproduce
 from de_jax.types import InputError
+
+ROOT = Path(__file__).parents[2]
+RECORDED = entries_of(read_all(ROOT / "results"))
 
 
 def printed(scores):
@@ -83,6 +89,24 @@ def test_what_stands_in_the_way_is_a_sentence(tmp_path, name, written, changed, 
     assert written in TOY
     with pytest.raises(InputError, match=sentence):
         check(name, toy(tmp_path, {"a": [0.5], "b": [0.4]}, TOY.replace(written, changed) if written else TOY))
+
+
+def test_the_results_of_an_earlier_entry_need_not_be_there(tmp_path):
+    text = TOY.replace("needs: [data]", "needs: [data, model]")
+    with pytest.raises(InputError, match=r"needs model in"):
+        check("toy", toy(tmp_path, {"a": [0.5], "b": [0.4]}, text))
+    (tmp_path / "base.yaml").write_text("results: model")
+    assert check("toy", toy(tmp_path, {"a": [0.5], "b": [0.4]}, text.replace("seeds: []", "seeds: []\n    design: base.yaml")))[
+        "within"
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name, entry in RECORDED.items() if any(table.scores for table in entry.tables)])
+def test_an_entry_comes_after_those_that_write_its_needs(name):
+    written = set()
+    for entry in (RECORDED[one] for one in (*result_check._before(name, RECORDED), name)):
+        assert {need for need in entry.needs if need.startswith("runs/")} <= written
+        written |= {read_yaml(ROOT / entry.design).get("results")} if entry.design else set()
 
 
 def test_commands_run_by_this_python(tmp_path):
