@@ -31,7 +31,7 @@ from de_jax.papers.cells import Reproduction
 from de_jax.papers.needs import Sources
 from de_jax.papers.tables import names, read_paper
 from de_jax.reports.result_check import check_entry
-from de_jax.reports.tables import text_table
+from de_jax.reports.tables import design_tables, text_table
 from de_jax.settings import Seed, numeric
 from de_jax.types import InputError
 
@@ -88,7 +88,7 @@ def _small(paper: str, args: argparse.Namespace) -> None:
     for results in (Path(report["results"]) for report in reports if report["results"]):
         _say("", str(results))
         if results.name == "report.json" and results.is_file():
-            _say(*designs.report_tables(outputs.read_json(results)))
+            _say(*design_tables(outputs.read_json(results)))
     print(json.dumps({"paper": paper, "designs": reports}))
 
 
