@@ -48,6 +48,21 @@ entries:
             lines: {a: {method: a}, b: {method: b}}
 """
 
+CHANGED = (
+    (
+        TOY.replace("| method | nDCG@10 | p |", "| method | nDCG@10 | change | p | MRR |")
+        .replace("| a | .500 ± .010 | |", "| a | .500 ± .010 | | | -.02 (p .3) |")
+        .replace("| b | **.400** ± .010 | .02 |", "| b | **.400** ± .010 | **-.100** | .02 | +.03 (p .001) |")
+    )
+    + """\
+          - changes: {nDCG@10: [compared, 0, systems, b]}
+            lines: {b: {design: toy.yaml}}
+          - changes: {MRR: [compared, 1, systems, b]}
+            lines: {a: {design: toy.yaml}, b: {design: toy.yaml}}
+"""
+)
+"""The same with changes: of nDCG@10 in cells of their own, of MRR in one; that of a's MRR has a large p."""
+
 
 def write_results(root, text=TOY, theme="toys"):
     """Writes a theme below `root`/results."""

@@ -11,7 +11,7 @@ written again after each score, and the same cell by cell as JSON lines. The sam
 --dry_run with a --topology of plan_run compiles the step of each recipe for its memory, in minutes each.
 
 --scale small and --check are for a clone of the repository: experiments and results are not installed. docs/results.md lists the
-entries.
+entries. --scale small first runs the designs, also of other papers, whose missing results the paper's designs need.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ from de_jax.papers.cells import Reproduction
 from de_jax.papers.needs import Sources
 from de_jax.papers.tables import names, read_paper
 from de_jax.reports.result_check import check_entry
-from de_jax.reports.tables import text_table
+from de_jax.reports.tables import design_tables, text_table
 from de_jax.settings import Seed, numeric
 from de_jax.types import InputError
+
+_OF_PAPER_SCALE = {"topology": None, "seeds": [0], "data_dir": Path("data"), "out_dir": Path("runs/reproduce")}
+"""The arguments that --scale small and --check do not read, with their defaults."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -82,8 +85,10 @@ def _small(paper: str, args: argparse.Namespace) -> None:
         print(json.dumps({"paper": paper, "designs": [design._asdict() for design in found]}))
         return
     reports = designs.run_designs(found, commands.call)
-    results = [Path(report["results"]) for report in reports if report["results"]]
-    _say("", *(path.read_text(encoding="utf-8") for path in results if path.is_file()))
+    for results in (Path(report["results"]) for report in reports if report["results"]):
+        _say("", str(results))
+        if results.name == "report.json" and results.is_file():
+            _say(*design_tables(outputs.read_json(results)))
     print(json.dumps({"paper": paper, "designs": reports}))
 
 
@@ -93,7 +98,7 @@ def _say(*lines: str) -> None:
 
 
 def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = command.Parser(description=__doc__)
+    parser, absent = command.Parser(description=__doc__), argparse.SUPPRESS
     parser.add_argument("paper", nargs="?", type=str, help=f"one of {', '.join(names())}")
     parser.add_argument("--check", metavar="ENTRY", type=str, help="in place of a paper: an entry of results/*.yaml")
     parser.add_argument("--table", nargs="+", metavar="N", help="some of its tables (default all)")
@@ -101,19 +106,22 @@ def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
         "--scale", choices=["paper", "small"], default="paper", help="the paper's own runs (default), or designs on small data"
     )
     parser.add_argument("--dry_run", action="store_true", help="print the plan, and train nothing")
-    parser.add_argument("--topology", help="with --dry_run: devices to compile the steps for, such as v5e:8x8")
+    parser.add_argument("--topology", default=absent, help="with --dry_run: devices to compile the steps for, such as v5e:8x8")
     parser.add_argument(
         "--seeds",
         nargs="+",
         type=numeric(Seed),
-        default=[0],
+        default=absent,
         help="of parameters, dropout and batches; the tables have these (default 0)",
     )
-    parser.add_argument("--data_dir", type=Path, default=Path("data"), help="where data and weights lie (default data)")
-    parser.add_argument(
-        "--out_dir", type=Path, default=Path("runs/reproduce"), help="gets runs and tables (default runs/reproduce)"
-    )
-    return parse_with_settings(parser, argv)
+    parser.add_argument("--data_dir", type=Path, default=absent, help="where data and weights lie (default data)")
+    parser.add_argument("--out_dir", type=Path, default=absent, help="gets runs and tables (default runs/reproduce)")
+    args, settings = parse_with_settings(parser, argv)
+    given = [f"--{name}" for name in _OF_PAPER_SCALE if name in args] + [f"--gin.{setting}" for setting in settings]
+    other = "--check" if args.check else "--scale small" if args.scale == "small" else ""
+    if other and given:
+        raise InputError(f"{other} takes no {', '.join(given)}, as the registered commands have their own data and settings.")
+    return argparse.Namespace(**{**_OF_PAPER_SCALE, **vars(args)}), settings
 
 
 if __name__ == "__main__":

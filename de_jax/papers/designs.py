@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,17 +22,20 @@ class Design(NamedTuple):
     papers: tuple[str, ...]
     tables: tuple[str, ...]  # the papers' tables that it stands for; () for all
     commands: tuple[str, ...]  # command lines in order; each continues after a stop
-    needs: tuple[str, ...]  # files and folders
+    needs: tuple[str, ...]  # files and folders; results of other designs among them
     results: str  # a file that the last command writes, or ""
 
 
 def read_designs(paper: str, tables: list[str] | None = None) -> list[Design]:
-    """The designs of a paper in ./experiments; with `tables`, only designs for these tables.
+    """The designs of a paper in ./experiments, each after the designs whose results it needs; with `tables`, only for these tables.
+
+    Designs of other papers are among them if their results are needed and do not exist yet.
 
     Raises:
-        InputError: no such design in the working directory, or a malformed file.
+        InputError: no such design in the working directory, a malformed file, or designs that need each other.
     """
-    found = [one for path in sorted(DESIGNS_DIR.glob("*.yaml")) if (one := _read(path)) and paper in one.papers]
+    every = [one for path in sorted(DESIGNS_DIR.glob("*.yaml")) if (one := _read(path))]
+    found = [one for one in every if paper in one.papers]
     chosen = [one for one in found if not tables or not one.tables or set(tables) & set(one.tables)]
     if not chosen:
         of_tables = f" for table {', '.join(tables)}" if tables else ""
@@ -39,19 +43,31 @@ def read_designs(paper: str, tables: list[str] | None = None) -> list[Design]:
             f"{DESIGNS_DIR.resolve()} holds no design of {paper}{of_tables}; run --scale small in a checkout of the repository, "
             "whose experiments/*.yaml have `paper` and `commands`."
         )
-    return chosen
+    return _in_order(chosen, {one.results: one for one in every if one.results})
 
 
 def run_designs(designs: list[Design], call: Callable[[str], None]) -> list[dict[str, Any]]:
     """Runs the commands of each design; returns its seconds and the path of its results.
 
+    Args:
+        designs: in order, as of `read_designs`.
+        call: runs a command line.
+
     Raises:
-        InputError: data is missing, before anything runs; or a command failed.
+        InputError: a need is missing that no earlier design writes, before anything runs; or a command failed.
     """
-    if missing := {need: design.name for design in designs for need in design.needs if not Path(need).exists()}:
+    written: set[str] = set()
+    missing: dict[str, str] = {}
+    for design in designs:
+        missing |= {need: design.name for need in design.needs if need not in written and not Path(need).exists()}
+        written.add(design.results)
+    if missing:
         need, name = next(iter(missing.items()))
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise InputError(f"experiments/{name}.yaml needs {need}{others}, which does not exist; its file says where it comes from.")
+        raise InputError(
+            f"experiments/{name}.yaml needs {need}{others}, which does not exist and is not the `results` of an earlier design; "
+            "its file says where it comes from."
+        )
     reports = []
     for design in designs:
         start = time.monotonic()
@@ -59,6 +75,21 @@ def run_designs(designs: list[Design], call: Callable[[str], None]) -> list[dict
             call(line)
         reports.append({"design": design.name, "seconds": round(time.monotonic() - start, 1), "results": design.results or None})
     return reports
+
+
+def _in_order(chosen: list[Design], writers: Mapping[str, Design]) -> list[Design]:
+    """The chosen designs, each after the designs that write its needs; other designs are added if their results do not exist."""
+    before: dict[Design, list[Design]] = {}
+    found = list(chosen)
+    for design in found:  # grows meanwhile
+        earlier = [writers[need] for need in design.needs if need in writers]
+        before[design] = [one for one in earlier if one in chosen or not Path(one.results).exists()]
+        found += [one for one in before[design] if one not in found]
+    try:
+        return list(TopologicalSorter(before).static_order())
+    except CycleError as error:
+        circle = " -> ".join(f"experiments/{one.name}.yaml" for one in error.args[1])
+        raise InputError(f"each of these designs needs the results of another: {circle}; correct their `needs`.") from None
 
 
 def _read(path: Path) -> Design | None:

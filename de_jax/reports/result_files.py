@@ -22,6 +22,7 @@ from de_jax.files.yaml_files import read_yaml
 from de_jax.types import InputError
 
 _NUMBER = re.compile(r"([-+]?\d*\.?\d+)(?: ± (\d*\.?\d+))?")
+_CHANGE = re.compile(r"([-+]\d*\.?\d+) \(p (\d*\.?\d+)\)")
 _CONFIDENCE = 0.95
 OUTCOMES = ("yes", "partly", "no", "not tested")
 """Whether a claim holds here."""
@@ -32,11 +33,13 @@ class Scores:
     """Which numbers of a table a command prints again, and where.
 
     A number is the mean over the JSON objects that the entry's commands print. Only objects count that have the values of `lines`
-    for its row, and a number under the keys of `columns`.
+    for its row, and a number under the keys of `columns`. The keys of `changes` lead to a system of `de-jax compare_runs`, whose
+    difference and p (permutation test, Holm-corrected) the row has as `Table.change`.
     """
 
-    columns: Mapping[str, list[str | int]]  # by the head of a column, the keys that lead to the number within an object
     lines: Mapping[str, Mapping[str, Any]]  # by the first cell of a row
+    columns: Mapping[str, list[str | int]] = field(default_factory=dict)  # by the head of a column, the keys within an object
+    changes: Mapping[str, list[str | int]] = field(default_factory=dict)  # likewise
     tolerance: float | None = None  # by default from the spread over seeds
     because: str | None = None  # the reason for a stated tolerance
 
@@ -59,6 +62,24 @@ class Table:
         if len(found) != 1 or self.rows[0].count(column) != 1:
             raise ValueError(f"the table has no single row {row!r} or no single column {column!r}")
         return found[0][self.rows[0].index(column)]
+
+    def change(self, row: str, column: str) -> tuple[float, float]:
+        """A row's change and its p: the cell "+.0203 (p .0006)", or the cells under the next "change" and "p" after the column.
+
+        Raises:
+            ValueError: as of `cell`, or there is no such change.
+        """
+        cell, (head, *rows) = self.cell(row, column), self.rows
+        start = head.index(column) + 1
+        for place, pair in enumerate(itertools.pairwise(head[start:]), start):
+            if pair in (("change", "p"), (f"change of {column}", "p")):
+                cells = next(cells for cells in rows if cells[0] == row)
+                cell = f"{cells[place]} (p {cells[place + 1]})"
+                break
+        found = _CHANGE.fullmatch(cell.replace("*", ""))
+        if not found:
+            raise ValueError(f"{cell!r} is no change and its p, such as '+.0203 (p .0006)'")
+        return float(found[1]), float(found[2])
 
 
 @dataclass(frozen=True)
@@ -225,6 +246,8 @@ def _mistake(entry: Entry) -> str | None:
         return "it has scores and no commands that print them"
     for table in entry.tables:
         for scores in table.scores:
+            if not scores.columns and not scores.changes:
+                return f"the scores of {', '.join(scores.lines)} have neither columns nor changes; give one of them"
             if (scores.tolerance is None) != (scores.because is None):
                 return f"the scores of {', '.join(scores.columns)} have a tolerance without `because`, or the reverse; give both"
             for column, row in itertools.product(scores.columns, scores.lines):
@@ -234,6 +257,11 @@ def _mistake(entry: Entry) -> str | None:
                     return f"the score {row}, {column}: {error}"
                 if scores.tolerance is None and (deviation is None or len(entry.seeds) < 2):
                     return f"the score {row}, {column} has no deviation over two seeds or more; give its tolerance and `because`"
+            for column, row in itertools.product(scores.changes, scores.lines):
+                try:
+                    table.change(row, column)
+                except ValueError as error:
+                    return f"the change {row}, {column}: {error}"
     return None
 
 
@@ -306,9 +334,11 @@ def _name(value: Any) -> str:
 
 
 _PICTURE = _made(Picture, file=schema.file_name)
+_KEYS = schema.map_of(schema.list_of(_key, least=1))
 _SCORES = _list_of(
     Scores,
-    columns=schema.map_of(schema.list_of(_key, least=1), least=1),
+    columns=_KEYS,
+    changes=_KEYS,
     lines=schema.map_of(schema.map_of(lambda value: value), least=1),
 )
 _ENTRY = _made(

@@ -9,6 +9,7 @@ from pretrained_folders import write_encoder
 
 from de_jax import configurables
 from de_jax.data.text import beir
+from de_jax.files.yaml_files import read_yaml
 from de_jax.papers import designs, tables
 from de_jax.types import InputError
 from experiments import processes, run_design
@@ -179,6 +180,23 @@ def test_registered_designs_set_what_their_recipes_read(name, tmp_path):
     write_encoder(tmp_path, "bert" if name == "daft" else "t5")
     for recipe, settings in recipes_of(name, tmp_path):
         configurables.build([recipe], settings)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_design_needs_the_reports_of_the_designs_in_whose_folders_it_reads(path):
+    used = set(re.findall(r"\$out/\.\./(\w+)", path.read_text()))
+    needs = {need for need in read_yaml(path).get("needs", []) if need.startswith("runs/")}
+    assert needs == {f"runs/designs/{name}/report.json" for name in used}
+
+
+@pytest.mark.parametrize("paper", tables.names())
+def test_the_designs_of_a_paper_can_run_in_order_in_a_fresh_clone(paper, tmp_path, monkeypatch):
+    (tmp_path / "experiments").symlink_to(ROOT)
+    monkeypatch.chdir(tmp_path)
+    written = set()
+    for design in designs.read_designs(paper):
+        assert {need for need in design.needs if need.startswith("runs/")} <= written
+        written.add(design.results)
 
 
 @pytest.mark.parametrize("name", DESIGNS)

@@ -1,15 +1,23 @@
 """A recorded result is run again: what its commands print is within the tolerance, or is said not to be."""
 
+import contextlib
+import itertools
 import json
 import sys
 from pathlib import Path
 
 import pytest
-from recorded_results import TOY, write_results
+from recorded_results import CHANGED, TOY, write_results
 
+from de_jax.files.yaml_files import read_yaml
+from de_jax.reports import result_check
 from de_jax.reports.result_check import check
+from de_jax.reports.result_files import entries_of, read_all
 from de_jax.tools import reproduce
 from de_jax.types import InputError
+
+ROOT = Path(__file__).parents[2]
+RECORDED = entries_of(read_all(ROOT / "results"))
 
 
 def printed(scores):
@@ -83,6 +91,65 @@ def test_what_stands_in_the_way_is_a_sentence(tmp_path, name, written, changed, 
     assert written in TOY
     with pytest.raises(InputError, match=sentence):
         check(name, toy(tmp_path, {"a": [0.5], "b": [0.4]}, TOY.replace(written, changed) if written else TOY))
+
+
+@pytest.mark.parametrize(
+    ("difference", "p", "within"),
+    [(-0.002, 0.04, True), (-0.1, 0.05, False), (0.1, 0.001, False)],
+)
+def test_a_significant_change_has_to_come_out_again_with_its_sign(tmp_path, monkeypatch, capsys, difference, p, within):
+    root = toy(tmp_path, {"a": [0.5], "b": [0.4]}, CHANGED)
+    systems = [
+        {"b": {"difference": difference, "p_permutation": 0.001, "holm_permutation": p}},
+        {"b": {"difference": 0.5, "holm_permutation": 0.01}},
+    ]
+    with (root / "data").open("a") as file:
+        file.write("\n" + json.dumps({"design": "toy.yaml", "compared": [{"systems": one} for one in systems]}))
+    report = check("toy", root)
+    assert report["changes"] == [
+        {"change": "b, nDCG@10", "expected": -0.1, "expected_p": 0.02, "got": difference, "got_p": p, "within": within},
+        {"change": "b, MRR", "expected": 0.03, "expected_p": 0.001, "got": 0.5, "got_p": 0.01, "within": True},
+    ]
+    assert report["within"] == within
+    monkeypatch.chdir(root)
+    with contextlib.nullcontext() if within else pytest.raises(SystemExit):
+        reproduce.main(["--check", "toy"])
+    assert "expected_p" in capsys.readouterr().err
+
+
+def test_a_change_that_is_not_printed_is_a_sentence(tmp_path):
+    with pytest.raises(InputError, match="printed no change b, nDCG@10"):
+        check("toy", toy(tmp_path, {"a": [0.5], "b": [0.4]}, CHANGED))
+
+
+def test_the_results_of_an_earlier_entry_need_not_be_there(tmp_path):
+    text = TOY.replace("needs: [data]", "needs: [data, model]")
+    with pytest.raises(InputError, match=r"needs model in"):
+        check("toy", toy(tmp_path, {"a": [0.5], "b": [0.4]}, text))
+    (tmp_path / "base.yaml").write_text("results: model")
+    assert check("toy", toy(tmp_path, {"a": [0.5], "b": [0.4]}, text.replace("seeds: []", "seeds: []\n    design: base.yaml")))[
+        "within"
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name, entry in RECORDED.items() if any(table.scores for table in entry.tables)])
+def test_an_entry_comes_after_those_that_write_its_needs(name):
+    written = set()
+    for entry in (RECORDED[one] for one in (*result_check._before(name, RECORDED), name)):
+        assert {need for need in entry.needs if need.startswith("runs/")} <= written
+        written |= {read_yaml(ROOT / entry.design).get("results")} if entry.design else set()
+
+
+def test_recorded_changes_are_the_comparisons_of_their_design():
+    num_changes = 0
+    for entry in RECORDED.values():
+        for scores in (scores for table in entry.tables for scores in table.scores):
+            for (_, of_set, _, number, _, arm), line in itertools.product(scores.changes.values(), scores.lines.values()):
+                design = read_yaml(ROOT / "experiments" / line["design"])
+                assert arm in design["compare"][number]["arms"]
+                assert of_set.split(",")[0] in design["sets"]
+                num_changes += 1
+    assert num_changes > 100
 
 
 def test_commands_run_by_this_python(tmp_path):

@@ -4,9 +4,9 @@ import datetime
 
 import numpy as np
 import pytest
-from recorded_results import TOY, write_results
+from recorded_results import CHANGED, TOY, write_results
 
-from de_jax.reports.result_files import entries_of, read_all, tolerances
+from de_jax.reports.result_files import Table, entries_of, read_all, tolerances
 from de_jax.types import InputError
 
 
@@ -17,6 +17,17 @@ def test_an_entry_is_read_as_it_is_written(tmp_path):
     assert (entry.date, entry.seeds, entry.design) == (datetime.date(2026, 11, 23), [0, 1, 2], "")
     assert entry.tables[0].rows == [["method", "nDCG@10", "p"], ["a", ".500 ± .010", ""], ["b", "**.400** ± .010", ".02"]]
     assert entry.tables[0].cell("b", "p") == ".02"
+
+
+def test_a_change_and_its_p_are_in_one_cell_or_beside_the_score(tmp_path):
+    table = entries_of(read_all(write_results(tmp_path, CHANGED)))["toy"].tables[0]
+    assert (table.change("b", "nDCG@10"), table.change("b", "MRR")) == ((-0.1, 0.02), (0.03, 0.001))
+    two = Table([["", "SQuAD", "change", "p", "XQuAD", "change", "p"], ["a", ".2", "+.1", ".5", ".3", "-.2", "1.0000"]])
+    assert (two.change("a", "SQuAD"), two.change("a", "XQuAD")) == ((0.1, 0.5), (-0.2, 1.0))
+    of_mrr = Table([["", "MRR@10", "nDCG@10", "change of MRR@10", "p"], ["a", ".2", ".3", "+.1", ".5"]])
+    assert of_mrr.change("a", "MRR@10") == (0.1, 0.5)
+    with pytest.raises(ValueError, match="no change and its p"):
+        of_mrr.change("a", "nDCG@10")
 
 
 @pytest.mark.parametrize(
@@ -38,12 +49,16 @@ def test_an_entry_is_read_as_it_is_written(tmp_path):
         ("entries: [toy]", "entries: [ball]", "Toy paper: there is no entry 'ball'"),
         ("rows: [a, b]", "rows: [a, c]", "the panel 'Left' of entry toy: .* no single row 'c'"),
         ("title: Toys\n", "title: Toys\ntitle: Twice\n", "'title' is there twice"),
+        ("lines: {b: {d", "lines: {a: {d", "entry toy: the change a, nDCG@10: ' .p .' is no change and its p"),
+        ("- changes: {MRR:", "- changes: {RR:", "entry toy: the change a, RR: .* no single column 'RR'"),
+        ("- changes: {MRR: [compared, 1, systems, b]}", "- changes: {}", "the scores of a, b have neither columns nor changes"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_file_and_entry(tmp_path, written, mistaken, sentence):
-    assert written in TOY
+    text = TOY if written in TOY else CHANGED
+    assert written in text
     with pytest.raises(InputError, match=rf"toys\.yaml.*{sentence}"):
-        read_all(write_results(tmp_path, TOY.replace(written, mistaken)))
+        read_all(write_results(tmp_path, text.replace(written, mistaken)))
 
 
 def test_an_entry_has_a_name_of_its_own(tmp_path):

@@ -103,6 +103,30 @@ def run(trained, monkeypatch):
 
 
 @pytest.fixture
+def small(paper, monkeypatch, capsys):
+    """Runs --scale small in a folder with these designs, each its needs; a design writes a report of its own name."""
+    monkeypatch.chdir(paper)
+    (paper / "experiments").mkdir()
+
+    def call(*flags, **needs):
+        for name, own in needs.items():
+            program = f"import shutil; shutil.copyfile(*{['report.json', f'{name}/report.json']})"
+            text = {
+                "paper": "toy" if name.startswith("toy") else "other",
+                "commands": [f'python -c "{program}"'],
+                "needs": own,
+                "results": f"{name}/report.json",
+            }
+            (paper / name).mkdir(exist_ok=True)
+            (paper / "experiments" / f"{name}.yaml").write_text(json.dumps(text))
+        reproduce.main(["toy", "--scale=small", *flags])
+        out, err = capsys.readouterr()
+        return json.loads(out), err
+
+    return call
+
+
+@pytest.fixture
 def reproduced(paper, capsys):
     """Runs the command, and gives what it printed to stdout and stderr."""
 
@@ -192,11 +216,9 @@ def test_a_dry_run_plans_without_weights(paper, run, reproduced):
     assert run.lines == []
 
 
-def test_small_designs_run_their_commands(paper, reproduced, monkeypatch):
-    monkeypatch.chdir(paper)
+def test_small_designs_run_their_commands(paper, small):
     with pytest.raises(InputError, match=r"holds no design of toy; run --scale small in a checkout"):
-        reproduced("--scale=small")
-    (paper / "experiments").mkdir()
+        small()
     (paper / "experiments" / "other.yaml").write_text("question: without commands of its own\n")
     design = paper / "experiments" / "toy.yaml"
     design.write_text(
@@ -204,15 +226,83 @@ def test_small_designs_run_their_commands(paper, reproduced, monkeypatch):
         "commands:\n  - python -c \"open('out.md', 'w').write(open('data.txt').read())\"\n"
     )
     with pytest.raises(InputError, match=r"experiments/toy\.yaml needs data\.txt, which does not exist"):
-        reproduced("--scale=small")
+        small()
     (paper / "data.txt").write_text("| a table |")
-    assert reproduced("--scale=small", "--dry_run")[0]["designs"][0]["tables"] == ["1"]
-    report, err = reproduced("--scale=small", "--table=1")
+    assert small("--dry_run")[0]["designs"][0]["tables"] == ["1"]
+    report, err = small("--table=1")
     assert (report["designs"][0]["design"], report["designs"][0]["results"]) == ("toy", "out.md")
-    assert "| a table |" in err
+    assert err.endswith("\nout.md\n")
+    assert (paper / "out.md").read_text() == "| a table |"
     design.write_text(f"paper: toy\ncommands: [\"{sys.executable} -c 'raise SystemExit(3)'\"]\n")
     with pytest.raises(InputError, match="failed, as it says above"):
-        reproduced("--scale=small")
+        small()
+
+
+REPORT = {
+    "design": "toy.yaml",
+    "sets": {
+        "one": {
+            "arms": {"plain": {"mean": {"mrr@10": 0.25, "ndcg@10": 0.5}}, "mined": {"mean": {"mrr@10": 0.125, "ndcg@10": 0.375}}},
+            "compared": [
+                {
+                    "baseline": "plain",
+                    "measure": "mrr@10",
+                    "systems": {"plain": {}, "mined": {"difference": -0.125, "p_permutation": 0.01, "holm_permutation": 0.03}},
+                }
+            ],
+        },
+    },
+}
+SMALL = {
+    "toy_a": ["z/report.json", "toy_b/report.json"],
+    "toy_b": ["known/report.json"],
+    "z": ["other_data"],
+    "known": [],
+    "unused": [],
+}  # "toy_b" needs "known", whose results exist
+
+
+def test_small_designs_come_after_those_whose_results_they_need_also_of_other_papers(paper, small):
+    for name in ("known/report.json", "other_data", "report.json"):
+        (paper / name).parent.mkdir(exist_ok=True)
+        (paper / name).write_text(json.dumps(REPORT))
+    planned = [one["name"] for one in small("--dry_run", **SMALL)[0]["designs"]]
+    assert sorted(planned) == ["toy_a", "toy_b", "z"]
+    assert planned[-1] == "toy_a"
+    report, err = small()
+    assert [one["design"] for one in report["designs"]] == planned
+    assert err[err.index("toy_a/report.json\ntoy.yaml") :].splitlines() == [
+        "toy_a/report.json",
+        "toy.yaml: one  mrr@10  ndcg@10",
+        "plain          0.2500   0.5000",
+        "mined          0.1250   0.3750",
+        "difference in mrr@10           p (Holm)",
+        "mined beside plain    -0.1250    0.0300",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("needs", "sentence"),
+    [
+        ({"toy_b": ["toy_a/report.json"], "toy_a": ["toy_b/report.json"]}, r"experiments/toy_a\.yaml -> .*toy_b\.yaml"),
+        ({"toy_b": ["absent/report.json"]}, r"toy_b\.yaml needs absent/report\.json, .* not the `results` of an earlier design"),
+        ({"z": ["absent"]}, r"z\.yaml needs absent, which does not exist"),
+    ],
+)
+def test_small_designs_that_cannot_all_run_are_refused_before_any_does(paper, small, needs, sentence):
+    for name in ("known/report.json", "other_data", "report.json"):
+        (paper / name).parent.mkdir(exist_ok=True)
+        (paper / name).write_text(json.dumps(REPORT))
+    with pytest.raises(InputError, match=sentence):
+        small(**SMALL | needs)
+    assert not list(paper.glob("[tz]*/report.json"))
+
+
+@pytest.mark.parametrize("flag", ["--data_dir=data", "--out_dir=out", "--seeds=0", "--topology=v5e:8x8", "--gin.train.seed=1"])
+@pytest.mark.parametrize("registered", [["toy", "--scale=small"], ["--check=toy"]])
+def test_registered_commands_take_no_settings(paper, small, registered, flag):
+    with pytest.raises(InputError, match=rf"^{registered[-1].split('=')[0]}.* takes no {flag.split('=')[0]}.*, as"):
+        reproduce.main([*registered, flag])
 
 
 def test_a_paper_has_to_be_named(paper):
