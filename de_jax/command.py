@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
         """Refuses flags without a meaning beside another one.
 
         Args:
-            args: what was parsed.
+            args: all that were given, parsed.
             flag: the other one, as it is written.
             used: the names of the arguments that it leaves a meaning.
 

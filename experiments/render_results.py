@@ -36,10 +36,10 @@ differences of nDCG@10.
 
 The numbers are in `results/*.yaml`, with commands, commits, machines and seeds; this page and the pages below `docs/results/` are
 rendered from these files. In a clone of the repository, `de-jax reproduce --check <entry>` repeats an entry's commands and compares
-the scores. It ends with exit code 1 if a score is outside its tolerance. Most tolerances are prediction intervals: with 95 %
-confidence, runs with other seeds stay within all tolerances of an entry. The others are stated with a reason. The commands expect
-data in `data/` (`data/beir/scifact`, `data/tokenizers/t5`) and MiniLM in `all-MiniLM-L6-v2/`. They reuse runs in `runs/`, so check
-a change in a fresh clone."""
+the scores. It ends with exit code 1 if a score is outside its tolerance, or if a change recorded with p < .05 comes out with the
+other sign or with p of .05 or more. Most tolerances are prediction intervals: with 95 % confidence, runs with other seeds stay
+within all tolerances of an entry. The others are stated with a reason. The commands expect data in `data/` (`data/beir/scifact`,
+`data/tokenizers/t5`) and MiniLM in `all-MiniLM-L6-v2/`. They reuse runs in `runs/`, so check a change in a fresh clone."""
 
 
 def main(argv: list[str] | None = None) -> None:
