@@ -35,9 +35,6 @@ from de_jax.reports.tables import design_tables, text_table
 from de_jax.settings import Seed, numeric
 from de_jax.types import InputError
 
-_OF_PAPER_SCALE = {"topology": None, "seeds": [0], "data_dir": Path("data"), "out_dir": Path("runs/reproduce")}
-"""The arguments that --scale small and --check do not read, with their defaults."""
-
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
@@ -98,7 +95,7 @@ def _say(*lines: str) -> None:
 
 
 def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser, absent = command.Parser(description=__doc__), argparse.SUPPRESS
+    parser = command.Parser(description=__doc__)
     parser.add_argument("paper", nargs="?", type=str, help=f"one of {', '.join(names())}")
     parser.add_argument("--check", metavar="ENTRY", type=str, help="in place of a paper: an entry of results/*.yaml")
     parser.add_argument("--table", nargs="+", metavar="N", help="some of its tables (default all)")
@@ -106,22 +103,25 @@ def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
         "--scale", choices=["paper", "small"], default="paper", help="the paper's own runs (default), or designs on small data"
     )
     parser.add_argument("--dry_run", action="store_true", help="print the plan, and train nothing")
-    parser.add_argument("--topology", default=absent, help="with --dry_run: devices to compile the steps for, such as v5e:8x8")
+    parser.add_argument("--topology", help="with --dry_run: devices to compile the steps for, such as v5e:8x8")
     parser.add_argument(
         "--seeds",
         nargs="+",
         type=numeric(Seed),
-        default=absent,
+        default=[0],
         help="of parameters, dropout and batches; the tables have these (default 0)",
     )
-    parser.add_argument("--data_dir", type=Path, default=absent, help="where data and weights lie (default data)")
-    parser.add_argument("--out_dir", type=Path, default=absent, help="gets runs and tables (default runs/reproduce)")
+    parser.add_argument("--data_dir", type=Path, default=Path("data"), help="where data and weights lie (default data)")
+    parser.add_argument(
+        "--out_dir", type=Path, default=Path("runs/reproduce"), help="gets runs and tables (default runs/reproduce)"
+    )
     args, settings = parse_with_settings(parser, argv)
-    given = [f"--{name}" for name in _OF_PAPER_SCALE if name in args] + [f"--gin.{setting}" for setting in settings]
-    other = "--check" if args.check else "--scale small" if args.scale == "small" else ""
-    if other and given:
-        raise InputError(f"{other} takes no {', '.join(given)}, as the registered commands have their own data and settings.")
-    return argparse.Namespace(**{**_OF_PAPER_SCALE, **vars(args)}), settings
+    flag, used = ("--check", ()) if args.check else ("--scale=small", ("table", "dry_run"))
+    if args.check or args.scale == "small":  # whose registered commands have data and settings of their own
+        parser.refuse_others(args, flag, used=("paper", "check", "scale", *used))
+        if settings:
+            raise InputError(f"--gin.{settings[0]} changes nothing beside {flag}; leave one of them out.")
+    return args, settings
 
 
 if __name__ == "__main__":
