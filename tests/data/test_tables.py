@@ -184,6 +184,11 @@ def test_packages_that_are_not_there_are_named(tmp_path):
         ({"sentence1": "q", "sentence2": "d", "label": 0.5}, ("q", ["d"], [], [0.5], [])),
         ({"sentence1": "q", "sentence2": "d", "label": "0.5"}, ("q", ["d"], [], [0.5], [])),
         ({"sentence1": "q", "sentence2": "d", "label": "1"}, ("q", ["d"], [], [None], [])),
+        # whole numbers as pandas' columns of floats have them
+        ({"query": "q", "doc": "d", "label": 1.0, "score": 0.25}, ("q", ["d"], [], [0.25], [])),
+        ({"query": "q", "doc": "d", "label": "1.0"}, ("q", ["d"], [], [None], [])),
+        ({"query": "q", "doc": "n", "label": "-0.0"}, ("q", [], ["n"], [], [None])),
+        ({"query": "q", "docs": ["d", "n", "e"], "labels": [1.0, 0.0, 0.5]}, ("q", ["d", "e"], ["n"], [None, 0.5], [None])),
         ({"query": "q", "doc": "d", "negative": "n", "scores": "[1, 0.5]"}, ("q", ["d"], ["n"], [1.0], [0.5])),
         # FlagEmbedding
         (
@@ -235,6 +240,11 @@ def test_rows_of_other_libraries_say_what_they_say_there(values, expected):
             {"query": "q", "doc": "d", "label": 2},
             "the label 2 in column 'label' is neither 0 nor 1; if labels are scores",
         ),
+        ({"query": "q", "doc": "d", "label": 2.0}, "the label 2 in column 'label' is neither 0 nor 1; if labels are scores"),
+        ({"query": "q", "doc": "d", "label": "2.0"}, "the label 2 in column 'label' is neither 0 nor 1; if labels are scores"),
+        ({"query": "q", "doc": "d", "label": -1.0}, "the label -1 in column 'label' is neither 0 nor 1; if labels are scores"),
+        ({"query": "q", "doc": "d", "label": -0.5}, "the label -0.5 in column 'label' is neither 0 nor 1 nor between them; if"),
+        ({"query": "q", "doc": "d", "label": "2.5"}, "the label 2.5 in column 'label' is neither 0 nor 1 nor between them; if"),
         ({"query": "q", "doc": "d", "label": "yes"}, "column 'label': the score 'yes' is not a finite number"),
         ({"query": "q", "doc": "d", "label": None}, "column 'label' holds nothing, not a number"),
         ({"query": "q", "doc": ["d", "e"], "labels": [1]}, "1 labels in column 'labels' for 2 documents"),

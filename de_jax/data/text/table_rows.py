@@ -8,7 +8,7 @@ Columns are found by the common names of other libraries, or are named:
     neg_docs     negative, neg, negatives, ...: as doc; also negative_1, negative_2, ...
     score        score, scores: one for each text, the documents first
     doc_scores   pos_scores, and neg_scores: the same in two columns
-    label        label, labels: 0 for a text that is not relevant, 1 for a document; a fraction is a score
+    label        label, labels: 0 for a text that is not relevant, 1 for a document, also as 0.0 and 1.0; between them a score
 """
 
 from __future__ import annotations
@@ -306,13 +306,13 @@ def _label(value: Any, column: str) -> float:
     if isinstance(value, str) and value.strip().casefold() in ("true", "false"):
         value = value.strip().casefold() == "true"
     number = float(value) if isinstance(value, bool) else _number(value, column)
-    is_whole = isinstance(value, int) or (isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value) is not None)
-    if is_whole and number not in (0, 1):
+    if not 0 <= number <= 1:
+        between = "" if number.is_integer() else " nor between them"
         raise ValueError(
-            f"the label {int(number)} in column {column!r} is neither 0 nor 1; if labels are scores, say so in columns, label= "
-            f"score={column}"
+            f"the label {number:g} in column {column!r} is neither 0 nor 1{between}; if labels are scores, say so in columns, "
+            f"label= score={column}"
         )
-    return NO_SCORE if is_whole and number else number
+    return NO_SCORE if number == 1 else number
 
 
 def _kind(value: Any) -> str:
