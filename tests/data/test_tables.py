@@ -2,10 +2,13 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 
+import datasets
 import numpy as np
+import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -18,6 +21,7 @@ from de_jax.data.text.table_rows import Example, Reading, columns_of, example_of
 from de_jax.files import reading
 from de_jax.types import InputError
 
+GOOD = [{"query": "why?", "doc": "because"}, {"query": "who?", "doc": "Wörter"}]
 HARD_TEXTS = [
     'a "quoted" word',
     '"all of it"',
@@ -103,16 +107,45 @@ def test_a_slice_of_a_split_of_the_hub_is_refused_as_its_files_hold_the_whole_sp
         list(table_files.read(Table("some/name", split="train[:2]")))
 
 
-def test_a_table_of_columns_in_memory_says_how_it_becomes_rows():
-    class DataFrame:  # as that of pandas
-        def __len__(self):
-            return 2
+class ByName:
+    def __len__(self):
+        return 2
 
-        def __getitem__(self, column):
-            return {"query": ["q", "r"], "doc": ["d", "e"]}[column]
+    def __getitem__(self, column):
+        return {"query": ["q", "r"], "doc": ["d", "e"]}[column]
 
-    with pytest.raises(InputError, match=r"^a DataFrame gives no row by its number; give a list of dictionaries, as df\.to_dict"):
-        examples(DataFrame())
+
+class PolarsFrame(list):
+    def to_dicts(self):
+        return list(self)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (pandas.DataFrame(GOOD), "a DataFrame gives no row by its number; give a list of dictionaries, as df.to_dict('records')."),
+        (pandas.DataFrame([["q", "d"]]), "a DataFrame gives no row by its number; give a list of dictionaries, as df.to_dict('rec"),
+        (ByName(), "a ByName gives no row by its number; give a list of dictionaries, as df.to_dict('records')."),
+        (PolarsFrame(GOOD), "a PolarsFrame gives no row by its number; give a list of dictionaries, as df.to_dicts()."),
+        (pyarrow.Table.from_pylist(GOOD), "a Table gives no row by its number; give a list of dictionaries, as table.to_pylist()."),
+        (pyarrow.RecordBatch.from_pylist(GOOD * 4), "a RecordBatch gives no row by its number; give a list of dictionaries, as t"),
+        (iter(GOOD), "a table is a path or a sequence of rows, not a list_iterator."),
+        (datasets.Dataset.from_list(GOOD).to_iterable_dataset(), "a table is a path or a sequence of rows, not a IterableDataset."),
+        (pandas.DataFrame([["q", "d"]]).to_dict("records"), "row 1: column names must be texts, not 0; fix the row, or skip bad"),
+        ([*GOOD, {"query": "q", "doc": "d", None: ["e"]}], "row 3: column names must be texts, not None; fix the row, or skip bad"),
+    ],
+    ids=str,
+)
+def test_objects_without_rows_of_named_columns_are_refused_with_what_helps(rows, sentence):
+    with pytest.raises(InputError, match="^" + re.escape(sentence)):
+        examples(rows)
+
+
+def test_rows_with_names_of_any_kind_have_a_fingerprint():
+    rows = [{"query": "q", "doc": "d", 0: "e"}, {"query": "q", "doc": {"text": "d", 0: "e"}}]
+    assert table_files.fingerprint(Table(rows)) == table_files.fingerprint(Table(rows))
+    with pytest.warns(UserWarning, match="bad rows left out: 1"):
+        assert [one.docs for one in examples(rows, skip_bad_rows=True)] == [["d"]]
 
 
 def test_files_of_a_pattern_or_a_list_are_one_table_and_other_names_are_refused(tmp_path):
@@ -268,9 +301,6 @@ def test_columns_are_found_whatever_their_case_or_as_named():
         columns_of(names, given | {"doc": "body"})
     with pytest.raises(InputError, match="a table has no 'answer'; its columns can be named for query, doc, title, neg_docs"):
         Reading(Table("a.csv"), {"answer": "Body"})
-
-
-GOOD = [{"query": "why?", "doc": "because"}, {"query": "who?", "doc": "Wörter"}]
 
 
 @pytest.mark.parametrize(
