@@ -280,6 +280,7 @@ def test_rows_of_other_libraries_say_what_they_say_there(values, expected):
         ({"query": "q", "doc": "d", "label": "2.5"}, "the label 2.5 in column 'label' is neither 0 nor 1 nor between them; if"),
         ({"query": "q", "doc": "d", "label": "yes"}, "column 'label': the score 'yes' is not a finite number"),
         ({"query": "q", "doc": "d", "label": None}, "column 'label' holds nothing, not a number"),
+        ({"query": "q", "doc": ["d", "e"], "labels": "[1, "}, "column 'labels' holds '[1, ', not a list of labels"),
         ({"query": "q", "doc": ["d", "e"], "labels": [1]}, "1 labels in column 'labels' for 2 documents"),
         ({"query": "q", "doc": "d", "label": 0.5, "score": 1.0}, "both 'label' and 'score' hold scores; leave one out"),
     ],
@@ -366,6 +367,44 @@ def test_columns_that_are_not_used_are_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(table_files, "_of_batches", lambda path, batches: of_batches(path, (read.append(b) or b for b in batches)))
     assert len(examples(str(path))) == 3
     assert {tuple(batch.schema.names) for batch in read} == {("query", "doc")}
+
+
+@pytest.mark.parametrize(
+    ("cell", "texts"),
+    [
+        ('["beta", "gamma"]', ["beta", "gamma"]),
+        (' [ "it\'s" ] ', ["it's"]),
+        ('[{"title": "T", "text": "d"}]', ["T d"]),
+        *(
+            (text, [text])
+            for text in ("[1] Smith", "[sic] so", "[1]", "[not, a list]", '["So," he] said', "['tis] so", "[[1], [2]]")
+        ),
+    ],
+)
+def test_lists_in_csv_are_json_and_other_brackets_text(cell, texts, tmp_path):
+    query = '["so?", "why?"]'  # always one text
+    row = {"query": query, "doc": cell, "negative": cell, "labels": json.dumps([1] * len(texts))}
+    for name in ("csv", "tsv"):
+        (found,) = examples(str(written_tables.WRITERS[name](tmp_path, [row])))
+        assert found[:3] == (query, texts, texts)
+    (found,) = examples(str(written_tables.WRITERS["jsonl"](tmp_path, [{"query": query, "doc": cell, "negative": ""}])))
+    assert found.docs == [cell.strip()]  # has lists of its own
+
+
+def test_a_negative_cell_with_an_empty_list_holds_none(tmp_path):
+    (found,) = examples(str(write(tmp_path / "a.csv", "query,doc,negative\nq,d,[]\n")))
+    assert found.neg_docs == []
+
+
+@pytest.mark.parametrize(
+    "cell", ["['n1', 'n2']", "['n1']", "[\"it's\", 'n2']", "['n1' 'n2'\n 'n3']", "['n1', nan]", "[{'title': 'T', 'text': 'd'}]"]
+)
+@pytest.mark.parametrize("column", ["doc", "negative"])
+def test_lists_in_csv_as_python_prints_them_are_refused(cell, column, tmp_path):
+    path = written_tables.WRITERS["csv"](tmp_path, [{"query": "q", "doc": "d", "negative": "n"} | {column: cell}])
+    sentence = f"line 2: column '{column}' holds a list as Python prints it, {cell}; write it as JSON, or the table as jsonl"
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        examples(str(path))
 
 
 def test_tsv_without_a_line_of_names_is_raw_as_msmarco_writes_it(tmp_path):

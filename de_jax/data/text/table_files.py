@@ -1,7 +1,7 @@
 """Rows of tables: csv, tsv, jsonl, a JSON list, parquet, Arrow, a folder or hub name of Hugging Face `datasets`, Python sequences.
 
 Files are streamed, so they may be larger than memory. A row that cannot be read comes with its fault, for the caller to refuse or
-or skip; a file that cannot be read further is an `InputError`.
+skip; a file that cannot be read further is an `InputError`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Row(NamedTuple):
     place: str  # "qa.csv, line 7"
     values: Mapping[str, Any]  # by column
     fault: str = ""  # why it cannot be read: the end of a sentence that begins with the place
+    is_csv: bool = False  # its values are texts, also of lists
 
 
 class Table(NamedTuple):
@@ -270,7 +271,7 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
     for line, cells, fault in records:
         if not fault and len(cells) != len(names):
             fault = f"{len(cells)} cells for {len(names)} columns"
-        yield Row(f"{path}, line {line}", {} if fault else dict(zip(names, cells, strict=True)), fault)
+        yield Row(f"{path}, line {line}", {} if fault else dict(zip(names, cells, strict=True)), fault, is_csv=True)
 
 
 def _other_separator(names: Sequence[str]) -> str:
