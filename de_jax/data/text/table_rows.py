@@ -40,7 +40,7 @@ NAMES = {
 _NUMBERED_NEGATIVE = re.compile(r"neg(ative)?_?[0-9]+")
 _REQUIRED = ("query", "doc")
 _LISTS = ("doc", "title", "neg_docs")
-"""The texts of which a row may have several."""
+"""A row may have several texts in these columns."""
 NO_SCORE = math.nan
 
 
