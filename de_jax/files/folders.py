@@ -115,7 +115,11 @@ def build_once(folder: Path, open_folder: Callable[[Path], T], build: Callable[[
         for abandoned in folder.parent.glob(f".{folder.name}.*.tmp"):
             shutil.rmtree(abandoned)
         with _set_aside(folder):
-            return build(folder)
+            try:
+                return build(folder)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)  # it may be there, but cannot be opened
+                raise
 
 
 def key_of(*parts: str) -> str:

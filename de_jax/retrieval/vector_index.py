@@ -115,7 +115,7 @@ class VectorIndex:
         """An index of embeddings, or of the codes that `quantization.quantize` made of them.
 
         Args:
-            embeddings: float32 [n, D], finite, may be memory-mapped; or int8 codes in this precision.
+            embeddings: float32 [n, D], finite, may be memory-mapped; other floats are cast; or int8 codes in this precision.
             ids: the documents' as str, distinct; by default their rows as text.
             precision: how they are searched. "int8" takes a quarter of the bytes, "binary" a thirty-second.
             ranges: [2, D] that "int8" is made with, or was; by default those of the embeddings.
@@ -136,6 +136,9 @@ class VectorIndex:
             raise InputError(f"embeddings are {embeddings.dtype}; give float32, or the int8 that encoding to int8 or binary gives.")
         if is_coded and precision == "float32":
             raise InputError("embeddings are int8 already; say how they were made: precision='int8' with its ranges, or 'binary'.")
+        if not is_coded:  # what `load` reads; beyond its range is infinite, which is refused below
+            with np.errstate(over="ignore"):
+                embeddings = np.asarray(embeddings, np.float32)
         per_byte = 8 if is_coded and precision == "binary" else 1
         dim = embeddings.shape[1] * per_byte if dim is None else dim
         if embeddings.shape[1] != -(-dim // per_byte):
@@ -146,7 +149,7 @@ class VectorIndex:
         is_kept = keep_embeddings and not is_coded and precision != "float32"
         arrays = Arrays(
             vectors=vectors,
-            embeddings=np.asarray(embeddings, np.float32) if is_kept else None,
+            embeddings=embeddings if is_kept else None,
             ranges=np.asarray(ranges, np.float32) if precision == "int8" and ranges is not None else None,
             doc_rows=None if doc_rows is None else np.asarray(doc_rows, np.int32),
         )

@@ -191,6 +191,43 @@ def test_rows_labelled_0_are_no_pairs_but_their_texts_are_documents(vocabulary, 
         opened([row for row in rows if not row["label"]], vocabulary, tmp_path, batch_size=2)
 
 
+def test_drawn_queries_without_a_relevant_document_are_not_in_the_dev_set(vocabulary, tmp_path):
+    def drawn(query):  # a quarter of them
+        return table_store._digest(query)[0] < 64
+
+    queries = [f"apple {i}" for i in range(60)]
+    dev = [query for query in queries if drawn(query)]
+    rows = [{"query": query, "doc": f"{query} {i}", "label": i} for query in queries for i in range(1 + (query not in dev[1:]))]
+    for _ in range(2):
+        data = opened(rows, vocabulary, tmp_path / "cache", batch_size=2, dev_fraction=0.25)
+        assert data.dev.qrels == {text_id(dev[0]): {text_id(f"{dev[0]} 1"): 1}}
+    counts = table_store.write_beir(tmp_path / "beir", readings_of(Table(rows), dev_fraction=0.25))
+    assert (counts["dev_pairs"], beir.read_qrels(tmp_path / "beir" / "qrels" / "dev.tsv")) == (1, data.dev.qrels)
+
+    without = [row for row in rows if not (row["query"] == dev[0] and row["label"])]
+    sentence = "the given rows has no relevant document for the queries drawn to score checkpoints; raise dev_fraction"
+    for _ in range(2):
+        with pytest.raises(InputError, match=sentence):
+            opened(without, vocabulary, tmp_path / "none", batch_size=2, dev_fraction=0.25)
+        with pytest.raises(InputError, match=sentence):
+            table_store.write_beir(tmp_path / "none" / "beir", readings_of(Table(without), dev_fraction=0.25))
+    assert not [path for path in (tmp_path / "none").rglob("*") if path.is_dir()]
+
+
+def test_a_folder_that_cannot_be_opened_does_not_appear(vocabulary, tmp_path, monkeypatch):
+    open_arrays = pair_store._open_arrays
+
+    def faulty(folder, *more):
+        (folder / "pairs.npy").write_bytes(b"")
+        return open_arrays(folder, *more)
+
+    monkeypatch.setattr(pair_store, "_open_arrays", faulty)
+    tokenizers = dict.fromkeys(("query", "doc"), load_tokenizer(vocabulary))
+    with pytest.raises(InputError, match=r"pairs\.npy is no \.npy file"):
+        table_store.write_pairs(tmp_path / "store", readings_of(Table(ROWS)), tokenizers, "test")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_second_start_reads_no_row_and_any_change_reads_them_again(vocabulary, tmp_path, monkeypatch):
     path = written_tables.write_lines(tmp_path / "qa.jsonl", ROWS)
     read = []

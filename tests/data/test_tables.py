@@ -2,10 +2,13 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 
+import datasets
 import numpy as np
+import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -18,6 +21,7 @@ from de_jax.data.text.table_rows import Example, Reading, columns_of, example_of
 from de_jax.files import reading
 from de_jax.types import InputError
 
+GOOD = [{"query": "why?", "doc": "because"}, {"query": "who?", "doc": "Wörter"}]
 HARD_TEXTS = [
     'a "quoted" word',
     '"all of it"',
@@ -103,16 +107,45 @@ def test_a_slice_of_a_split_of_the_hub_is_refused_as_its_files_hold_the_whole_sp
         list(table_files.read(Table("some/name", split="train[:2]")))
 
 
-def test_a_table_of_columns_in_memory_says_how_it_becomes_rows():
-    class DataFrame:  # as that of pandas
-        def __len__(self):
-            return 2
+class ByName:
+    def __len__(self):
+        return 2
 
-        def __getitem__(self, column):
-            return {"query": ["q", "r"], "doc": ["d", "e"]}[column]
+    def __getitem__(self, column):
+        return {"query": ["q", "r"], "doc": ["d", "e"]}[column]
 
-    with pytest.raises(InputError, match=r"^a DataFrame gives no row by its number; give a list of dictionaries, as df\.to_dict"):
-        examples(DataFrame())
+
+class PolarsFrame(list):
+    def to_dicts(self):
+        return list(self)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (pandas.DataFrame(GOOD), "a DataFrame gives no row by its number; give a list of dictionaries, as df.to_dict('records')."),
+        (pandas.DataFrame([["q", "d"]]), "a DataFrame gives no row by its number; give a list of dictionaries, as df.to_dict('rec"),
+        (ByName(), "a ByName gives no row by its number; give a list of dictionaries, as df.to_dict('records')."),
+        (PolarsFrame(GOOD), "a PolarsFrame gives no row by its number; give a list of dictionaries, as df.to_dicts()."),
+        (pyarrow.Table.from_pylist(GOOD), "a Table gives no row by its number; give a list of dictionaries, as table.to_pylist()."),
+        (pyarrow.RecordBatch.from_pylist(GOOD * 4), "a RecordBatch gives no row by its number; give a list of dictionaries, as t"),
+        (iter(GOOD), "a table is a path or a sequence of rows, not a list_iterator."),
+        (datasets.Dataset.from_list(GOOD).to_iterable_dataset(), "a table is a path or a sequence of rows, not a IterableDataset."),
+        (pandas.DataFrame([["q", "d"]]).to_dict("records"), "row 1: column names must be texts, not 0; fix the row, or skip bad"),
+        ([*GOOD, {"query": "q", "doc": "d", None: ["e"]}], "row 3: column names must be texts, not None; fix the row, or skip bad"),
+    ],
+    ids=str,
+)
+def test_objects_without_rows_of_named_columns_are_refused_with_what_helps(rows, sentence):
+    with pytest.raises(InputError, match="^" + re.escape(sentence)):
+        examples(rows)
+
+
+def test_rows_with_names_of_any_kind_have_a_fingerprint():
+    rows = [{"query": "q", "doc": "d", 0: "e"}, {"query": "q", "doc": {"text": "d", 0: "e"}}]
+    assert table_files.fingerprint(Table(rows)) == table_files.fingerprint(Table(rows))
+    with pytest.warns(UserWarning, match="bad rows left out: 1"):
+        assert [one.docs for one in examples(rows, skip_bad_rows=True)] == [["d"]]
 
 
 def test_files_of_a_pattern_or_a_list_are_one_table_and_other_names_are_refused(tmp_path):
@@ -184,6 +217,11 @@ def test_packages_that_are_not_there_are_named(tmp_path):
         ({"sentence1": "q", "sentence2": "d", "label": 0.5}, ("q", ["d"], [], [0.5], [])),
         ({"sentence1": "q", "sentence2": "d", "label": "0.5"}, ("q", ["d"], [], [0.5], [])),
         ({"sentence1": "q", "sentence2": "d", "label": "1"}, ("q", ["d"], [], [None], [])),
+        # whole numbers as pandas' columns of floats have them
+        ({"query": "q", "doc": "d", "label": 1.0, "score": 0.25}, ("q", ["d"], [], [0.25], [])),
+        ({"query": "q", "doc": "d", "label": "1.0"}, ("q", ["d"], [], [None], [])),
+        ({"query": "q", "doc": "n", "label": "-0.0"}, ("q", [], ["n"], [], [None])),
+        ({"query": "q", "docs": ["d", "n", "e"], "labels": [1.0, 0.0, 0.5]}, ("q", ["d", "e"], ["n"], [None, 0.5], [None])),
         ({"query": "q", "doc": "d", "negative": "n", "scores": "[1, 0.5]"}, ("q", ["d"], ["n"], [1.0], [0.5])),
         # FlagEmbedding
         (
@@ -235,8 +273,14 @@ def test_rows_of_other_libraries_say_what_they_say_there(values, expected):
             {"query": "q", "doc": "d", "label": 2},
             "the label 2 in column 'label' is neither 0 nor 1; if labels are scores",
         ),
+        ({"query": "q", "doc": "d", "label": 2.0}, "the label 2 in column 'label' is neither 0 nor 1; if labels are scores"),
+        ({"query": "q", "doc": "d", "label": "2.0"}, "the label 2 in column 'label' is neither 0 nor 1; if labels are scores"),
+        ({"query": "q", "doc": "d", "label": -1.0}, "the label -1 in column 'label' is neither 0 nor 1; if labels are scores"),
+        ({"query": "q", "doc": "d", "label": -0.5}, "the label -0.5 in column 'label' is neither 0 nor 1 nor between them; if"),
+        ({"query": "q", "doc": "d", "label": "2.5"}, "the label 2.5 in column 'label' is neither 0 nor 1 nor between them; if"),
         ({"query": "q", "doc": "d", "label": "yes"}, "column 'label': the score 'yes' is not a finite number"),
         ({"query": "q", "doc": "d", "label": None}, "column 'label' holds nothing, not a number"),
+        ({"query": "q", "doc": ["d", "e"], "labels": "[1, "}, "column 'labels' holds '[1, ', not a list of labels"),
         ({"query": "q", "doc": ["d", "e"], "labels": [1]}, "1 labels in column 'labels' for 2 documents"),
         ({"query": "q", "doc": "d", "label": 0.5, "score": 1.0}, "both 'label' and 'score' hold scores; leave one out"),
     ],
@@ -258,9 +302,6 @@ def test_columns_are_found_whatever_their_case_or_as_named():
         columns_of(names, given | {"doc": "body"})
     with pytest.raises(InputError, match="a table has no 'answer'; its columns can be named for query, doc, title, neg_docs"):
         Reading(Table("a.csv"), {"answer": "Body"})
-
-
-GOOD = [{"query": "why?", "doc": "because"}, {"query": "who?", "doc": "Wörter"}]
 
 
 @pytest.mark.parametrize(
@@ -326,6 +367,44 @@ def test_columns_that_are_not_used_are_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(table_files, "_of_batches", lambda path, batches: of_batches(path, (read.append(b) or b for b in batches)))
     assert len(examples(str(path))) == 3
     assert {tuple(batch.schema.names) for batch in read} == {("query", "doc")}
+
+
+@pytest.mark.parametrize(
+    ("cell", "texts"),
+    [
+        ('["beta", "gamma"]', ["beta", "gamma"]),
+        (' [ "it\'s" ] ', ["it's"]),
+        ('[{"title": "T", "text": "d"}]', ["T d"]),
+        *(
+            (text, [text])
+            for text in ("[1] Smith", "[sic] so", "[1]", "[not, a list]", '["So," he] said', "['tis] so", "[[1], [2]]")
+        ),
+    ],
+)
+def test_lists_in_csv_are_json_and_other_brackets_text(cell, texts, tmp_path):
+    query = '["so?", "why?"]'  # always one text
+    row = {"query": query, "doc": cell, "negative": cell, "labels": json.dumps([1] * len(texts))}
+    for name in ("csv", "tsv"):
+        (found,) = examples(str(written_tables.WRITERS[name](tmp_path, [row])))
+        assert found[:3] == (query, texts, texts)
+    (found,) = examples(str(written_tables.WRITERS["jsonl"](tmp_path, [{"query": query, "doc": cell, "negative": ""}])))
+    assert found.docs == [cell.strip()]  # has lists of its own
+
+
+def test_a_negative_cell_with_an_empty_list_holds_none(tmp_path):
+    (found,) = examples(str(write(tmp_path / "a.csv", "query,doc,negative\nq,d,[]\n")))
+    assert found.neg_docs == []
+
+
+@pytest.mark.parametrize(
+    "cell", ["['n1', 'n2']", "['n1']", "[\"it's\", 'n2']", "['n1' 'n2'\n 'n3']", "['n1', nan]", "[{'title': 'T', 'text': 'd'}]"]
+)
+@pytest.mark.parametrize("column", ["doc", "negative"])
+def test_lists_in_csv_as_python_prints_them_are_refused(cell, column, tmp_path):
+    path = written_tables.WRITERS["csv"](tmp_path, [{"query": "q", "doc": "d", "negative": "n"} | {column: cell}])
+    sentence = f"line 2: column '{column}' holds a list as Python prints it, {cell}; write it as JSON, or the table as jsonl"
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        examples(str(path))
 
 
 def test_tsv_without_a_line_of_names_is_raw_as_msmarco_writes_it(tmp_path):

@@ -200,6 +200,25 @@ def test_a_damaged_folder_of_the_cache_is_built_again_or_stays_where_that_fails(
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_folder_of_the_cache_that_cannot_be_opened_once_it_is_built_does_not_stay(was_there, tmp_path):
+    def refuse(folder):
+        raise InputError("it cannot be opened")
+
+    def build(folder):
+        with folders.atomic_dir(folder) as unfinished:
+            (unfinished / "new").touch()
+        refuse(folder)
+
+    if was_there:
+        (tmp_path / "store").mkdir()
+        (tmp_path / "store" / "old").touch()
+    for _ in range(2):
+        with pytest.raises(InputError, match="it cannot be opened"):
+            folders.build_once(tmp_path / "store", refuse, build)
+        assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["store", "store/old"] * was_there
+
+
 def test_few_places_remove_folders():
     """Each of them was looked at: temporary names, unfinished checkpoints, the embeddings of a miner's older checkpoints, the
     checkpoints that several miners share, and parts that became one file or were never finished."""

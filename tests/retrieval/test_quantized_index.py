@@ -123,6 +123,18 @@ def test_saved_index_finds_the_same(precision, keep, tmp_path):
     assert (tmp_path / "index" / "embeddings.npy").exists() == has_both
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", ["<f8", "<f2", ">f4", ">f8", list])
+def test_other_floats_are_indexed_and_saved_as_float32(kind, precision, tmp_path):
+    given = vectors(40).tolist() if kind is list else vectors(40).astype(kind)
+    index = VectorIndex.build(given, precision=precision)
+    index.save(tmp_path / "index")
+    expected = VectorIndex.build(np.asarray(given, np.float32), precision=precision).search(vectors(4, seed=1), 7)
+    for one in (index, VectorIndex.load(tmp_path / "index")):
+        for found, wanted in zip(one.search(vectors(4, seed=1), 7), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
 def test_index_whose_parts_do_not_fit_together_is_refused_with_its_folder(tmp_path):
     VectorIndex.build(vectors(40), precision="int8").save(tmp_path / "index")
     (tmp_path / "index" / "checksums.json").unlink()
@@ -146,6 +158,7 @@ def test_index_whose_parts_do_not_fit_together_is_refused_with_its_folder(tmp_pa
         ({"embeddings": np.zeros((0, 4), np.float32)}, r"shape \(0, 4\); give \[n, D\] of at least one document"),
         ({"embeddings": np.zeros(4, np.float32)}, r"shape \(4,\)"),
         ({"embeddings": np.zeros((3, 4), np.int32)}, "embeddings are int32; give float32"),
+        ({"embeddings": np.full((3, 4), 1e300)}, "the embedding of document '0' has a value that is not finite"),
         ({"embeddings": np.zeros((3, 4), np.int8)}, "are int8 already; say how they were made"),
         ({"embeddings": np.zeros((3, 4), np.int8), "precision": "int8"}, r"need the ranges \[2, 4\]"),
         ({"embeddings": np.zeros((3, 4), np.int8), "precision": "binary", "dim": 40}, "have 4 columns, but 40 dimensions take 5"),

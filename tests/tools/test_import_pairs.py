@@ -61,14 +61,16 @@ def test_a_csv_becomes_pairs_and_is_scored_and_searched_like_any_data_set(qa, tr
     assert "the " in capsys.readouterr().out
 
 
-def test_a_split_without_a_pair_has_no_judgements(tmp_path, capsys):
+@pytest.mark.parametrize("form", import_pairs.FORMATS)
+def test_a_dev_table_without_a_relevant_document_is_refused(form, trained, tmp_path):
     rows = [{"query": f"{one} of {other}", "doc": other, "label": int(one == "fox")} for one in WORDS[:2] for other in WORDS]
     path = written_tables.WRITERS["jsonl"](tmp_path, rows)
     dev = written_tables.write_lines(tmp_path / "dev.jsonl", [rows[-1], rows[-1]])
-    argv = [path, f"--dev_table={dev}", "--format=beir", f"--out_dir={tmp_path / 'out'}"]
-    report = printed_by(import_pairs, argv, capsys)
-    assert (report["train_pairs"], report["dev_pairs"], report["docs"]) == (10, 0, 10)
-    assert list(beir.find_splits(tmp_path / "out")) == ["train"]
+    model = [f"--model={trained}"] * (form == "pairs")
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"/dev\.jsonl has no relevant document to score checkpoints; give another dev table"):
+            import_pairs.main([str(path), f"--dev_table={dev}", f"--format={form}", f"--out_dir={tmp_path / 'out'}", *model])
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "dev.jsonl"]
 
 
 def test_a_recipe_trains_on_the_table_itself(qa, trained):

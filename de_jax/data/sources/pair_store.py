@@ -172,6 +172,7 @@ def save(
         "has_dev": dev_qrels is not None,
     }
     PAIR_STORE.write_manifest(folder, entries)
+    _open(folder)  # one that cannot be opened must not appear
 
 
 def open_pair_store(pairs_dir: str | Path) -> PairStore:
@@ -180,11 +181,15 @@ def open_pair_store(pairs_dir: str | Path) -> PairStore:
     Raises:
         InputError: not such a folder, another format, or files that do not fit the manifest.
     """
-    folder = Path(pairs_dir)
+    store = _open(Path(pairs_dir))
+    for texts in (store.query_store, store.doc_store):
+        input_policy.tell_skipped(texts.store_dir, texts.skipped_ids)
+    return store
+
+
+def _open(folder: Path) -> PairStore:
     manifest = PAIR_STORE.open(folder)
     queries, docs = open_token_store(folder / "queries"), open_token_store(folder / "docs")
-    for store in (queries, docs):
-        input_policy.tell_skipped(store.store_dir, store.skipped_ids)
     parts = tuple(Part(**part) for part in manifest["parts"])
     arrays = _open_arrays(folder, list(manifest["file_sizes"]), sum(part.num_pairs for part in parts), queries, docs)
     return PairStore(

@@ -20,6 +20,9 @@ from de_jax.files import folders, outputs
 from de_jax.settings import ShareBelowOne, checked
 from de_jax.types import InputError
 
+_READ_AS = "table 2"
+"""Changes whenever equal tables are read as other pairs, so that a kept folder of before is not used."""
+
 
 @checked
 def table_pairs(
@@ -110,7 +113,7 @@ def fingerprint(readings: Readings, tokenizers: Mapping[str, Tokenizer]) -> str:
     """A hash of all that decides a folder of pairs: the content of the tables, how they are read, and the tokenizers."""
     tables = [table_files.fingerprint(one.table) for one in (readings.train, readings.dev) if one]
     prints = [tokenizer.fingerprint for tokenizer in tokenizers.values()]
-    described = [pair_store.PAIR_STORE.format, "table", *tables, prints, readings.train.settings, readings.dev_fraction]
+    described = [pair_store.PAIR_STORE.format, _READ_AS, *tables, prints, readings.train.settings, readings.dev_fraction]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 

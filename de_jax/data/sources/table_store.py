@@ -113,7 +113,6 @@ def write_beir(out_dir: Path, readings: Readings) -> dict[str, int]:
                 for doc in one.docs:
                     judged[split].write(f"{text_id(one.query)}\t{text_id(doc)}\t1\n")
                 counts[f"{split}_pairs"] += len(one.docs)
-        _require_pairs(counts["train_pairs"], readings)
     return {"queries": texts["query"].num_texts, "docs": texts["doc"].num_texts, **counts}
 
 
@@ -130,7 +129,8 @@ def _pairs(readings: Readings, texts: Mapping[str, _Texts]) -> tuple[dict[str, n
         for query, (one, split) in zip(queries.tolist(), chunk, strict=True):
             own, others = (list(itertools.islice(docs, len(some))) for some in (one.docs, one.neg_docs))
             if split == "dev":
-                dev_qrels.setdefault(text_id(one.query), {}).update({text_id(doc): 1 for doc in one.docs})
+                if one.docs:
+                    dev_qrels.setdefault(text_id(one.query), {}).update({text_id(doc): 1 for doc in one.docs})
                 continue
             for doc, score in zip(own, one.doc_scores, strict=True):
                 rows.append((query, doc))
@@ -140,7 +140,6 @@ def _pairs(readings: Readings, texts: Mapping[str, _Texts]) -> tuple[dict[str, n
         mined.append(_rectangle(negatives, PADDING_ID, np.int32))
         scores.append(_rectangle(scored, np.nan, np.float32))
     arrays = {"pairs": np.concatenate(pairs)}
-    _require_pairs(len(arrays["pairs"]), readings)
     if (negative_rows := side_by_side(mined, PADDING_ID)).shape[1]:
         arrays["neg_docs"] = negative_rows
     if any(not np.isnan(some).all() for some in scores):
@@ -148,14 +147,9 @@ def _pairs(readings: Readings, texts: Mapping[str, _Texts]) -> tuple[dict[str, n
     return arrays, dev_qrels
 
 
-def _require_pairs(num_pairs: int, readings: Readings) -> None:
-    if not num_pairs:
-        taken = ", as all of them score checkpoints" if readings.dev_fraction else ""
-        raise InputError(f"{readings.train.table.name} holds no pair to train on{taken}.")
-
-
 def _chunks(readings: Readings) -> Iterator[list[tuple[Example, str]]]:
-    """The examples of both tables with their split, "train" or "dev", many at a time."""
+    """The examples of both tables with their split, "train" or "dev", many at a time; at the end `_require_pairs`."""
+    num_pairs: dict[str, int] = {}
 
     def examples() -> Iterator[tuple[Example, str]]:
         for one in readings.train.examples():
@@ -166,7 +160,22 @@ def _chunks(readings: Readings) -> Iterator[list[tuple[Example, str]]]:
 
     stream = iter(progress_bar(examples(), desc=f"read {readings.train.table.name}", unit=" rows", delay=1))
     while chunk := list(itertools.islice(stream, _CHUNK_EXAMPLES)):
+        for one, split in chunk:
+            num_pairs[split] = num_pairs.get(split, 0) + len(one.docs)
         yield chunk
+    _require_pairs(num_pairs, readings)
+
+
+def _require_pairs(num_pairs: Mapping[str, int], readings: Readings) -> None:
+    """Raises `InputError` if there is nothing to train on, or examples for scoring checkpoints without a relevant document."""
+    table = readings.train.table.name
+    if not num_pairs.get("train"):
+        taken = ", as all of them score checkpoints" if readings.dev_fraction and num_pairs.get("dev") else ""
+        raise InputError(f"{table} holds no pair to train on{taken}.")
+    if num_pairs.get("dev") == 0 and readings.dev:
+        raise InputError(f"{readings.dev.table.name} has no relevant document to score checkpoints; give another dev table.")
+    if num_pairs.get("dev") == 0:
+        raise InputError(f"{table} has no relevant document for the queries drawn to score checkpoints; raise dev_fraction.")
 
 
 class _Texts:

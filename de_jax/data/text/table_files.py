@@ -1,7 +1,7 @@
 """Rows of tables: csv, tsv, jsonl, a JSON list, parquet, Arrow, a folder or hub name of Hugging Face `datasets`, Python sequences.
 
 Files are streamed, so they may be larger than memory. A row that cannot be read comes with its fault, for the caller to refuse or
-or skip; a file that cannot be read further is an `InputError`.
+skip; a file that cannot be read further is an `InputError`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Row(NamedTuple):
     place: str  # "qa.csv, line 7"
     values: Mapping[str, Any]  # by column
     fault: str = ""  # why it cannot be read: the end of a sentence that begins with the place
+    is_csv: bool = False  # its values are texts, also of lists
 
 
 class Table(NamedTuple):
@@ -185,21 +186,29 @@ def _files_of_hub(name: str, table: Table) -> list[Path]:
 
 
 def _rows_of(rows: Rows) -> Iterator[Row]:
-    if isinstance(rows, Mapping) or not hasattr(rows, "__getitem__"):
-        raise InputError(f"a table is a path or a sequence of rows, not a {type(rows).__name__}.")
+    kind = type(rows).__name__
+    if isinstance(rows, Mapping) or not isinstance(rows, Rows):
+        raise InputError(f"a table is a path or a sequence of rows, not a {kind}.")
     if len(rows) == sys.maxsize:  # of a grain.MapDataset that is repeated
-        raise InputError(f"a table has an end, but this {type(rows).__name__} repeats its rows for ever; leave out repeat().")
+        raise InputError(f"a table has an end, but this {kind} repeats its rows for ever; leave out repeat().")
+    method = next((name for name in _AS_ROWS if hasattr(rows, name)), None)
+    by_column = f"a {kind} gives no row by its number; give a list of dictionaries, as {_AS_ROWS[method or 'to_records']}."
+    if method:
+        raise InputError(by_column)
     for number in range(len(rows)):  # a grain.MapDataset begins again at its end
         try:
             values = rows[number]
-        except KeyError:  # of columns, as in a DataFrame
-            kind = type(rows).__name__
-            raise InputError(
-                f"a {kind} gives no row by its number; give a list of dictionaries, as df.to_dict('records')."
-            ) from None
-        is_row = isinstance(values, Mapping)
-        fault = "" if is_row else f"a {type(values).__name__}, not a dictionary"
-        yield Row(f"row {number + 1}", {name: _plain(value) for name, value in values.items()} if is_row else {}, fault)
+        except LookupError:
+            raise InputError(by_column) from None
+        fault = "" if isinstance(values, Mapping) else f"a {type(values).__name__}, not a dictionary"
+        if not fault and not all(isinstance(name, str) for name in values):
+            wrong = next(name for name in values if not isinstance(name, str))
+            fault = f"column names must be texts, not {wrong!r:.40}"
+        yield Row(f"row {number + 1}", {} if fault else _plain(values), fault)
+
+
+_AS_ROWS = {"to_records": "df.to_dict('records')", "to_dicts": "df.to_dicts()", "to_pylist": "table.to_pylist()"}
+"""How tables that are kept by column give their rows, by a method of theirs: of pandas, polars and pyarrow."""
 
 
 def _plain(value: Any) -> Any:
@@ -208,6 +217,8 @@ def _plain(value: Any) -> Any:
         value = value.tolist()
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
     return None if type(value).__name__ in ("NAType", "NaTType") else value
 
 
@@ -260,7 +271,7 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
     for line, cells, fault in records:
         if not fault and len(cells) != len(names):
             fault = f"{len(cells)} cells for {len(names)} columns"
-        yield Row(f"{path}, line {line}", {} if fault else dict(zip(names, cells, strict=True)), fault)
+        yield Row(f"{path}, line {line}", {} if fault else dict(zip(names, cells, strict=True)), fault, is_csv=True)
 
 
 def _other_separator(names: Sequence[str]) -> str:

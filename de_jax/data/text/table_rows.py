@@ -8,18 +8,17 @@ Columns are found by the common names of other libraries, or are named:
     neg_docs     negative, neg, negatives, ...: as doc; also negative_1, negative_2, ...
     score        score, scores: one for each text, the documents first
     doc_scores   pos_scores, and neg_scores: the same in two columns
-    label        label, labels: 0 for a text that is not relevant, 1 for a document; a fraction is a score
+    label        label, labels: 0 for a text that is not relevant, 1 for a document, also as 0.0 and 1.0; between them a score
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from de_jax.data.text import input_policy, trec_columns
+from de_jax.data.text import input_policy, list_cells, trec_columns
 from de_jax.data.text.table_files import Row, Table, read
 from de_jax.types import InputError
 
@@ -40,6 +39,8 @@ NAMES = {
 
 _NUMBERED_NEGATIVE = re.compile(r"neg(ative)?_?[0-9]+")
 _REQUIRED = ("query", "doc")
+_LISTS = ("doc", "title", "neg_docs")
+"""A row may have several texts in these columns."""
 NO_SCORE = math.nan
 
 
@@ -121,7 +122,11 @@ class Reading:
         if names not in self._by_names:
             self._by_names[names] = columns_of(names, self._given)
             self.columns = self.columns or self._by_names[names]
-        return example_of(row.values, self._by_names[names])
+        columns, values = self._by_names[names], dict(row.values)
+        if row.is_csv:
+            for column in (one for role in _LISTS for one in columns.get(role, ())):
+                values[column] = list_cells.texts(values[column], column)
+        return example_of(values, columns)
 
     def _wanted(self, names: Sequence[str]) -> list[str]:
         try:
@@ -262,12 +267,7 @@ def _scores(values: Mapping[str, Any], columns: Columns, num_docs: int, num_neg_
 
 def _numbers(value: Any, column: str, number: int) -> list[float]:
     """So many scores, out of a list, a number, or their text as csv has it."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise ValueError(f"column {column!r} holds {value[:40]!r}, not a list of scores") from None
-    several = value if isinstance(value, list | tuple) else [value]
+    several = list_cells.numbers(value, column, "scores")
     if len(several) != number:
         raise ValueError(f"{len(several)} scores in column {column!r} for {number} texts; give one each, the document's first")
     return [NO_SCORE if one is None else _number(one, column) for one in several]
@@ -292,8 +292,8 @@ def _number(value: Any, column: str) -> float:
 
 def _labels(values: Mapping[str, Any], columns: Columns, num_docs: int) -> list[float]:
     """For each document 0 where it is not relevant, `NO_SCORE` where it is, or its score."""
-    column, value = columns["label"][0], _cell(values, columns, "label")
-    several = value if isinstance(value, list | tuple) else [value]
+    column = columns["label"][0]
+    several = list_cells.numbers(_cell(values, columns, "label"), column, "labels")
     if len(several) != num_docs:
         raise ValueError(f"{len(several)} labels in column {column!r} for {num_docs} documents")
     labels = [_label(one, column) for one in several]
@@ -306,13 +306,13 @@ def _label(value: Any, column: str) -> float:
     if isinstance(value, str) and value.strip().casefold() in ("true", "false"):
         value = value.strip().casefold() == "true"
     number = float(value) if isinstance(value, bool) else _number(value, column)
-    is_whole = isinstance(value, int) or (isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value) is not None)
-    if is_whole and number not in (0, 1):
+    if not 0 <= number <= 1:
+        between = "" if number.is_integer() else " nor between them"
         raise ValueError(
-            f"the label {int(number)} in column {column!r} is neither 0 nor 1; if labels are scores, say so in columns, label= "
-            f"score={column}"
+            f"the label {number:g} in column {column!r} is neither 0 nor 1{between}; if labels are scores, say so in columns, "
+            f"label= score={column}"
         )
-    return NO_SCORE if is_whole and number else number
+    return NO_SCORE if number == 1 else number
 
 
 def _kind(value: Any) -> str:
