@@ -134,7 +134,6 @@ class PolarsFrame(list):
         (pandas.DataFrame([["q", "d"]]).to_dict("records"), "row 1: column names must be texts, not 0; fix the row, or skip bad"),
         ([*GOOD, {"query": "q", "doc": "d", None: ["e"]}], "row 3: column names must be texts, not None; fix the row, or skip bad"),
     ],
-    ids=str,
 )
 def test_objects_without_rows_of_named_columns_are_refused_with_what_helps(rows, sentence):
     with pytest.raises(InputError, match="^" + re.escape(sentence)):
