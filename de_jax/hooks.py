@@ -47,17 +47,19 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
     timed: dict[str, Any] = {"on_seconds": log.skip_time, "before": log.unfinished}
     run_at = {name: functools.partial(run_of, recipe, run.run_dir, part) for name, part in data.parts.items()}
     dev_scores = functools.partial(_dev_scores, data, {name: functools.partial(at, start_step) for name, at in run_at.items()})
+    evaluated = None
     if data.dev_sets:
-        hooks.append(
-            EvaluateOnDev(
-                dev_scores,
-                every_steps=logging.evaluate_every_steps,
-                num_steps=num_steps,
-                best=best,
-                sinks=sinks,
-                **timed,
-            )
+        evaluated = EvaluateOnDev(
+            dev_scores,
+            every_steps=logging.evaluate_every_steps,
+            num_steps=num_steps,
+            best=best,
+            patience=logging.early_stopping_patience,
+            begun=run.beside.get("dev"),
+            sinks=sinks,
+            **timed,
         )
+        hooks.append(evaluated)
     aligned = None
     if recipe.alignment:
         run_now = functools.partial(run_of, recipe, run.run_dir, data, start_step)
@@ -89,8 +91,9 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
             "switches": [],
             **{of_source("switches", name): mined.switches for name, mined in data.all_mined.items()},
             "alignment": aligned.progress() if aligned else None,
+            "dev": evaluated.progress() if evaluated else None,
         },
-        reasons=[one.reason for one in (aligned, watch) if one],
+        reasons=[one.reason for one in (aligned, evaluated, watch) if one],
     )
     return [*hooks, *run.profile(), save]
 

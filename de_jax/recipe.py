@@ -319,7 +319,7 @@ class Recipe:
             )
 
     def check_parts(self, *, has_mined: bool, max_passages: int, has_queries_for_both: bool, has_dev: bool) -> None:
-        """Refuses a miner or an alignment without its data.
+        """Refuses a miner, an alignment or an early end without its data.
 
         Args:
             has_mined: there is a folder for mined negatives.
@@ -348,6 +348,8 @@ class Recipe:
             )
         if measure not in (None, KL) and not has_dev:
             raise InputError(f"train.alignment waits for {measure} on the dev set; set dev_split.")
+        if self.logging.early_stopping_patience and not has_dev:
+            raise InputError("train.early_stopping_patience waits for the score on the dev set, which is missing; set dev_split.")
 
     def check_before_data(self, mesh: jax.sharding.Mesh, params: Params, *, is_fresh: bool) -> None:
         """Refuses what shows before anything is traced or read: sizes, parts that do not fit, and the sources of parameters.

@@ -30,6 +30,7 @@ from de_jax.pretraining import Pretraining, pretrain
 from de_jax.recipe import Recipe
 from de_jax.settings import NonNegativeInt, numeric
 from de_jax.training.hooks import faults
+from de_jax.training.hooks.dev_evaluation import ended_early
 from de_jax.training.hooks.preemption import StopOnSignal
 from de_jax.training.mesh import distributed, sharding, sharding_rules
 from de_jax.training.run import wandb_log
@@ -207,7 +208,8 @@ def _start_from(recipe: Recipe) -> Callable[[Params], Params]:
 
 def _ended(recipe: Recipe, run: Session) -> Stop | None:
     """Why a run needs no more updates although it has not reached its last one."""
-    reason = (run.beside.get("alignment") or {}).get("stop") if recipe.alignment else None
+    aligned = (run.beside.get("alignment") or {}).get("stop") if recipe.alignment else None
+    reason = aligned or ended_early(run.beside.get("dev"), recipe.logging.early_stopping_patience)
     return Stop(reason) if reason else None
 
 

@@ -62,6 +62,10 @@ def test_settings_that_nothing_reads_are_refused(capsys):
             ["train.alignment=@Alignment()", "Alignment.measure='mrr@10'", "beir_pairs.dev_split=None"],
             "waits for mrr@10 on the dev set; set dev_split",
         ),
+        (
+            ["train.early_stopping_patience=3", "beir_pairs.dev_split=None"],
+            "train.early_stopping_patience waits for the score on the dev set, which is missing; set dev_split",
+        ),
         (["beir_pairs.curriculum=@Curriculum()"], "the curriculum has no queries to choose from"),
         (
             ["beir_pairs.curriculum=@Curriculum()", "beir_pairs.expansion=x", "beir_pairs.max_passages=2"],

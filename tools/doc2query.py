@@ -31,7 +31,7 @@ from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.doc2query.doc_query_pairs import doc_query_pairs
 from de_jax.doc2query.generate import generate_to_dir, join
-from de_jax.doc2query.generator_run import GENERATOR_RUN, GeneratorRun, train_generator
+from de_jax.doc2query.generator_run import GENERATOR_RUN, LOGGING, GeneratorRun, train_generator
 from de_jax.expansion.generated_queries import write_released
 from de_jax.files import outputs
 from de_jax.files.progress import progress_bar
@@ -65,19 +65,23 @@ def main(argv: list[str] | None = None) -> None:
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Trains on the pairs of BEIR folders."""
     start = time.monotonic()
+    if args.early_stopping_patience and not args.dev_split:
+        raise InputError("--early_stopping_patience waits for the loss on held-out pairs; name their split with --dev_split.")
     run = _first_run(args)
-    data = doc_query_pairs(
+    pairs_of = functools.partial(
+        doc_query_pairs,
         args.dataset_dirs,
         run.tokenizer,
         batch_size=args.batch_size,
         max_query_length=args.max_query_length,
         max_doc_length=args.max_doc_length,
-        split=args.split,
         seed=args.seed,
         length_multiple=args.length_multiple,
         cache_dir=args.cache_dir,
         skip_empty=args.skip_empty,
     )
+    data = pairs_of(split=args.split)
+    dev = pairs_of(split=args.dev_split).first(args.dev_max_pairs) if args.dev_split else []
     trained, stopped = train_generator(
         run,
         data,
@@ -87,9 +91,10 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
             num_steps=args.num_steps,
             learning_rate=args.learning_rate,
         ),
-        logging=Logging(**{name: getattr(args, name) for name in ("log_every_steps", "save_every_steps", "keep_checkpoints")}),
+        logging=Logging(**{name: getattr(args, name) for name in LOGGING}),
         seed=args.seed,
         is_fresh=not args.init_from,
+        dev=dev,
     )
     return {
         "run_dir": args.run_dir,
@@ -202,12 +207,22 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log_every_steps", type=numeric(PositiveInt), default=50)
     parser.add_argument("--save_every_steps", type=numeric(PositiveInt), default=500)
     parser.add_argument("--keep_checkpoints", type=numeric(PositiveInt), default=2)
+    parser.add_argument(
+        "--dev_split", help="split of held-out pairs; the checkpoint with the lowest loss on them is kept in best/ (--step=best)"
+    )
+    parser.add_argument("--dev_max_pairs", type=numeric(PositiveInt), default=1000, help="pairs of the dev split that are read")
+    parser.add_argument("--evaluate_every_steps", type=numeric(PositiveInt), default=500, help="updates between two dev losses")
+    parser.add_argument(
+        "--early_stopping_patience",
+        type=numeric(PositiveInt),
+        help="stop after this many dev losses in a row that are no lower than the lowest",
+    )
     parser.add_argument("--cache_dir", default="", help="folder of tokenized texts; default $DE_JAX_CACHE")
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="a run, a folder or a name on the hub")
-    parser.add_argument("--step", type=numeric(NonNegativeInt), help="checkpoint of a run; default the newest")
+    parser.add_argument("--step", help="checkpoint of a run: a step, or best; default the newest")
     parser.add_argument("--tokenizer", help="vocabulary, if the model has none")
     parser.add_argument("--method", choices=("sample", "greedy", "beam"), default="sample")
     parser.add_argument("--num_queries", type=int, default=10, help="queries per document")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from de_jax.data.sources.training_set import open_stores, store_dir
 from de_jax.data.stores.joining import joined
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.types import Batches, InputError
+from de_jax.types import Batch, Batches, InputError
 
 
 class DocQueryPairs(NamedTuple):
@@ -24,6 +25,10 @@ class DocQueryPairs(NamedTuple):
     num_pairs: int
     query_ids: Sequence[str]  # by `Batch.query_id`
     doc_ids: Sequence[str]
+
+    def first(self, num_pairs: int) -> list[Batch]:
+        """The first whole batches of up to this many of the pairs, at least one; always the same."""
+        return list(itertools.islice(self.batches(0), max(1, min(num_pairs, self.num_pairs) // self.batch_size)))
 
 
 def doc_query_pairs(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from de_jax.training.run.settings import Logging, Optimization
 from de_jax.types import Array, Batch, Params
 
 SETTINGS_FILE = "training.json"
+LOGGING = ("log_every_steps", "save_every_steps", "keep_checkpoints", "evaluate_every_steps", "early_stopping_patience")
 GENERATOR_RUN = Kind(
     "generator",
     {
@@ -66,6 +68,7 @@ def train_generator(
     logging: Logging,
     seed: int = 0,
     is_fresh: bool = False,
+    dev: Sequence[Batch] = (),
 ) -> tuple[GeneratorRun, str | None]:
     """Trains to the last step, from the newest checkpoint of the run's folder if there is one.
 
@@ -73,9 +76,10 @@ def train_generator(
         run: the folder, the model and where it starts; its `params` are not read where `is_fresh`.
         data: the training pairs.
         optimization: docTTTTTquery: Adafactor, 1e-3, constant (Nogueira and Lin 2019).
-        logging: `evaluate_every_steps` and `collapse_alarm` are of embeddings, and have no effect.
+        logging: `evaluate_every_steps` and `early_stopping_patience` are of `dev`; `collapse_alarm` is of embeddings.
         seed: of fresh parameters and of dropout.
         is_fresh: start from random parameters.
+        dev: held-out batches whose loss chooses the best checkpoint, and ends the run where it no longer falls.
 
     Returns:
         The trained run, and why it stopped before its end, if it did.
@@ -109,8 +113,20 @@ def train_generator(
             explanation=_explanation(run, data),
             seed=seed,
             start_from=start_from,
+            dev_loss=functools.partial(mean_loss, run.model, dev, mesh) if dev else None,
         )
     return run._replace(step=int(state.step), params=state.params), stop.reason if stop else None
+
+
+def mean_loss(model: Generator, batches: Sequence[Batch], mesh: jax.sharding.Mesh, params: Params) -> float:
+    """The mean negative log-likelihood of all tokens of these queries, in nats, without dropout."""
+    sums = [(float(_loss(model, params, sharding.place(batch, mesh))), int((batch.query != 0).sum())) for batch in batches]
+    return sum(loss * count for loss, count in sums) / sum(count for _, count in sums)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _loss(model: Generator, params: Params, batch: Batch) -> Array:
+    return model.loss(params, batch)[0]
 
 
 def _explanation(run: GeneratorRun, data: DocQueryPairs) -> Explanation:
@@ -141,12 +157,12 @@ def describe(run: GeneratorRun) -> None:
     run_folder.describe(GENERATOR_RUN, run.source, description, Generator.from_json, [run.tokenizer])
 
 
-def load_generator(run_dir: str | Path, step: int | None = None, *, only_sizes: bool = False) -> GeneratorRun:
+def load_generator(run_dir: str | Path, step: int | str | None = None, *, only_sizes: bool = False) -> GeneratorRun:
     """A generator with the parameters of one checkpoint, by default the newest, on the first device.
 
     Args:
         run_dir: a folder that `de-jax doc2query train` or `recipes/pretrain_t5.gin` made.
-        step: of a checkpoint.
+        step: of a checkpoint, or "best" for the one with the lowest dev loss.
         only_sizes: `params` are shapes, and the checkpoint is not read.
 
     Raises:
@@ -175,7 +191,7 @@ def _keep_settings(run_dir: Path, batch_size: int, optimization: Optimization, l
         "warmup_steps": bound(optimization.schedule, "warmup_steps"),
         "optimizer": name_of(optimization.optimizer),
         "seed": seed,
-        **{name: getattr(logging, name) for name in ("log_every_steps", "save_every_steps", "keep_checkpoints")},
+        **{name: getattr(logging, name) for name in LOGGING},
     }
     file = run_dir / SETTINGS_FILE
     before = schema.read(file, schema.record({})) if file.is_file() else settings

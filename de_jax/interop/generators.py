@@ -15,12 +15,12 @@ QUERY_LENGTH = 64
 """Tokens; docTTTTTquery's."""
 
 
-def read(source: str | Path, *, step: int | None = None, tokenizer: Tokenizer | None = None) -> GeneratorRun:
+def read(source: str | Path, *, step: int | str | None = None, tokenizer: Tokenizer | None = None) -> GeneratorRun:
     """The generator in a folder, or under a name of the Hugging Face hub such as "castorini/doc2query-t5-base-msmarco".
 
     Args:
         source: as above.
-        step: of a run, which checkpoint; the newest by default.
+        step: of a run: a step that has a checkpoint, or "best" for the lowest dev loss; by default the newest.
         tokenizer: where the folder brings none.
 
     Raises:

@@ -90,6 +90,26 @@ def test_run_that_is_terminated_saves_and_ends_bit_equal(finished_run, dataset_d
     assert [line["step"] for line in kept if "loss" in line] == [5, 10, 15, 20]
 
 
+def test_a_run_whose_dev_score_no_longer_rises_ends_and_stays_ended(dataset_dir, tmp_path, capsys, stop_at):
+    def trained(patience):
+        changes = {"train__early_stopping_patience": patience, "train__evaluate_every_steps": 2, "train__learning_rate": 1e-30}
+        trainer.main(arguments(dataset_dir, tmp_path, **changes))
+        summary = json.loads(capsys.readouterr().out)
+        return summary["step"], summary["stopped"]
+
+    stop_at(5)
+    with pytest.raises(SystemExit):
+        trained(3)
+    capsys.readouterr()
+    assert load_run(tmp_path).step == 6
+    step, why = trained(3)
+    assert step == 8
+    assert why.startswith("3 evaluations on dev in a row were no better than the best, ")
+    assert trained(3) == (step, why)
+    assert load_run(tmp_path, "best").step == 2
+    assert trained(4)[0] == 10
+
+
 @pytest.mark.soak
 def test_second_stage_starts_from_the_first_and_traces_the_steps_it_was_asked_to(finished_run, dataset_dir, tmp_path):
     run_dir = tmp_path / "stage2"

@@ -13,11 +13,12 @@ import toy_run
 
 from de_jax import gin_configs
 from de_jax.data.text import beir
+from de_jax.doc2query.doc_query_pairs import doc_query_pairs
 from de_jax.doc2query.generator_run import load_generator
 from de_jax.expansion.generated_queries import read_expansion
 from de_jax.models.t5 import T5Config
 from de_jax.tools import doc2query
-from de_jax.training.run import loop
+from de_jax.training.run import loop, run_log
 from de_jax.training.run.checkpoint import SaveCheckpoints
 from de_jax.types import InputError
 
@@ -87,6 +88,25 @@ def test_a_stopped_training_continues_to_the_same_bits(dataset_dir, run_dir, tmp
     assert losses[0][-1][1] < losses[0][0][1]
     with pytest.raises(InputError, match="the run is at step 6 already, past --num_steps = 5; raise it"):
         train(dataset_dir, tmp_path / "run", num_steps=5)
+
+
+def test_the_loss_on_held_out_pairs_chooses_a_checkpoint_and_ends_the_training(dataset_dir, tmp_path, capsys):
+    changes = {"dev_split": "dev", "evaluate_every_steps": 2, "early_stopping_patience": 1, "num_steps": 40, "learning_rate": 0.3}
+    train(dataset_dir, tmp_path / "run", **changes)
+    report = json.loads(capsys.readouterr().out)
+    assert report["stopped"].startswith("1 evaluations on dev in a row were no better than the best, ")
+    lines = run_log.read_metrics(tmp_path / "run" / run_log.METRICS_FILE)
+    losses = {line["step"]: line["dev/loss"] for line in lines if "dev/loss" in line}
+    assert list(losses) == list(range(2, report["step"] + 1, 2))
+    best = load_generator(tmp_path / "run", "best")
+    assert best.step == min(losses, key=losses.__getitem__) == report["step"] - 2
+    pairs = doc_query_pairs(
+        [dataset_dir], best.tokenizer, batch_size=16, max_query_length=8, max_doc_length=32, split="dev", length_multiple=32
+    )
+    (batch,) = pairs.first(1000)
+    assert losses[best.step] == pytest.approx(float(best.model.loss(best.params, batch)[0]), rel=1e-5)
+    with pytest.raises(InputError, match="--early_stopping_patience waits for the loss on held-out pairs; name their split with"):
+        train(dataset_dir, tmp_path / "other", early_stopping_patience=1)
 
 
 @pytest.mark.soak

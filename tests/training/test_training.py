@@ -207,6 +207,32 @@ def test_a_run_that_is_set_back_keeps_its_better_checkpoint_at_an_earlier_step(t
             best.save(5, state)
 
 
+@pytest.mark.parametrize(("metric", "sign"), [("ndcg@10", 1), ("loss", -1)])
+def test_a_run_is_over_after_evaluations_in_a_row_that_are_no_better(tmp_path, metric, sign):
+    state, scores = step_fn()[0](), [sign * score for score in (0.2, 0.5, 0.4, 0.6, 0.6, 0.1)]
+
+    def hook(best, begun=None):
+        evaluate = lambda params: {metric: scores[at[0] - 1]}  # noqa: E731
+        return EvaluateOnDev(evaluate, every_steps=1, num_steps=9, best=best, metric=metric, patience=2, begun=begun)
+
+    at, reasons, saved = [0], [], {}
+    with contextlib.closing(Checkpoints(tmp_path, keep=1)) as best:
+        evaluated = hook(best)
+        for at[0] in range(1, 7):
+            evaluated(at[0], state, {})
+            reasons.append(evaluated.reason())
+            saved[at[0]] = evaluated.progress()
+        assert best.steps() == [4]
+        assert reasons[:5] == [None] * 5
+        assert reasons[5] == f"2 evaluations on dev in a row were no better than the best, {sign * 0.6:.4g}"
+        # Killed after step 4, whose score is the best's on the disk, and continued from the checkpoint of step 3.
+        continued = hook(best, begun=saved[3])
+        for at[0] in range(4, 7):
+            continued(at[0], state, {})
+            assert continued.progress() == saved[at[0]]
+        assert best.steps() == [4]
+
+
 def test_mesh_and_batch_must_fit_the_devices():
     with pytest.raises(InputError, match="asks for 9 devices, but there are 8"):
         sharding.make_mesh(9)

@@ -1,10 +1,10 @@
-"""Evaluation during training, and the best checkpoint by it."""
+"""Evaluation during training, the best checkpoint by it, and the end of a run that no longer gets better."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from de_jax.training.mesh import distributed
 from de_jax.training.run.checkpoint import Checkpoints
@@ -13,7 +13,7 @@ from de_jax.training.run.run_log import Sink
 from de_jax.types import Metrics, Params, TrainState
 
 Evaluate = Callable[[Params], dict[str, float]]
-"""Scores by name for these parameters; higher is better."""
+"""Scores by name for these parameters."""
 
 
 class EvaluateOnDev:
@@ -23,8 +23,10 @@ class EvaluateOnDev:
         evaluate: gives the scores, for example {"ndcg@10": ..., "mrr@10": ...}.
         every_steps: updates between two evaluations.
         num_steps: updates of the run.
-        best: the folder of the best checkpoint; it holds the scores too, so a resumed run knows what to beat.
-        metric: which score decides.
+        best: the folder of the best checkpoint; it holds the scores too.
+        metric: which score decides; a "loss" is better when it is lower, every other score when it is higher.
+        patience: evaluations in a row without a better score after which the run is over; None for no end.
+        begun: the value of `progress` when the continued run was saved; without it, the best checkpoint's score is to beat.
         sinks: who gets the scores, as "dev/<name>".
         on_seconds: told how long an evaluation took.
         before: called before each evaluation; waits for the step, so that only the evaluation is timed, and may raise.
@@ -38,13 +40,16 @@ class EvaluateOnDev:
         num_steps: int,
         best: Checkpoints,
         metric: str = "ndcg@10",
+        patience: int | None = None,
+        begun: Mapping[str, Any] | None = None,
         sinks: Sequence[Sink] = (),
         on_seconds: Callable[[float], None] = lambda seconds: None,
         before: Callable[[], object] = lambda: None,
     ) -> None:
         self._evaluate, self._every_steps, self._num_steps = evaluate, every_steps, num_steps
-        self._best, self._metric, self._sinks = best, metric, sinks
+        self._best, self._metric, self._patience, self._sinks = best, metric, patience, sinks
         self._on_seconds, self._before = on_seconds, before
+        self._progress: dict[str, Any] = dict(begun) if begun and best.steps() else {"best": self._score_of_best(), "num_worse": 0}
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
         if step % self._every_steps and step != self._num_steps:
@@ -54,13 +59,36 @@ class EvaluateOnDev:
         scores = self._evaluate(state.all_params)
         for sink in self._sinks:
             sink(step, {f"dev/{name}": value for name, value in scores.items()})
-        if distributed.agreed(scores[self._metric] > self._value_to_beat()):
+        if distributed.agreed(self._is_better(scores[self._metric])):
             self._best.remove_all(from_step=step)  # of a run that was set back to an earlier checkpoint
             self._best.save(step, state, scores)
+            self._progress = {"best": scores[self._metric], "num_worse": 0}
+        else:
+            self._progress["num_worse"] += 1
         self._on_seconds(time.monotonic() - start)
         return None
 
-    def _value_to_beat(self) -> float:
+    def reason(self) -> str | None:
+        """Why the run is over, or None."""
+        return ended_early(self._progress, self._patience)
+
+    def progress(self) -> dict[str, Any]:
+        """The state that a continued run needs, once the best checkpoint is on the disk; JSON."""
+        self._best.wait()
+        return dict(self._progress)
+
+    def _is_better(self, score: float) -> bool:
+        best = self._progress["best"]
+        return best is None or (score < best if self._metric == "loss" else score > best)
+
+    def _score_of_best(self) -> float | None:
         self._best.wait()
         steps = self._best.steps()
-        return self._best.beside(steps[-1])[self._metric] if steps else -math.inf
+        return self._best.beside(steps[-1])[self._metric] if steps else None
+
+
+def ended_early(progress: Mapping[str, Any] | None, patience: int | None) -> str | None:
+    """Why a run with this `EvaluateOnDev.progress` needs no more updates, or None."""
+    if not progress or patience is None or progress["num_worse"] < patience:
+        return None
+    return f"{progress['num_worse']} evaluations on dev in a row were no better than the best, {progress['best']:.4g}"

@@ -8,6 +8,7 @@ The folder of a T5, pretrained or not, is a generator's: `doc2query.generator_ru
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,9 +19,11 @@ from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
 from de_jax.files import schema
 from de_jax.files.kind import Kind
 from de_jax.models.masked_lm import MaskedLanguageModel
+from de_jax.training.hooks.dev_evaluation import EvaluateOnDev, ended_early
 from de_jax.training.hooks.faults import Explanation
 from de_jax.training.mesh import sharding_rules
 from de_jax.training.run import model_schema, run_folder
+from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.run.fit import Stop
 from de_jax.training.run.loop import Training, session
 from de_jax.training.run.settings import Logging, Optimization
@@ -73,6 +76,7 @@ def train_language_model(
     seed: int,
     start_from: Callable[[Params], Params] = lambda fresh: fresh,
     begin: Callable[[], object] = lambda: None,
+    dev_loss: Callable[[Params], float] | None = None,
 ) -> tuple[TrainState, Stop | None]:
     """Trains to the last step, from the newest checkpoint of the folder if there is one.
 
@@ -84,12 +88,14 @@ def train_language_model(
         batches: this process's rows.
         batch_size: rows of a global batch.
         optimization: optimizer, schedule and number of updates.
-        logging: `evaluate_every_steps` and `collapse_alarm` concern embeddings and have no effect here.
+        logging: without `dev_loss`, `evaluate_every_steps` and `early_stopping_patience` have no effect; `collapse_alarm` has none.
         mesh: the devices.
         explanation: how faults name rows and settings.
         seed: of fresh parameters and of dropout.
         start_from: maps fresh parameters to the first ones.
         begin: called once the run's state is there, before the first update.
+        dev_loss: the loss on held-out texts; the checkpoint with the lowest one is kept in `best/`, and the end is at
+            `early_stopping_patience` or the last update.
 
     Raises:
         InputError: as `loop.session`.
@@ -111,8 +117,29 @@ def train_language_model(
     )
     with session(training, run_dir) as begun:
         begin()
-        log = begun.log(begun.sinks())
-        return begun.fit([log, *begun.profile(), begun.save(log)])
+        sinks = begun.sinks()
+        log = begun.log(sinks)
+        if dev_loss is None:
+            return begun.fit([log, *begun.profile(), begun.save(log)])
+        progress = begun.beside.get("dev")
+        if ended := ended_early(progress, logging.early_stopping_patience):
+            return begun.state, Stop(ended)
+        with contextlib.closing(Checkpoints(run_dir / run_folder.BEST_DIR, keep=1)) as best:
+            best.remove_old()
+            evaluated = EvaluateOnDev(
+                lambda params: {"loss": dev_loss(params)},
+                metric="loss",
+                every_steps=logging.evaluate_every_steps,
+                num_steps=optimization.num_steps,
+                best=best,
+                patience=logging.early_stopping_patience,
+                begun=progress,
+                sinks=sinks,
+                on_seconds=log.skip_time,
+                before=log.unfinished,
+            )
+            save = begun.save(log, beside=lambda: {"dev": evaluated.progress()}, reasons=[evaluated.reason])
+            return begun.fit([log, evaluated, *begun.profile(), save])
 
 
 def describe(run_dir: Path, model: MaskedLanguageModel, tokenizer: Tokenizer, max_length: int) -> None:
@@ -139,7 +166,7 @@ def load_masked_lm(run_dir: str | Path, step: int | None = None, *, only_sizes: 
     return MaskedLmRun(run_dir, found, model, params, tokenizer, description["max_length"])
 
 
-def restored(run_dir: Path, step: int | None, model: Initialisable, *, only_sizes: bool = False) -> tuple[int, Params]:
+def restored(run_dir: Path, step: int | str | None, model: Initialisable, *, only_sizes: bool = False) -> tuple[int, Params]:
     """The step and the parameters of a checkpoint of a language model, on the first device; with `only_sizes` their shapes."""
     on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))

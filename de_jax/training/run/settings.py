@@ -76,6 +76,8 @@ class Logging:
     Attributes:
         log_every_steps: updates that one line of the log averages.
         evaluate_every_steps: updates between evaluations on the dev set.
+        early_stopping_patience: evaluations in a row without a better dev score after which the run ends; the best checkpoint stays
+            in `best/`. None trains to the last update.
         save_every_steps: updates between checkpoints.
         keep_checkpoints: how many of the newest stay; the best by the dev score is kept besides.
         profile_steps: (first, count): traces `count` updates from update `first` on, into `<run_dir>/profile`.
@@ -92,6 +94,7 @@ class Logging:
 
     log_every_steps: PositiveInt = 50
     evaluate_every_steps: PositiveInt = 1000
+    early_stopping_patience: PositiveInt | None = None
     save_every_steps: PositiveInt = 1000
     keep_checkpoints: PositiveInt = 2
     profile_steps: tuple[Annotated[int, Range(2)], PositiveInt] | None = None
