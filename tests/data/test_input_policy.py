@@ -154,3 +154,20 @@ def test_only_relevant_judgements_of_identical_ids_are_counted(recwarn):
     input_policy.tell_identical("set", {"b": {"b": 0}, "c": {"a": 1}})
     (said,) = recwarn
     assert str(said.message).startswith("set: judgements dropped, as the document has the id of its query: 1 (a)")
+
+
+def test_training_says_which_texts_its_lengths_cut(tmp_path, tokenizer, recwarn):
+    docs = [(f"d{i}", "", "words " * (30 if i < 10 else 3)) for i in range(40)]
+    beir.write(tmp_path, docs, [(f"q{i}", "words") for i in range(20)], {"train": {f"q{i}": {f"d{i}": 1} for i in range(20)}})
+
+    def told(**changes):
+        options = {"tokenizer": tokenizer, "batch_size": 4, "dev_split": None, "cache_dir": str(tmp_path / "cache"), **changes}
+        flat(beir_pairs)(str(tmp_path), **options)
+        return [str(recwarn.pop().message) for _ in range(len(recwarn))]
+
+    (said,) = told(max_query_length=32, max_doc_length=16)
+    assert said.startswith(
+        "50 % of the documents in training have more than max_doc_length = 16 tokens and are cut at their end; 99 % "
+    )
+    assert told(max_query_length=32, max_doc_length=512) == []
+    assert told(max_query_length=32, max_doc_length=16, max_passages=30) == []

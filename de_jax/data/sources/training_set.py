@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -198,6 +199,7 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
     drop = not options.keep_identical_ids
     passages = _passages(pairs.doc_store, pairs.doc_tokenizer, options.max_doc_length, options.max_passages)
     texts = TrainingTexts(pairs.name, *pairs.stores, pairs.rows, dict(pairs.hashes), passages, drop_identical_ids=drop)
+    _tell_cut(pairs, options)
     mined = None
     if options.negatives_dir:
         drawn = {"neg_docs": options.num_neg_docs, "neg_queries": options.num_neg_queries}
@@ -262,6 +264,17 @@ def _teacher_scores(pairs: Pairs, brought: Mapping[str, Negatives], options: Pai
     if pairs.scores is None:
         return None
     return teacher_scores.of_array(pairs.scores, pairs.rows, brought["neg_docs"].rows if "neg_docs" in brought else None)
+
+
+def _tell_cut(pairs: Pairs, options: PairsOptions) -> None:
+    """Says how many of the texts are longer than a batch holds of them."""
+    of_docs = ("max_doc_length", options.max_doc_length)
+    if options.max_passages > 1:
+        of_docs = ("max_passages * max_doc_length", options.max_passages * options.max_doc_length)
+    of_sides = (("queries", ("max_query_length", options.max_query_length)), ("documents", of_docs))
+    for side, (kind, (setting, most)) in enumerate(of_sides):
+        lengths = pairs.stores[side].lengths(sys.maxsize)[np.unique(pairs.rows[:, side])]
+        input_policy.tell_cut(kind, lengths, setting, most)
 
 
 def _no_batches(start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:

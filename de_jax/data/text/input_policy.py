@@ -2,7 +2,7 @@
 
 Empty texts are refused, or left out with `--skip_empty`: then nothing is trained on them, and a judged one counts as not found.
 A document with the id of its query is that query (ArguAna, Quora), so rankings leave it out; `--keep_identical_ids` is for ids that
-are equal by chance. Whatever was left out is counted on stderr.
+are equal by chance. Whatever was left out, and whatever training cuts off, is counted on stderr.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import contextvars
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+
+import numpy as np
 
 _FLAG = "--{}"
 _SPELLING = contextvars.ContextVar("_SPELLING", default=_FLAG)
@@ -60,6 +62,24 @@ def tell_unused(num_pairs: int) -> None:
     """Says how many relevant pairs are left out of training because a text of theirs is."""
     if num_pairs:
         _tell(f"relevant pairs left out, as their query or document is an empty text: {num_pairs}.")
+
+
+def tell_cut(kind: str, lengths: np.ndarray, setting: str, max_length: int) -> None:
+    """Says how many of the texts to train on are longer than the setting, where that is one in a hundred or more.
+
+    Args:
+        kind: "queries", for example.
+        lengths: [n] tokens of each text as a whole.
+        setting: the maximum's name.
+        max_length: tokens.
+    """
+    share = float(np.mean(lengths > max_length))
+    if share >= 0.01:
+        most = int(np.quantile(lengths, 0.99, method="higher"))
+        _tell(
+            f"{100 * share:.0f} % of the {kind} in training have more than {setting} = {max_length} tokens and are cut at their "
+            f"end; 99 % have at most {most}."
+        )
 
 
 def tell_identical(name: str, qrels: Mapping[str, Mapping[str, int]]) -> None:
