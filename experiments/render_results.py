@@ -50,9 +50,8 @@ def main(argv: list[str] | None = None) -> None:
         with outputs.atomic_file(DOCS_DIR / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
         print(DOCS_DIR / name, file=sys.stderr)
-    for paper in _papers(themes):
-        if paper.drawing:
-            draw(paper.drawing, entries_of(themes), DOCS_DIR / "images" / paper.picture.file)
+    for picture, drawing in (drawn for theme in themes.values() for drawn in theme.drawn()):
+        draw(drawing, entries_of(themes), DOCS_DIR / "images" / picture.file)
 
 
 def pages(themes: Mapping[str, Theme]) -> dict[str, str]:

@@ -4,8 +4,7 @@ TOY = """
 title: Toys
 papers:
   - name: Toy paper
-    picture: {file: toys.png, alt: Toys}
-    drawing: {rows: [a, b], panels: [{title: Left, entry: toy, column: nDCG@10}]}
+    picture: {file: toys.png, alt: Toys, drawing: {rows: [a, b], panels: [{title: Left, entry: toy, column: nDCG@10}]}}
     claims:
       - {says: It plays, published: ".9", here: "yes", found: It does., entries: [toy]}
       - {says: It flies, published: figure 1, here: not tested, found: No design has it.}

@@ -83,14 +83,6 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A file of docs/images, and its content in words."""
-
-    file: str
-    alt: str
-
-
-@dataclass(frozen=True)
 class Panel:
     """A column of a table as a panel of a drawn picture."""
 
@@ -106,6 +98,15 @@ class Drawing:
 
     rows: list[str]
     panels: list[Panel]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file of docs/images, and its content in words."""
+
+    file: str
+    alt: str
+    drawing: Drawing | None = None  # how it is drawn, unless an experiment drew it
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,6 @@ class Paper:
     claims: list[Claim]
     picture: Picture
     untested: list[str]
-    drawing: Drawing | None = None  # how the picture is drawn, unless an experiment drew it
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,11 @@ class Theme:
     entries: Mapping[str, Entry]
     intro: str = ""
     papers: list[Paper] = field(default_factory=list)
+
+    def drawn(self) -> list[tuple[Picture, Drawing]]:
+        """The pictures that are drawn from tables, with their drawings."""
+        pictures = [*(paper.picture for paper in self.papers), *(one for entry in self.entries.values() for one in entry.pictures)]
+        return [(picture, picture.drawing) for picture in pictures if picture.drawing]
 
 
 def read_all(folder: str | Path) -> dict[str, Theme]:
@@ -273,12 +278,13 @@ def _check_names(file: Path, theme: Theme, entries: Mapping[str, Entry]) -> None
         raise InputError(f"{file}: the entries {', '.join(error.args[1])} come after one another in a circle.") from None
     named = {f"entry {name}": entry.after for name, entry in theme.entries.items()}
     for paper in theme.papers:
-        panels = paper.drawing.panels if paper.drawing else []
-        named[paper.name] = [*(name for claim in paper.claims for name in claim.entries), *(panel.entry for panel in panels)]
+        named[paper.name] = [name for claim in paper.claims for name in claim.entries]
+    for picture, drawing in theme.drawn():
+        named[picture.file] = [panel.entry for panel in drawing.panels]
     for place, names in named.items():
         if unknown := [name for name in names if name not in entries]:
             raise InputError(f"{file}, {place}: there is no entry {unknown[0]!r}; name one out of {', '.join(entries)}.")
-    for drawing in filter(None, (paper.drawing for paper in theme.papers)):
+    for _, drawing in theme.drawn():
         for panel, row in itertools.product(drawing.panels, drawing.rows):
             try:
                 expected(entries[panel.entry].tables[panel.table - 1].cell(row, panel.column))
@@ -333,7 +339,7 @@ def _name(value: Any) -> str:
     return value
 
 
-_PICTURE = _made(Picture, file=schema.file_name)
+_PICTURE = _made(Picture, file=schema.file_name, drawing=_made(Drawing, panels=_list_of(Panel)))
 _KEYS = schema.map_of(schema.list_of(_key, least=1))
 _SCORES = _list_of(
     Scores,
@@ -352,6 +358,5 @@ _PAPER = _made(
     Paper,
     picture=_PICTURE,
     claims=_list_of(Claim, here=schema.constant(*OUTCOMES)),
-    drawing=_made(Drawing, panels=_list_of(Panel)),
 )
 _THEME = _made(Theme, entries=schema.map_of(_ENTRY, keys=_name, least=1), papers=schema.list_of(_PAPER))
