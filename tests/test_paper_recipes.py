@@ -2,91 +2,39 @@
 
 import itertools
 import json
-import re
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
-import safetensors.numpy
-import transformers
-from pretrained_folders import write_tokenizer
 
 from de_jax import configurables, trainer
 from de_jax.configurables import read_recipe
-from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import load_tokenizer
-from de_jax.models.bert import BertConfig
-from de_jax.models.dual_encoder import DualEncoder
-from de_jax.models.tower import PARTS, TowerConfig
+from de_jax.models.tower import PARTS
 from de_jax.settings import bound, name_of
-from de_jax.training.run.run_folder import describe_run
 from de_jax.types import InputError
-from experiments import paper_recipes
+from experiments import paper_recipes, stand_in_weights
+from experiments.stand_in_weights import PAPERS
 
 ROOT = Path(__file__).parent.parent / "gin_configs"
-PAPERS = "recipes/paper/"
-ROWS = sorted(path.relative_to(ROOT / PAPERS).with_suffix("").as_posix() for path in ROOT.glob(f"{PAPERS}*/*.gin"))
-BERT_SIZES = {"num_attention_heads": 12, "hidden_size": 768, "intermediate_size": 3072}
-
-
-def t5(**sizes):
-    return transformers.T5Config(vocab_size=32128, d_kv=64, feed_forward_proj="gated-gelu", **sizes)
-
-
-def bert(num_layers=12):
-    return transformers.BertConfig(num_hidden_layers=num_layers, **BERT_SIZES)
-
-
-PUBLISHED = {
-    "google/t5-v1_1-base": t5(d_model=768, num_layers=12, num_heads=12, d_ff=2048),
-    "google/t5-v1_1-large": t5(d_model=1024, num_layers=24, num_heads=16, d_ff=2816),
-    "google/t5-v1_1-xxl": t5(d_model=4096, num_layers=24, num_heads=64, d_ff=10240),
-    "FacebookAI/roberta-base": transformers.RobertaConfig(
-        vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5, **BERT_SIZES
-    ),
-    "microsoft/mpnet-base": transformers.MPNetConfig(vocab_size=30527, max_position_embeddings=514, layer_norm_eps=1e-5),
-    **dict.fromkeys(("google-bert/bert-base-uncased", "nghuyong/ernie-2.0-base-en"), bert()),
-    **dict.fromkeys(("Luyu/condenser", "Luyu/co-condenser-marco"), bert()),
-    **{f"google/bert_uncased_L-{layers}_H-768_A-12": bert(layers) for layers in (2, 4, 6, 8, 10)},
-}  # fmt: skip
-"""As the config.json of the models on the Hugging Face hub has them."""
+ROWS = stand_in_weights.rows()
 
 
 class Rows(dict):
-    """Recipes by the names of their rows, each read when it is asked for, in a folder that has what it starts from.
-
-    A model of the hub lies there under its own name, as its config.json and a file of weights without any; a run that an earlier
-    row makes, as its description.
-    """
+    """Recipes by the names of their rows, each read when it is asked for, in a folder that has what it starts from."""
 
     def __init__(self, folder):
         self.folder = folder
-        for name, config in PUBLISHED.items():
-            (folder / name).mkdir(parents=True)
-            (folder / name / "config.json").write_text(json.dumps(config.to_dict()))
-            arrays = {f"encoder.layer.{number}": np.zeros(1, np.float32) for number in range(24)}
-            safetensors.numpy.save_file(arrays, folder / name / "model.safetensors")
-        (folder / "vocabulary").mkdir()
-        write_tokenizer(folder / "vocabulary", "bert")
+        stand_in_weights.write_models(folder)
 
     def __missing__(self, name):
-        for run in re.findall(r'^MODEL = "runs/(.*)"', (ROOT / PAPERS / f"{name}.gin").read_text(), re.MULTILINE):
-            self.write_run(run)
+        for run in stand_in_weights.runs_of(name):
+            if not (self.folder / "runs" / run).exists():
+                stand_in_weights.write_run(self.folder, run, None if run.startswith("dpr/") else self[run].model)
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
             patch.chdir(self.folder)
             warnings.filterwarnings("ignore", ".*holds an encoder alone")
             self[name] = read_recipe([f"{PAPERS}{name}.gin"])
         return self[name]
-
-    def write_run(self, name):
-        run = self.folder / "runs" / name
-        if not run.exists():
-            tower = TowerConfig(BertConfig(vocab_size=30522), pooling="first", projection_dim=None, normalize=False)
-            model = DualEncoder(tower, tower, ()) if name.startswith("dpr/") else self[name].model
-            side = Side(load_tokenizer(self.folder / "vocabulary"), 512)
-            describe_run(run, model=model, query=side, doc=side)
-            (run / "checkpoints" / "0").mkdir(parents=True)
 
 
 @pytest.fixture(scope="module")
