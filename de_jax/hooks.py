@@ -56,6 +56,7 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
             best=best,
             patience=logging.early_stopping_patience,
             begun=run.beside.get("dev"),
+            start_step=start_step,
             sinks=sinks,
             **timed,
         )

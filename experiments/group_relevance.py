@@ -4,7 +4,8 @@ python -m experiments.group_relevance --dataset_dir=data/medquad_4000 --expansio
 
 Relevance is the ROUGE-L F of a generated query to the pair's own query. Each pair's queries are sorted by it and split into groups
 as in training (`Curriculum`); the groups are printed from the least relevant to the most relevant one. Beside them stand the number
-of different queries of a pair's document and the share of pairs whose groups do not differ at all.
+of different queries of a pair's document and, of the pairs with as many queries as groups, the share whose queries are all equally
+relevant.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from de_jax import command
 from de_jax.expansion.curriculum import RankedQueries, ranked_pairs
+from de_jax.types import InputError
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -42,6 +44,8 @@ def described(ranked: RankedQueries, num_groups: int) -> dict[str, Any]:
             bounds = np.arange(num_groups + 1) * count // num_groups
             means.append([scores[start:end].mean() for start, end in itertools.pairwise(bounds)])
             ranges.append(scores[0] - scores[-1])
+    if not means:
+        raise InputError(f"no pair has {num_groups} different queries or more; generate more of them.")
     return {
         "num_pairs": len(counts),
         "num_queries": {"mean": round(float(counts.mean()), 2), "least": int(counts.min())},

@@ -29,7 +29,7 @@ from de_jax.data.sources.training_set import store_dir
 from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import load_tokenizer
-from de_jax.doc2query.doc_query_pairs import doc_query_pairs
+from de_jax.doc2query.doc_query_pairs import doc_query_pairs, held_out_pairs
 from de_jax.doc2query.generate import generate_to_dir, join
 from de_jax.doc2query.generator_run import GENERATOR_RUN, LOGGING, GeneratorRun, train_generator
 from de_jax.expansion.generated_queries import write_released
@@ -50,6 +50,7 @@ SIZES = {  # as in gin_configs/models/t5_1_1_*.gin
     "small": T5Config(model_dim=512, num_layers=8, num_heads=6, head_dim=64, mlp_dim=1024),
     "base": T5Config(),
 }
+DEV_PAIRS = 1000
 OPTIMIZERS: dict[str, OptimizerFn] = {"adafactor": adafactor, "adamw": adamw}
 
 
@@ -65,23 +66,19 @@ def main(argv: list[str] | None = None) -> None:
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Trains on the pairs of BEIR folders."""
     start = time.monotonic()
-    if args.early_stopping_patience and not args.dev_split:
-        raise InputError("--early_stopping_patience waits for the loss on held-out pairs; name their split with --dev_split.")
+    of_dev = {"--dev_max_pairs": args.dev_max_pairs, "--evaluate_every_steps": args.evaluate_every_steps}
+    for flag, value in {**of_dev, "--early_stopping_patience": args.early_stopping_patience}.items():
+        if value and not args.dev_split:
+            raise InputError(f"{flag} is about the loss on held-out pairs; name their split with --dev_split.")
     run = _first_run(args)
-    pairs_of = functools.partial(
-        doc_query_pairs,
-        args.dataset_dirs,
-        run.tokenizer,
-        batch_size=args.batch_size,
-        max_query_length=args.max_query_length,
-        max_doc_length=args.max_doc_length,
-        seed=args.seed,
-        length_multiple=args.length_multiple,
-        cache_dir=args.cache_dir,
-        skip_empty=args.skip_empty,
+    texts = {name: getattr(args, name) for name in ("batch_size", "max_query_length", "max_doc_length", "cache_dir", "skip_empty")}
+    data = doc_query_pairs(
+        args.dataset_dirs, run.tokenizer, split=args.split, seed=args.seed, length_multiple=args.length_multiple, **texts
     )
-    data = pairs_of(split=args.split)
-    dev = pairs_of(split=args.dev_split).first(args.dev_max_pairs) if args.dev_split else []
+    dev = None
+    if args.dev_split:
+        max_pairs = args.dev_max_pairs or DEV_PAIRS
+        dev = held_out_pairs(args.dataset_dirs, run.tokenizer, split=args.dev_split, max_pairs=max_pairs, **texts)
     trained, stopped = train_generator(
         run,
         data,
@@ -91,7 +88,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
             num_steps=args.num_steps,
             learning_rate=args.learning_rate,
         ),
-        logging=Logging(**{name: getattr(args, name) for name in LOGGING}),
+        logging=Logging(**{name: value for name in LOGGING if (value := getattr(args, name)) is not None}),
         seed=args.seed,
         is_fresh=not args.init_from,
         dev=dev,
@@ -210,8 +207,8 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dev_split", help="split of held-out pairs; the checkpoint with the lowest loss on them is kept in best/ (--step=best)"
     )
-    parser.add_argument("--dev_max_pairs", type=numeric(PositiveInt), default=1000, help="pairs of the dev split that are read")
-    parser.add_argument("--evaluate_every_steps", type=numeric(PositiveInt), default=500, help="updates between two dev losses")
+    parser.add_argument("--dev_max_pairs", type=numeric(PositiveInt), help=f"a sample of so many dev pairs (default {DEV_PAIRS})")
+    parser.add_argument("--evaluate_every_steps", type=numeric(PositiveInt), help="updates between two dev losses (default 1000)")
     parser.add_argument(
         "--early_stopping_patience",
         type=numeric(PositiveInt),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int32
 
 from de_jax.data.batches.pair_batches import pair_batches, qrel_pairs
 from de_jax.data.sources.training_set import open_stores, store_dir
+from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.stores.joining import joined
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.types import Batch, Batches, InputError
+from de_jax.types import PADDING_ID, Batch, Batches, InputError
 
 
 class DocQueryPairs(NamedTuple):
@@ -26,9 +27,12 @@ class DocQueryPairs(NamedTuple):
     query_ids: Sequence[str]  # by `Batch.query_id`
     doc_ids: Sequence[str]
 
-    def first(self, num_pairs: int) -> list[Batch]:
-        """The first whole batches of up to this many of the pairs, at least one; always the same."""
-        return list(itertools.islice(self.batches(0), max(1, min(num_pairs, self.num_pairs) // self.batch_size)))
+
+class HeldOutPairs(NamedTuple):
+    """Pairs whose loss is watched while a generator is trained on others."""
+
+    batches: list[Batch]  # all of one shape; a row without a query has no part in a loss
+    about: str  # what they are, for a run's settings
 
 
 def doc_query_pairs(
@@ -60,16 +64,7 @@ def doc_query_pairs(
     Raises:
         InputError: anything in the folders that cannot be used.
     """
-    if not tokenizer.suffix_ids:
-        raise InputError("the tokenizer adds no end token, so a generator could not learn to stop; use T5's.")
-    stores, pairs = [], []
-    for folder in dataset_dirs:
-        qrels = beir.read_qrels(beir.find_qrels(folder, split))
-        stores.append(open_stores(folder, tokenizer, tokenizer, cache_dir, skip_empty=skip_empty))
-        pairs.append(qrel_pairs(qrels, *stores[-1]))
-    query_store, doc_store = (joined(own, tokenizer, store_dir(cache_dir)) for own in zip(*stores, strict=True))
-    firsts = np.cumsum([(0, 0), *((queries.num_texts, docs.num_texts) for queries, docs in stores)], axis=0)
-    all_pairs = np.concatenate([own + first for own, first in zip(pairs, firsts, strict=False)]).astype(np.int32)
+    query_store, doc_store, all_pairs = _opened(dataset_dirs, tokenizer, split, cache_dir, skip_empty=skip_empty)
     batches = pair_batches(
         query_store,
         doc_store,
@@ -83,3 +78,53 @@ def doc_query_pairs(
         length_multiple=length_multiple,
     )
     return DocQueryPairs(batches, batch_size, len(all_pairs), query_store.ids, doc_store.ids)
+
+
+def held_out_pairs(
+    dataset_dirs: Sequence[str | Path],
+    tokenizer: Tokenizer,
+    *,
+    split: str,
+    max_pairs: int,
+    batch_size: int = 32,
+    max_query_length: int = 32,
+    max_doc_length: int = 256,
+    cache_dir: str | Path = "",
+    skip_empty: bool = False,
+) -> HeldOutPairs:
+    """A fixed random sample of a split's pairs, of all folders together; the last batch is filled up with rows without a query.
+
+    Args:
+        max_pairs: of the sample; all if there are fewer.
+        dataset_dirs, tokenizer, split, batch_size, max_query_length, max_doc_length, cache_dir, skip_empty: of `doc_query_pairs`.
+
+    Raises:
+        InputError: as of `doc_query_pairs`.
+    """
+    query_store, doc_store, pairs = _opened(dataset_dirs, tokenizer, split, cache_dir, skip_empty=skip_empty)
+    sample = np.random.default_rng(0).permutation(pairs)[:max_pairs]
+    batches = []
+    for start in range(0, len(sample), batch_size):
+        queries, docs = sample[start : start + batch_size].T
+        missing = batch_size - len(docs)
+        queries, doc_ids = np.pad(queries, (0, missing), constant_values=PADDING_ID), np.pad(docs, (0, missing), mode="edge")
+        texts = query_store.pad(queries, max_query_length, max_query_length), doc_store.pad(doc_ids, max_doc_length, max_doc_length)
+        batches.append(Batch(*texts, queries, doc_ids))
+    return HeldOutPairs(batches, f"{len(sample)} pairs of {split}")
+
+
+def _opened(
+    dataset_dirs: Sequence[str | Path], tokenizer: Tokenizer, split: str, cache_dir: str | Path, *, skip_empty: bool
+) -> tuple[TokenStore, TokenStore, Int32[np.ndarray, "P 2"]]:
+    """The queries and documents of all folders, and the pairs of a split as their rows."""
+    if not tokenizer.suffix_ids:
+        raise InputError("the tokenizer adds no end token, so a generator could not learn to stop; use T5's.")
+    stores, pairs = [], []
+    for folder in dataset_dirs:
+        qrels = beir.read_qrels(beir.find_qrels(folder, split))
+        stores.append(open_stores(folder, tokenizer, tokenizer, cache_dir, skip_empty=skip_empty))
+        pairs.append(qrel_pairs(qrels, *stores[-1]))
+    query_store, doc_store = (joined(own, tokenizer, store_dir(cache_dir)) for own in zip(*stores, strict=True))
+    firsts = np.cumsum([(0, 0), *((queries.num_texts, docs.num_texts) for queries, docs in stores)], axis=0)
+    all_pairs = np.concatenate([own + first for own, first in zip(pairs, firsts, strict=False)]).astype(np.int32)
+    return query_store, doc_store, all_pairs

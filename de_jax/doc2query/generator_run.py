@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
-from de_jax.doc2query.doc_query_pairs import DocQueryPairs
+from de_jax.doc2query.doc_query_pairs import DocQueryPairs, HeldOutPairs
 from de_jax.files import schema
 from de_jax.files.kind import Kind
 from de_jax.files.outputs import write_json
@@ -29,7 +29,7 @@ from de_jax.training.run import model_schema, run_folder
 from de_jax.training.run.language_model import restored, train_language_model
 from de_jax.training.run.run_folder import only_trainer, tokenizer_dir
 from de_jax.training.run.settings import Logging, Optimization
-from de_jax.types import Array, Batch, Params
+from de_jax.types import Array, Batch, InputError, Params
 
 SETTINGS_FILE = "training.json"
 LOGGING = ("log_every_steps", "save_every_steps", "keep_checkpoints", "evaluate_every_steps", "early_stopping_patience")
@@ -68,7 +68,7 @@ def train_generator(
     logging: Logging,
     seed: int = 0,
     is_fresh: bool = False,
-    dev: Sequence[Batch] = (),
+    dev: HeldOutPairs | None = None,
 ) -> tuple[GeneratorRun, str | None]:
     """Trains to the last step, from the newest checkpoint of the run's folder if there is one.
 
@@ -79,7 +79,7 @@ def train_generator(
         logging: `evaluate_every_steps` and `early_stopping_patience` are of `dev`; `collapse_alarm` is of embeddings.
         seed: of fresh parameters and of dropout.
         is_fresh: start from random parameters.
-        dev: held-out batches whose loss chooses the best checkpoint, and ends the run where it no longer falls.
+        dev: pairs whose loss chooses the best checkpoint, and ends the run where it no longer falls.
 
     Returns:
         The trained run, and why it stopped before its end, if it did.
@@ -97,11 +97,13 @@ def train_generator(
         placed: Params = copied(jax.device_put(run.params, shardings))
         return placed
 
+    if logging.early_stopping_patience and not dev:
+        raise InputError("early_stopping_patience waits for the loss on held-out pairs, but there are none; give `dev`.")
     mesh = sharding.make_mesh()
     sharding.check_batch_size(data.batch_size, mesh)
     with only_trainer(run.source):
         describe(run)
-        _keep_settings(run.source, data.batch_size, optimization, logging, seed)
+        _keep_settings(run.source, data.batch_size, optimization, logging, seed, dev)
         state, stop = train_language_model(
             run.source,
             run.model,
@@ -113,7 +115,7 @@ def train_generator(
             explanation=_explanation(run, data),
             seed=seed,
             start_from=start_from,
-            dev_loss=functools.partial(mean_loss, run.model, dev, mesh) if dev else None,
+            dev_loss=functools.partial(mean_loss, run.model, dev.batches, mesh) if dev else None,
         )
     return run._replace(step=int(state.step), params=state.params), stop.reason if stop else None
 
@@ -182,7 +184,9 @@ def load_generator(run_dir: str | Path, step: int | str | None = None, *, only_s
     )
 
 
-def _keep_settings(run_dir: Path, batch_size: int, optimization: Optimization, logging: Logging, seed: int) -> None:
+def _keep_settings(
+    run_dir: Path, batch_size: int, optimization: Optimization, logging: Logging, seed: int, dev: HeldOutPairs | None
+) -> None:
     """Writes the settings beside the description; warns if a continued run has other settings."""
     settings = {
         "num_steps": optimization.num_steps,
@@ -192,10 +196,11 @@ def _keep_settings(run_dir: Path, batch_size: int, optimization: Optimization, l
         "optimizer": name_of(optimization.optimizer),
         "seed": seed,
         **{name: getattr(logging, name) for name in LOGGING},
+        "dev": dev.about if dev else None,
     }
     file = run_dir / SETTINGS_FILE
     before = schema.read(file, schema.record({})) if file.is_file() else settings
-    changed = [f"{name} = {value!r}" for name, value in settings.items() if before.get(name) != value]
+    changed = [f"{name} = {value!r}" for name, value in settings.items() if before.get(name, value) != value]
     if changed:
         warnings.warn(f"{run_dir} continues with other settings than it had: {', '.join(changed)}.", stacklevel=3)
     write_json(file, settings)

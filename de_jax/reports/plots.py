@@ -19,8 +19,8 @@ QUERY_COLOUR, DOC_COLOUR, INK, GRID = "#c8553d", "#2f6690", "#2b2d33", "#e4e6ea"
 BOTH_COLOUR, PAIR_COLOUR = "#5b8e7d", "#8d6a9f"
 COLOURS = (DOC_COLOUR, QUERY_COLOUR, BOTH_COLOUR, PAIR_COLOUR, "#b8860b", "#22a7c4", "#e08bb5", "#8a8d94", "#7b4a2e", "#9cb53c")
 PANELS = (
-    ("Loss", "nats", "loss"),
-    ("Development set", "score", "dev/.*"),
+    ("Loss", "nats", "(dev/)?loss"),
+    ("Development set", "score", "dev/(?!loss).*"),
     ("Learning rate", "", "learning_rate"),
     ("Speed", "pairs/s", "pairs_per_second"),
     ("Gradient norm", "before clipping", "grad_norm/.*"),

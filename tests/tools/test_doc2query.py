@@ -13,11 +13,12 @@ import toy_run
 
 from de_jax import gin_configs
 from de_jax.data.text import beir
-from de_jax.doc2query.doc_query_pairs import doc_query_pairs
-from de_jax.doc2query.generator_run import load_generator
+from de_jax.doc2query.doc_query_pairs import held_out_pairs
+from de_jax.doc2query.generator_run import load_generator, mean_loss
 from de_jax.expansion.generated_queries import read_expansion
 from de_jax.models.t5 import T5Config
 from de_jax.tools import doc2query
+from de_jax.training.mesh.sharding import make_mesh
 from de_jax.training.run import loop, run_log
 from de_jax.training.run.checkpoint import SaveCheckpoints
 from de_jax.types import InputError
@@ -100,13 +101,15 @@ def test_the_loss_on_held_out_pairs_chooses_a_checkpoint_and_ends_the_training(d
     assert list(losses) == list(range(2, report["step"] + 1, 2))
     best = load_generator(tmp_path / "run", "best")
     assert best.step == min(losses, key=losses.__getitem__) == report["step"] - 2
-    pairs = doc_query_pairs(
-        [dataset_dir], best.tokenizer, batch_size=16, max_query_length=8, max_doc_length=32, split="dev", length_multiple=32
-    )
-    (batch,) = pairs.first(1000)
-    assert losses[best.step] == pytest.approx(float(best.model.loss(best.params, batch)[0]), rel=1e-5)
-    with pytest.raises(InputError, match="--early_stopping_patience waits for the loss on held-out pairs; name their split with"):
-        train(dataset_dir, tmp_path / "other", early_stopping_patience=1)
+    sizes = {"max_query_length": 8, "max_doc_length": 32}
+    (whole,) = held_out_pairs([dataset_dir], best.tokenizer, split="dev", max_pairs=99, batch_size=16, **sizes).batches
+    assert losses[best.step] == pytest.approx(float(best.model.loss(best.params, whole)[0]), rel=1e-5)
+    parts = held_out_pairs([dataset_dir], best.tokenizer, split="dev", max_pairs=99, batch_size=12, **sizes)
+    assert [int((batch.query_id >= 0).sum()) for batch in parts.batches] == [12, 4]
+    assert mean_loss(best.model, parts.batches, make_mesh(1), best.params) == pytest.approx(losses[best.step], rel=1e-5)
+    for flag in ("early_stopping_patience", "dev_max_pairs", "evaluate_every_steps"):
+        with pytest.raises(InputError, match=f"--{flag} is about the loss on held-out pairs; name their split with --dev_split"):
+            train(dataset_dir, tmp_path / "other", **{flag: 1})
 
 
 @pytest.mark.soak

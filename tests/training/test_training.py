@@ -184,9 +184,8 @@ def test_best_checkpoint_is_the_one_with_the_highest_dev_score_also_after_a_rest
     scores = iter([0.2, 0.5, 0.4, 0.3, 0.6])
 
     def evaluate_at(step):
-        hook = EvaluateOnDev(
-            lambda params: {"ndcg@10": next(scores)}, every_steps=1, num_steps=5, best=Checkpoints(tmp_path, keep=1)
-        )
+        best = Checkpoints(tmp_path, keep=1)
+        hook = EvaluateOnDev(lambda params: {"ndcg@10": next(scores)}, every_steps=1, num_steps=5, best=best, start_step=step - 1)
         hook(step, state, {"loss": jnp.asarray(1.0)})
         hook._best.close()
         return Checkpoints(tmp_path).steps()
@@ -211,9 +210,10 @@ def test_a_run_that_is_set_back_keeps_its_better_checkpoint_at_an_earlier_step(t
 def test_a_run_is_over_after_evaluations_in_a_row_that_are_no_better(tmp_path, metric, sign):
     state, scores = step_fn()[0](), [sign * score for score in (0.2, 0.5, 0.4, 0.6, 0.6, 0.1)]
 
-    def hook(best, begun=None):
+    def hook(best, start_step=0):
         evaluate = lambda params: {metric: scores[at[0] - 1]}  # noqa: E731
-        return EvaluateOnDev(evaluate, every_steps=1, num_steps=9, best=best, metric=metric, patience=2, begun=begun)
+        options = {"metric": metric, "patience": 2, "begun": saved.get(start_step), "start_step": start_step}
+        return EvaluateOnDev(evaluate, every_steps=1, num_steps=9, best=best, **options)
 
     at, reasons, saved = [0], [], {}
     with contextlib.closing(Checkpoints(tmp_path, keep=1)) as best:
@@ -225,12 +225,18 @@ def test_a_run_is_over_after_evaluations_in_a_row_that_are_no_better(tmp_path, m
         assert best.steps() == [4]
         assert reasons[:5] == [None] * 5
         assert reasons[5] == f"2 evaluations on dev in a row were no better than the best, {sign * 0.6:.4g}"
-        # Killed after step 4, whose score is the best's on the disk, and continued from the checkpoint of step 3.
-        continued = hook(best, begun=saved[3])
-        for at[0] in range(4, 7):
-            continued(at[0], state, {})
-            assert continued.progress() == saved[at[0]]
-        assert best.steps() == [4]
+        # Killed when the best checkpoint was on the disk, and continued from an earlier checkpoint, a later one, or none.
+        for start_step in (3, 0, 5):
+            continued = hook(best, start_step)
+            for at[0] in range(start_step + 1, 7):
+                continued(at[0], state, {})
+                assert continued.progress() == saved[at[0]]
+            assert continued.reason() == reasons[5]
+            assert best.steps() == [4]
+        at[0], scores[2] = 3, float("nan")
+        continued = hook(best, 2)
+        continued(3, state, {})
+        assert continued.progress() == {**saved[2], "num_worse": 1}
 
 
 def test_mesh_and_batch_must_fit_the_devices():

@@ -268,13 +268,18 @@ def _teacher_scores(pairs: Pairs, brought: Mapping[str, Negatives], options: Pai
 
 def _tell_cut(pairs: Pairs, options: PairsOptions) -> None:
     """Says how many of the texts are longer than a batch holds of them."""
-    of_docs = ("max_doc_length", options.max_doc_length)
-    if options.max_passages > 1:
-        of_docs = ("max_passages * max_doc_length", options.max_passages * options.max_doc_length)
+    docs = pairs.doc_store
+    specials, most = len(docs.prefix_ids) + len(docs.suffix_ids), options.max_doc_length
+    of_docs = ("max_doc_length", most)
+    if options.curriculum:  # a generated query and a separator take part of the room
+        taken = options.max_generated_length + len(docs.suffix_ids)
+        of_docs = (f"max_doc_length less {taken} tokens for a generated query", most - taken)
+    elif options.max_passages > 1:
+        of_docs = ("max_passages and max_doc_length", options.max_passages * (most - specials) + specials)
     of_sides = (("queries", ("max_query_length", options.max_query_length)), ("documents", of_docs))
-    for side, (kind, (setting, most)) in enumerate(of_sides):
+    for side, (kind, limit) in enumerate(of_sides):
         lengths = pairs.stores[side].lengths(sys.maxsize)[np.unique(pairs.rows[:, side])]
-        input_policy.tell_cut(kind, lengths, setting, most)
+        input_policy.tell_cut(pairs.name, kind, lengths, *limit)
 
 
 def _no_batches(start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:

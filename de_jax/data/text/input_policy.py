@@ -64,21 +64,22 @@ def tell_unused(num_pairs: int) -> None:
         _tell(f"relevant pairs left out, as their query or document is an empty text: {num_pairs}.")
 
 
-def tell_cut(kind: str, lengths: np.ndarray, setting: str, max_length: int) -> None:
+def tell_cut(name: str, kind: str, lengths: np.ndarray, setting: str, max_length: int) -> None:
     """Says how many of the texts to train on are longer than the setting, where that is one in a hundred or more.
 
     Args:
+        name: of the data.
         kind: "queries", for example.
         lengths: [n] tokens of each text as a whole.
         setting: the maximum's name.
         max_length: tokens.
     """
-    share = float(np.mean(lengths > max_length))
+    share = float(np.mean(lengths > max_length)) if len(lengths) else 0.0
     if share >= 0.01:
         most = int(np.quantile(lengths, 0.99, method="higher"))
         _tell(
-            f"{100 * share:.0f} % of the {kind} in training have more than {setting} = {max_length} tokens and are cut at their "
-            f"end; 99 % have at most {most}."
+            f"{name}: {100 * share:.0f} % of the {kind} in training have more than {setting} = {max_length} tokens and are cut at "
+            f"their end; 99 % have at most {most}."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,7 +27,8 @@ class EvaluateOnDev:
         best: the folder of the best checkpoint; it holds the scores too.
         metric: which score decides; a "loss" is better when it is lower, every other score when it is higher.
         patience: evaluations in a row without a better score after which the run is over; None for no end.
-        begun: the value of `progress` when the continued run was saved; without it, the best checkpoint's score is to beat.
+        begun: the value of `progress` when the continued run was saved.
+        start_step: updates of the run before. Checkpoints of later ones are of an attempt that was killed, which this one repeats.
         sinks: who gets the scores, as "dev/<name>".
         on_seconds: told how long an evaluation took.
         before: called before each evaluation; waits for the step, so that only the evaluation is timed, and may raise.
@@ -42,6 +44,7 @@ class EvaluateOnDev:
         metric: str = "ndcg@10",
         patience: int | None = None,
         begun: Mapping[str, Any] | None = None,
+        start_step: int = 0,
         sinks: Sequence[Sink] = (),
         on_seconds: Callable[[float], None] = lambda seconds: None,
         before: Callable[[], object] = lambda: None,
@@ -49,7 +52,11 @@ class EvaluateOnDev:
         self._evaluate, self._every_steps, self._num_steps = evaluate, every_steps, num_steps
         self._best, self._metric, self._patience, self._sinks = best, metric, patience, sinks
         self._on_seconds, self._before = on_seconds, before
-        self._progress: dict[str, Any] = dict(begun) if begun and best.steps() else {"best": self._score_of_best(), "num_worse": 0}
+        self._reason: str | None = None
+        self._progress: dict[str, Any] = {"best": None, "num_worse": 0, **(begun or {})}
+        steps = best.steps()
+        if not steps or steps[0] <= start_step:
+            self._progress["best"] = best.beside(steps[0])[metric] if steps else None
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
         if step % self._every_steps and step != self._num_steps:
@@ -65,12 +72,15 @@ class EvaluateOnDev:
             self._progress = {"best": scores[self._metric], "num_worse": 0}
         else:
             self._progress["num_worse"] += 1
+        reason = ended_early(self._progress, self._patience)
+        if distributed.agreed(reason is not None):
+            self._reason = reason or "the first process saw no better score on dev"
         self._on_seconds(time.monotonic() - start)
         return None
 
     def reason(self) -> str | None:
         """Why the run is over, or None."""
-        return ended_early(self._progress, self._patience)
+        return self._reason
 
     def progress(self) -> dict[str, Any]:
         """The state that a continued run needs, once the best checkpoint is on the disk; JSON."""
@@ -79,12 +89,9 @@ class EvaluateOnDev:
 
     def _is_better(self, score: float) -> bool:
         best = self._progress["best"]
-        return best is None or (score < best if self._metric == "loss" else score > best)
-
-    def _score_of_best(self) -> float | None:
-        self._best.wait()
-        steps = self._best.steps()
-        return self._best.beside(steps[-1])[self._metric] if steps else None
+        if best is None or math.isnan(score):
+            return best is None and not math.isnan(score)
+        return score < best if self._metric == "loss" else score > best
 
 
 def ended_early(progress: Mapping[str, Any] | None, patience: int | None) -> str | None:

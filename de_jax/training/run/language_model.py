@@ -134,6 +134,7 @@ def train_language_model(
                 best=best,
                 patience=logging.early_stopping_patience,
                 begun=progress,
+                start_step=begun.start_step,
                 sinks=sinks,
                 on_seconds=log.skip_time,
                 before=log.unfinished,
