@@ -63,9 +63,10 @@ def names(run_dir):
 
 
 ADAPTERS = {"train__adapters": "@Lora()", "Lora__rank": 2, "Lora__dropout": 0.1}
+EARLY = {"train__early_stopping_patience": 2, "train__evaluate_every_steps": 3, "train__save_every_steps": 7}
 
 
-@pytest.mark.parametrize("more", [{}, ADAPTERS], ids=["all", "adapters"])
+@pytest.mark.parametrize("more", [{}, ADAPTERS, EARLY], ids=["all", "adapters", "early stopping"])
 def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path, num_kills, rng, more):
     run_dirs = [tmp_path / str(number) for number in range(RUNS_PER_KILL * num_kills + 2)]
     changes = {
@@ -83,9 +84,11 @@ def test_training_killed_again_and_again_ends_bit_equal(dataset_dir, tmp_path, n
     )
     whole, *others = run_dirs[:finished]
     assert others
-    assert [line["step"] for line in curve(whole) if "loss" in line] == [*range(3, 160, 3), 160]
+    last = state(whole / "checkpoints")[0]
+    assert [line["step"] for line in curve(whole) if "loss" in line] == sorted({*range(3, last, 3), last})
+    assert (last < 160) == (more == EARLY)
     for run_dir in others:
-        for folder in ("checkpoints", "best", *(["base"] if more else [])):
+        for folder in ("checkpoints", "best", *(["base"] if more == ADAPTERS else [])):
             (step, found), (expected_step, expected) = state(run_dir / folder), state(whole / folder)
             assert step == expected_step
             jax.tree.map(np.testing.assert_array_equal, found, expected)
