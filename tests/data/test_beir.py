@@ -136,6 +136,8 @@ def test_unknown_ids_are_counted_with_examples(dataset):
         (QRELS + "q1\td9\tgood\n", "line 5: the relevance 'good' is not an integer"),
         (QRELS + "q1\td2\t2\n", "line 5: query q1 and document d2 were already judged differently"),
         (QRELS + "\td2\t2\n", "line 5: an id is empty"),
+        (QRELS + "\t0\td2\t2\n", "line 5: an id is empty"),
+        (QRELS + "\t1\td2\t1\n", "line 5: an id is empty"),
         ("query-id\tcorpus-id\tscore\n", "holds no judgement"),
     ],
 )

@@ -150,9 +150,10 @@ def read_qrels(path: str | Path) -> Qrels:
     path = Path(path)
     qrels: Qrels = {}
     for line, raw in read_lines(path):
-        columns = raw.split("\t") if raw.count("\t") == 2 else trec_columns.split(raw)
-        if len(columns) != 4 and raw.count("\t") == 3:  # ids that hold blanks
-            columns = [column.strip(" ") for column in raw.split("\t")]
+        by_tabs = raw.split("\t")  # which keeps blanks in ids, and shows an empty one
+        columns = by_tabs if len(by_tabs) == 3 else trec_columns.split(raw)
+        if len(by_tabs) == 4:
+            columns = [column.strip(" ") for column in by_tabs]
         if line == 1 and tuple(columns) == QRELS_HEADER:
             continue
         if len(columns) not in (3, 4):
