@@ -13,7 +13,7 @@ from de_jax.losses.in_batch import samtone
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training.hooks.dev_evaluation import EvaluateOnDev
+from de_jax.training.hooks.dev_evaluation import EvaluateOnDev, ended_early
 from de_jax.training.mesh import sharding
 from de_jax.training.optim.optimizer import adafactor, linear, make_optimizer
 from de_jax.training.run import run_log
@@ -237,6 +237,7 @@ def test_a_run_is_over_after_evaluations_in_a_row_that_are_no_better(tmp_path, m
         continued = hook(best, 2)
         continued(3, state, {})
         assert continued.progress() == {**saved[2], "num_worse": 1}
+        assert ended_early({"best": None, "num_worse": 2}, 2) == "2 evaluations on dev in a row gave no number"
 
 
 def test_mesh_and_batch_must_fit_the_devices():

@@ -278,8 +278,9 @@ def _tell_cut(pairs: Pairs, options: PairsOptions) -> None:
         of_docs = ("max_passages and max_doc_length", options.max_passages * (most - specials) + specials)
     of_sides = (("queries", ("max_query_length", options.max_query_length)), ("documents", of_docs))
     for side, (kind, limit) in enumerate(of_sides):
-        lengths = pairs.stores[side].lengths(sys.maxsize)[np.unique(pairs.rows[:, side])]
-        input_policy.tell_cut(pairs.name, kind, lengths, *limit)
+        is_trained_on = np.zeros(pairs.stores[side].num_texts, bool)
+        is_trained_on[pairs.rows[:, side]] = True
+        input_policy.tell_cut(pairs.name, kind, pairs.stores[side].lengths(sys.maxsize)[is_trained_on], *limit)
 
 
 def _no_batches(start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:

@@ -89,13 +89,14 @@ class EvaluateOnDev:
 
     def _is_better(self, score: float) -> bool:
         best = self._progress["best"]
-        if best is None or math.isnan(score):
-            return best is None and not math.isnan(score)
-        return score < best if self._metric == "loss" else score > best
+        if math.isnan(score):
+            return False
+        return best is None or (score < best if self._metric == "loss" else score > best)
 
 
 def ended_early(progress: Mapping[str, Any] | None, patience: int | None) -> str | None:
     """Why a run with this `EvaluateOnDev.progress` needs no more updates, or None."""
     if not progress or patience is None or progress["num_worse"] < patience:
         return None
-    return f"{progress['num_worse']} evaluations on dev in a row were no better than the best, {progress['best']:.4g}"
+    found = "gave no number" if progress["best"] is None else f"were no better than the best, {progress['best']:.4g}"
+    return f"{progress['num_worse']} evaluations on dev in a row {found}"
