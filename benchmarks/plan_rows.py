@@ -15,22 +15,18 @@ import contextlib
 import fnmatch
 import json
 import tempfile
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from de_jax.configurables import read_recipe
 from de_jax.files import outputs
 from de_jax.files.progress import progress_bar
 from de_jax.planner import plan
-from de_jax.recipe import Recipe
 from de_jax.settings import name_of
 from de_jax.training.mesh.plan import open_topology
 from experiments import stand_in_weights
-from experiments.stand_in_weights import PAPERS
 
 T5 = ("T5Config.remat='full'", "T5Config.scan_layers=True")
 BERT = ("BertConfig.remat='full'", "BertConfig.scan_layers=True")
@@ -68,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
             if like := planned.get(step := _step_of(row)):
                 found[row] = {**found[like], "row": row, "planned_as": like}
             else:
-                made = plan(_recipe(row, settings), open_topology(topology))
+                made = plan(stand_in_weights.read_row(row, settings), open_topology(topology))
                 found[row] = {"row": row, "topology": topology, "settings": settings, **{name: made[name] for name in KEPT}}
                 planned[step] = row
             with outputs.atomic_file(results) as temporary:
@@ -109,20 +105,9 @@ def _needs(record: dict[str, Any]) -> str:
     return " | ".join((record["topology"], str(record["batch_size"]), mesh, remat, needs))
 
 
-def _recipe(row: str, settings: tuple[str, ...]) -> Recipe:
-    """A row's recipe, read where its weights' stand-ins are; runs that it starts from are described first."""
-    for run in stand_in_weights.runs_of(row):
-        if not Path("runs", run).exists():
-            model = None if run.startswith("dpr/") else _recipe(run, ()).model
-            stand_in_weights.write_run(Path.cwd(), run, model)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*holds an encoder alone")
-        return read_recipe([f"{PAPERS}{row}.gin"], settings)
-
-
 def _step_of(row: str) -> str:
     """All that decides a row's compiled step, except numbers such as rates, temperatures and the number of updates."""
-    recipe = _recipe(row, devices(row)[1])
+    recipe = stand_in_weights.read_row(row, devices(row)[1])
     options, training = recipe.options, recipe.optimization
     assert options is not None
     sizes = (options.batch_size, options.max_query_length, options.max_doc_length, recipe.texts_of_a_pair())

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,14 @@ import transformers
 from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
 
+from de_jax.configurables import read_recipe
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.gin_settings import RECIPES_DIR
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import TowerConfig
+from de_jax.recipe import Recipe
 from de_jax.training.run.run_folder import describe_run
 
 PAPERS = "recipes/paper/"
@@ -70,16 +74,25 @@ def write_models(folder: Path) -> None:
     _write_tokenizer(folder / "vocabulary")
 
 
-def runs_of(row: str) -> list[str]:
-    """The runs that a row starts from, as folders below runs/; each has the name of the row that makes it, except DPR's."""
-    return re.findall(r'^MODEL = "runs/(.*)"', (RECIPES_DIR / PAPERS / f"{row}.gin").read_text(encoding="utf-8"), re.MULTILINE)
+def read_row(row: str, settings: Sequence[str] = ()) -> Recipe:
+    """A row's recipe, with settings beside its own, in a working directory with the models; describes the runs that it starts from.
+
+    Each of these runs has the name of the row that makes it, except DPR's.
+    """
+    text = (RECIPES_DIR / PAPERS / f"{row}.gin").read_text(encoding="utf-8")
+    for run in re.findall(r'^MODEL = "runs/(.*)"', text, re.MULTILINE):
+        if not Path("runs", run).exists():
+            _write_run(run, None if run.startswith("dpr/") else read_row(run).model)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*holds an encoder alone")
+        return read_recipe([f"{PAPERS}{row}.gin"], settings)
 
 
-def write_run(folder: Path, name: str, model: DualEncoder | None) -> None:
-    """Describes a run in the folder, without parameters; without a model it is DPR's."""
+def _write_run(name: str, model: DualEncoder | None) -> None:
+    """Describes a run without parameters; without a model it is DPR's."""
     tower = TowerConfig(BertConfig(vocab_size=30522), pooling="first", projection_dim=None, normalize=False)
-    side = Side(load_tokenizer(folder / "vocabulary"), 512)
-    run = folder / "runs" / name
+    side = Side(load_tokenizer("vocabulary"), 512)
+    run = Path("runs", name)
     describe_run(run, model=model or DualEncoder(tower, tower, ()), query=side, doc=side)
     (run / "checkpoints" / "0").mkdir(parents=True)
 
