@@ -37,6 +37,7 @@ from de_jax.recipe import Recipe
 from de_jax.retrieval import encode
 from de_jax.retrieval.parts import Part
 from de_jax.settings import PositiveFloat, PositiveInt, numeric
+from de_jax.training.run.checkpoint import end_of
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, MINING_DIR, Run, complete_steps, load_run
 from de_jax.types import InputError
 
@@ -53,7 +54,7 @@ def mine(
     part: Part | None = None,
     texts_per_shard: int = encode.TEXTS_PER_SHARD,
 ) -> Iterator[Generation]:
-    """Yields a generation mined by the run's newest checkpoint, then by each newer checkpoint; ends with the run's last.
+    """Yields a generation mined by the run's newest checkpoint, then by each newer one; ends with the run.
 
     Each is mined when it is asked for: `for generation in mine(recipe, run_dir): ...`.
 
@@ -103,7 +104,7 @@ class _Mining(NamedTuple):
         """The newest checkpoint with a generation of every part of the data."""
         # A generation beyond the newest checkpoint is another run's, a warm-up's for example.
         newest = shared_checkpoint.newest_step(self.run_dir)
-        by_all = set[int].intersection(*(mined_steps(mined) for mined in self.data.all_mined.values()))
+        by_all = set[int].intersection(*(mined_steps(mined, self.run_dir) for mined in self.data.all_mined.values()))
         return max((step for step in by_all if step <= newest), default=-1)
 
     def each(self, run: Run) -> Iterator[tuple[Run, MinedNegatives, dict[str, Any]]]:
@@ -118,7 +119,8 @@ class _Mining(NamedTuple):
         """Whether the run needs no more generations; raises the fault that ended the comparison with a bucket."""
         if self.sync:
             self.sync.check()
-        return num_steps is not None and shared_checkpoint.newest_step(self.run_dir) >= num_steps
+        newest = shared_checkpoint.newest_step(self.run_dir)
+        return num_steps is not None and (newest >= num_steps or end_of(self.run_dir / CHECKPOINTS_DIR, newest) is not None)
 
 
 def _mine(mining: _Mining, part: Part | None, num_steps: int | None) -> Iterator[Generation]:
@@ -140,14 +142,14 @@ def _mine(mining: _Mining, part: Part | None, num_steps: int | None) -> Iterator
 def _mine_alone(mining: _Mining, num_steps: int | None) -> Iterator[Generation]:
     """The generations of a single miner; of the newest checkpoint alone without `num_steps`."""
     run_dir, is_once = mining.run_dir, num_steps is None
-    steps = (
-        _new_steps(run_dir, mining.mined_until(), num_steps, mining.poll_seconds) if num_steps else iter([_newest_step(run_dir)])
-    )
+    steps = _new_steps(mining, num_steps) if num_steps else iter([_newest_step(run_dir)])
     for step in steps:
         try:
             run = load_run(run_dir, None if is_once else step)  # the trainer may remove the newest, and another is as good
             _check_same_texts(run, mining.data)
             for own, mined, options in mining.each(run):
+                if not is_once and step in mined_steps(mined, run_dir):  # by a miner that was killed before it came to all sources
+                    continue
                 generation = mine_generation(own, mined, mining.miner, **options)
                 assert generation is not None  # this is the only process
                 yield generation
@@ -174,12 +176,12 @@ def _mine_parts(mining: _Mining, part: Part, num_steps: int | None) -> Iterator[
                 print("the newest checkpoint has a generation already", file=sys.stderr)
                 return
             if step is None:
-                is_new = lambda: shared_checkpoint.newest_step(run_dir) > mining.mined_until()  # noqa: E731
+                is_new = lambda: mining.is_over(num_steps) or shared_checkpoint.newest_step(run_dir) > mining.mined_until()  # noqa: E731
                 _wait_until(is_new, f"a checkpoint in {run_dir}", mining.poll_seconds)
                 continue
             run = load_run(run_dir, MINING_DIR)
             _check_same_texts(run, mining.data)
-            left = [(own, mined, options) for own, mined, options in mining.each(run) if step not in mined_steps(mined)]
+            left = [(own, mined, options) for own, mined, options in mining.each(run) if step not in mined_steps(mined, run_dir)]
             joins = [mine_part(own, mined, mining.miner, part, **options) for own, mined, options in left]
             yield from _joined(mining, joins, run.step, num_steps)
         except Unreachable as error:
@@ -261,15 +263,15 @@ def _newest_step(run_dir: Path) -> int:
     return steps[-1]
 
 
-def _new_steps(run_dir: Path, last: int, num_steps: int, poll_seconds: float) -> Iterator[int]:
-    """The newest checkpoint beyond the last one, as often as there is one, and waits for it; ends once the run is complete."""
-
-    newest = functools.partial(shared_checkpoint.newest_step, run_dir)
+def _new_steps(mining: _Mining, num_steps: int) -> Iterator[int]:
+    """The newest checkpoint that was not mined with, as often as there is one, and waits for it; ends with the run."""
+    last, newest = mining.mined_until(), functools.partial(shared_checkpoint.newest_step, mining.run_dir)
     while True:
-        _wait_until(lambda: newest() > last or newest() >= num_steps, f"a checkpoint in {run_dir}", poll_seconds)
-        if (last := newest()) >= num_steps:
+        is_next = lambda: mining.is_over(num_steps) or newest() > last  # noqa: E731
+        _wait_until(is_next, f"a checkpoint in {mining.run_dir}", mining.poll_seconds)
+        if mining.is_over(num_steps):
             return
-        yield last
+        yield (last := newest())
 
 
 def _reason(error: OSError) -> str:

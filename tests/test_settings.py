@@ -16,7 +16,7 @@ import pytest
 import toy_run
 from flat_settings import flat
 
-from de_jax import configurables, settings
+from de_jax import configurables, recipe_file, settings
 from de_jax.configurables import read_recipe
 from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
@@ -211,6 +211,14 @@ def test_a_long_setting_of_a_run_is_read_whole(tmp_path):
     assert found["train.loss"] == "@in_batch_softmax"
     again = configurables.build([str(tmp_path / "config.gin")])
     assert again.as_gin() == (tmp_path / "config.gin").read_text()
+
+
+def test_the_settings_of_a_run_are_values_where_its_gin_file_has_macros(tmp_path):
+    (tmp_path / "own.gin").write_text("include 'recipes/samtone_query.gin'\nTAU = 0.2\nsamtone.temperature = %TAU\n")
+    built = configurables.build([str(tmp_path / "own.gin"), "models/t5_1_1_tiny.gin"])
+    recipe_file.keep(built.recipe, tmp_path, built.as_gin())
+    assert "%TAU" in (tmp_path / "config.gin").read_text()
+    assert read_settings(tmp_path)["samtone.temperature"] == "0.2"
 
 
 def test_a_setting_that_gin_wrapped_is_read_whole(tmp_path):

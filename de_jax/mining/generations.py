@@ -43,6 +43,7 @@ NEGATIVES = Kind(
         "num_pairs": schema.integer(1),
         "parts": schema.map_of(schema.text, keys=schema.file_name, least=1),
         "checkpoint_step": schema.Maybe(schema.integer()),
+        "run_dir_from_here": schema.Maybe(schema.text),
         "statistics": schema.Maybe(schema.map_of(schema.number())),
         "seconds": schema.Maybe(schema.map_of(schema.number(0))),
     },

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from de_jax.types import Metrics, Params, Ranking, TrainState
 
 KEPT_AS = "mining"
 """A miner's folder for its newest embeddings, under <run_dir>/embeddings."""
+
+_RUN = "run_dir_from_here"
 
 
 def mine_generation(
@@ -81,7 +84,7 @@ def mine_part(
 
     def choose(embedded: Embedded, ranking: Ranking) -> Generation:
         with only_miner(mined.negatives_dir):
-            for number, manifest in mined.manifests().items():
+            for number, manifest in _own(mined, run.run_dir).items():
                 if manifest.get("checkpoint_step") == run.step:
                     return Generation(number, generations.generation_dir(mined.negatives_dir, number), manifest)
             return _write(run, mined, miner, embedded, source=source, score=score, ranking=ranking, num_jobs=part.total)
@@ -104,9 +107,10 @@ def _write(
     previous = mined.newest()
     pairs, more = mine(embedded, mined.texts, miner, previous=previous and previous.rows["neg_docs"], score=score, ranking=ranking)
     if embedded.folder is not None:
-        kept = embedded.folder.name
-        mirrors.clear(embedded.folder.parent, lambda name: name.startswith(kept) or not name.startswith("step_"))
-    facts = {**mined.texts.hashes, "mined_by": buckets.named(str(run.run_dir)), "checkpoint_step": run.step, **facts, **more}
+        kept, own_dir = embedded.folder.name, encode.embeddings_dir(run.run_dir, _kept_as(source))  # it may lie in another's
+        mirrors.clear(own_dir, lambda name: name.startswith(kept) or not name.startswith("step_"))
+    mined_by = {"mined_by": buckets.named(str(run.run_dir)), _RUN: _way_to(run.run_dir, mined)}
+    facts = {**mined.texts.hashes, **mined_by, "checkpoint_step": run.step, **facts, **more}
     return generations.write_generation(mined.negatives_dir, mined.next_number(), pairs, facts)
 
 
@@ -155,9 +159,10 @@ class MineNegatives:
         if step % self._every_steps or step == self._num_steps:
             return None
         self._before()
-        if distributed.agreed(not _is_mined(self._mined, step)):
+        run = self._run_of(step, state.all_params)
+        if distributed.agreed(not _is_mined(self._mined, run)):
             start = time.monotonic()
-            mine_generation(self._run_of(step, state.all_params), self._mined, self._miner, source=self._source)
+            mine_generation(run, self._mined, self._miner, source=self._source)
             self._on_seconds(time.monotonic() - start)
         return None
 
@@ -174,12 +179,26 @@ def only_miner(negatives_dir: Path) -> Iterator[None]:
         yield
 
 
-def mined_steps(mined: MinedNegatives) -> set[int]:
-    """The checkpoints with a generation."""
-    return {manifest["checkpoint_step"] for manifest in mined.manifests().values() if "checkpoint_step" in manifest}
+def mined_steps(mined: MinedNegatives, run_dir: Path) -> set[int]:
+    """The checkpoints of a run with a generation."""
+    return {manifest["checkpoint_step"] for manifest in _own(mined, run_dir).values() if "checkpoint_step" in manifest}
 
 
-def _is_mined(mined: MinedNegatives, step: int) -> bool:
-    """Whether there is a whole generation of a checkpoint."""
-    numbers = [number for number, manifest in mined.manifests().items() if manifest.get("checkpoint_step") == step]
+def _is_mined(mined: MinedNegatives, run: Run) -> bool:
+    """Whether there is a whole generation of a run's checkpoint."""
+    numbers = [number for number, manifest in _own(mined, run.run_dir).items() if manifest.get("checkpoint_step") == run.step]
     return any(mined.accepts(number) for number in numbers)
+
+
+def _own(mined: MinedNegatives, run_dir: Path) -> dict[int, Mapping[str, Any]]:
+    """The manifests of the generations that a run's checkpoints mined, by number; another run's, a warm-up's for example, are not.
+
+    Manifests of earlier versions do not say whose they are, and count.
+    """
+    own = _way_to(run_dir, mined)
+    return {number: manifest for number, manifest in mined.manifests().items() if manifest.get(_RUN, own) == own}
+
+
+def _way_to(run_dir: Path, mined: MinedNegatives) -> str:
+    """The run as seen from its negatives, which stays the same if both are moved or seen from another machine."""
+    return Path(os.path.relpath(run_dir, mined.negatives_dir)).as_posix()

@@ -21,6 +21,8 @@ from de_jax.types import Array, Batch, Embeddings, InputError, Packed, Params
 
 ARCHITECTURES = {"T5Config": T5Config, "BertConfig": BertConfig, "RotaryConfig": RotaryConfig}
 MIN_TEMPERATURE = 0.01
+MEMORY_SETTINGS = ("remat", "scan_layers")
+"""Settings of encoders that change the memory and the compilation of a training step, and no number but by rounding."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +176,16 @@ class DualEncoder:
         """The same model with only one traced layer per encoder, whatever their number."""
         towers = (self.query, self.doc)
         return self._with_encoders(scan_layers=True) if all(hasattr(tower.encoder, "scan_layers") for tower in towers) else self
+
+    def as_function(self) -> DualEncoder:
+        """The same model with the default `MEMORY_SETTINGS`, so that models that give the same embeddings are equal."""
+
+        def plain(tower: TowerConfig) -> TowerConfig:
+            encoder: Any = tower.encoder
+            defaults = {field.name: field.default for field in dataclasses.fields(encoder) if field.name in MEMORY_SETTINGS}
+            return dataclasses.replace(tower, encoder=dataclasses.replace(encoder, **defaults))
+
+        return dataclasses.replace(self, query=plain(self.query), doc=plain(self.doc))
 
     def _with_encoders(self, **changes: Any) -> DualEncoder:
         change = lambda tower: dataclasses.replace(tower, encoder=dataclasses.replace(tower.encoder, **changes))  # noqa: E731

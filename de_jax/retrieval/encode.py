@@ -192,7 +192,7 @@ def cached_docs(
     """
     max_length, model = max_length or run.doc.max_length, tower_hash(run, "doc")
     key = folders.key_of(f"{model} {store.content_hash} {max_length}")
-    folder = run.run_dir / "embeddings"
+    folder = embeddings_dir(run.run_dir)
     out_dir = next(folder.glob(f"*/step_*-{key}"), folder / name / f"step_{run.step}-{key}")
     if not EMBEDDINGS.is_in(out_dir):
         hashes, before = reuse.text_hashes(store, max_length), reuse.find(folder, model=model, max_length=max_length)
@@ -202,6 +202,11 @@ def cached_docs(
         if part is None:
             reuse.keep(out_dir, hashes)
     return out_dir
+
+
+def embeddings_dir(run_dir: Path, name: str = "") -> Path:
+    """Where a run keeps embeddings of documents: all, or those under one name."""
+    return run_dir / "embeddings" / name
 
 
 def encode_fn(run: Run, tower: str) -> EncodeFn:
@@ -245,7 +250,9 @@ def batching_for(run: Run, num_tokens: int) -> dict[str, Any]:
 
 def tower_hash(run: Run, tower: str) -> str:
     """The model hash of one tower: equal exactly when it gives equal embeddings."""
-    return model_hash(f"{tower} {run.model!r}", {name: run.params[name] for name in (tower, "shared") if name in run.params})
+    return model_hash(
+        f"{tower} {run.model.as_function()!r}", {name: run.params[name] for name in (tower, "shared") if name in run.params}
+    )
 
 
 def name_with_hashes(name: str, run: Run) -> str:

@@ -50,6 +50,26 @@ def unpacked(texts):
     return [cut(*divmod(slot, texts.lengths.shape[1])) for slot in texts.slots.reshape(-1).tolist()]
 
 
+def test_a_run_goes_on_where_its_first_negatives_are_gone(stores, pairs):
+    """They gave the shapes of packed batches, but are read no more."""
+
+    class Drawn:
+        def draw(self, chosen, key):
+            return np.zeros((len(chosen), 1), np.int32)
+
+    def negatives(step):
+        if step == 0:
+            raise InputError("generation 1 is gone.")
+        return {"neg_docs": Drawn()}
+
+    make = pair_batches.pair_batches(*stores, pairs, batch_size=7, seed=5, negatives=negatives)
+    with pytest.raises(InputError, match="generation 1 is gone"):
+        next(make(0))
+    with pytest.warns(UserWarning, match=r"generation 1 is gone\. Batches are packed as step 5 needs it"):
+        assert next(make(5)).neg_docs is not None
+    assert next(make(6)).neg_docs is not None
+
+
 @pytest.mark.parametrize("options", [{}, {"unique_in_batch": False}, {"pack": False}, {"batch_size": 20}])
 def test_batches_from_a_later_step_equal_the_stream_across_epochs(stores, pairs, options):
     make = lambda: pair_batches.pair_batches(*stores, pairs, **({"batch_size": 7, "seed": 5} | options))  # noqa: E731

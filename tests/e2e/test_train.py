@@ -18,6 +18,7 @@ from de_jax.doc2query import generator_run
 from de_jax.doc2query.doc_query_pairs import DocQueryPairs
 from de_jax.recipe import Logging, Optimization
 from de_jax.training.hooks.preemption import StopOnSignal
+from de_jax.training.run.checkpoint import end_of
 from de_jax.training.run.run_folder import load_run, only_trainer
 from de_jax.types import InputError
 
@@ -107,6 +108,8 @@ def test_a_run_whose_dev_score_no_longer_rises_ends_and_stays_ended(dataset_dir,
     assert why.startswith("3 evaluations on dev in a row were no better than the best, ")
     assert trained(3) == (step, why)
     assert load_run(tmp_path, "best").step == 2
+    assert end_of(tmp_path / "checkpoints", 8) == why  # a miner beside the run ends too
+    assert end_of(tmp_path / "checkpoints", 6) is None
     assert trained(4)[0] == 10
 
 

@@ -3,6 +3,7 @@
 import shutil
 import threading
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,10 +128,10 @@ def test_a_run_that_mines_itself_passes_over_garbage_and_mines_a_step_again_whos
     tmp_path, mined, monkeypatch, damaged
 ):
     steps = []
-    monkeypatch.setattr(mining_run, "mine_generation", lambda run, *args, **options: steps.append(run))
+    monkeypatch.setattr(mining_run, "mine_generation", lambda run, *args, **options: steps.append(run.step))
     write(tmp_path, 2, checkpoint_step=8)
     (write(tmp_path, 3, checkpoint_step=16) / damaged).write_text("garbage")
-    hook = MineNegatives(lambda step, params: step, mined, Miner(), every_steps=8, num_steps=32)
+    hook = MineNegatives(lambda step, params: Run(tmp_path, step, *[None] * 4), mined, Miner(), every_steps=8, num_steps=32)
     with warnings.catch_warnings(record=True) as warned:
         for step in range(1, 33):
             hook(step, STATE, {})
@@ -163,6 +164,42 @@ def test_mining_compares_with_the_newest_whole_generation_and_writes_beyond_ever
     assert kept == ["mining_a", None]  # a process that mines alone goes on where it was killed
     np.testing.assert_array_equal(compared[0], [[10], [11]])
     assert (generation.number, generations.numbers(tmp_path)) == (4, [1, 2, 4, 5])
+
+
+def test_a_generation_by_another_run_does_not_stand_for_the_same_update_of_this_one(tmp_path, mined, monkeypatch):
+    """A warm-up's for example; both folders may be moved together, or be named in another way."""
+    monkeypatch.setattr(mining_run, "mine", lambda *args, **options: (mined_pairs.of_lines([Mined("q0", "d0", ["d5"], [])]), {}))
+    monkeypatch.setattr(mining_run, "embed", lambda *args, **options: Embedded(8, *[None] * 4, {}))
+    run_dir, mined.negatives_dir = tmp_path / "run", tmp_path / "run" / "negatives"
+    mining_run.mine_generation(Run(tmp_path / "warm_up", 8, *[None] * 4), mined, Miner())
+    steps = []
+    hook = MineNegatives(lambda step, params: Run(run_dir, step, *[None] * 4), mined, Miner(), every_steps=8, num_steps=32)
+    with monkeypatch.context() as patch:
+        patch.setattr(mining_run, "mine_generation", lambda run, *args, **options: steps.append(run.step))
+        hook(8, STATE, {})
+    assert steps == [8]
+    assert mining_run.mined_steps(mined, run_dir) == set()
+    mining_run.mine_generation(Run(run_dir, 8, *[None] * 4), mined, Miner())
+    monkeypatch.chdir(tmp_path)
+    assert mining_run.mined_steps(mined, Path("run")) == {8}
+    run_dir.rename(tmp_path / "moved")
+    mined.negatives_dir = tmp_path / "moved" / "negatives"
+    assert mining_run.mined_steps(mined, tmp_path / "moved") == {8}
+
+
+def test_mining_keeps_the_embeddings_that_evaluations_made(tmp_path, mined, monkeypatch):
+    embeddings = tmp_path / "run" / "embeddings"
+    for name in ("data/step_3-a", "data/step_7-b", "mining/step_3-a", "mining_other/step_3-a"):
+        (embeddings / name).mkdir(parents=True)
+    monkeypatch.setattr(mining_run, "mine", lambda *args, **options: (mined_pairs.of_lines([Mined("q0", "d0", ["d5"], [])]), {}))
+    of_evaluation = Embedded(7, *[None] * 3, embeddings / "data" / "step_7-b", {})
+    monkeypatch.setattr(mining_run, "embed", lambda *args, **options: of_evaluation)
+    mining_run.mine_generation(Run(tmp_path / "run", 7, *[None] * 4), mined, Miner())
+    assert sorted(str(path.relative_to(embeddings)) for path in embeddings.glob("*/step_*")) == [
+        "data/step_3-a",
+        "data/step_7-b",
+        "mining_other/step_3-a",
+    ]
 
 
 def test_a_miner_whose_earlier_generations_were_removed_goes_on_beyond_the_runs_switches(tmp_path, mined):

@@ -117,7 +117,7 @@ def texts(tmp_path_factory):
 @pytest.fixture
 def without_a_model(monkeypatch, texts):
     """A checkpoint is one table of vectors; a text's embedding is their sum over its tokens."""
-    model = SimpleNamespace(check_length=lambda tower, length: None)
+    model = SimpleNamespace(check_length=lambda tower, length: None, as_function=lambda: "a table")
 
     def load_run(run_dir, step):
         found = max(complete_steps(run_dir / MINING_DIR), default=None) if step == MINING_DIR else step
@@ -401,3 +401,14 @@ def test_a_host_of_a_slice_is_told_to_stand_alone(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     with pytest.raises(InputError, match="one of 4 of a TPU slice; set TPU_PROCESS_BOUNDS=1,1,1"):
         distributed.check_alone()
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_miner_ends_with_its_run_before_the_last_update_too(run_dir, texts, monkeypatch, is_early):
+    save(run_dir, 20)
+    monkeypatch.setattr(mine, "end_of", lambda folder, step: "no better" if is_early and step == 20 else None)
+    mining = mining_of(run_dir, texts)
+    assert mining.is_over(100) is is_early
+    if is_early:
+        assert list(mine._mine_parts(mining, Part(0, 2), 100)) == []
+    assert next(mine._new_steps(mining, 100), None) == (None if is_early else 20)

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from de_jax.files import folders
 from de_jax.training.hooks.faults import NonFiniteError
+from de_jax.training.run import checkpoint
 from de_jax.training.run.checkpoint import Checkpoints, SaveCheckpoints
 from de_jax.training.run.run_folder import restore_params
 from de_jax.types import InputError, TrainState
@@ -185,6 +186,14 @@ def test_what_stands_beside_a_state_comes_back_and_damage_to_it_is_named(intact,
     cut(tmp_path / "copy" / "2" / "beside" / "metadata")
     with contextlib.closing(Checkpoints(tmp_path / "copy")) as checkpoints, pytest.raises(InputError, match="copy/2 is damaged"):
         checkpoints.beside(2)
+
+
+def test_a_checkpoint_says_whether_the_run_ended_with_it(intact, tmp_path):
+    with contextlib.closing(Checkpoints(tmp_path / "run", keep=1)) as checkpoints:
+        checkpoints.save(5, state(5), {checkpoint.ENDED: "no better"})
+    assert checkpoint.end_of(tmp_path / "run", 5) == "no better"
+    assert checkpoint.end_of(intact, 2) is None
+    assert checkpoint.end_of(intact, 99) is None  # removed meanwhile
 
 
 def test_a_reader_changes_nothing_and_the_writer_removes_what_was_left_unfinished(intact, tmp_path):

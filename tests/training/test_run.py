@@ -1,5 +1,7 @@
 """A run's description of itself: another model or length is refused by its first difference."""
 
+import dataclasses
+
 import pytest
 
 from de_jax.data.text.sides import Side
@@ -36,6 +38,12 @@ def test_a_run_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path):
     before = (tmp_path / "run" / RUN.file).read_bytes()
     (tmp_path / "run" / "checkpoints" / "1").mkdir(parents=True)
     describe()
+    for remat, scan_layers in (("full", False), ("none", True)):  # the advice where memory is short
+        changed = dataclasses.replace(model(32).query.encoder, remat=remat, scan_layers=scan_layers)
+        other = model(32)._with_encoders(remat=remat, scan_layers=scan_layers)
+        assert other.query.encoder == changed
+        assert other.as_function() == model(32)
+        describe(model=other)
     for changes, sentence in (
         ({"model": model(24)}, "model/doc/encoder/mlp_dim 32, not 24"),
         ({"doc": Side(tokenizer, 16)}, "max_doc_length 24, not 16"),

@@ -6,10 +6,10 @@ batches from step s on are the same whether or not the earlier ones were ever ma
 
 from __future__ import annotations
 
-import functools
 import itertools
 import queue
 import threading
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -207,9 +207,26 @@ def pair_batches(
             return rows, rows
         return rows, rows | {name: doc_texts.rows_of(rows[name], chosen, at) for name in _DOCS if name in rows}
 
-    @functools.cache  # the first generation of negatives may not be there before the first batch is asked for
-    def layouts() -> dict[str, layout.Layout]:
-        first = negatives(0) if negatives else {}
+    found: dict[str, layout.Layout] = {}
+
+    def layouts(start: int) -> dict[str, layout.Layout]:
+        if not found:  # the first generation of negatives may not be there before the first batch is asked for
+            found.update(laid_out(first_negatives(start)))
+        return found
+
+    def first_negatives(start: int) -> Mapping[str, Drawable]:
+        if negatives is None:
+            return {}
+        try:
+            return negatives(0)
+        except InputError as error:
+            if not start:
+                raise
+            here = negatives(start)  # raises its own error
+            warnings.warn(f"{error} Batches are packed as step {start} needs it, so results may differ by rounding.", stacklevel=2)
+            return here
+
+    def laid_out(first: Mapping[str, Drawable]) -> dict[str, layout.Layout]:
         sample = [rows_and_texts(number, number, first)[1] for number in range(_SAMPLE_BATCHES)]
 
         def layout_of(name: str) -> layout.Layout:
@@ -224,7 +241,7 @@ def pair_batches(
     def batches(start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
         if start < 0:
             raise ValueError(f"the first step is {start}; steps count from 0")
-        lay_out = layouts()
+        lay_out = layouts(start)
         for number, step in enumerate(itertools.count(start) if steps is None else steps, start):
             rows, encoded = rows_and_texts(number, step, negatives(step) if negatives else {})
             texts = {name: lay_out[name](all_texts, host_index) for name, all_texts in encoded.items()}

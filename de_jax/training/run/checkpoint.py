@@ -24,6 +24,8 @@ from de_jax.training.run.fit import Stop
 from de_jax.types import Array, InputError, Metrics, Params, TrainState
 
 UNFINISHED = "*.orbax-checkpoint-tmp"
+ENDED = "ended"
+"""Beside the last state of a run that ended before its last update: why."""
 STAMP_FILE = folders.CHECKPOINT_FILE
 """Orbax writes into it when it renames a checkpoint, and nothing of the state depends on it."""
 _REMOVALS, _REMOVAL_SECONDS = 20, 0.1
@@ -234,6 +236,14 @@ class Checkpoints:
         except (_DamagedError, InputError):
             return False
         return True
+
+
+def end_of(folder: Path, step: int) -> str | None:
+    """Why a run ended with this checkpoint before its last update; None if it did not, or if the checkpoint is gone."""
+    with contextlib.suppress(Exception):  # Orbax raises just that, among others, for files that are being removed
+        beside: dict[str, Any] = ocp.JsonCheckpointHandler().restore(folder / str(step) / "beside", ocp.args.JsonRestore())
+        return beside.get(ENDED)
+    return None
 
 
 class SaveCheckpoints:

@@ -21,7 +21,7 @@ from de_jax.training.hooks.profile import ProfileSteps
 from de_jax.training.mesh import distributed, sharding, sharding_rules
 from de_jax.training.optim import paths
 from de_jax.training.run import base, run_log
-from de_jax.training.run.checkpoint import Checkpoints, SaveCheckpoints
+from de_jax.training.run.checkpoint import ENDED, Checkpoints, SaveCheckpoints
 from de_jax.training.run.fit import Hook, Stop, fit
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR
 from de_jax.training.run.settings import Logging, Optimization
@@ -113,8 +113,10 @@ class Session:
         if not self.training.logging.profile_steps:
             return []
         first, count = self.training.logging.profile_steps
-        num_steps = self.training.optimization.num_steps
-        return [ProfileSteps(self.run_dir / "profile", first=first, count=count, num_steps=num_steps)]
+        steps = {"num_steps": self.training.optimization.num_steps, "start_step": self.start_step}
+        profile = ProfileSteps(self.run_dir / "profile", first=first, count=count, **steps)
+        self._at_end.callback(profile.close)
+        return [profile]
 
     def save(
         self,
@@ -131,16 +133,19 @@ class Session:
             reasons: each gives why the run is to end after this update, or None.
         """
 
+        def ended() -> str | None:
+            return next(filter(None, (one() for one in reasons)), None)
+
         def asked_to_stop(step: int) -> str | None:
             if self.sync:
                 self.sync.check()
-            return next(filter(None, [self._terminate.reason(step), *(one() for one in reasons)]), None)
+            return self._terminate.reason(step) or ended()
 
         return SaveCheckpoints(
             self.checkpoints,
             every_steps=self.training.logging.save_every_steps,
             num_steps=self.training.optimization.num_steps,
-            beside=lambda: {"log": log.unfinished(), **beside()},
+            beside=lambda: {"log": log.unfinished(), ENDED: ended(), **beside()},
             asked_to_stop=asked_to_stop,
         )
 

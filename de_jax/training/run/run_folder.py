@@ -29,7 +29,7 @@ from de_jax.files.folders import atomic_dir
 from de_jax.files.kind import Kind
 from de_jax.files.outputs import write_json
 from de_jax.files.reading import read_lines
-from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.dual_encoder import MEMORY_SETTINGS, DualEncoder
 from de_jax.training.mesh import distributed, sharding
 from de_jax.training.optim import paths
 from de_jax.training.run import base, model_schema
@@ -138,7 +138,7 @@ def describe(
     has_steps = any(complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR))
     if kind.is_in(run_dir) and has_steps:
         there, model = model_schema.described(kind, run_dir, make)
-        kind.require_same(run_dir, {**there, "model": model.to_json()}, description)
+        kind.require_same(run_dir, {**there, "model": model.to_json()}, _without_memory_settings(description))
     elif distributed.is_first():
         later = () if kind.is_in(run_dir) else _WRITTEN_LATER
         if foreign := next((name for name in later if (run_dir / name).exists()), None):
@@ -148,6 +148,12 @@ def describe(
         for tokenizer in tokenizers:
             keep_tokenizer(run_dir, tokenizer)
         kind.write_manifest(run_dir, description)
+
+
+def _without_memory_settings(described: Any) -> Any:
+    if not isinstance(described, dict):
+        return described
+    return {name: _without_memory_settings(value) for name, value in described.items() if name not in MEMORY_SETTINGS}
 
 
 def write_run(
@@ -253,13 +259,13 @@ def _placed(shapes: Params, on: jax.sharding.Sharding) -> Params:
 
 
 def read_settings(run_dir: str | Path) -> dict[str, str]:
-    """The settings of a run as its config.gin has them, by name; none where it was not trained here.
+    """The settings of a run by name, that of a function or class and of its parameter; none where it was not trained here.
 
-    A run that no gin file describes has them in recipe.json: there, a setting's name is that of its function or class.
+    They are the values of recipe.json. A run of version 0.1 has only config.gin, whose references and macros stay as they are.
     """
-    path, described = Path(run_dir) / "config.gin", Path(run_dir) / RECIPE_FILE
-    if not path.exists() and described.exists():
-        return dict(_named_settings("train", read_recipe_file(run_dir) or {}))
+    if recipe := read_recipe_file(run_dir):
+        return dict(_named_settings("train", recipe))
+    path = Path(run_dir) / "config.gin"
     settings: dict[str, str] = {}
     name = ""
     for number, line in read_lines(path) if path.exists() else ():
