@@ -28,6 +28,7 @@ EXIT_STOPPED = 75  # sysexits.h: try again
 EXIT_LOST = 76
 """Another process of the same run was lost. Start all of them again; they continue from the newest checkpoint."""
 EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141  # 128 + SIGPIPE, as of a program that does not catch it
 """Ctrl-C. The same command continues."""
 
 MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
@@ -84,9 +85,12 @@ class Parser(argparse.ArgumentParser):
         Raises:
             InputError: another argument was given.
         """
-        given = [name for name, value in vars(args).items() if name not in used and value != self.get_default(name)]
-        if given:
-            raise InputError(f"--{given[0]} changes nothing beside {flag}; leave one of them out.")
+        self.refuse(args, [name for name in vars(args) if name not in used], beside=flag)
+
+    def refuse(self, args: argparse.Namespace, names: Collection[str], *, beside: str) -> None:
+        """Refuses these arguments, which another flag leaves without a meaning; see `refuse_others`."""
+        if given := [name for name in names if getattr(args, name) != self.get_default(name)]:
+            raise InputError(f"--{given[0]} changes nothing beside {beside}; leave one of them out.")
 
     def _local(self, text: str) -> str:
         """A path here; the copy of an address is fetched later."""
@@ -137,9 +141,9 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(_fail(f"error: {buckets.named(sentence)}", EXIT_INPUT))
     except KeyboardInterrupt:
         sys.exit(_fail("interrupted; the same command continues.", EXIT_INTERRUPTED))
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader of the output has gone, so the work may be half done
         sys.stderr.close()
-        sys.exit(0)
+        sys.exit(EXIT_PIPE)
     except OSError as error:
         if error.errno not in MENDABLE:
             raise

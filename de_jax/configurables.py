@@ -20,7 +20,7 @@ from de_jax.data.sources.table_pairs import table_pairs
 from de_jax.data.sources.texts import TextsOptions, masked_tokens, span_corruption
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.expansion.curriculum import Curriculum
-from de_jax.gin_settings import Bound, Macro, Reference, Setting, Settings, is_literal, replaced, values_in
+from de_jax.gin_settings import Macro, Reference, Setting, Settings, is_literal, replaced, values_in
 from de_jax.interop.fine_tuning import pretrained_tokenizer, pretrained_tower
 from de_jax.losses.combination import combined, guided, matryoshka
 from de_jax.losses.distillation import kl_distillation, margin_mse, relevance_weighted
@@ -143,6 +143,8 @@ class _Builder:
     def __init__(self, bound: Settings) -> None:
         self.bound, self._known = bound, {**known(), "train": _root(bound)}
         self._read: set[Setting] = set()
+        self._in_effect: set[Setting] = set()
+        self._hidden_by: dict[Setting, Setting] = {}
         self._called: set[str] = set()
         self._open: list[str] = []
         self.operative: dict[str, Any] = {}
@@ -173,7 +175,7 @@ class _Builder:
         """Refuses unread settings, such as misplaced or leftover ones.
 
         A file may hold the settings of a part that a later file or setting replaces or takes out: a model, a loss, a source of
-        data, a miner, an alarm. A setting typed on the command line must be read.
+        data, a miner, an alarm. A setting typed on the command line must be read, and have an effect.
         """
         replaced = {part.__name__ for part in _REPLACEABLE} - self._called
         referred = {part.name for bound in self.bound.values() for part in values_in(bound.value) if isinstance(part, Macro)}
@@ -185,6 +187,9 @@ class _Builder:
         ]
         if unread:
             raise InputError(f"nothing in this recipe reads {', '.join(sorted(unread))}; remove the setting or correct its name.")
+        for typed, nearer in self._hidden_by.items():
+            if self.bound[typed].is_typed and typed not in self._in_effect:
+                raise InputError(f"{typed} has no effect, because {self.bound[nearer].place} sets {nearer}; set that instead.")
 
     def _arguments(self, name: str, scope: str) -> dict[str, Any]:
         label = str(Setting(scope, name))
@@ -192,7 +197,9 @@ class _Builder:
             raise InputError(f"@{label} refers to itself, through {' and '.join(self._open)}; remove one of the references.")
         self._open.append(label)
         self._called.add(name)
-        configurable, found = self._known[name], self._collected(name, scope)
+        configurable, collected = self._known[name], self._collected(name, scope)
+        self._in_effect.update(collected.values())
+        found = {key: self.bound[setting] for key, setting in collected.items()}
         allowed = hints_of(configurable) or {}
         defaults = {key: default for key, default in defaults_of(configurable).items() if is_literal(default)}
         written = defaults | {key: bound.value for key, bound in found.items()}
@@ -205,16 +212,20 @@ class _Builder:
         self._open.pop()
         return arguments
 
-    def _collected(self, name: str, scope: str) -> dict[str, Bound]:
-        """The settings of a configurable that hold in a scope, those of its groups included; those of a nearer scope win."""
-        found: dict[str, Bound] = {}
+    def _collected(self, name: str, scope: str) -> dict[str, Setting]:
+        """The settings that hold for a configurable in a scope, by parameter.
+
+        Its own win over those of its groups, and otherwise those of a nearer scope.
+        """
+        found: dict[str, Setting] = {}
         for group in groups_of(self._known[name]).values():
             found |= self._collected(group.__name__, scope)
         parts = scope.split("/") if scope else []
         for outer in ("/".join(parts[:number]) for number in range(len(parts) + 1)):
             own = [setting for setting in self.bound if setting.parameter and (setting.scope, setting.name) == (outer, name)]
             self._read.update(own)
-            found |= {setting.parameter: self.bound[setting] for setting in own}
+            self._hidden_by |= {found[setting.parameter]: setting for setting in own if setting.parameter in found}
+            found |= {setting.parameter: setting for setting in own}
         return found
 
     def _value(self, value: Any, scope: str) -> Any:

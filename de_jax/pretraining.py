@@ -43,8 +43,8 @@ class Pretraining:
         model: a T5 with its decoder, or a BERT with its head.
         data: opens the texts, given a `Share`: `functools.partial(span_corruption, options=TextsOptions(...))`.
         optimization: see there.
-        logging: see there; `evaluate_every_steps` and `collapse_alarm` are of embeddings, and have no effect;
-            `early_stopping_patience` is refused, as there is no dev set.
+        logging: see there; `collapse_alarm` and `early_stopping_patience` are refused, as there are neither embeddings nor a dev
+            set, and `evaluate_every_steps` has no effect.
         seed: of fresh parameters and of dropout.
         mesh: gives the devices to train on.
 
@@ -77,6 +77,8 @@ class Pretraining:
         check_call("train.mesh", self.mesh, like="make_mesh")
         if self.logging.early_stopping_patience:
             raise InputError("train.early_stopping_patience waits for a dev score, and pretraining has none; remove it.")
+        if self.logging.collapse_alarm:
+            raise InputError("train.collapse_alarm watches embeddings, and pretraining has none; remove it.")
         source = name_of(self.data)
         if source in SOURCES.values() and source != SOURCES[type(self.model)]:
             raise InputError(

@@ -421,13 +421,22 @@ class Recipe:
         return self.optimization.tx(params, whole)
 
     def _temperature(self) -> float | None:
-        """The loss's, or of several that of the first that has one."""
+        """The temperature of `sampled_softmax`, whose draws stand for all negatives; without it, the first that the loss has."""
+        found: list[tuple[bool, float | None]] = []
         for loss in parts(self.loss):
             with contextlib.suppress(KeyError):
-                return bound(loss, "temperature")
-        raise InputError(
-            f"train.negative_cache draws by the temperature of the loss, but {name_of(self.loss)} has none; take another loss."
-        )
+                found.append((name_of(loss) == "sampled_softmax", bound(loss, "temperature")))
+        if not found:
+            raise InputError(
+                f"train.negative_cache draws by the temperature of the loss, but {name_of(self.loss)} has none; take another loss."
+            )
+        told = {temperature for is_sampled, temperature in found if is_sampled}
+        if len(told) > 1:
+            raise InputError(
+                f"the loss has sampled_softmax at the temperatures {' and '.join(map(str, told))}, but the draws of "
+                "train.negative_cache are of one temperature; give all the same."
+            )
+        return max(found, key=lambda one: one[0])[1]
 
 
 def _giving(params: Params) -> Initialisable:

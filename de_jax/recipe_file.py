@@ -80,11 +80,22 @@ def changes(recipe: Any, run_dir: Path, gin: str = "") -> list[str]:
     described = read_recipe_file(run_dir)
     if described is not None:
         before, here = _flat(described), _flat(to_json(recipe))
-        return [f"{path} = {value!r}" for path, value in here.items() if before.get(path) != value]
+        changed = [f"{path} = {value!r}" for path, value in here.items() if _was(before, path) != value]
+        return changed + [f"{path} is not set" for path in before if not any(_is_at(path, other) for other in here)]
     written = read_settings(run_dir)
     lines = {line.partition(" = ")[0]: line for line in gin.splitlines() if not line.startswith("#")}
     squeezed = {name: f"{name} = {value}".replace(" ", "") for name, value in written.items()}
     return [line for name, line in lines.items() if squeezed.get(name, line.replace(" ", "")) != line.replace(" ", "")]
+
+
+def _was(before: dict[str, Any], path: str) -> Any:
+    """The earlier value; a setting that the earlier recipe did not know, of a later version for example, was None."""
+    return before.get(path, ... if any(_is_at(other, path) for other in before) else None)
+
+
+def _is_at(path: str, other: str) -> bool:
+    """Whether a path is another one or below it."""
+    return f"{path}.".startswith(f"{other}.")
 
 
 def _flat(found: Any, path: str = "") -> dict[str, Any]:

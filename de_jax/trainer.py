@@ -66,7 +66,8 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
     shardings = sharding_rules.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
     host_index, num_hosts = sharding.host_share(mesh)
     row_multiple = sharding.num_row_shares(mesh) * recipe.devices.num_chunks
-    share = Share(host_index=host_index, num_hosts=num_hosts, row_multiple=row_multiple, run_dir=str(run_dir))
+    rows: dict[str, Any] = {"host_index": host_index, "num_hosts": num_hosts, "row_multiple": row_multiple}
+    share = Share(**rows, num_steps=recipe.optimization.num_steps, run_dir=str(run_dir))
     data = recipe.data(share=share)
     for part in data.parts.values():
         recipe.check_sizes(

@@ -50,6 +50,17 @@ def test_a_typed_setting_of_a_name_that_a_file_has_too_names_no_file(tmp_path):
         configurables.read([str(tmp_path / "own.gin")], ["T5Config.num_layers=x"])
 
 
+def test_a_typed_setting_that_a_nearer_one_hides_is_refused_with_that_one(tmp_path):
+    (tmp_path / "own.gin").write_text("include 'recipes/sde.gin'\nbeir_pairs.batch_size = 64\nDualEncoder.shared = ()\nquery/T5Config.num_layers = 1\n")
+    (tmp_path / "tiny.gin").write_text("include 'models/t5_1_1_tiny.gin'\n")
+    files = [str(tmp_path / "own.gin"), str(tmp_path / "tiny.gin")]
+    for typed, nearer in (("PairsOptions.batch_size", "beir_pairs.batch_size"), ("Optimization.num_steps", "train.num_steps")):
+        with pytest.raises(InputError, match=rf"^{typed} has no effect, because .*\.gin, line \d+ sets {nearer}; set that instead"):
+            configurables.build(files, [f"{typed}=8"])
+    configurables.build(files, ["T5Config.num_layers=2"])  # of the document tower
+    configurables.build(files, ["PairsOptions.batch_size=8", "train.data=@stored_pairs", "stored_pairs.pairs_dir=x"])
+
+
 def test_imports_are_allowed_by_a_flag(tmp_path):
     (tmp_path / "own.gin").write_text("import colorsys\nimport de_jax.types\n")
     configurables.read([str(tmp_path / "own.gin")], [], allow_imports=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import numpy as np
 
@@ -10,10 +11,11 @@ from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.table_pairs import table_pairs
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.losses.in_batch import in_batch_softmax
+from de_jax.mining.miner import Miner
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.recipe import Optimization, Recipe
+from de_jax.recipe import HardNegatives, Optimization, Recipe
 
 TOWER = TowerConfig(T5Config(vocab_size=32, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=16))
 
@@ -52,6 +54,24 @@ def test_a_run_says_what_changed(tmp_path):
     assert recipe_file.changes(recipe(), tmp_path) == []
     other = dataclasses.replace(recipe(batch_size=8), optimization=Optimization(num_steps=7))
     assert recipe_file.changes(other, tmp_path) == ["data.options.batch_size = 8", "optimization.num_steps = 7"]
+
+
+def test_a_part_that_is_left_out_is_a_change_and_a_setting_that_was_not_known_then_is_none(tmp_path):
+    with_parts = dataclasses.replace(
+        recipe(),
+        negatives=HardNegatives(miner=Miner()),
+        optimization=Optimization(learning_rate_factors={"shared/.*": 10.0, "query/.*": 2.0}),
+    )
+    recipe_file.keep(with_parts, tmp_path)
+    fewer = dataclasses.replace(recipe(), optimization=Optimization(learning_rate_factors={"query/.*": 2.0}))
+    assert recipe_file.changes(fewer, tmp_path) == [
+        "negatives.miner = None",
+        "optimization.learning_rate_factors.shared/.* is not set",
+    ]
+    told = json.loads((tmp_path / "recipe.json").read_text())
+    del told["logging"]["early_stopping_patience"]
+    (tmp_path / "recipe.json").write_text(json.dumps(told))
+    assert recipe_file.changes(with_parts, tmp_path) == []
 
 
 def test_any_setting_is_written_and_compared(tmp_path):

@@ -143,13 +143,15 @@ def _first_run(args: argparse.Namespace) -> GeneratorRun:
     tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
     lengths = {"max_query_length": args.max_query_length, "max_doc_length": args.max_doc_length}
     if args.init_from:
+        if args.size:
+            raise InputError("--size is of a model with random parameters; leave it or --init_from out.")
         run = generators.read(args.init_from, tokenizer=tokenizer)
         model = run.model
     elif tokenizer is None:
         raise InputError("--tokenizer is missing; give T5's spiece.model, or --init_from with a model that brings its own.")
     else:
         vocab_size = -(-tokenizer.vocab_size // 128) * 128  # T5's own 32,000 pieces have 32,128 rows
-        model = Generator(dataclasses.replace(SIZES[args.size], vocab_size=vocab_size))
+        model = Generator(dataclasses.replace(SIZES[args.size or "tiny"], vocab_size=vocab_size))
         run = GeneratorRun(Path(), 0, model, {}, tokenizer, 0, 0)
     t5 = dataclasses.replace(model.t5, dtype=args.dtype, dropout_rate=args.dropout_rate, remat=args.remat)
     return run._replace(source=Path(args.run_dir), model=dataclasses.replace(model, t5=t5), **lengths)
@@ -178,7 +180,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="train", help="split of the training pairs")
     parser.add_argument("--run_dir", required=True, help="folder of the run; a run in it continues")
     parser.add_argument("--init_from", help="a run, a folder or a name on the hub")
-    parser.add_argument("--size", choices=SIZES, default="tiny", help="T5 1.1's size for a model with random parameters")
+    parser.add_argument("--size", choices=SIZES, help="T5 1.1's size for a model with random parameters (default tiny)")
     parser.add_argument("--tokenizer", help="a spiece.model or tokenizer.json")
     parser.add_argument("--num_steps", type=numeric(PositiveInt), default=4000)
     parser.add_argument("--batch_size", type=numeric(PositiveInt), default=32, help="pairs")

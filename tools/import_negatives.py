@@ -49,8 +49,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _lines(args: argparse.Namespace, target: Target) -> tuple[list[Mined], dict[str, Any]]:
-    are_runs = [Path(one.removesuffix(".gz")).suffix in TREC_SUFFIXES for one in args.tables]
-    if not any(are_runs):
+    if not any(map(_is_run, args.tables)):
         reading = Reading(arguments.table(args), arguments.columns(args), skip_bad_rows=args.skip_bad_rows)
         lines, counts = imported.from_examples(
             reading.examples(), target, skip_unknown=args.skip_bad_rows, keep_identical_ids=args.keep_identical_ids
@@ -61,6 +60,10 @@ def _lines(args: argparse.Namespace, target: Target) -> tuple[list[Mined], dict[
     ranking = metrics.read_trec_run(args.tables[0])
     ranks = {"first_rank": args.first_rank, "depth": args.depth}
     return imported.from_ranking(ranking, target, **ranks, keep_identical_ids=args.keep_identical_ids)
+
+
+def _is_run(path: str) -> bool:
+    return Path(path.removesuffix(".gz")).suffix in TREC_SUFFIXES
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -76,7 +79,14 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--depth", type=int, default=30, help="last rank of a TREC run (default 30)")
     input_policy.add_identical_ids(parser)
     parser.add_argument("--negatives_dir", type=Path, required=True, help="folder of generations; the next is added")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.pairs_dir:
+        parser.refuse(args, ("split_of_pairs",), beside="--pairs_dir")
+    if any(map(_is_run, args.tables)):
+        parser.refuse(args, ("columns", "header", "split", "subset", "skip_bad_rows"), beside="a TREC run")
+    else:
+        parser.refuse(args, ("first_rank", "depth"), beside="a table, which has no ranks")
+    return args
 
 
 if __name__ == "__main__":

@@ -140,7 +140,10 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     statistics = parser.add_argument_group("statistics")
     statistics.add_argument("--bm25_negatives_dir", help="BM25's generations, to report the share of common negatives")
     statistics.add_argument("--judgements", help="more complete qrels, to report the share of relevant negatives")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.bm25:
+        parser.refuse(args, ("step", "texts_per_shard"), beside="--bm25")
+    return args
 
 
 if __name__ == "__main__":

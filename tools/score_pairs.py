@@ -17,6 +17,7 @@ import argparse
 import functools
 import json
 from collections.abc import Callable
+from typing import Any
 
 from de_jax import command
 from de_jax.data.text import input_policy
@@ -25,32 +26,30 @@ from de_jax.mining import teacher
 from de_jax.mining.teacher import Candidates, Score
 from de_jax.model import load
 from de_jax.retrieval import encode
-from de_jax.types import InputError
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
-    if args.negatives_dir and not args.dataset_dir:
-        raise InputError("--negatives_dir goes with --dataset_dir; a folder of pairs holds its negatives itself.")
     if args.pairs_dir:
         candidates = teacher.of_pair_store(args.pairs_dir)
     else:
         candidates = teacher.of_dataset(args.dataset_dir, args.split, args.negatives_dir or "", skip_empty=args.skip_empty)
-    name, make_score = _teacher(args, candidates)
+    name, settings, make_score = _teacher(args, candidates)
     with progress_bar(total=len(candidates.pairs), desc="score", unit=" pairs", delay=0.5) as bar:
-        teacher.write(args.out_dir, candidates, name, make_score, progress=bar.update)
+        teacher.write(args.out_dir, candidates, name, make_score, settings=settings, progress=bar.update)
     sizes = {"num_queries": len(candidates.queries), "num_docs": len(candidates.docs), "num_scores": len(candidates.pairs)}
     print(json.dumps({"out_dir": args.out_dir, "teacher": name, **sizes}))
 
 
-def _teacher(args: argparse.Namespace, candidates: Candidates) -> tuple[str, Callable[[], Score]]:
-    """The name of the teacher, and a function that opens it."""
+def _teacher(args: argparse.Namespace, candidates: Candidates) -> tuple[str, dict[str, Any], Callable[[], Score]]:
+    """The name of the teacher, the settings on which its scores depend, and a function that opens it."""
     if args.cross_encoder:
         options = {"batch_size": args.batch_size, "max_length": args.max_length}
-        return args.cross_encoder, functools.partial(teacher.by_cross_encoder, args.cross_encoder, candidates, **options)
+        make = functools.partial(teacher.by_cross_encoder, args.cross_encoder, candidates, **options)
+        return args.cross_encoder, {"max_length": args.max_length}, make
     run = load(args.model).run
-    return encode.name_with_hashes(args.model, run), functools.partial(teacher.by_run, run, candidates, args.out_dir)
+    return encode.name_with_hashes(args.model, run), {}, functools.partial(teacher.by_run, run, candidates, args.out_dir)
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -69,7 +68,12 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out_dir", required=True, help="folder of the scores; new, empty or started by this command")
     parser.add_argument("--batch_size", type=int, default=32, help="batch size of a cross-encoder, in pairs (default 32)")
     parser.add_argument("--max_length", type=int, help="tokens of a cross-encoder's input; default the model's")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.pairs_dir:
+        parser.refuse(args, ("split", "negatives_dir", "skip_empty"), beside="--pairs_dir")
+    if args.model:
+        parser.refuse(args, ("batch_size", "max_length"), beside="--model")
+    return args
 
 
 if __name__ == "__main__":

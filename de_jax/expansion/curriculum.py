@@ -65,14 +65,14 @@ class Curriculum:
     Attributes:
         strategy: "gold" (the pair's own query), "random" (any), "top_1", "top_k", "bottom_k" (any of the k most or least relevant),
             "curriculum" (from the least relevant group to the most relevant one) or "anti_curriculum" (the other way).
-        num_steps: updates of the run.
+        num_steps: updates in which the groups are gone through; None for those of the run.
         num_groups: K.
         k: of "top_k" and "bottom_k".
         seed: of the draws.
     """
 
     strategy: Strategy = "curriculum"
-    num_steps: PositiveInt = 1
+    num_steps: PositiveInt | None = None
     num_groups: PositiveInt = 3
     k: PositiveInt = 10
     seed: Seed = 0
@@ -80,8 +80,14 @@ class Curriculum:
     def __post_init__(self) -> None:
         check_fields(self)
 
+    def of_run(self, num_steps: int) -> Curriculum:
+        """The curriculum of a run of so many updates."""
+        return self if self.num_steps else dataclasses.replace(self, num_steps=num_steps)
+
     def group_at(self, step: int) -> int:
-        """The group that a step draws from, 0 for the most relevant queries; beyond the run's end the last one."""
+        """The group that a step draws from, 0 for the most relevant queries; beyond `num_steps` the last one."""
+        if self.num_steps is None:
+            raise ValueError("the curriculum does not know the run's updates; see `of_run`")
         stage = min(step * self.num_groups // self.num_steps, self.num_groups - 1)
         return stage if self.strategy == "anti_curriculum" else self.num_groups - 1 - stage
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,6 +105,7 @@ def write(
     teacher: str,
     make_score: Callable[[], Score],
     *,
+    settings: Mapping[str, Any] = types.MappingProxyType({}),
     pairs_per_part: int = 4096,
     progress: Callable[[int], object] = lambda number: None,
 ) -> None:
@@ -113,15 +115,16 @@ def write(
         out_dir: absent, empty, or begun by the same call.
         candidates: the texts to score.
         teacher: tells this teacher from every other.
+        settings: on which its scores depend; JSON.
         make_score: opens the teacher; not called for a complete folder.
         pairs_per_part: scores between two points from which a killed call continues.
         progress: called with the number of scores just written.
 
     Raises:
-        InputError: `out_dir` belongs to another teacher or other texts, or a score is not a finite number.
+        InputError: `out_dir` belongs to another teacher, other settings or other texts, or a score is not a finite number.
     """
     folder = Path(out_dir)
-    plan = {"teacher": teacher, "texts": candidates.fingerprint(), "num_scores": len(candidates.pairs)}
+    plan = {"teacher": teacher, **settings, "texts": candidates.fingerprint(), "num_scores": len(candidates.pairs)}
     with outputs.in_turn(folder):
         if _is_complete(folder, plan):
             return

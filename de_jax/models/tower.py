@@ -153,7 +153,7 @@ class Projection(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "b S E"]) -> Float[Array, "b S D"]:
         kernel = self.param("kernel", PROJECTION_INITS[self.init_name](), (x.shape[-1], self.dim))
-        y = jnp.einsum("bse,ed->bsd", x, kernel)
+        y = jnp.einsum("bse,ed->bsd", x, kernel, precision="highest")
         if self.use_bias:
             y = y + self.param("bias", nn.initializers.zeros, (self.dim,))[None, None, :]
         y = jnp.tanh(y) if self.activation == "tanh" else y

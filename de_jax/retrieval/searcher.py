@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from de_jax.data.stores.corpus import cached_token_store
+from de_jax.data.stores.corpus import body_room, cached_token_store
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import outputs
@@ -132,9 +132,9 @@ def padded_tokens(
     """Texts as token ids, a row each, cut to `max_length` and padded to a multiple; and how many tokens each has.
 
     Raises:
-        InputError: the vocabulary leaves nothing of a text.
+        InputError: the vocabulary leaves nothing of a text, or the length has no room for one.
     """
-    room = max_length - len(tokenizer.prefix_ids) - len(tokenizer.suffix_ids)
+    room = body_room(max_length, len(tokenizer.prefix_ids) + len(tokenizer.suffix_ids))
     rows = []
     for text, body in zip(texts, tokenizer.encode(texts), strict=True):
         if not len(body):

@@ -270,6 +270,14 @@ def test_the_dev_split_of_a_datasets_folder_scores_checkpoints(vocabulary, tmp_p
     assert len(data.texts.pairs) == 5
 
 
+def test_a_dev_split_that_a_table_cannot_have_is_refused(vocabulary, tmp_path):
+    with pytest.raises(InputError, match=r"has no splits, so not 'validation' either; leave dev_split out"):
+        opened(ROWS, vocabulary, tmp_path, batch_size=2, dev_split="validation")
+    folder = written_tables.dataset(tmp_path / "data", {"train": ROWS, "validation": ROWS})
+    with pytest.raises(InputError, match=r"'validation' and the table dev\.csv would both be the dev set"):
+        opened(str(folder), vocabulary, tmp_path, batch_size=2, dev_split="validation", dev_path="dev.csv")
+
+
 def test_bad_rows_are_named_as_a_recipe_would_pass_over_them(vocabulary, tmp_path):
     path = written_tables.write(tmp_path / "qa.csv", "question,answer\nwhy?,\nwho?,me\nwhat?,this\n")
     with pytest.raises(InputError, match=r"qa\.csv, line 2: the text in column 'answer' is empty; .* --gin\.table_pairs\.skip_bad"):

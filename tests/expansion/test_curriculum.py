@@ -1,5 +1,6 @@
 """Groups of generated queries and the draws from them."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -32,6 +33,14 @@ def ranked_of(*counts):
     """Pairs with so many queries each, whose order is that of the expansion."""
     offsets = np.cumsum([0, *counts])
     return RankedQueries(np.concatenate([np.arange(count) for count in counts]).astype(np.int32), np.zeros(offsets[-1]), offsets)
+
+
+def test_a_curriculum_goes_through_its_groups_in_the_updates_of_the_run_unless_it_says_otherwise():
+    curriculum = Curriculum(num_groups=3)
+    assert [curriculum.of_run(9).group_at(step) for step in range(9)] == [2, 2, 2, 1, 1, 1, 0, 0, 0]
+    assert dataclasses.replace(curriculum, num_steps=3).of_run(9).group_at(2) == 0
+    with pytest.raises(ValueError, match="does not know the run's updates"):
+        curriculum.group_at(0)
 
 
 def drawn(curriculum, ranked, pair, steps):

@@ -107,6 +107,8 @@ def test_the_loss_on_held_out_pairs_chooses_a_checkpoint_and_ends_the_training(d
     parts = held_out_pairs([dataset_dir], best.tokenizer, split="dev", max_pairs=99, batch_size=12, **sizes)
     assert [int((batch.query_id >= 0).sum()) for batch in parts.batches] == [12, 4]
     assert mean_loss(best.model, parts.batches, make_mesh(1), best.params) == pytest.approx(losses[best.step], rel=1e-5)
+    with pytest.raises(InputError, match="--size is of a model with random parameters; leave it or --init_from out"):
+        train(dataset_dir, tmp_path / "other", size="small", init_from=tmp_path / "run")
     for flag in ("early_stopping_patience", "dev_max_pairs", "evaluate_every_steps"):
         with pytest.raises(InputError, match=f"--{flag} is about the loss on held-out pairs; name their split with --dev_split"):
             train(dataset_dir, tmp_path / "other", **{flag: 1})

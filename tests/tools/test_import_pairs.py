@@ -89,7 +89,7 @@ def test_what_is_missing_or_wrong_is_said_before_anything_is_written(qa, trained
         (qa, out, "--format=beir", "--columns", "Answer"): r"--columns 'Answer' names no column; write for example query=Answer",
         (qa, out, "--format=beir", "--columns", "query=id"): "no column|there is no column 'id' for query; there are 'Question'",
         (qa, f"--out_dir={trained}", "--format=beir"): "exists already and holds",
-        (qa, out, "--format=beir", "--dev_split=test"): r"a\.csv has no splits; give --dev_table or --dev_fraction",
+        (qa, out, "--format=beir", "--dev_split=test"): r"a\.csv has no splits, so not 'test' either; leave dev_split out",
         (qa, out, "--format=beir", "--split=test"): r"a\.csv has neither splits nor subsets; leave split and subset out",
         (qa, out, "--format=beir", "--model=a"): r"--model changes nothing beside --format=beir; leave one of them out",
         (qa, out, "--dev_fraction=1"): r"--dev_fraction is 1; it must be less than 1",
@@ -182,6 +182,12 @@ def test_a_trec_run_gives_its_best_ranks_but_for_relevant_documents(data, tmp_pa
     metrics.write_trec_run(tmp_path / "bm25.trec", {text_id(ROWS[0]["Question"]): {"unknown": 1.0}})
     with pytest.raises(InputError, match=r"that are not in .*data: 1 \(unknown\)"):
         import_negatives.main(list(map(str, flags)))
+    with pytest.raises(InputError, match="--skip_bad_rows changes nothing beside a TREC run"):
+        import_negatives.main([*map(str, flags), "--skip_bad_rows"])
+    with pytest.raises(InputError, match="--depth changes nothing beside a table, which has no ranks"):
+        import_negatives.main(["mined.csv", *map(str, flags[1:]), "--depth=4"])
+    with pytest.raises(InputError, match="--split_of_pairs changes nothing beside --pairs_dir"):
+        import_negatives.main([str(flags[0]), "--pairs_dir=pairs", "--negatives_dir=mined", "--split_of_pairs=dev"])
     with pytest.raises(InputError, match="--first_rank 31 is beyond --depth 30"):
         import_negatives.main([*map(str, flags), "--first_rank=31"])
 

@@ -117,6 +117,8 @@ def test_a_teacher_that_was_stopped_goes_on_and_ends_with_the_same_bytes(tmp_pat
     for name in ("scores.tsv", "manifest.json", "checksums.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     teacher.write(tmp_path / "a", make_score=lambda: pytest.fail("a complete folder was scored again"), **write)
+    with pytest.raises(InputError, match="was begun with max_length None, not 9"):
+        teacher.write(tmp_path / "a", make_score=lambda: scores_of, settings={"max_length": 9}, **write)
     other = CANDIDATES._replace(docs={"d": "another text"})
     with pytest.raises(InputError, match="was begun with texts"):
         teacher.write(tmp_path / "a", make_score=lambda: scores_of, **{**write, "candidates": other})
@@ -134,7 +136,9 @@ def test_scores_that_are_no_numbers_and_folders_of_others_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--pairs_dir=pairs", "--negatives_dir=n", "--model=m"], "--negatives_dir goes with --dataset_dir"),
+        (["--pairs_dir=pairs", "--negatives_dir=n", "--model=m"], "--negatives_dir changes nothing beside --pairs_dir"),
+        (["--pairs_dir=pairs", "--split=dev", "--model=m"], "--split changes nothing beside --pairs_dir"),
+        (["--dataset_dir=d", "--max_length=9", "--model=m"], "--max_length changes nothing beside --model"),
         (["--dataset_dir=absent", "--model=m"], "absent"),
         (["--dataset_dir=absent"], "one of the arguments --cross_encoder --model is required"),
     ],

@@ -12,10 +12,14 @@ import pytest
 from scipy import stats
 
 from de_jax.data.batches import layout
+from de_jax.data.sources.training_set import beir_pairs
+from de_jax.losses.combination import combined
+from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.losses.mined import ance, sampled_softmax
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
+from de_jax.recipe import Recipe
 from de_jax.training.mesh import hlo, sharding, sharding_rules
 from de_jax.training.optim.optimizer import adamw, linear, make_optimizer
 from de_jax.training.run.checkpoint import Checkpoints
@@ -398,6 +402,19 @@ def test_batches_with_negatives_of_their_own_or_several_passages_are_refused():
 def test_a_loss_that_draws_from_a_cache_asks_for_one():
     with pytest.raises(InputError, match=r"set train\.negative_cache = @NegativeCache\(\)"):
         sampled_softmax(PAIRS)
+
+
+def test_draws_have_the_temperature_of_the_loss_that_they_stand_in_for():
+    tower = TowerConfig(T5Config(vocab_size=32, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=16))
+    model, data = DualEncoder(tower, tower), functools.partial(beir_pairs, "data")
+
+    def temperature(*losses):
+        return Recipe(model=model, data=data, loss=functools.partial(combined, losses=losses))._temperature()
+
+    sampled, batch = functools.partial(sampled_softmax, temperature=0.05), functools.partial(in_batch_softmax, temperature=0.01)
+    assert temperature(sampled, batch) == temperature(batch, sampled) == 0.05
+    with pytest.raises(InputError, match=r"sampled_softmax at the temperatures .* give all the same"):
+        temperature(sampled, functools.partial(sampled_softmax, temperature=0.1))
 
 
 def test_a_capacity_that_does_not_suit_batch_or_devices_is_refused():

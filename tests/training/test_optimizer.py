@@ -106,8 +106,8 @@ def test_towers_in_turn_are_trained_by_turns_at_the_rate_of_the_run(name):
     params = {**PARAMS, "shared": {"projection": {"kernel": jnp.full((4, 4), 2.0)}}}
     rates = jnp.asarray([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
     schedule = lambda step: rates[step]  # noqa: E731
-    tx = optimizer.make_optimizer(OPTIMIZERS[name], schedule, params, alternate=["query/.*", "doc/.*"])
-    alone = optimizer.make_optimizer(OPTIMIZERS[name], lambda own: rates[2 * own], PARAMS["query"])
+    tx = optimizer.make_optimizer(OPTIMIZERS[name], schedule, params, alternate=["query/.*", "doc/.*"], clip_norm=None)
+    alone = optimizer.make_optimizer(OPTIMIZERS[name], lambda own: rates[2 * own], PARAMS["query"], clip_norm=None)
     expected, alone_state = PARAMS["query"], alone.init(PARAMS["query"])
     state, gradients = tx.init(params), jax.tree.map(jnp.ones_like, params)
     for step in range(4):
@@ -122,6 +122,17 @@ def test_towers_in_turn_are_trained_by_turns_at_the_rate_of_the_run(name):
             updates, alone_state = alone.update(jax.tree.map(jnp.ones_like, expected), alone_state, expected)
             expected = optax.apply_updates(expected, updates)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), params["query"], expected)
+
+
+def test_the_gradient_of_what_an_update_trains_is_clipped_as_one():
+    params = {name: {"x": jnp.zeros(())} for name in ("query", "doc", "shared")}
+    sgd = lambda schedule, params: optax.sgd(1.0)  # noqa: E731
+    tx = optimizer.make_optimizer(sgd, lambda step: 1.0, params, alternate=["query/.*", "doc/.*"], clip_norm=1.0)
+    state, gradients = tx.init(params), jax.tree.map(lambda x: x + 3.0, params)
+    for turn in ("query", "doc"):
+        updates, state = tx.update(gradients, state, params)
+        expected = {name: {"x": -(0.5**0.5) if name in (turn, "shared") else 0.0} for name in params}
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), updates, expected)
 
 
 @pytest.mark.parametrize(

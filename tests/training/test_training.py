@@ -153,6 +153,8 @@ def test_log_averages_its_period_and_a_resumed_log_drops_what_was_cut_off(tmp_pa
         log(step, state, {"loss": jnp.asarray(loss)})
     assert [(step, scalars["loss"]) for step, scalars in seen] == [(2, 3.0), (4, 4.0), (5, 1.0)]
     assert seen[0][1]["learning_rate"] == pytest.approx(float(SCHEDULE(1)))
+    run_log.jsonl_sink(tmp_path, 0)(1, {"learning_rate": 1.4e-9, "loss": float(np.float32(12.345678))})
+    assert run_log.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "learning_rate": 1.4e-9, "loss": 12.345678}]
     write = run_log.jsonl_sink(tmp_path, 0)
     for step in (10, 20, 30):
         write(step, {"loss": 1.0})

@@ -27,7 +27,8 @@ class PairsOptions:
         max_query_length, max_doc_length: tokens, special ones included.
         max_passages: the most passages of `max_doc_length` tokens that a document is split into; its best passage gives its score
             (ANCE's MaxP; 1 is FirstP). See `DualEncoder.embed` for the effect on the losses.
-        dev_split: the split whose judgements score checkpoints; None trains without evaluation.
+        dev_split: the split whose judgements score checkpoints; None trains without evaluation, or with the dev set that a folder
+            of pairs or a table brings.
         dev_max_queries: the most dev queries, a fixed random sample, so that an evaluation stays short.
         dev_max_docs: documents to search: every relevant one, filled up with a fixed random sample of the corpus.
         keep_identical_ids: a document with the id of its query is ranked and mined like any other. By default it is left out of dev
@@ -101,6 +102,7 @@ class Share:
     Attributes:
         host_index, num_hosts: this host's place among the hosts that share a batch.
         row_multiple: packed rows of the global batch are a multiple of it.
+        num_steps: updates of the run.
         run_dir: the run's folder, for the record of the negatives used at each step; "" without a run.
         source: the name of a source of a mixture; "" for a single source.
         is_joined: the batches hold pairs of other sources too, so the source itself makes none.
@@ -109,6 +111,7 @@ class Share:
     host_index: NonNegativeInt = 0
     num_hosts: PositiveInt = 1
     row_multiple: PositiveInt = 1
+    num_steps: PositiveInt = 1
     run_dir: str = ""
     source: str = ""
     is_joined: bool = False

@@ -91,6 +91,8 @@ def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(),
     if not pairs_dir:
         setting = f"{share.scope}stored_pairs.pairs_dir"
         raise InputError(f"stored_pairs.pairs_dir is not set; add --gin.{setting}=<folder of import_pairs or export_batches>.")
+    if options.dev_split is not None:
+        raise InputError("stored_pairs is scored on the dev set that its folder holds; set dev_split to None.")
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from de_jax.data.sources import pair_store, table_store
 from de_jax.data.sources.options import PairsOptions, Share
@@ -82,7 +83,8 @@ def table_pairs(
             return table_store.write_pairs(out_dir, readings, tokenizers, made_from)
 
         folders.build_once(folder, pair_store.open_pair_store, build)
-        own = dataclasses.replace(options, tokenizer="", doc_tokenizer=None, query_prompt=None, doc_prompt=None)  # the folder's
+        of_folder: dict[str, Any] = dict.fromkeys(("doc_tokenizer", "query_prompt", "doc_prompt", "dev_split"))
+        own = dataclasses.replace(options, tokenizer="", **of_folder)
         return pair_store.stored_pairs(str(folder), options=own, share=share)
 
 
@@ -97,12 +99,22 @@ def readings_of(
 ) -> Readings:
     """What `table_store` reads, for arguments as of `table_pairs`.
 
-    `dev_path` comes before `dev_split`, which is skipped where the table has no splits, and both before `dev_fraction`.
+    `dev_path` and `dev_split` come before `dev_fraction`.
+
+    Raises:
+        InputError: a `dev_split` of a table without splits, or beside a `dev_path`.
     """
     dev = None
+    has_splits = isinstance(table.source, str) and table_files.has_splits(table.source)
+    if dev_split and dev_path:
+        raise InputError(f"dev_split {dev_split!r} and the table {dev_path} would both be the dev set; leave one of them out.")
+    if dev_split and not has_splits:
+        raise InputError(
+            f"{table.name} has no splits, so not {dev_split!r} either; leave dev_split out, and give a table or a share for dev."
+        )
     if dev_path:
         dev = table._replace(source=dev_path) if table_files.has_splits(dev_path) else Table(dev_path, table.header)
-    elif dev_split and isinstance(table.source, str) and table_files.has_splits(table.source):
+    elif dev_split:
         dev = table._replace(split=dev_split)
     train, dev_reading = (one and Reading(one, columns or {}, skip_bad_rows=skip_bad_rows) for one in (table, dev))
     assert train is not None

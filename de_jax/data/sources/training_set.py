@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import sys
@@ -197,6 +198,8 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
             cannot fill.
     """
     drop = not options.keep_identical_ids
+    if options.curriculum:
+        options = dataclasses.replace(options, curriculum=options.curriculum.of_run(share.num_steps))
     passages = _passages(pairs.doc_store, pairs.doc_tokenizer, options.max_doc_length, options.max_passages)
     texts = TrainingTexts(pairs.name, *pairs.stores, pairs.rows, dict(pairs.hashes), passages, drop_identical_ids=drop)
     _tell_cut(pairs, options)

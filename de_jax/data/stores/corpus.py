@@ -145,10 +145,7 @@ class TokenStore:
         return padded
 
     def _body_room(self, max_length: int) -> int:
-        specials = len(self.prefix_ids) + len(self.suffix_ids)
-        if max_length <= specials:
-            raise InputError(f"a maximum length of {max_length} leaves no room beside the {specials} special tokens of a text.")
-        return max_length - specials
+        return body_room(max_length, len(self.prefix_ids) + len(self.suffix_ids))
 
 
 def build_token_store(
@@ -185,6 +182,13 @@ def build_token_store(
                 writer.append([text_id for text_id, _ in kept], tokenizer.encode([text for _, text in kept]))
             bar.update(len(chunk))
     return open_token_store(store_dir)
+
+
+def body_room(max_length: int, num_specials: int) -> int:
+    """The tokens of a text that a maximum length holds beside the special ones; raises InputError where it holds none."""
+    if max_length <= num_specials:
+        raise InputError(f"a maximum length of {max_length} leaves no room beside the {num_specials} special tokens of a text.")
+    return max_length - num_specials
 
 
 def tokenized(texts: Iterable[str], tokenizer: Tokenizer) -> TokenStore:

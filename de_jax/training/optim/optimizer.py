@@ -165,15 +165,22 @@ def make_optimizer(
     paths.check_patterns("freeze", frozen, known)
     clip = optax.clip_by_global_norm(clip_norm) if clip_norm is not None else optax.identity()
 
-    def make(schedule: Schedule) -> optax.GradientTransformation:
-        return optax.chain(clip, optimizer(schedule, params), _scale_by_path(factors))
+    def make(schedule: Schedule) -> Sequence[optax.GradientTransformation]:
+        return optimizer(schedule, params), _scale_by_path(factors)
 
-    tx = alternating(make, schedule, params, alternate) if alternate else make(schedule)
+    if alternate:
+        tx = alternating(lambda schedule: optax.chain(*make(schedule)), schedule, params, alternate, clip)
+    else:
+        tx = optax.chain(clip, *make(schedule))
     return freeze(tx, params, frozen) if frozen else tx
 
 
 def alternating(
-    make: Callable[[Schedule], optax.GradientTransformation], schedule: Schedule, params: Params, patterns: Sequence[str]
+    make: Callable[[Schedule], optax.GradientTransformation],
+    schedule: Schedule,
+    params: Params,
+    patterns: Sequence[str],
+    clip: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
     """Trains the parameters of one of `patterns` in each update, in turn.
 
@@ -186,6 +193,7 @@ def alternating(
         schedule: learning rate per update of the run.
         params: the tree to update; arrays or their shapes.
         patterns: two or more, such as ("query/.*", "doc/.*"); no parameter matches two of them.
+        clip: of the gradients of all parameters that an update trains.
 
     Raises:
         InputError: there is one pattern only, a pattern matches nothing, or two match the same parameter.
@@ -198,12 +206,15 @@ def alternating(
     if twice := [path for path in paths.all_paths(params) if len(turns_of(path)) > 1]:
         raise InputError(f"two patterns of train.alternate match {twice[0]}; let one of them match it.")
 
-    def in_turn(turn: int) -> optax.GradientTransformation:
-        own = make(lambda own_step: schedule(own_step * turns + turn))
-        return optax.conditionally_mask(own, lambda step: step % turns == turn)
+    def in_turn(of: Callable[[Schedule], optax.GradientTransformation]) -> optax.GradientTransformation:
+        def one(turn: int) -> optax.GradientTransformation:
+            own = of(lambda own_step: schedule(own_step * turns + turn))
+            return optax.conditionally_mask(own, lambda step: step % turns == turn)
 
-    txs = {str(turn): in_turn(turn) for turn in range(turns)} | {"always": make(schedule)}
-    return optax.multi_transform(txs, lambda tree: paths.map_with_path(lambda path, _: (turns_of(path) or ["always"])[0], tree))
+        txs = {str(turn): one(turn) for turn in range(turns)} | {"always": of(schedule)}
+        return optax.multi_transform(txs, lambda tree: paths.map_with_path(lambda path, _: (turns_of(path) or ["always"])[0], tree))
+
+    return optax.chain(in_turn(lambda _: optax.identity()), clip, in_turn(make))
 
 
 def freeze(tx: optax.GradientTransformation, params: Params, patterns: Sequence[str]) -> optax.GradientTransformation:

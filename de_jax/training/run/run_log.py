@@ -192,7 +192,7 @@ def jsonl_sink(run_dir: str | Path, start_step: int) -> Sink:
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
     def write(step: int, scalars: dict[str, float]) -> None:
-        append_text(path, json.dumps({"step": step, **{name: round(value, 7) for name, value in scalars.items()}}) + "\n")
+        append_text(path, json.dumps({"step": step, **{name: float(f"{value:.8g}") for name, value in scalars.items()}}) + "\n")
 
     return write
 
