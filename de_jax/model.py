@@ -40,7 +40,8 @@ from de_jax.retrieval.maxp import passages_of
 from de_jax.retrieval.vector_index import VectorIndex
 from de_jax.settings import PositiveInt, check_value
 from de_jax.training.mesh import sharding
-from de_jax.training.run.run_folder import Run, load_run, origins, write_run
+from de_jax.training.run.run_folder import Run, load_run, write_run
+from de_jax.training.run.run_settings import origins
 from de_jax.types import Array, InputError, Ranking
 
 if TYPE_CHECKING:

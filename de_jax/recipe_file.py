@@ -15,7 +15,8 @@ from typing import Any
 from de_jax.files import buckets
 from de_jax.files.outputs import atomic_file, write_json
 from de_jax.training.mesh import distributed
-from de_jax.training.run.run_folder import RECIPE_FILE, read_recipe_file, read_settings
+from de_jax.training.run.run_folder import RECIPE_FILE
+from de_jax.training.run.run_settings import read_recipe_file, read_settings
 
 MOST_ENTRIES = 1000
 """Of a list that is written out; a longer one is data, and its length stands for it."""

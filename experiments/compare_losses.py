@@ -13,6 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
+from de_jax import command
 from experiments import processes
 
 SETTINGS = {
@@ -73,4 +74,4 @@ def _parse_args() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -145,6 +145,10 @@ def read(path: Path) -> dict[str, Any]:
     ):
         if unknown := [name for name in names if name not in known]:
             raise InputError(f"{path}: {place} has {unknown[0]!r}, but there are {', '.join(known)}.")
+    for name, one in design["sets"].items():
+        folders = [Path(folder).name for folder in (one["dataset_dir"], *one["elsewhere"])]
+        if len(set(folders)) < len(folders):
+            raise InputError(f"{path}: the set {name} is scored on two folders of one name, {', '.join(folders)}; rename one.")
     for place, arm in enumerate(arms):
         if design["arms"][arm]["start"] in arms[place:]:
             raise InputError(f"{path}: {arm} starts from {design['arms'][arm]['start']}, which must stand before it.")

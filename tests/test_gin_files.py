@@ -51,7 +51,9 @@ def test_a_typed_setting_of_a_name_that_a_file_has_too_names_no_file(tmp_path):
 
 
 def test_a_typed_setting_that_a_nearer_one_hides_is_refused_with_that_one(tmp_path):
-    (tmp_path / "own.gin").write_text("include 'recipes/sde.gin'\nbeir_pairs.batch_size = 64\nDualEncoder.shared = ()\nquery/T5Config.num_layers = 1\n")
+    (tmp_path / "own.gin").write_text(
+        "include 'recipes/sde.gin'\nbeir_pairs.batch_size = 64\nDualEncoder.shared = ()\nquery/T5Config.num_layers = 1\n"
+    )
     (tmp_path / "tiny.gin").write_text("include 'models/t5_1_1_tiny.gin'\n")
     files = [str(tmp_path / "own.gin"), str(tmp_path / "tiny.gin")]
     for typed, nearer in (("PairsOptions.batch_size", "beir_pairs.batch_size"), ("Optimization.num_steps", "train.num_steps")):

@@ -32,7 +32,7 @@ from de_jax.models.t5 import T5Config
 from de_jax.models.tower import Tower, TowerConfig
 from de_jax.recipe import Recipe
 from de_jax.training.optim.optimizer import adamw
-from de_jax.training.run.run_folder import read_settings
+from de_jax.training.run.run_settings import read_settings
 from de_jax.training.run.settings import Optimization
 from de_jax.types import Embeddings, Guide, InputError, Sample
 

@@ -20,8 +20,9 @@ from de_jax.files.folders import atomic_dir, require_replaceable
 from de_jax.reports import plots
 from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
-from de_jax.training.run.run_folder import Run, load_run, read_recipe_file, read_settings
+from de_jax.training.run.run_folder import Run, load_run
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
+from de_jax.training.run.run_settings import read_recipe_file, read_settings
 
 KIND = "report of a run"
 USED_BY = {"query": "query tower", "doc": "doc tower", "shared": "both towers"}

@@ -22,7 +22,8 @@ from de_jax.mining.generations import Generation
 from de_jax.mining.negatives import TrainingTexts
 from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import open_embeddings
-from de_jax.training.run.run_folder import Run, read_settings
+from de_jax.training.run.run_folder import Run
+from de_jax.training.run.run_settings import read_settings
 from de_jax.training.step import grad_norms
 from de_jax.types import PADDING_ID, Array, Batch, InputError, LossFn, Metrics, Params
 

@@ -25,7 +25,8 @@ from de_jax.evaluation.task import settings_of_run
 from de_jax.files.reading import read_lines
 from de_jax.interop import any_model
 from de_jax.interop import export as export_
-from de_jax.training.run.run_folder import Run, origins, read_recipe_file
+from de_jax.training.run.run_folder import Run
+from de_jax.training.run.run_settings import origins, read_recipe_file
 from de_jax.types import InputError
 
 LIBRARY = {"sentence_transformers": "sentence-transformers", "peft": "peft"}

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int, Int8
 
 from de_jax.retrieval import quantization
-from de_jax.retrieval.index import ExactIndex, order_by_id
+from de_jax.retrieval.index import ExactIndex, ranks_by_id
 from de_jax.types import InputError, Ranking
 
 CANDIDATES = 4
@@ -63,7 +63,7 @@ class QuantizedIndex:
             starts, self._steps = quantization.steps_of(ranges)
             self._middle = starts + (128 + 0.5) * self._steps  # of the step whose number is 0
         self._index = ExactIndex(quantization.packed_bits(codes) if self._is_binary else codes, ids, devices=devices)
-        self._places = np.argsort(order_by_id(ids))
+        self._places = ranks_by_id(ids)
 
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
         """The k best documents of each query, as `ExactIndex.search`."""

@@ -28,7 +28,8 @@ from de_jax.training.mesh import sharding, sharding_rules
 from de_jax.training.mesh.sharding import make_mesh
 from de_jax.training.run import run_log
 from de_jax.training.run.loop import fresh_state
-from de_jax.training.run.run_folder import load_run, read_settings
+from de_jax.training.run.run_folder import load_run
+from de_jax.training.run.run_settings import read_settings
 
 NUM_STEPS, LOGGED = 9, 4
 SIZES = {"vocab_size": 160, "model_dim": 16, "num_layers": 1, "num_heads": 2, "head_dim": 8, "mlp_dim": 16, "dtype": "float32"}

@@ -20,8 +20,9 @@ from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Devices, Logging, Optimization
 from de_jax.training.mesh.sharding import make_mesh
 from de_jax.training.run import wandb_log
-from de_jax.training.run.run_folder import load_run, read_recipe_file, read_settings
+from de_jax.training.run.run_folder import load_run
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
+from de_jax.training.run.run_settings import read_recipe_file, read_settings
 from de_jax.types import InputError
 
 

@@ -142,6 +142,7 @@ def test_a_command_in_this_process_gives_its_json_object_and_is_printed(tmp_path
         (("use: [samtone]", "use: [pair]"), "use has 'pair', but there are samtone"),
         (("arms: [both]", "arms: [neither]"), "compare has 'neither', but there are plain, both"),
         (("set: two", "set: three"), "choose has 'three', but there are one, two"),
+        (("elsewhere: [$data/one]", "elsewhere: [$data/more/two]"), "the set two is scored on two folders of one name, two, two"),
         (("start: plain", "start: both"), "both starts from both, which must stand before it"),
         (("success: better", "succes: better"), "success is absent"),
         (("seeds: [0, 1]", "seeds: []"), "seeds is .*, expected a list of 1 or more"),

@@ -20,7 +20,7 @@ from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.reports import plots
-from de_jax.training.run import model_schema, run_folder, run_log
+from de_jax.training.run import model_schema, run_folder, run_log, run_settings
 
 SIZES = T5Config(vocab_size=16, model_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4, dtype="float32")
 
@@ -129,7 +129,7 @@ def _logs(folder: Path) -> list[Reader]:
     return [
         one_file(folder, "metrics", "metrics.jsonl", log, lambda path: plain(plots._read_series(path)), naive_series),
         one_file(folder, "log", "metrics.jsonl", log, lambda path: plain(run_log.read_metrics(path)), naive_log),
-        one_file(folder, "config.gin", "config.gin", gin, lambda path: run_folder.read_settings(path.parent), naive_settings),
+        one_file(folder, "config.gin", "config.gin", gin, lambda path: run_settings.read_settings(path.parent), naive_settings),
     ]
 
 

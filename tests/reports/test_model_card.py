@@ -10,7 +10,7 @@ from de_jax import recipe_file
 from de_jax.evaluation.task import Policy, beir_tasks, evaluate
 from de_jax.interop.export import FORMATS
 from de_jax.reports import model_card
-from de_jax.training.run import run_folder
+from de_jax.training.run import run_settings
 from de_jax.training.run.run_folder import load_run, write_run
 from de_jax.types import InputError
 
@@ -126,10 +126,10 @@ def test_a_run_of_an_imported_model_names_it(run_dir, tmp_path):
     run = load_run(run_dir, 7)
     described = {"model": run.model, "query": run.query, "doc": run.doc}
     write_run(tmp_path / "imported", run.params, **described, origin=["intfloat/e5-base"])
-    assert run_folder.origins(tmp_path / "imported") == ["intfloat/e5-base"]
+    assert run_settings.origins(tmp_path / "imported") == ["intfloat/e5-base"]
     write_run(tmp_path / "tuned", run.params, **described)
     (tmp_path / "tuned" / "recipe.json").write_text(json.dumps({"initialization": {"init_from": str(tmp_path / "imported")}}))
-    assert run_folder.origins(tmp_path / "tuned") == ["intfloat/e5-base"]
+    assert run_settings.origins(tmp_path / "tuned") == ["intfloat/e5-base"]
     text = model_card.model_card(load_run(tmp_path / "tuned"), "safetensors", name="tuned")
     assert "| started from | `intfloat/e5-base` |" in text
     assert "base_model" not in text  # nothing shows that the hub has a model of that name

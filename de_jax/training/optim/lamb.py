@@ -11,7 +11,7 @@ import optax
 
 from de_jax.settings import NonNegativeFloat, PositiveFloat, ShareBelowOne, checked
 from de_jax.training.optim import paths
-from de_jax.training.optim.optimizer import Schedule, path_mask
+from de_jax.training.optim.optimizer import DECAYED, Schedule, path_mask
 from de_jax.types import Array, Params
 
 MAX_WEIGHT_NORM = 10.0
@@ -27,7 +27,7 @@ def lamb(
     b2: ShareBelowOne = 0.999,
     eps: PositiveFloat = 1e-6,
     weight_decay: NonNegativeFloat = 0.01,
-    decayed: Sequence[str] = (".*/(kernel|embedding)",),
+    decayed: Sequence[str] = DECAYED,
 ) -> optax.GradientTransformation:
     """LAMB (You et al. 2020).
 
@@ -53,7 +53,7 @@ def ance_lamb(
     b2: ShareBelowOne = 0.999,
     eps: PositiveFloat = 1e-8,
     weight_decay: NonNegativeFloat = 0.0,
-    decayed: Sequence[str] = (".*/(kernel|embedding)",),
+    decayed: Sequence[str] = DECAYED,
 ) -> optax.GradientTransformation:
     """LAMB as ANCE (Xiong et al. 2021) was trained with, by its public code: no bias correction, and a parameter's norm counts at
     most 10. The first updates are therefore smaller than `lamb`'s; arguments are `lamb`'s.

@@ -15,6 +15,9 @@ from de_jax.types import Array, InputError, Params
 Schedule = Callable[[Array], Array]
 """The learning rate of an update, from the number of updates already done."""
 
+DECAYED = (".*/(kernel|embedding)",)
+"""Patterns of the parameters that decay by default: matrices, not norms and biases."""
+
 OptimizerFn = Callable[[Schedule, Params], optax.GradientTransformation]
 """An optimizer with its hyper-parameters bound: `adafactor` and `adamw` below, and what users write beside them."""
 
@@ -79,7 +82,7 @@ def adafactor(
     min_dim_size_to_factor: PositiveInt = 128,
     multiply_by_parameter_scale: bool = True,
     weight_decay: NonNegativeFloat = 0.0,
-    decayed: Sequence[str] = (".*/(kernel|embedding)",),
+    decayed: Sequence[str] = DECAYED,
 ) -> optax.GradientTransformation:
     """Adafactor (Shazeer and Stern 2018) as T5 is trained: no momentum, factored second moments, relative step sizes.
 
@@ -116,7 +119,7 @@ def adamw(
     b2: ShareBelowOne = 0.999,
     eps: PositiveFloat = 1e-8,
     weight_decay: NonNegativeFloat = 0.01,
-    decayed: Sequence[str] = (".*/(kernel|embedding)",),
+    decayed: Sequence[str] = DECAYED,
 ) -> optax.GradientTransformation:
     """AdamW (Loshchilov and Hutter 2019).
 

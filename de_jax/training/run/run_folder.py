@@ -24,11 +24,10 @@ import numpy as np
 
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
-from de_jax.files import buckets, leases, mirrors, schema
+from de_jax.files import leases, mirrors, schema
 from de_jax.files.folders import atomic_dir
 from de_jax.files.kind import Kind
 from de_jax.files.outputs import write_json
-from de_jax.files.reading import read_lines
 from de_jax.models.dual_encoder import MEMORY_SETTINGS, DualEncoder
 from de_jax.training.mesh import distributed, sharding
 from de_jax.training.optim import paths
@@ -256,83 +255,6 @@ def _parts(adapters: Lora, like: Params) -> tuple[Params, Params]:
 def _placed(shapes: Params, on: jax.sharding.Sharding) -> Params:
     placed: Params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on), shapes)
     return placed
-
-
-def read_settings(run_dir: str | Path) -> dict[str, str]:
-    """The settings of a run by name, that of a function or class and of its parameter; none where it was not trained here.
-
-    They are the values of recipe.json. A run of version 0.1 has only config.gin, whose references and macros stay as they are.
-    """
-    if recipe := read_recipe_file(run_dir):
-        return dict(_named_settings("train", recipe))
-    path = Path(run_dir) / "config.gin"
-    settings: dict[str, str] = {}
-    name = ""
-    for number, line in read_lines(path) if path.exists() else ():
-        if line[:1].isspace():  # gin writes a long value in the lines below its name, indented
-            if not name:
-                raise InputError(f"{path}, line {number}: an indented line without a setting above it.")
-            settings[name] = f"{settings[name]} {line.strip()}".strip()
-        elif line.startswith(("#", "import ", "from ")):
-            name = ""
-        elif " =" in line:
-            name, _, value = line.partition(" =")
-            name = name.strip()
-            settings[name] = value.strip().removesuffix("\\").strip()
-        else:
-            raise InputError(f"{path}, line {number}: neither a setting nor a comment.")
-    return settings
-
-
-def read_recipe_file(run_dir: str | Path) -> dict[str, Any] | None:
-    """The recipe of a run, as `recipe_file.to_json` gives it; None for a run of version 0.1, which lacks it.
-
-    Raises:
-        InputError: recipe.json is damaged.
-    """
-    path = Path(run_dir) / RECIPE_FILE
-    found: dict[str, Any] | None = schema.read(path, schema.map_of(lambda value: value)) if path.is_file() else None
-    return found
-
-
-def origins(run_dir: str | Path) -> list[str]:
-    """The models that a run's first parameters are from, runs in between passed through; none for random parameters.
-
-    Raises:
-        InputError: a description that is damaged.
-    """
-    run_dir = buckets.path_of(str(run_dir)) if buckets.is_bucket(run_dir) else Path(run_dir)
-    if not RUN.is_in(run_dir):
-        return [buckets.address_of(run_dir) or str(run_dir)]
-    found: list[str] = []
-    if (run_dir / ORIGIN_FILE).is_file():
-        found = schema.read(run_dir / ORIGIN_FILE, schema.record({"from": schema.texts}))["from"]
-    elif (recipe := read_recipe_file(run_dir)) and isinstance(start := recipe.get("initialization"), dict):
-        init_from = start.get("init_from")
-        values = init_from.values() if isinstance(init_from, dict) else [init_from]
-        found = [value for value in values if isinstance(value, str)]
-    return list(dict.fromkeys(source for one in found for source in (origins(one) if Path(one) != run_dir else [])))
-
-
-def _named_settings(name: str, settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    scope = f"{name.rpartition('/')[0]}/".lstrip("/")  # of a source of a mixture
-    for key, value in settings.items():
-        if part := _name_of(value):
-            yield f"{name}.{key}", f"@{scope}{part}"
-            yield from _named_settings(f"{scope}{part}", value)
-        elif isinstance(value, dict) and value and all(map(_name_of, value.values())):
-            sources = {source: f"{source}/{_name_of(one)}" for source, one in value.items()}
-            yield f"{name}.{key}", "{" + ", ".join(f"{source!r}: @{part}" for source, part in sources.items()) + "}"
-            for source, part in sources.items():
-                yield from _named_settings(part, value[source])
-        else:
-            yield f"{name}.{key}", repr(value)
-
-
-def _name_of(described: Any) -> str:
-    """The name of a function or class that recipe.json describes; "" for a value."""
-    place = (described.get("function") or described.get("type") or "") if isinstance(described, dict) else ""
-    return str(place).rpartition(".")[2]
 
 
 def restore_params(run_dir: Path, step: int | str | None, like: Params) -> tuple[int, Params]:
