@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from benchmarks import measure
-from de_jax.data.text import beir, tokenizing
+from de_jax.data.text import beir, tokenizing, vocabulary_training
 from de_jax.data.text.sides import Side
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
@@ -46,7 +46,9 @@ def main(argv: list[str] | None = None) -> None:
         docs = [(f"d{row}", "", line) for row, line in enumerate(_texts(args.num_docs, args.doc_words, seed=0))]
         queries = [(f"q{row}", line) for row, line in enumerate(_texts(args.num_queries, 10, seed=1))]
         beir.write(folder / "data", docs, queries, {"test": {query_id: {"d0": 1} for query_id, _ in queries}})
-        tokenizing.train_sentencepiece([line for _, _, line in docs[:2000]], folder / "spiece.model", vocab_size=VOCAB_SIZE)
+        vocabulary_training.train_sentencepiece(
+            [line for _, _, line in docs[:2000]], folder / "spiece.model", vocab_size=VOCAB_SIZE
+        )
         _write_run(folder, args.dim)
         start = time.monotonic()
         command = [sys.executable, "-m", "tools.evaluate_beir", f"--run_dir={folder / 'run'}", f"--dataset_dir={folder / 'data'}"]

@@ -25,7 +25,7 @@ from benchmarks import lengths, measure
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.seqio_tasks import import_seqio
-from de_jax.data.text import tokenizing
+from de_jax.data.text import vocabulary_training
 
 _ROWS_AT_ONCE = 10_000
 _STREAM = "import sys; from benchmarks.import_memory import stream; stream(*sys.argv[1:3], *map(int, sys.argv[3:]))"
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         words = [f"{first}{second}{third}" for first in "bdfgklmn" for second in "aeiou" for third in "prstvwxz"]
-        tokenizing.train_sentencepiece([" ".join(words)] * 20, folder / "spiece.model", vocab_size=60)
+        vocabulary_training.train_sentencepiece([" ".join(words)] * 20, folder / "spiece.model", vocab_size=60)
         table = folder / "table.jsonl"
         _write(table, args.num_rows, words)
         command = [

@@ -34,7 +34,7 @@ from de_jax.data.sources.pair_store import stored_pairs
 from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.seqio_tasks import import_seqio
 from de_jax.data.sources.training_set import TrainingSet, beir_pairs
-from de_jax.data.text import beir, tokenizing
+from de_jax.data.text import beir, tokenizing, vocabulary_training
 
 NUM_WORDS = 500
 
@@ -123,7 +123,7 @@ def _write_dataset(folder: Path, num_pairs: int, seed: int) -> None:
         [(f"q{row}", query) for row, query in enumerate(texts["query"])],
         {"train": {f"q{row}": {f"d{row}": 1} for row in range(num_pairs)}},
     )
-    tokenizing.train_sentencepiece(texts["doc"][:2000], folder / tokenizing.SENTENCEPIECE_FILE, vocab_size=NUM_WORDS + 20)
+    vocabulary_training.train_sentencepiece(texts["doc"][:2000], folder / tokenizing.SENTENCEPIECE_FILE, vocab_size=NUM_WORDS + 20)
 
 
 def _count(name: str, args: argparse.Namespace) -> int:

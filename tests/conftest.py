@@ -147,12 +147,12 @@ def shared_data():
 @pytest.fixture(scope="session")
 def spiece(tmp_path_factory):
     """A folder with a small sentencepiece vocabulary."""
-    from de_jax.data.text import tokenizing
+    from de_jax.data.text import vocabulary_training
 
     folder = tmp_path_factory.mktemp("spiece")
     words = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "boxed", "vex")
     texts = [f"{first} {second} {third}" for first in words for second in words for third in words[:3]]
-    tokenizing.train_sentencepiece(texts, folder / "spiece.model", vocab_size=36)
+    vocabulary_training.train_sentencepiece(texts, folder / "spiece.model", vocab_size=36)
     return folder
 
 

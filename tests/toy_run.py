@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from de_jax.data.text import beir, tokenizing
+from de_jax.data.text import beir, vocabulary_training
 
 TOPICS = ("apple", "river", "engine", "violin", "castle", "pepper", "comet", "ladder")
 SETTINGS = {
@@ -46,7 +46,7 @@ def write_dataset(folder):
     queries = [(f"q{i}", f"{TOPICS[i % 8]} {i}") for i in range(96)]
     qrels = {"train": {f"q{i}": {f"d{i}": 1} for i in range(80)}, "dev": {f"q{i}": {f"d{i}": 1} for i in range(80, 96)}}
     beir.write(folder, docs, queries, qrels)
-    tokenizing.train_sentencepiece([*(doc[2] for doc in docs)], folder / "spiece.model", vocab_size=160)
+    vocabulary_training.train_sentencepiece([*(doc[2] for doc in docs)], folder / "spiece.model", vocab_size=160)
     return folder
 
 

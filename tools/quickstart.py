@@ -21,7 +21,7 @@ from typing import Any
 from de_jax import command
 from de_jax.configurables import read_recipe
 from de_jax.data.sources.training_set import open_stores
-from de_jax.data.text import beir, pydocs, tokenizing
+from de_jax.data.text import beir, pydocs, vocabulary_training
 from de_jax.evaluation import fusion, geometry, metrics
 from de_jax.evaluation.metrics import Results
 from de_jax.evaluation.task import Policy, Task, beir_tasks, bm25_results, encoded, ranked, score
@@ -129,7 +129,7 @@ def _vocabulary(dataset_dir: Path, folder: Path) -> Path:
         relevant = {doc_id for docs in train_set.qrels.values() for doc_id in docs}
         docs = [doc for doc_id, doc in zip(*train_set.docs, strict=True) if doc_id in relevant]
         texts = [*train_set.queries.texts, *docs]
-        tokenizing.train_wordpiece(texts, folder / "tokenizer.json", vocab_size=min(VOCAB_SIZE, 2 * len(texts)))
+        vocabulary_training.train_wordpiece(texts, folder / "tokenizer.json", vocab_size=min(VOCAB_SIZE, 2 * len(texts)))
     return folder
 
 

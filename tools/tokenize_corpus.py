@@ -20,7 +20,7 @@ from typing import Any
 
 from de_jax import command
 from de_jax.data.stores.corpus import cached_token_store
-from de_jax.data.text import beir, input_policy, tokenizing
+from de_jax.data.text import beir, input_policy, tokenizing, vocabulary_training
 from de_jax.files import outputs, schema
 from de_jax.settings import Seed, numeric
 from de_jax.types import InputError
@@ -71,9 +71,9 @@ def _train(texts_file: Path, kind: str, args: argparse.Namespace) -> None:
     # The record comes first: a vocabulary without one is taken for somebody else's.
     outputs.write_json(record, wanted)
     if args.wordpiece:
-        tokenizing.train_wordpiece(texts, model_file, vocab_size=args.train_vocab_size)
+        vocabulary_training.train_wordpiece(texts, model_file, vocab_size=args.train_vocab_size)
     else:
-        tokenizing.train_sentencepiece(texts, model_file, vocab_size=args.train_vocab_size, seed=args.seed)
+        vocabulary_training.train_sentencepiece(texts, model_file, vocab_size=args.train_vocab_size, seed=args.seed)
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -14,7 +14,7 @@ from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.table_pairs import table_pairs
 from de_jax.data.sources.training_set import beir_pairs, text_hashes
 from de_jax.data.text import beir
-from de_jax.data.text.tokenizing import train_sentencepiece
+from de_jax.data.text.vocabulary_training import train_sentencepiece
 from de_jax.expansion.curriculum import Curriculum
 from de_jax.losses import masks
 from de_jax.mining import generations

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from de_jax.data.text import tokenizing
+from de_jax.data.text import tokenizing, vocabulary_training
 from de_jax.types import InputError
 
 SHARED_DATA = Path(os.environ.get("DE_JAX_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
@@ -184,18 +184,18 @@ def test_a_link_to_nothing_is_no_absent_file(tmp_path):
 def test_training_twice_gives_the_same_bytes(tmp_path):
     texts = [f"word{number} and another text number {number * 7}" for number in range(300)]
     for name in ("first", "second"):
-        tokenizing.train_sentencepiece(iter(texts), tmp_path / name, vocab_size=50, max_texts=200, seed=3)
+        vocabulary_training.train_sentencepiece(iter(texts), tmp_path / name, vocab_size=50, max_texts=200, seed=3)
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
 
 
 def test_impossible_vocabulary_sizes_are_told_with_the_possible_one(tmp_path):
     texts = ["the quick brown fox"] * 20
     with pytest.raises(InputError, match=r"vocabulary of 5000 pieces is more than these texts give; the most is \d+"):
-        tokenizing.train_sentencepiece(texts, tmp_path / "model", vocab_size=5000)
+        vocabulary_training.train_sentencepiece(texts, tmp_path / "model", vocab_size=5000)
     with pytest.raises(InputError, match=r"vocabulary of 5 pieces is too small for these texts; the least is \d+"):
-        tokenizing.train_sentencepiece(texts, tmp_path / "model", vocab_size=5)
+        vocabulary_training.train_sentencepiece(texts, tmp_path / "model", vocab_size=5)
     with pytest.raises(InputError, match="no text to train"):
-        tokenizing.train_sentencepiece([], tmp_path / "model", vocab_size=50)
+        vocabulary_training.train_sentencepiece([], tmp_path / "model", vocab_size=50)
     assert not list(tmp_path.iterdir())
 
 

@@ -10,7 +10,8 @@ from pretrained_folders import write_tokenizer
 from de_jax.data.batches import corruption
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.texts import TextsOptions, masked_tokens, span_corruption
-from de_jax.data.text.tokenizing import load_tokenizer, train_wordpiece
+from de_jax.data.text.tokenizing import load_tokenizer
+from de_jax.data.text.vocabulary_training import train_wordpiece
 from de_jax.types import InputError
 
 ALPHABET = "abcdefghijklmnopqrstuvwxy"

@@ -11,7 +11,7 @@ from flat_settings import flat
 
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.data.text import beir
-from de_jax.data.text.tokenizing import train_sentencepiece
+from de_jax.data.text.vocabulary_training import train_sentencepiece
 from de_jax.types import InputError
 
 

@@ -10,7 +10,7 @@ import toy_run
 from de_jax import configurables, trainer
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
-from de_jax.data.text.tokenizing import train_wordpiece
+from de_jax.data.text.vocabulary_training import train_wordpiece
 from de_jax.doc2query.generator_run import load_generator
 from de_jax.interop import any_model, generators
 from de_jax.pretraining import Pretraining

@@ -10,7 +10,7 @@ import pytest
 from two_processes import TwoProcesses, assert_close, parameters
 
 from de_jax import command, trainer
-from de_jax.data.text import beir, tokenizing
+from de_jax.data.text import beir, vocabulary_training
 from de_jax.training.run.run_folder import load_run
 
 SETTINGS = {
@@ -45,7 +45,7 @@ def dataset_dir(tmp_path_factory):
     queries = [(f"q{i}", " ".join(rng.choice(words, 2))) for i in range(64)]
     qrels = {"train": {f"q{i}": {f"d{i}": 1} for i in range(48)}, "dev": {f"q{i}": {f"d{i}": 1} for i in range(48, 64)}}
     beir.write(folder, docs, queries, qrels)
-    tokenizing.train_sentencepiece([doc[2] for doc in docs], folder / "spiece.model", vocab_size=30)
+    vocabulary_training.train_sentencepiece([doc[2] for doc in docs], folder / "spiece.model", vocab_size=30)
     return folder
 
 

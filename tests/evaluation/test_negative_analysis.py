@@ -17,7 +17,8 @@ from de_jax.data.batches.pair_batches import qrel_pairs
 from de_jax.data.stores import corpus
 from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import load_tokenizer, train_sentencepiece
+from de_jax.data.text.tokenizing import load_tokenizer
+from de_jax.data.text.vocabulary_training import train_sentencepiece
 from de_jax.evaluation import negative_analysis
 from de_jax.evaluation.negative_analysis import AtCheckpoint, Measured, Sample
 from de_jax.losses.mined import ance

@@ -7,7 +7,7 @@ import pytest
 from flat_settings import flat
 
 from de_jax.data.sources.training_set import beir_pairs, open_stores
-from de_jax.data.text import beir, tokenizing
+from de_jax.data.text import beir, tokenizing, vocabulary_training
 from de_jax.expansion.curriculum import Curriculum, ranked_pairs
 from de_jax.expansion.curriculum_texts import open_expansion
 from de_jax.expansion.relevance import rouge_l
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     lines = [json.dumps({"_id": doc_id, "queries": own}) for doc_id, own in generated.items()]  # d11 has none
     (root / "expansion.jsonl").write_text("\n".join(lines) + "\n")
     words = [line for doc in docs for line in (doc[2], *generated.get(doc[0], []))] + [query[1] for query in queries]
-    tokenizing.train_sentencepiece(words, root / "spiece.model", vocab_size=60)
+    vocabulary_training.train_sentencepiece(words, root / "spiece.model", vocab_size=60)
     return root
 
 

@@ -13,7 +13,7 @@ import tokenizers
 from fuzz.reader import Reader, naive_bytes, naive_text, one_file, plain, strict_json
 from sentencepiece import sentencepiece_model_pb2
 
-from de_jax.data.text import tokenizing
+from de_jax.data.text import tokenizing, vocabulary_training
 
 PROBES = ("a text", "Hello  world", "zwei Wörter", "😀", "", "[PAD] a </s>")
 
@@ -47,7 +47,7 @@ def sentencepiece_model() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         words = ("a", "text", "of", "hello", "world", "zwei", "words")
         texts = [f"{one} {two} {three}" for one in words for two in words for three in words[:3]]
-        tokenizing.train_sentencepiece(texts, f"{folder}/spiece.model", vocab_size=20)
+        vocabulary_training.train_sentencepiece(texts, f"{folder}/spiece.model", vocab_size=20)
         return Path(folder, "spiece.model").read_bytes()
 
 

@@ -13,7 +13,7 @@ import tokenizers
 from random_params import random_params
 
 from de_jax.data.stores import corpus
-from de_jax.data.text import tokenizing
+from de_jax.data.text import tokenizing, vocabulary_training
 from de_jax.data.text.sides import Side
 from de_jax.interop import any_model, served_encoder, t5x, tokenizer_files
 from de_jax.interop.export import DROPPED, FORMATS, export
@@ -43,7 +43,7 @@ SENTENCEPIECE_SIZE = 70
 def vocabularies(tmp_path_factory):
     """A sentencepiece model, and tokenizer.json files with padding id 0 (BERT), 1 (RoBERTa) and 3 ("late")."""
     folder = tmp_path_factory.mktemp("vocabularies")
-    tokenizing.train_sentencepiece(TEXTS * 4, folder / "spiece.model", vocab_size=SENTENCEPIECE_SIZE)
+    vocabulary_training.train_sentencepiece(TEXTS * 4, folder / "spiece.model", vocab_size=SENTENCEPIECE_SIZE)
     orders = {"bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]"], "roberta": ["<s>", "<pad>", "</s>", "<unk>"]}
     orders["late"] = ["<s>", "</s>", "<unk>", "<pad>"]
     for name, specials in orders.items():

@@ -16,7 +16,7 @@ import pytest
 
 from de_jax import mine
 from de_jax.data.stores import corpus
-from de_jax.data.text import tokenizing
+from de_jax.data.text import tokenizing, vocabulary_training
 from de_jax.data.text.sides import Side
 from de_jax.files import buckets, folders, leases, mirror, mirrors
 from de_jax.mining import generations, mining_run, shared_checkpoint
@@ -108,7 +108,7 @@ def texts(tmp_path_factory):
     rng = np.random.default_rng(0)
     words = ["apple", "river", "engine", "violin", "castle", "pepper", "comet", "ladder"]
     sides = {kind: [(f"{kind}{i}", " ".join(rng.choice(words, 4))) for i in range(size)] for kind, size in (("q", 6), ("d", 22))}
-    tokenizing.train_sentencepiece((text for _, text in sides["d"]), folder / "spiece.model", vocab_size=27)
+    vocabulary_training.train_sentencepiece((text for _, text in sides["d"]), folder / "spiece.model", vocab_size=27)
     tokenizer = tokenizing.load_tokenizer(folder / "spiece.model")
     stores = [corpus.build_token_store(sides[kind], tokenizer, folder / kind, progress=False) for kind in "qd"]
     return TrainingTexts("toy", *stores, PAIRS, {"docs": "d", "queries": "q"}), Side(tokenizer, 16)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from de_jax.data.stores import corpus
-from de_jax.data.text import beir, tokenizing
+from de_jax.data.text import beir, tokenizing, vocabulary_training
 from de_jax.data.text.passages import PassageStore
 from de_jax.mining import generations, miner
 from de_jax.mining.mined_pairs import Mined
@@ -33,7 +33,7 @@ def stores(tmp_path_factory):
     }
     texts["d"][5] = ("d5", texts["d"][0][1])  # the same text as the positive of q0
     texts["q"][2] = ("q2", texts["q"][4][1])
-    tokenizing.train_sentencepiece((t for _, t in texts["d"]), folder / "spiece.model", vocab_size=28)
+    vocabulary_training.train_sentencepiece((t for _, t in texts["d"]), folder / "spiece.model", vocab_size=28)
     tokenizer = tokenizing.load_tokenizer(folder / "spiece.model")
     return tuple(corpus.build_token_store(texts[kind], tokenizer, folder / kind, progress=False) for kind in "qd")
 

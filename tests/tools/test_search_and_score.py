@@ -10,7 +10,8 @@ import pytest
 from tiny_run import DOCS, QRELS, QUERIES, WORDS
 
 from de_jax.data.sources import pair_writer
-from de_jax.data.text.tokenizing import load_tokenizer, train_sentencepiece
+from de_jax.data.text.tokenizing import load_tokenizer
+from de_jax.data.text.vocabulary_training import train_sentencepiece
 from de_jax.evaluation import first_ranks
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval import searcher

@@ -1,0 +1,104 @@
+"""Vocabularies trained on texts: sentencepiece models as T5 has them, and WordPiece as BERT has it."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from de_jax.data.text.tokenizing import PAD_ID
+from de_jax.files import outputs
+from de_jax.types import InputError
+
+_BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+# The expectation step adds up floats thread by thread, so another number of threads is another vocabulary.
+_TRAINING_THREADS = 4
+
+
+def train_sentencepiece(
+    texts: Iterable[str], model_file: str | Path, *, vocab_size: int, seed: int = 0, max_texts: int = 1_000_000
+) -> None:
+    """Trains a unigram vocabulary in T5's layout (padding 0, `</s>` 1, `<unk>` 2, no begin symbol) and writes it to `model_file`.
+
+    The same texts, size and seed give the same bytes, whatever the machine's number of processors.
+
+    Args:
+        texts: read once; beyond `max_texts` of them a random sample is used (at least 101).
+        model_file: written by rename.
+        vocab_size: pieces, the three special ones included.
+        seed: of the sample.
+        max_texts: the most texts held in memory.
+
+    Raises:
+        InputError: no text, or a size that these texts cannot fill or that cannot hold their characters.
+    """
+    import sentencepiece
+
+    sentencepiece.set_random_generator_seed(seed)
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            pad_id=PAD_ID,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            byte_fallback=False,
+            input_sentence_size=max_texts,
+            shuffle_input_sentence=True,
+            max_sentence_length=1 << 20,  # bytes; the default drops every text beyond 4,192
+            num_threads=_TRAINING_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise InputError(_training_fault(str(error), vocab_size)) from None
+    with outputs.atomic_file(model_file) as temporary:
+        temporary.write_bytes(model.getvalue())
+
+
+def train_wordpiece(texts: Iterable[str], tokenizer_file: str | Path, *, vocab_size: int) -> None:
+    """Trains a WordPiece vocabulary as BERT's, uncased, and writes it to `tokenizer_file`, a `tokenizer.json`.
+
+    The ids 0 to 4 are [PAD], [UNK], [CLS], [SEP] and [MASK]; a text is put between [CLS] and [SEP]. Two trainings may number the
+    pieces otherwise.
+
+    Args:
+        texts: read once.
+        tokenizer_file: written by rename.
+        vocab_size: pieces at most, the special ones included.
+
+    Raises:
+        InputError: no text, or a size that does not hold the characters of the texts.
+    """
+    import tokenizers
+
+    bert = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token=_BERT_TOKENS[1]))
+    bert.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    bert.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    bert.decoder = tokenizers.decoders.WordPiece()
+    trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=list(_BERT_TOKENS), show_progress=False)
+    bert.train_from_iterator(texts, trainer)
+    found = bert.get_vocab_size()
+    if found <= len(_BERT_TOKENS):
+        raise InputError("no text to train a vocabulary on.")
+    if found > vocab_size:
+        raise InputError(f"a vocabulary of {vocab_size} pieces is too small for these texts; the least is {found}.")
+    of_text = {token: bert.token_to_id(token) for token in ("[CLS]", "[SEP]")}
+    bert.post_processor = tokenizers.processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=list(of_text.items()))
+    with outputs.atomic_file(tokenizer_file) as temporary:
+        temporary.write_text(bert.to_str(), encoding="utf-8")
+
+
+def _training_fault(message: str, vocab_size: int) -> str:
+    if too_high := re.search(r"value <= (\d+)", message):
+        return f"a vocabulary of {vocab_size} pieces is more than these texts give; the most is {too_high[1]}."
+    if too_low := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return f"a vocabulary of {vocab_size} pieces is too small for these texts; the least is {too_low[1]}."
+    if "sentences_.empty()" in message:
+        return "no text to train a vocabulary on."
+    return f"sentencepiece could not train a vocabulary of {vocab_size} pieces: {message}"
