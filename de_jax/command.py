@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from de_jax import freed_memory
 from de_jax.files import buckets, mirrors, outputs
 from de_jax.settings import LOCAL, PositiveInt, numeric
 from de_jax.types import InputError
@@ -35,8 +36,6 @@ MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, 
 """System errors that are not ours: no space, no permission."""
 
 # glibc's mallopt parameters (malloc.h): none of them has a name in Python.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
-_NEVER = -1  # a threshold that nothing reaches; the largest int, 2 GiB, is less than a step's scratch memory
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _ASKED = contextvars.ContextVar("asked", default=False)
@@ -127,7 +126,7 @@ def parser_of(main: Callable[[list[str]], object]) -> Parser:
 
 def run(main: Callable[[], None]) -> None:
     """Runs a command's `main`; a user's error becomes `error: <sentence>` and a non-zero exit, our own faults raise."""
-    keep_freed_memory()
+    freed_memory.keep()
     try:
         keep_compiled()
         try:
@@ -150,18 +149,6 @@ def run(main: Callable[[], None]) -> None:
         where = f" at {error.filename}" if error.filename else ""
         sentence = f"error: {error.strerror}{where}; nothing half-written was kept, the same command continues once it is mended."
         sys.exit(_fail(sentence, EXIT_INPUT))
-
-
-def keep_freed_memory() -> None:
-    """Tells glibc to reuse freed memory instead of returning it to the system. On other systems this does nothing.
-
-    XLA allocates a computation's scratch memory again for each run. Every page of memory fresh from the system faults, which took
-    two fifths of a step with 3.3 GiB of it.
-    """
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        for parameter, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER)):
-            mallopt(parameter, value)
 
 
 def add_memory_fraction(parser: argparse.ArgumentParser) -> None:

@@ -56,11 +56,11 @@ def as_users_have_it():
 
 @pytest.fixture(scope="session", autouse=True)
 def freed_memory_is_returned():
-    """Commands keep it for the process that they have to themselves (`command.keep_freed_memory`); a worker runs many."""
-    from de_jax import command
+    """Commands keep it for the process that they have to themselves (`freed_memory.keep`); a worker runs many."""
+    from de_jax import freed_memory
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "keep_freed_memory", lambda: None)
+        patch.setattr(freed_memory, "keep", lambda: None)
         yield
 
 

@@ -1,3 +1,5 @@
+"""Freed memory is used again without page faults, and given back where a process holds much more than it needs."""
+
 import resource
 import subprocess
 import sys
@@ -5,24 +7,47 @@ import sys
 import pytest
 
 NUM_BYTES = 5 << 29  # 2.5 GiB
-PROGRAM = f"""
+PROGRAM = """
 import ctypes
 import resource
-from de_jax import command
+import time
+from de_jax import freed_memory
 
+{settings}
 libc = ctypes.CDLL(None)
-libc.malloc.restype = ctypes.c_void_p
-command.keep_freed_memory()
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+freed_memory.keep()
 for _ in range(2):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    scratch = ctypes.c_void_p(libc.malloc(ctypes.c_size_t({NUM_BYTES})))
-    ctypes.memset(scratch, 1, {NUM_BYTES})
+    scratch = libc.malloc(ctypes.c_size_t({num_bytes}))
+    ctypes.memset(scratch, 1, {num_bytes})
+    time.sleep({seconds})
     libc.free(scratch)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    time.sleep({seconds})
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, freed_memory._private_bytes())
 """
+
+
+def faults_and_bytes(num_bytes, settings="", seconds=0.0):
+    """Page faults of two uses of such a block, and the memory that is held after each."""
+    program = PROGRAM.format(num_bytes=num_bytes, settings=settings, seconds=seconds)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.soak
 def test_scratch_memory_of_gibibytes_is_used_again_without_page_faults():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < NUM_BYTES / resource.getpagesize() / 100
+    (_, kept), (faults, _) = faults_and_bytes(NUM_BYTES, seconds=0.3)
+    assert faults < NUM_BYTES / resource.getpagesize() / 100
+    assert kept > NUM_BYTES
+
+
+@pytest.mark.parametrize(
+    "settings", ["freed_memory._MOST_KEPT = -1", "freed_memory._SHORT = 1.1"], ids=["much is held", "little is left"]
+)
+def test_free_memory_is_given_back_where_that_is_needed(settings):
+    num_bytes = 200 << 20
+    settings += "; freed_memory._SLACK = 20 << 20; freed_memory._SECONDS = 0.01"
+    for faults, held in faults_and_bytes(num_bytes, settings, seconds=0.3):
+        assert faults > num_bytes / resource.getpagesize() / 2
+        assert held < num_bytes / 2

@@ -22,6 +22,7 @@ from typing import Any
 
 from de_jax import arguments, command
 from de_jax.data.text import input_policy
+from de_jax.data.text.table_files import files_of
 from de_jax.data.text.table_rows import Reading
 from de_jax.evaluation import metrics
 from de_jax.mining import generations, imported
@@ -50,6 +51,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _lines(args: argparse.Namespace, target: Target) -> tuple[list[Mined], dict[str, Any]]:
     if not any(map(_is_run, args.tables)):
+        files_of(arguments.table(args), f", and that of a TREC run in {', '.join(TREC_SUFFIXES)}")
         reading = Reading(arguments.table(args), arguments.columns(args), skip_bad_rows=args.skip_bad_rows)
         lines, counts = imported.from_examples(
             reading.examples(), target, skip_unknown=args.skip_bad_rows, keep_identical_ids=args.keep_identical_ids

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def score_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = M
         for number, query_id in enumerate(ids)
     }
     values: dict[str, dict[str, float]] = {query_id: {name: 0.0 for name, _ in parsed} for query_id in ids}
-    of_numbers = {str(number): judged[query_id] for number, query_id in enumerate(ids)}
+    of_numbers = {str(number): _for_trec_eval(judged[query_id]) for number, query_id in enumerate(ids)}
     try:
         found = list(ir_measures.iter_calc({measure for _, measure in parsed}, of_numbers, run))
     except Exception as error:  # the evaluators' own errors have no common base
@@ -118,6 +119,11 @@ def score_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = M
             if measure == metric.measure:
                 values[ids[int(metric.query_id)]][name] = float(metric.value)
     return values
+
+
+def _for_trec_eval(grades: Mapping[str, int]) -> Mapping[str, int]:
+    """The grades of a query. Without a relevant document all measures are 0, and trec_eval crashes at grades below -1."""
+    return grades if any(grade > 0 for grade in grades.values()) else {doc_id: max(grade, -1) for doc_id, grade in grades.items()}
 
 
 def scores_by_query(results: Results, qrels: Qrels, measure: str) -> dict[str, float]:
@@ -220,17 +226,29 @@ def _best_first(docs: dict[str, float]) -> dict[str, float]:
     return dict(sorted(zip(docs, scores, strict=True), key=lambda item: (item[1], item[0]), reverse=True))
 
 
-def _parse(measure: str) -> tuple[str, Any]:
-    """Our name of a measure, and ir-measures' object."""
-    import ir_measures
-
+@contextlib.contextmanager
+def _unknown_told(measure: str) -> Iterator[None]:
     try:
-        parsed = ir_measures.parse_measure(measure)
-        parsed.validate_params()
+        yield
     except (NameError, ValueError, KeyError, SyntaxError, TypeError, AssertionError) as error:
         raise InputError(
             f"measure {measure!r} is unknown to ir-measures ({error}); nDCG@10, RR@10 and R@100 are some it knows."
         ) from None
+
+
+def _parse(measure: str) -> tuple[str, Any]:
+    """Our name of a measure, and ir-measures' object."""
+    import ir_measures
+
+    measure = measure.strip()
+    with _unknown_told(measure):
+        parsed = ir_measures.parse_measure(measure)
+    if missing := [name for name, one in parsed.SUPPORTED_PARAMS.items() if one.required and name not in parsed.params]:
+        raise InputError(
+            f"measure {measure!r} lacks a value of {' and '.join(missing)}; parameters are written as in SDCG(max_rel=3)@10."
+        )
+    with _unknown_told(measure):
+        parsed.validate_params()
     if not ir_measures.DefaultPipeline.supports(parsed):
         raise InputError(f"measure {measure!r} has no program here that computes it; nDCG@10, RR@10 and R@100 are some that have.")
     for parameter, largest in _LARGEST.items():  # trec_eval ends the process where it gets another

@@ -25,6 +25,7 @@ class Keys(NamedTuple):
     harmless: str = ""
     fixed: Mapping[str, tuple[Any, ...]] = {}  # the values that change nothing
     refused: Mapping[str, str] = {}  # with the reason
+    hints: Mapping[str, str] = {}  # beside another value than those in `fixed`
 
 
 def account(file: Path, values: Mapping[str, Any], keys: Keys) -> None:
@@ -44,7 +45,8 @@ def account(file: Path, values: Mapping[str, Any], keys: Keys) -> None:
             raise InputError(f"{file}: {name} {keys.refused[name]}.")
         if name in keys.fixed and value not in keys.fixed[name]:
             allowed = " or ".join(map(repr, keys.fixed[name]))
-            raise InputError(f"{file}: {name} is {reprlib.repr(value)}; the towers here have {allowed}.")
+            hint = f"; {keys.hints[name]}" if name in keys.hints else ""
+            raise InputError(f"{file}: {name} is {reprlib.repr(value)}; the towers here have {allowed}{hint}.")
         if name not in keys.fixed and name not in keys.refused and not known.fullmatch(name):
             raise InputError(
                 f"{file}: the setting {name} ({reprlib.repr(value)}) is unknown here; remove it if no embedding depends on it."
@@ -83,6 +85,7 @@ TRANSFORMER = Keys(
         "query_expansion": (None,),
         **dict.fromkeys(("tokenizer_args", "processor_kwargs", "config_args", "config_kwargs"), ({}, None)),
     },
+    hints={"modality_config": "with 'message', every text is put into the chat template, and with 'text' alone none is"},
 )
 TRANSFORMER_ARGUMENTS = Keys(
     harmless="attn_implementation (torch_)?dtype add_pooling_layer low_cpu_mem_usage use_safetensors trust_remote_code device_map"

@@ -160,11 +160,6 @@ def test_a_prompt_that_a_folder_was_not_written_with_is_refused(folder):
         flat(pair_store.stored_pairs)(pairs_dir=str(folder), batch_size=3, query_prompt="ask: ")
 
 
-def test_a_dev_split_beside_the_folders_own_is_refused(folder):
-    with pytest.raises(InputError, match="scored on the dev set that its folder holds; set dev_split to None"):
-        flat(pair_store.stored_pairs)(str(folder), dev_split="validation")
-
-
 def test_tokens_beyond_the_vocabulary_are_refused(tokenizer, tmp_path):
     source = pair_source(tokenizer)
     chunk = next(source.chunks())

@@ -296,6 +296,7 @@ def test_columns_are_found_whatever_their_case_or_as_named():
     given = {"query": "Title", "doc": " Body "}
     assert columns_of(names, given) == {**{k: (v,) for k, v in given.items()}, "neg_docs": ("negative", "neg1", "NEG_2")}
     assert columns_of(names, given | {"neg_docs": "other,neg1"})["neg_docs"] == ("other", "neg1")
+    assert columns_of(["q", "doc, text"], {"query": "q", "doc": "doc, text"}) == {"query": ("q",), "doc": ("doc, text",)}
     assert "neg_docs" not in columns_of(names, given | {"neg_docs": ""})
     with pytest.raises(ValueError, match="there is no column 'body' for doc; there are 'Title', ' Body '"):
         columns_of(names, given | {"doc": "body"})

@@ -67,12 +67,14 @@ def opened(toy_dir, tmp_path):
         ({"tokenizer": "/nowhere/spiece.model"}, "/nowhere/spiece.model"),
         ({"split": "tune"}, "has no split 'tune'; it has dev, train"),
         ({"batch_size": 88}, "batch_size 88 is more than the 80 training pairs"),
-        ({"max_doc_length": 1}, "leaves no room"),
+        ({"max_doc_length": 1}, "max_doc_length of 1 leaves no room beside the 1 special tokens"),
+        ({"max_query_length": 1}, "max_query_length of 1 leaves no room"),
     ],
 )
 def test_settings_that_do_not_suit_the_folder_are_refused(opened, changes, sentence):
+    """Before a run's folder is made."""
     with pytest.raises(InputError, match=sentence):
-        next(opened(**changes).batches(0))
+        opened(**changes)
 
 
 def rewrite_corpus(change):

@@ -23,10 +23,29 @@ def test_a_parameter_that_would_end_the_process_is_refused(measure):
         names_of([measure])
 
 
-@pytest.mark.parametrize("measure", ["P@-1", "nDCG(rel=2)@10", "RR(rel=1.5)@10", "nDCG(cutoff=x)", "R"])
+@pytest.mark.parametrize("measure", ["P@-1", "nDCG(rel=2)@10", "RR(rel=1.5)@10", "nDCG(cutoff=x)"])
 def test_parameters_that_a_measure_does_not_take_are_refused(measure):
     with pytest.raises(InputError, match="is unknown to ir-measures"):
         names_of([measure])
+
+
+@pytest.mark.parametrize("measure", ["SDCG@10", "INSQ", "BPM", "R"])
+def test_a_measure_that_lacks_a_parameter_says_which(measure):
+    with pytest.raises(InputError, match=r"lacks a value of [a-zA-Z_]+( and [a-zA-Z_]+)*; parameters are written as in SDCG"):
+        names_of([measure])
+
+
+def test_blanks_around_a_measure_do_not_count():
+    assert names_of([" nDCG@10 "]) == ["ndcg@10"]
+
+
+def test_queries_without_a_relevant_document_are_0_at_any_grade():
+    """trec_eval crashes at their grades below -1, as those of TREC's Web tracks for spam."""
+    results = {f"q{number}": {"d1": 1.0, "d2": 0.5} for number in range(4)}
+    qrels = {"q0": {"d1": 1, "d2": -2}, "q1": {"d1": -2}, "q2": {"d2": -1_000_000, "d3": 0}, "q3": {"d1": -1}}
+    found = score_results(results, qrels, measures=["nDCG@10", "AP@100", "P@5", "R@100", "RR@10", "infAP", "Bpref"])
+    assert {value for query_id in ("q1", "q2", "q3") for value in found[query_id].values()} == {0.0}
+    assert found["q0"]["ndcg@10"] == found["q0"]["rr@10" if "rr@10" in found["q0"] else "mrr@10"] == 1.0
 
 
 def ranking_of(rows, scores=None):

@@ -170,7 +170,7 @@ def torch_model(row, *, whole=False, vocab_size=VOCAB_SIZE):
 
 def encoder_of(row, model):
     if row.name in ("T5", "MT5", "UMT5", "T5Gemma", "T5Gemma2"):
-        return model.get_encoder()
+        return getattr(model, "transformer", model).get_encoder()
     return getattr(model, model.base_model_prefix, model)
 
 
@@ -250,6 +250,26 @@ def test_what_is_written_is_loaded_by_transformers_and_by_us_as_it_was(imported,
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), again.params["shared"], params)
 
 
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        *[("bert with heads, float16", f"For{task}") for task in ("SequenceClassification", "QuestionAnswering", "MultipleChoice")],
+        ("roberta, padding 5", "ForTokenClassification"),
+        ("mpnet with heads", "ForSequenceClassification"),
+        ("distilbert with heads, padding 3", "ForQuestionAnswering"),
+        ("qwen2", "ForQuestionAnswering"),
+        ("t5 with a decoder, padding 4", "ForSequenceClassification"),
+        ("umt5", "ForQuestionAnswering"),
+    ],
+)
+def test_the_heads_of_other_tasks_are_left_out(name, head, tmp_path, record_property):
+    row = dataclasses.replace(ROWS[name], whole=head, dtype="float32")
+    model = torch_model(row, whole=True)
+    model.save_pretrained(tmp_path / "model")
+    found = huggingface.read(tmp_path / "model")
+    close(our_hidden(row, found, is_packed=False), their_hidden(row, model), record_property)
+
+
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.name == "T5Gemma2"])
 def test_the_texts_of_t5gemma2_hold_the_token_with_a_vector_of_its_own(name):
     assert ROWS[name].settings["encoder"]["eoi_token_index"] in tokens_of(ROWS[name])[0]
@@ -320,7 +340,9 @@ def test_an_array_without_a_place_is_refused_by_name(imported, tmp_path):
         shards["weight_map"]["layers.9.norm"] = file.name
         index.unlink()
         index.write_text(json.dumps(shards))
-    with pytest.raises(InputError, match=r"holds 1 arrays that the model has no place for: layers\.9\.norm; name them"):
+    with pytest.raises(
+        InputError, match=r"holds 1 arrays that the model has no place for: layers\.9\.norm; if they are not wanted, name them"
+    ):
         huggingface.read(tmp_path)
 
 

@@ -155,7 +155,7 @@ QUERY = "encoder.layer.0.attention.self.query.weight"
     ("change", "message"),
     [
         (without(QUERY), f"lacks 1 arrays that the model needs: {QUERY}"),
-        (with_("encoder.layer.2.output.bias", np.ones(32)), "no place for: encoder.layer.2.output.bias; name them as ignored"),
+        (with_("encoder.layer.2.output.bias", np.ones(32)), "no place for: encoder.layer.2.output.bias; if they are not wanted"),
         (with_(QUERY, np.ones((32, 31), np.float32)), rf"{QUERY} gives \(31, 32\) in the place of \(32, 32\)"),
         (with_(QUERY, np.ones((32, 32), np.int64)), f"{QUERY} holds int64 values"),
         (with_(QUERY, np.full((32, 32), np.nan, np.float32)), f"{QUERY} holds values that are not finite"),

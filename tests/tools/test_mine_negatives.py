@@ -93,6 +93,8 @@ def test_several_jobs_need_one_checkpoint_and_a_run(trained, dataset_dir, tmp_pa
     with pytest.raises(InputError, match="--shard needs the number of a checkpoint in --step"):
         mine_negatives.main([*data, f"--run_dir={trained}"])
     with pytest.raises(InputError, match="BM25 mines in one job"):
+        mine_negatives.main([*data, "--bm25"])
+    with pytest.raises(InputError, match="--step changes nothing beside --bm25"):
         mine_negatives.main([*data, "--bm25", "--step=1"])
 
 

@@ -80,9 +80,9 @@ def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(),
 
     Args:
         pairs_dir: the folder.
-        options: how the pairs become batches. `tokenizer` and `doc_tokenizer` may be left out; if given, they must be the folder's.
-            With a curriculum, queries of documents that are not in the folder are passed over, and a pair's own query is what its
-            tokens spell.
+        options: how the pairs become batches. `dev_split` has no effect, as the folder holds its own dev set. `tokenizer` and
+            `doc_tokenizer` may be left out; if given, they must be the folder's. With a curriculum, queries of documents that are
+            not in the folder are passed over, and a pair's own query is what its tokens spell.
         share: what this process makes of them.
 
     Raises:
@@ -91,8 +91,6 @@ def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(),
     if not pairs_dir:
         setting = f"{share.scope}stored_pairs.pairs_dir"
         raise InputError(f"stored_pairs.pairs_dir is not set; add --gin.{setting}=<folder of import_pairs or export_batches>.")
-    if options.dev_split is not None:
-        raise InputError("stored_pairs is scored on the dev set that its folder holds; set dev_split to None.")
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
 

@@ -19,7 +19,7 @@ from de_jax.data.batches.guide import open_guide
 from de_jax.data.batches.pair_batches import BatchesOfPairs, DocTexts, Negatives, NegativesAt
 from de_jax.data.batches.teacher_scores import ScoresOf
 from de_jax.data.sources.options import PairsOptions, Share, TokenizerSource
-from de_jax.data.stores.corpus import TokenStore, cached_token_store
+from de_jax.data.stores.corpus import TokenStore, body_room, cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
@@ -197,6 +197,8 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         InputError: settings that do not go together, negatives or generated queries of other texts, or batches that the pairs
             cannot fill.
     """
+    for store, name in zip(pairs.stores, ("max_query_length", "max_doc_length"), strict=True):
+        body_room(getattr(options, name), len(store.prefix_ids) + len(store.suffix_ids), name)
     drop = not options.keep_identical_ids
     if options.curriculum:
         options = dataclasses.replace(options, curriculum=options.curriculum.of_run(share.num_steps))

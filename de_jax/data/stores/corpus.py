@@ -184,10 +184,10 @@ def build_token_store(
     return open_token_store(store_dir)
 
 
-def body_room(max_length: int, num_specials: int) -> int:
+def body_room(max_length: int, num_specials: int, name: str = "a maximum length") -> int:
     """The tokens of a text that a maximum length holds beside the special ones; raises InputError where it holds none."""
     if max_length <= num_specials:
-        raise InputError(f"a maximum length of {max_length} leaves no room beside the {num_specials} special tokens of a text.")
+        raise InputError(f"{name} of {max_length} leaves no room beside the {num_specials} special tokens of a text.")
     return max_length - num_specials
 
 

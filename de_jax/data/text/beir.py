@@ -10,9 +10,10 @@ import contextlib
 import gzip
 import io
 import json
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from de_jax.data.text import input_policy, trec_columns
 from de_jax.files import outputs
@@ -23,6 +24,8 @@ Qrels = dict[str, dict[str, int]]
 """Relevance by query id and document id."""
 
 QRELS_HEADER = ("query-id", "corpus-id", "score")
+_ID_HEADERS = ("_id", "id", "pid", "qid", "docid", "doc_id", "query_id")
+_TEXT_HEADERS = ("text", "body", "passage", "query", "document")
 _SUFFIXES = (".jsonl.gz", ".jsonl", ".tsv.gz", ".tsv")
 
 
@@ -124,11 +127,14 @@ def find_qrels(dataset_dir: str | Path, split: str) -> Path:
     """The judgements of a split.
 
     Raises:
-        InputError: there is no such split; lists the splits.
+        InputError: no such folder or no such split; lists the splits.
     """
+    if not Path(dataset_dir).is_dir():
+        raise InputError(f"{dataset_dir} is not a folder; give a data set in the BEIR layout.")
     splits = find_splits(dataset_dir)
     if split not in splits:
-        raise InputError(f"{dataset_dir} has no split '{split}'; it has {', '.join(splits) or 'none'}.")
+        there = f"it has {', '.join(splits)}" if splits else "qrels/<split>.tsv is missing"
+        raise InputError(f"{dataset_dir} has no split '{split}'; {there}.")
     return splits[split]
 
 
@@ -162,7 +168,8 @@ def read_qrels(path: str | Path) -> Qrels:
         try:
             relevance = trec_columns.parse_grade(score.strip(" \r"))
         except ValueError as error:
-            raise InputError(f"{path}, line {line}: {error}.") from None
+            header = f"; a header is {', '.join(QRELS_HEADER)}, and other files have none" if line == 1 else ""
+            raise InputError(f"{path}, line {line}: {error}{header}.") from None
         if not query_id or not doc_id:
             raise InputError(f"{path}, line {line}: an id is empty.")
         if qrels.setdefault(query_id, {}).setdefault(doc_id, relevance) != relevance:
@@ -181,8 +188,6 @@ def read(dataset_dir: str | Path, split: str, *, skip_empty: bool = False) -> Da
         InputError: what `iter_docs` and `read_qrels` raise, duplicate ids, an unknown split, or judgements of unknown texts.
     """
     dataset_dir = Path(dataset_dir)
-    if not dataset_dir.is_dir():
-        raise InputError(f"{dataset_dir} is not a folder; give a data set in the BEIR layout.")
     qrels_file = find_qrels(dataset_dir, split)
     qrels = read_qrels(qrels_file)
     queries, empty_queries = read_texts(find_file(dataset_dir, "queries"), with_title=False, skip_empty=skip_empty)
@@ -309,15 +314,24 @@ def _parse_json(raw: str, with_title: bool) -> _Record:
     text = record.get("text")
     if isinstance(text_id, int) and not isinstance(text_id, bool):
         text_id = str(text_id)
-    if not isinstance(text_id, str) or not isinstance(text, str) or not isinstance(title, str):
-        raise ValueError("expected the strings '_id' and 'text', and 'title' if there is one")
+    given = {"_id": text_id, "text": text, "title": title}
+    text_id, text, title = (_string(record, name, value) for name, value in given.items())
     metadata = record.get("metadata")
     url = record.get("url") or (metadata.get("url") if isinstance(metadata, dict) else "")
     return _Record(text_id, f"{title} {text}".strip(), title.strip(), url if isinstance(url, str) else "")
 
 
+def _string(record: Mapping[str, Any], name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    found = f"is {reprlib.repr(value)}" if name in record else f"is missing among {reprlib.repr(list(record))}"
+    raise ValueError(f"{name!r} {found}, expected a string")
+
+
 def _parse_tsv(raw: str, with_title: bool) -> _Record:
     columns = raw.split("\t")
+    if columns[0].strip().lower() in _ID_HEADERS and columns[-1].strip().lower() in _TEXT_HEADERS:
+        raise ValueError("a header, where texts begin at once; remove the line")
     if len(columns) == 4:
         text_id, url, title, body = columns
         text = (f"{title} {body}" if with_title else body).strip() or url  # a page may have neither

@@ -76,8 +76,8 @@ Wanted = Callable[[Sequence[str]], Sequence[str]]
 """Which of the columns there are will be looked at; the others are not read where the format allows that."""
 
 
-def files_of(table: Table) -> list[Path] | None:
-    """The files of a table, in order; None for rows in memory.
+def files_of(table: Table, hint: str = "") -> list[Path] | None:
+    """The files of a table, in order; None for rows in memory. `hint` ends the sentence about another kind of file.
 
     Raises:
         InputError: nothing is there, or there is no such split.
@@ -90,7 +90,9 @@ def files_of(table: Table) -> list[Path] | None:
     files = [file for path in paths for file in _files_at(path, table)]
     for file in files:
         if _suffix(reading.regular_file(file)) not in _READERS:
-            raise InputError(f"{file} is no table; its name must end in one of {', '.join(_READERS)}, text files also in .gz.")
+            raise InputError(
+                f"{file} is no table; its name must end in one of {', '.join(_READERS)}, text files also in .gz{hint}."
+            )
     return files
 
 

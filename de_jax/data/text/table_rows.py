@@ -150,7 +150,9 @@ def columns_of(names: Sequence[str], given: Mapping[str, str]) -> Columns:
         ValueError: a missing column, no column for the query or the document, or several columns for a role except neg_docs. The
             message is the end of a sentence that the caller begins with the place.
     """
-    found: Columns = {role: tuple(part for part in text.split(",") if part) for role, text in given.items()}
+    found: Columns = {
+        role: (text,) if text in names else tuple(part for part in text.split(",") if part) for role, text in given.items()
+    }
     if role := next((role for role, some in found.items() if len(some) > 1 and role != "neg_docs"), None):
         raise ValueError(f"several columns are named for {role}; name one")
     for role, some in found.items():

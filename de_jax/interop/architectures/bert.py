@@ -19,7 +19,7 @@ hidden_dropout_prob attention_probs_dropout_prob""",
     fixed={**kind.FIXED, "hidden_act": ("gelu",), "position_embedding_type": ("absolute",)},
     refused=kind.REFUSED,
 )
-HEADS = (r"(pooler|cls|lm_head)\..*", r"embeddings\.(position|token_type)_ids")
+HEADS = (r"(pooler|cls|lm_head|classifier|qa_outputs)\..*", r"embeddings\.(position|token_type)_ids")
 
 
 def config_of(settings: Settings) -> BertConfig:

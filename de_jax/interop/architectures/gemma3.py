@@ -126,4 +126,6 @@ def origins_of(config: RotaryConfig, pad_id: int) -> dict[str, Origin]:
     return rotary.llama_origins(config, pad_id, norms=NORMS, added=1.0)
 
 
-KIND = rotary.encoder_kind("gemma3_text", KEYS, config_of, json_of, origins_of, heads=(r"lm_head\..*",))
+KIND = rotary.encoder_kind(
+    "gemma3_text", KEYS, config_of, json_of, origins_of, heads=(r"(lm_head|score|classifier|qa_outputs)\..*",)
+)

@@ -13,7 +13,7 @@ from de_jax.models.rotary import RotaryConfig
 NORMS = {"pre_attention_layer_norm": "input_layernorm", "pre_mlp_layer_norm": "post_attention_layernorm"}
 BASE = 10_000.0
 SCALINGS = ("linear", "llama3", "yarn")
-HEADS = (r"(lm_head|score|classifier|dense)\..*",)
+HEADS = (r"(lm_head|score|classifier|dense|qa_outputs)\..*",)
 
 
 def keys(read: str = "is_causal", harmless: str = "", fixed: dict[str, tuple[Any, ...]] | None = None, **more: Any) -> Keys:

@@ -213,7 +213,7 @@ def encoder_kind(
     origins_of: Callable[[RotaryConfig, int], dict[str, Origin]],
     *,
     heads: tuple[str, ...],
-    prefix: str = "model",
+    prefix: str = "model|transformer",
     is_renamed: bool = False,
 ) -> Kind:
     """A kind of rotary encoder; `prefix`, a regular expression, is what models with a head put before the encoder's names."""

@@ -95,7 +95,8 @@ def origins_of(config: T5Config, pad_id: int = 0) -> dict[str, Origin]:
 
 
 def own_name(name: str) -> str:
-    """A stack saved alone lacks "encoder."; whole models may hold the table under two names."""
+    """A stack saved alone lacks "encoder."; whole models may hold the table under two names, or be within one with a head."""
+    name = name.removeprefix("transformer.")
     name = re.sub(r"^(?=(block|final_layer_norm|embed_tokens)\.)", "encoder.", name)
     return TABLE if name == COPY_OF_TABLE else name
 
@@ -159,5 +160,5 @@ KIND = Kind(
     json_of=json_of,
     holds=lambda config, pad_id: isinstance(config, T5Config),
     own_name=own_name,
-    heads=(r"(decoder|lm_head)\..*",),
+    heads=(r"(decoder|lm_head|classification_head|classifier|qa_outputs)\..*",),
 )
