@@ -147,7 +147,7 @@ def run(main: Callable[[], None]) -> None:
         if error.errno not in MENDABLE:
             raise
         where = f" at {error.filename}" if error.filename else ""
-        sentence = f"error: {error.strerror}{where}; nothing half-written was kept, the same command continues once it is mended."
+        sentence = f"error: {error.strerror}{where}; incomplete files were removed; once that is fixed, the same command continues."
         sys.exit(_fail(sentence, EXIT_INPUT))
 
 

@@ -259,7 +259,8 @@ class _Builder:
             return
         allowed = hints_of(self._find(setting.name, f"{setting} cannot be set:"))
         if allowed is not None and setting.parameter not in allowed:
-            near = settings.meant(setting.parameter, allowed)
+            of_data = [group.__name__ for group in (PairsOptions, TextsOptions) if setting.parameter in (hints_of(group) or {})]
+            near = f"; set {of_data[0]}.{setting.parameter}" if of_data else settings.meant(setting.parameter, allowed)
             raise InputError(f"{setting.name} has no setting '{setting.parameter}'{near}.")
         if allowed and not any(isinstance(part, Reference | Macro) for part in values_in(value)):
             settings.check_value(str(setting), value, allowed[setting.parameter])

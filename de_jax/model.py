@@ -110,6 +110,17 @@ def load(
     return Model(run, source=None if any_model.is_run(folder) else str(source), truncate_dim=truncate_dim)
 
 
+_OUR_NAMES = {
+    "encode": "encode_query or encode_document, as the towers may differ",
+    "save_pretrained": 'save(folder, format="sentence_transformers")',
+    "push_to_hub": "the command de-jax push_to_hub",
+    "get_sentence_embedding_dimension": "embedding_dim",
+    "get_embedding_dimension": "embedding_dim",
+    "max_seq_length": "run.query.max_length and run.doc.max_length",
+}
+"""By their names in sentence-transformers."""
+
+
 class Model:
     """A dual encoder with its tokenizers, prompts and lengths; made by `load`.
 
@@ -123,6 +134,11 @@ class Model:
         embedding_dim: D, of an embedding as it is given out.
         max_passages: C; above 1, a document is embedded as its passages and scores as the best one (MaxP).
     """
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises `AttributeError`, with our name for what sentence-transformers calls so."""
+        ours = f"; take {_OUR_NAMES[name]}" if name in _OUR_NAMES else ""
+        raise AttributeError(f"a Model has no {name!r}{ours}")
 
     def __init__(self, run: Run, *, source: str | None = None, truncate_dim: int | None = None) -> None:
         """Raises `InputError` where the model has not so many dimensions."""
@@ -377,7 +393,7 @@ def evaluate(
         raise InputError(f"model is {type(model).__name__}; give what de_jax.load gives.")
     dataset_dir = mirrors.local(dataset_dir)
     if not Path(dataset_dir).is_dir():
-        raise InputError(f"{dataset_dir} is no folder; give one in the BEIR layout, or one of such folders.")
+        raise InputError(f"{dataset_dir} is not a folder; give one in the BEIR layout, or one of such folders.")
     measures = measures if isinstance(measures, str) or not isinstance(measures, Iterable) else [*measures]
     check_value("measures", measures, Sequence[str])
     if not measures:

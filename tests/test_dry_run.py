@@ -34,7 +34,7 @@ def test_settings_that_nothing_reads_are_refused(capsys):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (["train.init_from=/absent/run"], "/absent/run is no folder"),
+        (["train.init_from=/absent/run"], "/absent/run is not a folder"),
         (["beir_pairs.batch_size=12"], "batch_size 12 is not divisible by the 8 devices of the mesh; take 8 or 16"),
         (["train.num_chunks=4"], r"batch_size 16 is not divisible by the 8 devices of the mesh times 4 chunks"),
         (["make_mesh.data=1", "beir_pairs.batch_size=1"], r"beir_pairs\.batch_size is 1, so a query has no negative"),

@@ -151,12 +151,12 @@ def test_curriculums_rows_have_both_kinds_of_negatives(recipes):
         assert (recipe.model.shared, recipe.model.doc.pooling, recipe.model.doc.normalize) == ((), "first", False)
         assert (name_of(recipe.loss), bound(recipe.loss, "temperature")) == ("in_batch_softmax", 1.0)
         assert (options.curriculum and options.curriculum.strategy) == {"vanilla": None}.get(own, own)
-        assert own == "vanilla" or options.curriculum.num_steps == recipe.optimization.num_steps == 23575
+        assert own == "vanilla" or (options.curriculum.num_steps, recipe.optimization.num_steps) == (None, 23575)
 
 
 def test_absent_weights_are_named_with_the_setting_that_takes_them(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     for row, name in (("samtone/base_sde", "google/t5-v1_1-base"), ("dance/norm", "runs/ance/firstp_documents")):
-        with pytest.raises(InputError, match=rf"{name} is no folder.*--gin\.MODEL=<folder>\.$"):
+        with pytest.raises(InputError, match=rf"{name} is not a folder.*--gin\.MODEL=<folder>\.$"):
             trainer.main([f"--gin_file={PAPERS}{row}.gin", "--dry_run"])

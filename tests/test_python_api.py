@@ -1,5 +1,6 @@
 """`import de_jax` as a user has it: load, encode, search, save and evaluate, against sentence-transformers on real weights."""
 
+import copy
 import importlib.util
 import re
 import shutil
@@ -188,6 +189,14 @@ def test_each_kind_of_run_is_encoded_as_its_towers_do(name, folders):
         our_embeddings(model.run, TEXTS, "query") @ our_embeddings(model.run, TEXTS, "doc").T,
         atol=1e-5,
     )
+
+
+def test_names_of_sentence_transformers_lead_to_ours(sde):
+    with pytest.raises(AttributeError, match="no 'encode'; take encode_query or encode_document"):
+        sde.encode(["fox"])
+    with pytest.raises(AttributeError, match=r"no 'nothing'$"):
+        _ = sde.nothing
+    assert copy.copy(sde).embedding_dim == sde.embedding_dim
 
 
 def test_small_batches_and_a_bar_change_no_embedding(sde, capsys):
@@ -412,7 +421,7 @@ def test_calls_that_do_not_fit_a_model_are_refused(sde, folders, tmp_path):
         "batch_tokens is 0; it must be at least 1": lambda: sde.encode_query("a", batch_tokens=0),
         r"ranges have the shape \(1,\); give \[2, 8\]": lambda: sde.encode_query(["a", "b"], precision="int8", ranges=np.ones(1)),
         "source is ''; give a run": lambda: de_jax.load(""),
-        "absent is no folder; give one in the BEIR layout": lambda: de_jax.evaluate(sde, tmp_path / "absent"),
+        "absent is not a folder; give one in the BEIR layout": lambda: de_jax.evaluate(sde, tmp_path / "absent"),
         r"measures is \[\]; give at least one": lambda: de_jax.evaluate(sde, tmp_path, measures=iter(())),
         "measures is 5; it must be a tuple": lambda: de_jax.evaluate(sde, tmp_path, measures=5),
         "measures is 'RR'; it must be a tuple": lambda: de_jax.evaluate(sde, tmp_path, measures="RR"),

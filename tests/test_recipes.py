@@ -198,6 +198,7 @@ def test_model_file_gives_the_published_size(model):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
+        ("train.batch_size=8", "train has no setting 'batch_size'; set PairsOptions.batch_size."),
         ("train.nun_steps=3", "train has no setting 'nun_steps' .did you mean num_steps"),
         ("samton.temperature=1.0", "recipes have no setting called 'samton' .did you mean samtone"),
         ("train.loss=@samton", "train.loss is @samton, but recipes have no setting called 'samton' .did you mean samtone"),

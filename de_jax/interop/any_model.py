@@ -105,15 +105,15 @@ def folder_of(source: str | Path) -> Path:
         return Path(source)
     name = hub_name(source)
     if Path(source).exists() or name is None:
-        raise InputError(f"{source} is no folder; give a run, a folder with a model, or a name of the Hugging Face hub.")
+        raise InputError(f"{source} is not a folder; give a run, a folder with a model, or a name of the Hugging Face hub.")
     try:
         import huggingface_hub
 
         fetched = huggingface_hub.snapshot_download(name, allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_FILES_LEFT_OUT))
     except Exception as error:  # the package's own errors, httpx's and the system's have no common base
         raise InputError(
-            f"{source} is no folder here, and the Hugging Face hub does not give {name} ({hub.reason(error)}); give a folder with "
-            "the model."
+            f"{source} is not a folder here, and the Hugging Face hub does not give {name} ({hub.reason(error)}); give a "
+            "folder with the model."
         ) from None
     return Path(fetched)
 

@@ -37,6 +37,8 @@ def export(run: Run, out_dir: str | Path, format: str, *, card: Callable[[Sequen
     if Path(out_dir).exists():
         raise InputError(f"{out_dir} exists already; name a new folder, or remove it.")
     notes = []
+    if (dtype := run.model.doc.encoder.dtype) != "float32" and format in ("sentence_transformers", "peft"):
+        notes.append(f"the run multiplies in {dtype}, and others open the export in float32, so embeddings agree to about 1e-3")
     if run.model.initial_temperature is not None and format != "safetensors":
         shared = {part: tree for part, tree in run.params["shared"].items() if part != "temperature"}
         params = {name: tree for name, tree in {**run.params, "shared": shared}.items() if tree}

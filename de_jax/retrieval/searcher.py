@@ -132,7 +132,7 @@ def padded_tokens(
     """Texts as token ids, a row each, cut to `max_length` and padded to a multiple; and how many tokens each has.
 
     Raises:
-        InputError: the vocabulary leaves nothing of a text, or the length has no room for one.
+        InputError: the vocabulary leaves nothing of a text, or the length has no room for any.
     """
     room = body_room(max_length, len(tokenizer.prefix_ids) + len(tokenizer.suffix_ids))
     rows = []

@@ -250,7 +250,10 @@ def test_rows_of_other_libraries_say_what_they_say_there(values, expected):
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"query": "q", "url": "d"}, "no column is known to be doc among 'query', 'url'; name it in columns, doc=<column>"),
+        (
+            {"query": "q", "url": "d"},
+            "no column is recognised as doc; there are 'query', 'url'; name it with --columns doc=<column>, or in a recipe",
+        ),
         ({"query": "q", "answer": "a", "context": "c"}, "each of the columns 'answer', 'context' can be doc; name one in columns"),
         ({"query": 5, "doc": "d"}, "column 'query' holds 5, not a text"),
         ({"query": "q", "doc": None}, "column 'doc' holds nothing, not a text"),
@@ -291,7 +294,7 @@ def test_what_a_row_cannot_be_is_said_with_its_column(values, sentence):
 
 def test_columns_are_found_whatever_their_case_or_as_named():
     names = ["Title", " Body ", "other", "neg1", "NEG_2", "negative"]
-    with pytest.raises(ValueError, match="no column is known to be query"):
+    with pytest.raises(ValueError, match="no column is recognised as query"):
         columns_of(names, {})
     given = {"query": "Title", "doc": " Body "}
     assert columns_of(names, given) == {**{k: (v,) for k, v in given.items()}, "neg_docs": ("negative", "neg1", "NEG_2")}
@@ -324,7 +327,12 @@ def test_columns_are_found_whatever_their_case_or_as_named():
         ("a.csv", b"query,doc\rwhy?,because\r", r"a.csv, line 1: a line ends in CR alone; save the table with LF\.", None),
         ("a.csv", b"frage\tantwort\nwhy?\tbecause\n", r"line 1: one column, 'frage\\tantwort'; separate cells by ','", None),
         ("a.tsv", b"query\tdoc\nwhy?\tbe\tcause\nhow?\tso\n", "line 2: 3 cells for 2 columns", 1),
-        ("a.jsonl", b'{"query": "q", "doc": "d"}\n{"query": "q"}\n', "line 2: no column is known to be doc among 'query'", 1),
+        (
+            "a.jsonl",
+            b'{"query": "q", "doc": "d"}\n{"query": "q"}\n',
+            "line 2: no column is recognised as doc; there are 'query'",
+            1,
+        ),
         ("a.jsonl", b'{"query": "q", "doc": "d"}\n{"query": "q", "doc": "d\n', "line 2: not valid JSON", 1),
         ("a.jsonl", b'{"query": "q", "doc": "d"}\n\n["q", "d"]\n', "line 3: not a JSON object", 1),
         ("a.jsonl", b'{"query": "q", "doc": "d"}\n{"query": "q", "doc": "W\xf6"}\n', "line 2: not UTF-8 text", 1),

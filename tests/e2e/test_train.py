@@ -144,7 +144,7 @@ def refused(capsys, argv):
     [
         ({"train__nun_steps": 3}, "nun_steps"),
         ({"make_mesh__data": 9}, "asks for 9 devices, but there are 8"),
-        ({"train__init_from": "/nowhere"}, "/nowhere is no folder; give a run"),
+        ({"train__init_from": "/nowhere"}, "/nowhere is not a folder; give a run"),
         ({"T5Config__vocab_size": 64}, "the query tokenizer has 160 entries"),
     ],
     ids=["setting", "devices", "source of parameters", "data"],

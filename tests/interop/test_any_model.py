@@ -134,7 +134,7 @@ def test_folder_of_nothing_known_says_what_is_known(tmp_path):
     ):
         any_model.read(tmp_path)
     for source in ("/nowhere", str(tmp_path / "absent"), "my model", "a/b/c"):
-        with pytest.raises(InputError, match=f"{source} is no folder; give a run"):
+        with pytest.raises(InputError, match=f"{source} is not a folder; give a run"):
             any_model.read(source)
 
 
@@ -161,9 +161,13 @@ def test_hub_name_is_fetched_without_pickles_and_told_where_it_cannot_be(tmp_pat
         raise ConnectionError("Cannot reach the hub.\nTry again.")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(InputError, match=r"^google/absent is no folder here, and the Hugging Face hub does not give google/absent"):
+    with pytest.raises(
+        InputError, match=r"^google/absent is not a folder here, and the Hugging Face hub does not give google/absent"
+    ):
         any_model.read("google/absent")
-    with pytest.raises(InputError, match=r"^absent is no .* give sentence-transformers/absent \(Cannot reach the hub\); give"):
+    with pytest.raises(
+        InputError, match=r"^absent is not a folder .* give sentence-transformers/absent \(Cannot reach the hub\); give"
+    ):
         any_model.read("absent")
 
 

@@ -277,6 +277,13 @@ def test_a_folder_that_exists_is_left_alone(tmp_path, vocabularies, format):
         export(make_run(tmp_path, vocabularies, "t5"), tmp_path / "out", format)
 
 
+def test_an_export_of_a_run_in_bfloat16_says_that_its_readers_multiply_in_float32(tmp_path, vocabularies):
+    run = make_run(tmp_path, vocabularies, "bert", tower_changes={"dtype": "bfloat16"})
+    (note,) = export(run, tmp_path / "exported", "sentence_transformers")
+    assert note.startswith("the run multiplies in bfloat16, and others open the export in float32")
+    assert export(run, tmp_path / "own", "safetensors") == []
+
+
 def test_a_run_of_several_passages_a_document_says_that_its_reader_must_cut_them(tmp_path, vocabularies):
     run = make_run(tmp_path, vocabularies, "t5")
     run = run._replace(doc=run.doc._replace(max_passages=3))

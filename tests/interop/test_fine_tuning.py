@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(folders, monkeypat
         (bert, wide, (), r"has the shape \(24,\) for query/projection/bias, but this model \(25,\)"),
         (bert, both, ["shared/.*"], "train.init_new pattern 'shared/.\\*' matches no parameter"),
         ({"docs": bert}, both, (), "the tower 'docs' is unknown"),
-        ("/nowhere", both, (), "/nowhere is no folder"),
+        ("/nowhere", both, (), "/nowhere is not a folder"),
     ]
     for init_from, params, new, message in refusals:
         with pytest.raises(InputError, match=message):

@@ -149,7 +149,7 @@ def test_pairs_without_a_finite_embedding_are_named_by_their_ids():
     assert "the loss of step 7 is not a finite number; these pairs of its batch give no finite embedding: " in message
     assert "(query 'text 1', document 'text 2'), (query 'text 3', document 'text 4'); checkpoint 6 is kept" in message
     assert "text 0" not in message
-    assert message.endswith(": mend or remove such texts, or continue with a lower train.learning_rate.")
+    assert message.endswith(": fix or remove these texts, or continue with a lower train.learning_rate.")
 
 
 def test_where_no_pair_stands_out_the_first_of_the_batch_are_named():

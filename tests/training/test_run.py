@@ -10,7 +10,7 @@ from de_jax.data.text.vocabulary_training import train_sentencepiece
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.training.run.run_folder import RUN, describe_run
+from de_jax.training.run.run_folder import RUN, describe_run, load_run
 from de_jax.types import InputError
 
 
@@ -30,7 +30,7 @@ def test_a_run_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path):
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("of another program")
-    with pytest.raises(InputError, match=r"run holds metrics\.jsonl but no run\.json, so it is no run to continue"):
+    with pytest.raises(InputError, match=r"run holds metrics\.jsonl but no run\.json, so it cannot be continued"):
         describe()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
     (tmp_path / "run" / "metrics.jsonl").rename(tmp_path / "run" / "notes.txt")  # such files do no harm
@@ -53,3 +53,11 @@ def test_a_run_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path):
         with pytest.raises(InputError, match=f"was begun with {sentence}; use the recipe"):
             describe(**changes)
     assert (tmp_path / "run" / RUN.file).read_bytes() == before
+
+
+def test_a_model_of_another_library_is_told_how_it_becomes_a_run(tmp_path):
+    (tmp_path / "modules.json").write_text("[]")
+    with pytest.raises(
+        InputError, match=r"is another library's model; make a run of it with de-jax import_model --from=.* --run_dir="
+    ):
+        load_run(tmp_path)

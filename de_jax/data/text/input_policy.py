@@ -29,7 +29,7 @@ def add_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, iden
 
 def add_identical_ids(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Adds `--keep_identical_ids`."""
-    parser.add_argument("--keep_identical_ids", action="store_true", help="rank a document whose id is the query's too")
+    parser.add_argument("--keep_identical_ids", action="store_true", help="also rank a document that has the query's id")
 
 
 def option(name: str) -> str:

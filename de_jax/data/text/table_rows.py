@@ -169,8 +169,9 @@ def columns_of(names: Sequence[str], given: Mapping[str, str]) -> Columns:
             found[role] = some
         if role in _REQUIRED and not found[role]:
             raise ValueError(
-                f"no column is known to be {role} among {_shown(names) or 'none'}; name it in columns, {role}=<column>, and give "
-                "the header of a file that does not begin with one"
+                f"no column is recognised as {role}; there are {_shown(names) or 'no columns'}; name it with --columns "
+                f"{role}=<column>, or in a recipe with table_pairs.columns = {{'{role}': '<column>'}}, and give the header of a "
+                "file that does not begin with one"
             )
     return {role: some for role, some in found.items() if some}
 

@@ -86,8 +86,8 @@ def non_finite(
     more = f" and {len(rows) - MAX_PAIRS} more" if len(rows) > MAX_PAIRS else ""
     named = ", ".join(explanation.name(batch, row) for row in rows[:MAX_PAIRS].tolist())
     return InputError(
-        f"{error}; {whose}: {named}{more}; {'no checkpoint is there yet' if kept is None else f'checkpoint {kept} is kept'}: mend "
-        f"or remove such texts, or continue with a lower {explanation.lower}."
+        f"{error}; {whose}: {named}{more}; {'no checkpoint is there yet' if kept is None else f'checkpoint {kept} is kept'}: fix "
+        f"or remove these texts, or continue with a lower {explanation.lower}."
     )
 
 

@@ -237,7 +237,10 @@ def freeze(tx: optax.GradientTransformation, params: Params, patterns: Sequence[
 def _after_warmup(peak: float, num_steps: int, warmup_steps: int, decay: Callable[[Array], Array]) -> Schedule:
     """Linear warm-up, then `decay` of the progress in [0, 1] from the end of the warm-up to the last update."""
     if warmup_steps > num_steps:
-        raise InputError(f"warmup_steps is {warmup_steps}, but the run has {num_steps} steps; choose between 0 and {num_steps}.")
+        raise InputError(
+            f"warmup_steps is {warmup_steps}, but the run has {num_steps} steps; choose between 0 and {num_steps}, in a recipe "
+            "with linear.warmup_steps."
+        )
     span = max(num_steps - 1 - warmup_steps, 1)
 
     def schedule(step: Array) -> Array:

@@ -45,6 +45,7 @@ BEST_DIR = "best"
 MINING_DIR = "mining"
 _WRITTEN_LATER = (CHECKPOINTS_DIR, BEST_DIR, base.BASE_DIR, METRICS_FILE, RECIPE_FILE, "config.gin", "tensorboard")
 """By a trainer, after the description of its run."""
+_OF_OTHERS = ("config.json", "modules.json")
 _LENGTH = schema.integer(1, schema.MAX_SIZE)
 RUN = Kind(
     "run",
@@ -141,9 +142,7 @@ def describe(
     elif distributed.is_first():
         later = () if kind.is_in(run_dir) else _WRITTEN_LATER
         if foreign := next((name for name in later if (run_dir / name).exists()), None):
-            raise InputError(
-                f"{run_dir} holds {foreign} but no {kind.file}, so it is no {kind.name} to continue; take another run_dir."
-            )
+            raise InputError(f"{run_dir} holds {foreign} but no {kind.file}, so it cannot be continued; take another run_dir.")
         for tokenizer in tokenizers:
             keep_tokenizer(run_dir, tokenizer)
         kind.write_manifest(run_dir, description)
@@ -190,6 +189,10 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
         InputError: no run there, no such checkpoint, or a damaged one; names the steps there are.
     """
     run_dir = Path(run_dir)
+    if not RUN.is_in(run_dir) and any((run_dir / name).is_file() for name in _OF_OTHERS):
+        raise InputError(
+            f"{run_dir} is another library's model; make a run of it with de-jax import_model --from={run_dir} --run_dir=<run>."
+        )
     description, model = model_schema.described(RUN, run_dir, DualEncoder.from_json)
     params = _placed(model.shapes(), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
     if only_sizes:
