@@ -261,13 +261,15 @@ def test_mined_queries_for_documents_of_several_passages_are_refused(dataset_dir
         trainer.check(recipe, tmp_path / "run")
 
 
-def test_a_slow_miner_takes_the_newest_checkpoint_and_skips_those_before(tmp_path):
+def test_a_slow_miner_takes_the_newest_checkpoint_and_skips_those_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(mine._Mining, "mined_until", lambda mining: 5)
+
     def saved(*steps):
         for step in steps:
             (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
 
     saved(5, 10)
-    steps = mine._new_steps(tmp_path, 5, 30, 0.01)
+    steps = mine._new_steps(mine._Mining(tmp_path, None, None, 1, 0.01, None), 30)
     assert next(steps) == 10
     saved(15, 20, 25)
     assert next(steps) == 25

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import jax
+
 from de_jax.training.step.train_step import TrainStep
 from de_jax.types import Batches, Metrics, TrainState
+
+MOST_IN_FLIGHT = 4
+"""Updates that the devices have before them. More would not keep them busier, and a stop waits for all: on a CPU for minutes."""
 
 
 class Stop(NamedTuple):
@@ -41,8 +47,12 @@ def fit(
     start = int(state.step)
     if start >= num_steps:
         return state, None
+    in_flight: collections.deque[Metrics] = collections.deque()
     for step, batch in zip(range(start + 1, num_steps + 1), batches(start), strict=False):
         state, metrics = step_fn(state, batch)
+        in_flight.append(metrics)
+        if len(in_flight) > MOST_IN_FLIGHT:
+            jax.block_until_ready(in_flight.popleft())
         stops = [stop for hook in hooks if (stop := hook(step, state, metrics)) is not None]
         if stops:
             return state, stops[0]

@@ -191,7 +191,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
     run_dir = Path(run_dir)
     if not RUN.is_in(run_dir) and any((run_dir / name).is_file() for name in _OF_OTHERS):
         raise InputError(
-            f"{run_dir} is another library's model; make a run of it with de-jax import_model --from={run_dir} --run_dir=<run>."
+            f"{run_dir} is another library's model; make a run of it with de-jax import_model --run_dir=<run> --from={run_dir}."
         )
     description, model = model_schema.described(RUN, run_dir, DualEncoder.from_json)
     params = _placed(model.shapes(), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
