@@ -29,13 +29,13 @@ EXIT_STOPPED = 75  # sysexits.h: try again
 EXIT_LOST = 76
 """Another process of the same run was lost. Start all of them again; they continue from the newest checkpoint."""
 EXIT_INTERRUPTED = 130
-EXIT_PIPE = 141  # 128 + SIGPIPE, as of a program that does not catch it
 """Ctrl-C. The same command continues."""
+EXIT_PIPE = 141  # 128 + SIGPIPE, as of a program that does not catch it
+"""The reader of the output has gone."""
 
 MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
 """System errors that are not ours: no space, no permission."""
 
-# glibc's mallopt parameters (malloc.h): none of them has a name in Python.
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _ASKED = contextvars.ContextVar("asked", default=False)

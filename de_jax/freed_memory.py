@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
-import re
 import threading
 import time
 from pathlib import Path
 
+# glibc's mallopt parameters (malloc.h): none of them has a name in Python.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _NEVER = -1  # a threshold that nothing reaches; the largest int, 2 GiB, is less than a step's scratch memory
 _SECONDS = 0.1
 _MOST_KEPT, _SLACK = 0.5, 512 << 20
 """Memory is given back where a process has more than its largest need, this share of it and so many bytes."""
-_SHORT = 0.125
-"""It is also given back where less than this share of the machine's memory is left."""
+_SHORT, _SHARE = 0.125, 20.0
+"""It is also given back where less than this share of the machine's memory is left. Looks take a twentieth of the time."""
 
 
 class _Heap(ctypes.Structure):
@@ -40,30 +41,44 @@ def keep() -> None:
         libc.mallinfo2.restype = _Heap  # glibc 2.33; without it nothing is kept
         for parameter, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER)):
             libc.mallopt(parameter, value)
-        threading.Thread(target=_give_back, args=(libc,), name="freed memory", daemon=True).start()
+        _watch(libc)
+        os.register_at_fork(after_in_child=functools.partial(_watch, libc))  # a child keeps memory too, and no thread
+
+
+def _watch(libc: ctypes.CDLL) -> None:
+    threading.Thread(target=_give_back, args=(libc,), name="freed memory", daemon=True).start()
 
 
 def _give_back(libc: ctypes.CDLL) -> None:
     """Watches the memory of this process."""
     need, elsewhere = 0, 0  # `elsewhere` is memory that does not come from malloc
     while True:
-        used, held = libc.mallinfo2().used, _private_bytes() - elsewhere
-        need = max(need, used)
-        if held - used > _SLACK and (held > need * (1 + _MOST_KEPT) + _SLACK or _is_short()):
-            libc.malloc_trim(0)
-            elsewhere = max(0, _private_bytes() - libc.mallinfo2().used)
-        time.sleep(_SECONDS)
+        begin = time.monotonic()
+        with contextlib.suppress(OSError, KeyError, ValueError):  # no file can be opened at the moment
+            held, is_short = _private_bytes() - elsewhere, _is_short()
+            if is_short or held > need * (1 + min(0, _MOST_KEPT)) + _SLACK:
+                used = libc.mallinfo2().used
+                need = max(need, used)
+                if held - used > _SLACK and (is_short or held > need * (1 + _MOST_KEPT) + _SLACK):
+                    libc.malloc_trim(0)
+                    elsewhere = max(0, _private_bytes() - libc.mallinfo2().used)
+        time.sleep(max(_SECONDS, _SHARE * (time.monotonic() - begin)))  # glibc looks at all free blocks under a lock
 
 
 def _is_short() -> bool:
     """Whether the machine, or the container that this process is in, has little memory left."""
-    of_machine = dict(re.findall(r"(MemTotal|MemAvailable): +(\d+) kB", Path("/proc/meminfo").read_text()))
-    if int(of_machine["MemAvailable"]) < _SHORT * int(of_machine["MemTotal"]):
+    of_machine = _numbers("/proc/meminfo")
+    if of_machine["MemAvailable:"] < _SHORT * of_machine["MemTotal:"]:
         return True
-    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+    with contextlib.suppress(OSError, KeyError, ValueError):  # no container, or one without a limit
         most, now = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
-        return most - now < _SHORT * most
+        return most - (now - _numbers("/sys/fs/cgroup/memory.stat")["inactive_file"]) < _SHORT * most
     return False
+
+
+def _numbers(path: str) -> dict[str, int]:
+    """The first number of each line by the line's first word."""
+    return {words[0]: int(words[1]) for line in Path(path).read_text().splitlines() if len(words := line.split()) > 1}
 
 
 def _private_bytes() -> int:

@@ -86,7 +86,8 @@ def mine(
     with mirrors.kept_equal(run_dir) as sync:
         if sync:
             sync.follow(run_dir, *(mined.negatives_dir for mined in data.all_mined.values()))
-        mining = _Mining(run_dir, data, recipe.negatives.miner, texts_per_shard, poll_seconds, sync)
+        newest = shared_checkpoint.newest_step(run_dir)  # if it ended the run, the run may be about to go on
+        mining = _Mining(run_dir, data, recipe.negatives.miner, texts_per_shard, poll_seconds, sync, newest)
         yield from _mine(mining, part, None if once else recipe.optimization.num_steps)
 
 
@@ -99,6 +100,7 @@ class _Mining(NamedTuple):
     texts_per_shard: int
     poll_seconds: float
     sync: mirrors.Sync | None
+    first_seen: int = -1  # the newest checkpoint at the start
 
     def mined_until(self) -> int:
         """The newest checkpoint with a generation of every part of the data."""
@@ -120,7 +122,9 @@ class _Mining(NamedTuple):
         if self.sync:
             self.sync.check()
         newest = shared_checkpoint.newest_step(self.run_dir)
-        return num_steps is not None and (newest >= num_steps or end_of(self.run_dir / CHECKPOINTS_DIR, newest) is not None)
+        if num_steps is None or newest >= num_steps:
+            return num_steps is not None
+        return newest > self.first_seen and end_of(self.run_dir / CHECKPOINTS_DIR, newest) is not None
 
 
 def _mine(mining: _Mining, part: Part | None, num_steps: int | None) -> Iterator[Generation]:

@@ -135,10 +135,13 @@ class Model:
         max_passages: C; above 1, a document is embedded as its passages and scores as the best one (MaxP).
     """
 
-    def __getattr__(self, name: str) -> Any:
-        """Raises `AttributeError`, with our name for what sentence-transformers calls so."""
-        ours = f"; take {_OUR_NAMES[name]}" if name in _OUR_NAMES else ""
-        raise AttributeError(f"a Model has no {name!r}{ours}")
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises `AttributeError`, with our name for what sentence-transformers calls so."""
+            if name in _OUR_NAMES:
+                raise AttributeError(f"a Model has no {name!r}; take {_OUR_NAMES[name]}")
+            return self.__getattribute__(name)
 
     def __init__(self, run: Run, *, source: str | None = None, truncate_dim: int | None = None) -> None:
         """Raises `InputError` where the model has not so many dimensions."""

@@ -82,7 +82,8 @@ def changes(recipe: Any, run_dir: Path, gin: str = "") -> list[str]:
     if described is not None:
         before, here = _flat(described), _flat(to_json(recipe))
         changed = [f"{path} = {value!r}" for path, value in here.items() if _was(before, path) != value]
-        return changed + [f"{path} is not set" for path in before if not any(_is_at(path, other) for other in here)]
+        gone = [path for path in before if not any(_is_at(path, other) or _is_at(other, path) for other in here)]
+        return changed + [f"{path} is not set" for path in gone]
     written = read_settings(run_dir)
     lines = {line.partition(" = ")[0]: line for line in gin.splitlines() if not line.startswith("#")}
     squeezed = {name: f"{name} = {value}".replace(" ", "") for name, value in written.items()}
@@ -102,6 +103,8 @@ def _is_at(path: str, other: str) -> bool:
 def _flat(found: Any, path: str = "") -> dict[str, Any]:
     """Each setting under its path, such as "optimization.num_steps"; where a function or class lives does not matter."""
     if isinstance(found, dict):
+        if not found:
+            return {path: None}
         return {key: value for name, entry in found.items() for key, value in _flat(entry, f"{path}.{name}".lstrip(".")).items()}
     is_place = path.rpartition(".")[2] in ("type", "function") and isinstance(found, str)
     return {path: found.rpartition(".")[2] if is_place else found}

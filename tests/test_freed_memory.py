@@ -17,6 +17,7 @@ from de_jax import freed_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 freed_memory.keep()
+{then}
 for _ in range(2):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     scratch = libc.malloc(ctypes.c_size_t({num_bytes}))
@@ -28,9 +29,9 @@ for _ in range(2):
 """
 
 
-def faults_and_bytes(num_bytes, settings="", seconds=0.0):
+def faults_and_bytes(num_bytes, settings="", seconds=0.0, then=""):
     """Page faults of two uses of such a block, and the memory that is held after each."""
-    program = PROGRAM.format(num_bytes=num_bytes, settings=settings, seconds=seconds)
+    program = PROGRAM.format(num_bytes=num_bytes, settings=settings, seconds=seconds, then=then)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
 
@@ -45,9 +46,10 @@ def test_scratch_memory_of_gibibytes_is_used_again_without_page_faults():
 @pytest.mark.parametrize(
     "settings", ["freed_memory._MOST_KEPT = -1", "freed_memory._SHORT = 1.1"], ids=["much is held", "little is left"]
 )
-def test_free_memory_is_given_back_where_that_is_needed(settings):
+@pytest.mark.parametrize("then", ["", "from de_jax import command; command.go_on_in_child()"], ids=["itself", "a child"])
+def test_free_memory_is_given_back_where_that_is_needed(settings, then):
     num_bytes = 200 << 20
     settings += "; freed_memory._SLACK = 20 << 20; freed_memory._SECONDS = 0.01"
-    for faults, held in faults_and_bytes(num_bytes, settings, seconds=0.3):
+    for faults, held in faults_and_bytes(num_bytes, settings, seconds=0.3, then=then):
         assert faults > num_bytes / resource.getpagesize() / 2
         assert held < num_bytes / 2

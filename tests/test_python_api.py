@@ -194,7 +194,7 @@ def test_each_kind_of_run_is_encoded_as_its_towers_do(name, folders):
 def test_names_of_sentence_transformers_lead_to_ours(sde):
     with pytest.raises(AttributeError, match="no 'encode'; take encode_query or encode_document"):
         sde.encode(["fox"])
-    with pytest.raises(AttributeError, match=r"no 'nothing'$"):
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = sde.nothing
     assert copy.copy(sde).embedding_dim == sde.embedding_dim
 

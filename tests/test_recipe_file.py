@@ -68,6 +68,10 @@ def test_a_part_that_is_left_out_is_a_change_and_a_setting_that_was_not_known_th
         "negatives.miner = None",
         "optimization.learning_rate_factors.shared/.* is not set",
     ]
+    recipe_file.keep(recipe(), tmp_path / "plain")
+    added = recipe_file.changes(with_parts, tmp_path / "plain")
+    assert "negatives.miner.type = 'Miner'" in added
+    assert not [line for line in added if line.endswith("is not set")]
     told = json.loads((tmp_path / "recipe.json").read_text())
     del told["logging"]["early_stopping_patience"]
     (tmp_path / "recipe.json").write_text(json.dumps(told))

@@ -26,13 +26,12 @@ from de_jax import arguments, command
 from de_jax.data.batches.pair_batches import qrel_pairs
 from de_jax.data.sources.training_set import open_stores, text_hashes
 from de_jax.data.text import beir, input_policy
-from de_jax.files import buckets
 from de_jax.files.progress import progress_bar
 from de_jax.mining import generations, in_parts
 from de_jax.mining.generations import Generation
 from de_jax.mining.mined_pairs import MinedPairs
 from de_jax.mining.miner import Embedded, Miner, embed, mine, mine_bm25
-from de_jax.mining.mining_run import only_miner
+from de_jax.mining.mining_run import by_run, only_miner
 from de_jax.mining.negatives import TrainingTexts
 from de_jax.retrieval import encode, maxp
 from de_jax.retrieval.parts import Part
@@ -58,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
             pass
 
     def write(mined: MinedPairs, facts: dict[str, Any]) -> Generation:
-        facts |= {"mined_by": "bm25" if args.bm25 else buckets.named(str(args.run_dir)), "split": args.split}
+        facts |= {**({"mined_by": "bm25"} if args.bm25 else by_run(args.run_dir, negatives_dir)), "split": args.split}
         with only_miner(negatives_dir):
             number = generations.next_number(negatives_dir)
             generation = generations.write_generation(negatives_dir, number, mined, {**text_hashes(args.dataset_dir), **facts})

@@ -122,7 +122,7 @@ def score_results(results: Results, qrels: Qrels, *, measures: Sequence[str] = M
 
 
 def _for_trec_eval(grades: Mapping[str, int]) -> Mapping[str, int]:
-    """The grades of a query. Without a relevant document all measures are 0, and trec_eval crashes at grades below -1."""
+    """The grades of a query. Without a relevant document no measure tells -2 from -1, and trec_eval crashes at it."""
     return grades if any(grade > 0 for grade in grades.values()) else {doc_id: max(grade, -1) for doc_id, grade in grades.items()}
 
 

@@ -109,7 +109,7 @@ def _write(
     if embedded.folder is not None:
         kept, own_dir = embedded.folder.name, encode.embeddings_dir(run.run_dir, _kept_as(source))  # it may lie in another's
         mirrors.clear(own_dir, lambda name: name.startswith(kept) or not name.startswith("step_"))
-    mined_by = {"mined_by": buckets.named(str(run.run_dir)), _RUN: _way_to(run.run_dir, mined)}
+    mined_by = by_run(run.run_dir, mined.negatives_dir)
     facts = {**mined.texts.hashes, **mined_by, "checkpoint_step": run.step, **facts, **more}
     return generations.write_generation(mined.negatives_dir, mined.next_number(), pairs, facts)
 
@@ -191,14 +191,17 @@ def _is_mined(mined: MinedNegatives, run: Run) -> bool:
 
 
 def _own(mined: MinedNegatives, run_dir: Path) -> dict[int, Mapping[str, Any]]:
-    """The manifests of the generations that a run's checkpoints mined, by number; another run's, a warm-up's for example, are not.
+    """The manifests of the generations that a run's checkpoints mined, by number; not those of a warm-up, for example."""
+    own = by_run(run_dir, mined.negatives_dir)
 
-    Manifests of earlier versions do not say whose they are, and count.
-    """
-    own = _way_to(run_dir, mined)
-    return {number: manifest for number, manifest in mined.manifests().items() if manifest.get(_RUN, own) == own}
+    def is_own(manifest: Mapping[str, Any]) -> bool:
+        named = _RUN if _RUN in manifest else "mined_by"  # of earlier versions
+        return manifest.get(named, own[named]) == own[named]
+
+    return {number: manifest for number, manifest in mined.manifests().items() if is_own(manifest)}
 
 
-def _way_to(run_dir: Path, mined: MinedNegatives) -> str:
-    """The run as seen from its negatives, which stays the same if both are moved or seen from another machine."""
-    return Path(os.path.relpath(run_dir, mined.negatives_dir)).as_posix()
+def by_run(run_dir: str | Path, negatives_dir: str | Path) -> dict[str, str]:
+    """The facts of a generation that say whose it is: the run, and the way to it from the negatives, as both may be moved."""
+    way = os.path.relpath(Path(run_dir).resolve(), Path(negatives_dir).resolve())
+    return {"mined_by": buckets.named(str(run_dir)), _RUN: Path(way).as_posix()}

@@ -68,6 +68,9 @@ def test_a_run_goes_on_where_its_first_negatives_are_gone(stores, pairs):
     with pytest.warns(UserWarning, match=r"generation 1 is gone\. Batches are packed as step 5 needs it"):
         assert next(make(5)).neg_docs is not None
     assert next(make(6)).neg_docs is not None
+    in_a_mixture = pair_batches.pair_batches(*stores, pairs, batch_size=7, seed=5, negatives=negatives)
+    with pytest.warns(UserWarning, match="Batches are packed as step 8 needs it"):
+        assert next(in_a_mixture(0, iter([8, 9]))).neg_docs is not None
 
 
 @pytest.mark.parametrize("options", [{}, {"unique_in_batch": False}, {"pack": False}, {"batch_size": 20}])

@@ -412,3 +412,4 @@ def test_a_miner_ends_with_its_run_before_the_last_update_too(run_dir, texts, mo
     if is_early:
         assert list(mine._mine_parts(mining, Part(0, 2), 100)) == []
     assert next(mine._new_steps(mining, 100), None) == (None if is_early else 20)
+    assert not mining._replace(first_seen=20).is_over(100)  # the run may be about to go on

@@ -25,9 +25,11 @@ def test_a_run_that_stops_within_the_trace_keeps_it(calls, tmp_path):
 
 def test_a_run_that_continues_beyond_the_first_update_of_the_trace_says_so(calls, tmp_path):
     with pytest.warns(UserWarning, match="begins at update 3, but the run continues after update 2, .* from 4 on"):
-        profile = ProfileSteps(tmp_path, first=3, count=2, num_steps=50, start_step=2)
+        profile = ProfileSteps(tmp_path / "profile", first=3, count=2, num_steps=50, start_step=2)
     for step in range(3, 9):
         profile(step, {}, {})
     profile.close()
     assert calls == []
-    ProfileSteps(tmp_path, first=3, count=2, num_steps=50, start_step=1)
+    ProfileSteps(tmp_path / "profile", first=3, count=2, num_steps=50, start_step=1)
+    ProfileSteps(tmp_path / "profile", first=3, count=2, num_steps=50, start_step=50)  # complete
+    ProfileSteps(tmp_path, first=3, count=2, num_steps=50, start_step=9)  # traced before

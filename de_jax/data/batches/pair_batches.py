@@ -241,8 +241,9 @@ def pair_batches(
     def batches(start: int, steps: Iterable[int] | None = None) -> Iterator[Batch]:
         if start < 0:
             raise ValueError(f"the first step is {start}; steps count from 0")
-        lay_out = layouts(start)
-        for number, step in enumerate(itertools.count(start) if steps is None else steps, start):
+        at = iter(itertools.count(start) if steps is None else steps)
+        for number, step in enumerate(at, start):
+            lay_out = layouts(step)
             rows, encoded = rows_and_texts(number, step, negatives(step) if negatives else {})
             texts = {name: lay_out[name](all_texts, host_index) for name, all_texts in encoded.items()}
             own = {name: all_rows[host_rows] for name, all_rows in rows.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import optax
@@ -168,13 +168,13 @@ def make_optimizer(
     paths.check_patterns("freeze", frozen, known)
     clip = optax.clip_by_global_norm(clip_norm) if clip_norm is not None else optax.identity()
 
-    def make(schedule: Schedule) -> Sequence[optax.GradientTransformation]:
-        return optimizer(schedule, params), _scale_by_path(factors)
+    def make(schedule: Schedule, first: optax.GradientTransformation) -> optax.GradientTransformation:
+        return optax.chain(first, optimizer(schedule, params), _scale_by_path(factors))
 
     if alternate:
-        tx = alternating(lambda schedule: optax.chain(*make(schedule)), schedule, params, alternate, clip)
+        tx = alternating(lambda own: make(own, optax.identity()), schedule, params, alternate, clip)
     else:
-        tx = optax.chain(clip, *make(schedule))
+        tx = make(schedule, clip)
     return freeze(tx, params, frozen) if frozen else tx
 
 
@@ -209,15 +209,22 @@ def alternating(
     if twice := [path for path in paths.all_paths(params) if len(turns_of(path)) > 1]:
         raise InputError(f"two patterns of train.alternate match {twice[0]}; let one of them match it.")
 
-    def in_turn(of: Callable[[Schedule], optax.GradientTransformation]) -> optax.GradientTransformation:
-        def one(turn: int) -> optax.GradientTransformation:
-            own = of(lambda own_step: schedule(own_step * turns + turn))
-            return optax.conditionally_mask(own, lambda step: step % turns == turn)
+    def in_turn(turn: int) -> optax.GradientTransformation:
+        own = make(lambda own_step: schedule(own_step * turns + turn))
+        return optax.conditionally_mask(own, lambda step: step % turns == turn)
 
-        txs = {str(turn): one(turn) for turn in range(turns)} | {"always": of(schedule)}
-        return optax.multi_transform(txs, lambda tree: paths.map_with_path(lambda path, _: (turns_of(path) or ["always"])[0], tree))
+    txs = {str(turn): in_turn(turn) for turn in range(turns)} | {"always": make(schedule)}
+    label = lambda path: (turns_of(path) or ["always"])[0]  # noqa: E731
+    each = optax.multi_transform(txs, lambda tree: paths.map_with_path(lambda path, _: label(path), tree))
 
-    return optax.chain(in_turn(lambda _: optax.identity()), clip, in_turn(make))
+    def update(updates: Params, state: Any, params: Params | None = None, **more: Any) -> tuple[Params, Any]:
+        turn = state.inner_states["0"].inner_state.step % turns
+        is_trained = {"always": True} | {str(number): turn == number for number in range(turns)}
+        trained = paths.map_with_path(lambda path, leaf: jnp.where(is_trained[label(path)], leaf, 0), updates)
+        clipped, _ = clip.update(trained, clip.init(trained), params)
+        return each.update(clipped, state, params, **more)
+
+    return optax.GradientTransformationExtraArgs(each.init, update)
 
 
 def freeze(tx: optax.GradientTransformation, params: Params, patterns: Sequence[str]) -> optax.GradientTransformation:

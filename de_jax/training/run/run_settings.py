@@ -13,13 +13,13 @@ from de_jax.types import InputError
 
 
 def read_settings(run_dir: str | Path) -> dict[str, str]:
-    """The settings of a run by name, that of a function or class and of its parameter; none where it was not trained here.
+    """The settings of a run as its config.gin has them, by name, macros replaced; none where it was not trained here.
 
-    They are the values of recipe.json. A run of version 0.1 has only config.gin, whose references and macros stay as they are.
+    A run that no gin file describes has them in recipe.json: there, a setting's name is that of its function or class.
     """
-    if recipe := read_recipe_file(run_dir):
-        return dict(_named_settings("train", recipe))
-    path = Path(run_dir) / "config.gin"
+    path, described = Path(run_dir) / "config.gin", Path(run_dir) / RECIPE_FILE
+    if not path.exists() and described.exists():
+        return dict(_named_settings("train", read_recipe_file(run_dir) or {}))
     settings: dict[str, str] = {}
     name = ""
     for number, line in read_lines(path) if path.exists() else ():
@@ -35,7 +35,7 @@ def read_settings(run_dir: str | Path) -> dict[str, str]:
             settings[name] = value.strip().removesuffix("\\").strip()
         else:
             raise InputError(f"{path}, line {number}: neither a setting nor a comment.")
-    return settings
+    return {name: settings.get(value.removeprefix("%"), value) if value[:1] == "%" else value for name, value in settings.items()}
 
 
 def read_recipe_file(run_dir: str | Path) -> dict[str, Any] | None:
