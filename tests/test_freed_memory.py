@@ -44,7 +44,7 @@ def test_scratch_memory_of_gibibytes_is_used_again_without_page_faults():
 
 
 @pytest.mark.parametrize(
-    "settings", ["freed_memory._MOST_KEPT = -1", "freed_memory._SHORT = 1.1"], ids=["much is held", "little is left"]
+    "settings", ["freed_memory._MOST_KEPT = -1 << 30", "freed_memory._SHORT = 1.1"], ids=["much is held", "little is left"]
 )
 @pytest.mark.parametrize("then", ["", "from de_jax import command; command.go_on_in_child()"], ids=["itself", "a child"])
 def test_free_memory_is_given_back_where_that_is_needed(settings, then):
