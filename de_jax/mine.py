@@ -121,10 +121,11 @@ class _Mining(NamedTuple):
         """Whether the run needs no more generations; raises the fault that ended the comparison with a bucket."""
         if self.sync:
             self.sync.check()
+        if num_steps is None:
+            return False
         newest = shared_checkpoint.newest_step(self.run_dir)
-        if num_steps is None or newest >= num_steps:
-            return num_steps is not None
-        return newest > self.first_seen and end_of(self.run_dir / CHECKPOINTS_DIR, newest) is not None
+        has_ended = newest > self.first_seen and end_of(self.run_dir / CHECKPOINTS_DIR, newest) is not None
+        return has_ended or newest >= num_steps
 
 
 def _mine(mining: _Mining, part: Part | None, num_steps: int | None) -> Iterator[Generation]:
