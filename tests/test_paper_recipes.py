@@ -110,6 +110,9 @@ def test_ances_rows_share_optimizer_and_head_and_differ_in_negatives(recipes):
         "bm25_rand_neg": ("in_batch_softmax", 2e-4, "negatives/bm25", 1),
         "bm25_to_bm25_rand": ("in_batch_softmax", 1e-6, "negatives/bm25", 1),
         "bm25_to_bm25_rand_documents": ("in_batch_softmax", 5e-6, "negatives/bm25", 1),
+        "rand_neg_documents": ("in_batch_softmax", 2e-4, "", 1), "nce_neg_documents": ("nce", 2e-4, "", 1),
+        "bm25_neg_documents": ("ance", 2e-4, "negatives/bm25", 1),
+        "bm25_rand_neg_documents": ("in_batch_softmax", 2e-4, "negatives/bm25", 1),
         "firstp_passages": ("ance", 1e-6, "{run_dir}/negatives", 1),
         "firstp_documents": ("ance", 5e-6, "{run_dir}/negatives", 1),
         "maxp_documents": ("ance", 5e-6, "{run_dir}/negatives", 4),
@@ -122,11 +125,11 @@ def test_ances_rows_share_optimizer_and_head_and_differ_in_negatives(recipes):
         assert (tower.pooling, tower.projection_dim, tower.projection_norm, tower.normalize) == ("first", 768, True, False)
         assert (name_of(training.optimizer), training.learning_rate) == ("ance_lamb", rate)
         assert (options.negatives_dir, options.max_passages) == (negatives, passages)
-        has_code_of_warm_up = (training.num_steps, options.batch_size, options.max_doc_length) == (2187500, 32, 128)
-        assert has_code_of_warm_up or (training.num_steps, options.batch_size, options.max_doc_length) == (100000, 64, 512)
+        sizes = (training.num_steps, options.batch_size, options.max_doc_length)
         is_warm = recipe.initialization.init_from == "runs/ance/bm25_neg"
         assert is_warm == (not recipe.initialization.init_new) == (name.startswith("bm25_to") or "p_" in name)
-        assert has_code_of_warm_up == (not is_warm)
+        from_roberta = (120186, 32, 512) if name.endswith("_documents") else (2187500, 32, 128)
+        assert sizes == ((100000, 64, 512) if is_warm else from_roberta)
     assert {name for name in ROWS if name.startswith("ance/") and "openqa" not in name} == {f"ance/{name}" for name in expected}
 
 
@@ -138,9 +141,16 @@ def test_dafts_rows_draw_from_a_cache_and_align_before_they_tune(recipes):
         assert (name_of(training.optimizer), training.learning_rate) == ("adamw", 1e-5)
         assert recipe.model.query.pooling == ("mean" if "no_attention" in name else "first")
         assert recipe.model.doc.pooling == "first"
+        assert recipe.alignment is None or recipe.alignment.delta == 250
         assert (recipe.alignment is not None) == (training.frozen == ("doc/.*",)) == name.endswith("_align")
         if name.startswith("daft/bert_l"):
             assert recipe.model.query.encoder.num_layers == int(name.partition("_l")[2].partition("_")[0])
+
+
+def test_only_samtones_rows_have_repeated_texts_in_a_batch_and_as_negatives(recipes):
+    for name, recipe in recipes(""):
+        is_samtone = name.startswith("samtone/")
+        assert recipe.options.unique_in_batch == bound(recipe.loss, "mask_duplicates") == (not is_samtone), name
 
 
 def test_curriculums_rows_have_both_kinds_of_negatives(recipes):

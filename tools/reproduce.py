@@ -116,11 +116,15 @@ def _parse_args(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
         "--out_dir", type=Path, default=Path("runs/reproduce"), help="gets runs and tables (default runs/reproduce)"
     )
     args, settings = parse_with_settings(parser, argv)
-    flag, used = ("--check", ()) if args.check else ("--scale=small", ("table", "dry_run"))
+    if args.check and args.paper:
+        raise InputError(f"--check names an entry, of whichever paper it is; leave {args.paper} out.")
+    flag, used = ("--check", ("check",)) if args.check else ("--scale=small", ("paper", "scale", "table", "dry_run"))
     if args.check or args.scale == "small":  # whose registered commands have data and settings of their own
-        parser.refuse_others(args, flag, used=("paper", "check", "scale", *used))
+        parser.refuse_others(args, flag, used=used)
         if settings:
             raise InputError(f"--gin.{settings[0]} changes nothing beside {flag}; leave one of them out.")
+    if args.topology and not args.dry_run:
+        raise InputError("--topology plans, and trains nothing; give --dry_run beside it, or leave it out.")
     return args, settings
 
 

@@ -26,6 +26,7 @@ from de_jax.papers.records import Records
 from de_jax.papers.tables import RANKS, Column, Evaluation, Paper, Row, Table
 from de_jax.types import InputError
 
+TRAINED_FILE = "trained.jsonl"
 PerQuery = dict[str, dict[str, float]]
 """Scores by measure and query id."""
 
@@ -91,7 +92,7 @@ class Reproduction:
         run_command: runs a verb of de-jax.
 
     Raises:
-        InputError: as `jobs_of`; or `out_dir` holds a malformed record, or a run with other settings.
+        InputError: as `jobs_of`; or `out_dir` holds a malformed record, or a run with other settings or of other data.
     """
 
     def __init__(
@@ -107,12 +108,18 @@ class Reproduction:
         self.paper, self.chosen, self.seeds, self.sources, self.out_dir = paper, list(chosen), list(seeds), sources, out_dir
         self.jobs = jobs_of(paper, chosen, seeds, sources)
         self._settings, self._run_command = list(settings), run_command
-        of_run = {"settings": schema.texts, "seconds": schema.number()}
-        self._trained = Records(out_dir / "trained.jsonl", ("run",), of_run)
+        self._data_dir = str(sources.data_dir.absolute())
+        of_run = {"data_dir": schema.text, "settings": schema.texts, "seconds": schema.number()}
+        self._trained = Records(out_dir / TRAINED_FILE, ("run",), of_run)
         scored = {"scores": schema.map_of(schema.number()), "per_query": schema.text, "seconds": schema.number()}
         self._scores = Records(out_dir / "scores.jsonl", ("run", "command"), scored)
         for job in self.jobs:
-            self._check_settings(job)
+            self._check_same(job)
+
+    def has_models(self, job: Job) -> bool:
+        """Whether the models and runs that a run starts from are there."""
+        models = [source for source in job.needs.sources if source.name in self.sources.weights]
+        return not any(model.missing_files for model in models) and all(self._is_trained(first) for first in job.needs.first)
 
     def missing(self) -> list[Missing]:
         """Missing data and models of the unfinished cells."""
@@ -199,11 +206,19 @@ class Reproduction:
     def _unscored(self, job: Job) -> list[Evaluation]:
         return [one for one in job.evaluations if self._scores.get(job.run.folder, one.command) is None]
 
-    def _check_settings(self, job: Job) -> None:
+    def _check_same(self, job: Job) -> None:
+        """Refuses a run that was trained on other data or with other settings."""
         trained = self._trained.get(job.run.folder)
-        if trained and trained["settings"] != self._settings:
-            folder, given = self.sources.run_dir(job.run), " ".join(trained["settings"]) or "none"
+        if trained is None:
+            return
+        folder, given = self.sources.run_dir(job.run), " ".join(trained["settings"]) or "none"
+        if trained["settings"] != self._settings:
             raise InputError(f"{folder} was trained with other --gin settings ({given}); give these, or another --out_dir.")
+        if trained["data_dir"] != self._data_dir:
+            raise InputError(
+                f"{folder} was trained on the data in {trained['data_dir']}, not in {self._data_dir}; give that --data_dir, or "
+                f"another --out_dir. If the same data moved, write the new place into {self.out_dir / TRAINED_FILE}."
+            )
 
     def _train(self, job: Job) -> None:
         start = time.monotonic()
@@ -211,7 +226,8 @@ class Reproduction:
         summary = self._run_command(["train", *job.needs.arguments, *more, f"--run_dir={self.sources.run_dir(job.run)}"])
         kept = {name: summary.get(name) for name in ("step", "stopped", "num_parameters")}
         seconds = round(time.monotonic() - start, 1)
-        self._trained.add({"run": job.run.folder, "settings": self._settings, "seconds": seconds, **kept})
+        made = {"run": job.run.folder, "data_dir": self._data_dir, "settings": self._settings, "seconds": seconds}
+        self._trained.add(made | kept)
 
     def _score(self, job: Job, evaluation: Evaluation) -> None:
         start = time.monotonic()

@@ -38,10 +38,12 @@ def read_designs(paper: str, tables: list[str] | None = None) -> list[Design]:
     found = [one for one in every if paper in one.papers]
     chosen = [one for one in found if not tables or not one.tables or set(tables) & set(one.tables)]
     if not chosen:
-        of_tables = f" for table {', '.join(tables)}" if tables else ""
+        if found:
+            has = ", ".join(sorted({table for one in found for table in one.tables}))
+            raise InputError(f"--table is {' '.join(tables or [])}, for which {paper} has no design; there are designs for {has}.")
         raise InputError(
-            f"{DESIGNS_DIR.resolve()} holds no design of {paper}{of_tables}; run --scale small in a checkout of the repository, "
-            "whose experiments/*.yaml have `paper` and `commands`."
+            f"{DESIGNS_DIR.resolve()} holds no design of {paper}; run --scale small in a checkout of the repository, whose "
+            "experiments/*.yaml have `paper` and `commands`."
         )
     return _in_order(chosen, {one.results: one for one in every if one.results})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,6 +29,8 @@ class Source(NamedTuple):
     files: tuple[str, ...]  # patterns below it; each must match a file
     origin: str  # where to get it; "" if `make` derives it from others
     make: tuple[str, ...]  # command lines
+    needs: tuple[str, ...] = ()  # data sets that these read
+    sizes: str = ""  # of a model, as a config.json; "" for a published run
 
     @property
     def missing_files(self) -> list[str]:
@@ -84,8 +87,8 @@ class Sources:
         self._bound: dict[str, gin_settings.Settings] = {}
         self._path = tables.TABLES_DIR / f"{tables.SOURCES}.yaml"
         found = read_yaml(self._path, _SOURCES)
-        self._data_dir, self._runs_dir, self._first_on = Path(data_dir), Path(runs_dir), found["first_on"]
-        self._put = {name: self._data_dir / one["put"] for name, one in found["data"].items()}
+        self.data_dir, self._runs_dir, self._first_on = Path(data_dir), Path(runs_dir), found["first_on"]
+        self._put = {name: self.data_dir / one["put"] for name, one in found["data"].items()}
         self.data = {name: self._source(name, one, self._put[name]) for name, one in found["data"].items()}
         self.weights = {name: self._model(name, one) for name, one in found["weights"].items()}
         self.trainings = {
@@ -94,7 +97,7 @@ class Sources:
 
     def filled(self, text: str) -> str:
         """A text in which each {name} of a data set is replaced by its folder."""
-        places = {name: str(path) for name, path in self._put.items()} | {"data_dir": str(self._data_dir)}
+        places = {name: str(path) for name, path in self._put.items()} | {"data_dir": str(self.data_dir)}
         return _NAMED.sub(lambda match: places.get(match[1], match[0]), text)
 
     def run_dir(self, run: Run) -> Path:
@@ -102,15 +105,18 @@ class Sources:
         return self._runs_dir / run.folder
 
     def of_data(self, names: Iterable[str]) -> list[Source]:
-        """Data sets by name.
+        """Data sets by name, each after what makes it if it is missing.
 
         Raises:
             InputError: sources.yaml lacks a name.
         """
-        names = list(names)
-        if unknown := [name for name in names if name not in self.data]:
-            raise InputError(f"{self._path} describes no data called {unknown[0]!r}.")
-        return [self.data[name] for name in names]
+        found: list[Source] = []
+        for name in names:
+            if name not in self.data:
+                raise InputError(f"{self._path} describes no data called {name!r}.")
+            source = self.data[name]
+            found += [*(self.of_data(source.needs) if source.missing_files else ()), source]
+        return found
 
     def needs_of(self, run: Run) -> Needs:
         """The needs of a run, from its recipe's own settings. Opens no model, and works while data and models are missing.
@@ -133,7 +139,8 @@ class Sources:
         for setting, (value, *_) in bound.items():
             for text in (part for part in gin_settings.values_in(value) if isinstance(part, str)):
                 if text in training.stand_ins:
-                    (source,) = self.of_data([training.stand_ins[text]])
+                    *needed, source = self.of_data([training.stand_ins[text]])
+                    sources += needed
                 elif text in self.weights:
                     source = self.weights[text]
                 elif text.startswith(RUNS) and _is_recipe(recipe := text.removeprefix(RUNS)):
@@ -152,11 +159,13 @@ class Sources:
 
     def _source(self, name: str, found: Mapping[str, Any], put: Path) -> Source:
         make = [self.filled(line.replace("{put}", str(put))) for line in found["make"]]
-        return Source(name, found["what"], put, tuple(found["files"]), found["from"], tuple(make))
+        sizes = json.dumps(found["sizes"]) if "sizes" in found else ""
+        return Source(name, found["what"], put, tuple(found["files"]), found["from"], tuple(make), tuple(found["needs"]), sizes)
 
     def _model(self, name: str, found: Mapping[str, Any]) -> Source:
         origin = found["from"] or f"https://huggingface.co/{name}"
-        return self._source(name, {**found, "what": "pretrained model", "from": origin}, self._data_dir / "models" / name)
+        what = "pretrained model; where there is a pickle alone, docs/checkpoints.md converts it"
+        return self._source(name, {**found, "what": what, "from": origin}, self.data_dir / "models" / name)
 
 
 def _value(bound: gin_settings.Settings, setting: Setting) -> Any:
@@ -176,12 +185,13 @@ _DATA: dict[str, schema.Check | schema.Maybe] = {
     "from": schema.Maybe(schema.some_text, ""),
     "put": schema.relative,
     "files": _FILES,
-    "make": _LINES,
+    **dict.fromkeys(("make", "needs"), _LINES),
 }
 _MODEL: dict[str, schema.Check | schema.Maybe] = {
     "from": schema.Maybe(schema.some_text, ""),
     "files": schema.Maybe(_FILES, ("config.json", "*.safetensors", "tokenizer.json")),
-    "make": _LINES,
+    **dict.fromkeys(("make", "needs"), _LINES),
+    "sizes": schema.Maybe(schema.map_of(lambda value: value)),
 }
 _TRAINING: dict[str, schema.Check | schema.Maybe] = {
     **dict.fromkeys(("data", "settings"), _LINES),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from de_jax.configurables import read_recipe
 from de_jax.files import schema
 from de_jax.papers.cells import Job, Missing, Reproduction, cells_of
 from de_jax.papers.commands import RunCommand
+from de_jax.papers.needs import Needs
 from de_jax.papers.records import Records
+from de_jax.papers.stand_ins import StandIns
 from de_jax.planner import outline
-from de_jax.types import InputError
 
 KEPT = ("available_gib", "fits", "why_not", "memory_gib", "executed_flops", "estimate")
 """Fields of a `de-jax plan_run` report that a plan keeps."""
@@ -26,21 +29,26 @@ def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_c
         run_command: runs a verb of de-jax.
 
     Returns:
-        paper, tables; runs, each with its command, seed, evaluations and needs, the fields of `planner.outline` (or why_not if
-        the weights that give the sizes are missing), and with a topology the `KEPT` fields of `plan_run`; cells, each with its
-        runs; missing.
+        paper, tables; runs, each with its command, seed, evaluations and needs, the fields of `planner.outline`, and with a
+        topology the `KEPT` fields of `plan_run`; cells, each with its runs; missing. Where models or first runs are missing, their
+        published sizes count.
+
+    Raises:
+        InputError: settings that a recipe refuses, or `plan_run` failed, as with an unknown topology.
     """
-    outlines: dict[str, dict[str, Any]] = {}
-    plans = Records(work.out_dir / "plans.jsonl", ("recipe", "topology", "settings"), {"plan": schema.record({})})
+    outlines: dict[tuple[str, str], dict[str, Any]] = {}
+    plans = Records(work.out_dir / "plans.jsonl", ("recipe", "training", "topology", "settings"), {"plan": schema.record({})})
     runs = []
-    for job in work.jobs:
-        arguments = [*job.needs.arguments, *(f"--gin.{one}" for one in settings)]
-        if job.run.recipe not in outlines:
-            outlines[job.run.recipe] = _outline(job, settings)
-        found = dict(outlines[job.run.recipe])
-        if topology and "why_not" not in found:
-            found["plan"] = _compiled(plans, job, topology, settings, arguments, run_command)
-        runs.append({**_described(work, job, arguments), **found})
+    with tempfile.TemporaryDirectory() as folder:
+        stand_ins = StandIns(Path(folder))
+        for job in work.jobs:
+            step = (job.run.recipe, job.run.training)
+            if step not in outlines:
+                needs = job.needs if work.has_models(job) else stand_ins.needs_of(job.run, settings)
+                outlines[step] = outline(read_recipe([needs.gin_file], [*needs.bindings, *settings]))
+                if topology:
+                    outlines[step]["plan"] = _compiled(plans, job, needs, topology, settings, run_command)
+            runs.append({**_described(work, job, settings), **outlines[step]})
     return {
         "paper": work.paper.name,
         "tables": [table.number for table in work.chosen],
@@ -84,8 +92,9 @@ def _number(value: Any, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _described(work: Reproduction, job: Job, arguments: list[str]) -> dict[str, Any]:
+def _described(work: Reproduction, job: Job, settings: list[str]) -> dict[str, Any]:
     run_dir = work.sources.run_dir(job.run)
+    arguments = [*job.needs.arguments, *(f"--gin.{one}" for one in settings)]
     return {
         "run": job.run.folder,
         **job.run._asdict(),
@@ -96,21 +105,14 @@ def _described(work: Reproduction, job: Job, arguments: list[str]) -> dict[str, 
     }
 
 
-def _outline(job: Job, settings: list[str]) -> dict[str, Any]:
-    try:
-        return outline(read_recipe([job.needs.gin_file], [*job.needs.bindings, *settings]))
-    except InputError as error:
-        return {"num_steps": job.needs.num_steps, "why_not": str(error)}
-
-
 def _compiled(
-    plans: Records, job: Job, topology: str, settings: list[str], arguments: list[str], run_command: RunCommand
+    plans: Records, job: Job, needs: Needs, topology: str, settings: list[str], run_command: RunCommand
 ) -> dict[str, Any]:
-    """The `KEPT` fields of `plan_run` for a recipe's step, compiled once."""
-    key = {"recipe": job.run.recipe, "topology": topology, "settings": " ".join(settings)}
+    """The `KEPT` fields of `plan_run` for a run's step, compiled once."""
+    key = {"recipe": job.run.recipe, "training": job.run.training, "topology": topology, "settings": " ".join(settings)}
     record = plans.get(*key.values())
     if record is None:
-        found = run_command(["plan_run", f"--topology={topology}", *arguments])
+        found = run_command(["plan_run", f"--topology={topology}", *needs.arguments, *(f"--gin.{one}" for one in settings)])
         record = {**key, "plan": {name: found.get(name) for name in KEPT}}
         plans.add(record)
     plan: dict[str, Any] = record["plan"]

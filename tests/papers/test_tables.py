@@ -8,8 +8,8 @@ import statistics
 import pytest
 
 from de_jax import cli, command, gin_settings
-from de_jax.papers import needs, tables
-from de_jax.papers.cells import jobs_of, score_name
+from de_jax.papers import needs, plans, tables
+from de_jax.papers.cells import Reproduction, jobs_of, score_name
 from de_jax.papers.needs import Run, Sources
 from de_jax.papers.tables import read_paper
 from de_jax.types import InputError
@@ -66,6 +66,46 @@ def test_every_name_in_a_table_is_there(name, papers, sources):
         sources.of_data(evaluation.data)
         named = set(re.findall(r"\{(\w+)\}", f"{evaluation.command} {evaluation.per_query}"))
         assert named <= set(evaluation.data)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_run_has_a_plan_before_any_data_and_weights_are_there(name, papers, tmp_path):
+    chosen = list(papers[name].tables.values())
+    work = Reproduction(papers[name], chosen, [0], Sources(tmp_path / "data", tmp_path / "runs"), tmp_path, pytest.fail)
+    runs = plans.plan(work, topology=None, settings=[], run_command=pytest.fail)["runs"]
+    assert len(runs) == len(work.jobs)
+    assert all(run["total_flops"] > 1e16 for run in runs)
+
+
+def test_a_recipe_is_planned_for_each_of_its_trainings_once(papers, tmp_path):
+    sources = Sources(tmp_path / "data", tmp_path / "runs")
+    long = sources.trainings["triviaqa"]._replace(settings=("PairsOptions.max_doc_length=1024",))
+    sources.trainings["triviaqa"] = long
+    lines = []
+
+    def plan_run(arguments):
+        lines.append(arguments)
+        return {"memory_gib": {"total": len(lines)}}
+
+    for _ in range(2):
+        work = Reproduction(papers["samtone"], papers["samtone"].chosen(["3"]), [0, 1], sources, tmp_path, pytest.fail)
+        plan = plans.plan(work, topology="v5e:2x2", settings=[], run_command=plan_run)
+        assert len(lines) == len({(one["recipe"], one["training"]) for one in plan["runs"]}) == 6
+    runs = {one["run"].removeprefix("samtone/large_ade_spl-"): one for one in plan["runs"]}
+    assert runs["msmarco-seed0"]["plan"] == runs["msmarco-seed1"]["plan"] != runs["triviaqa-seed0"]["plan"]
+    assert runs["triviaqa-seed0"]["total_flops"] > 3 * runs["msmarco-seed0"]["total_flops"]
+
+
+def test_missing_data_come_with_what_makes_them(papers, tmp_path):
+    sources = Sources(tmp_path / "data", tmp_path / "runs")
+    assert [one.name for one in sources.of_data(["nq_test"])] == ["t5_vocabulary", "nq_test"]
+    (tmp_path / "data" / "multireqa" / "nq_test").mkdir(parents=True)
+    (tmp_path / "data" / "multireqa" / "nq_test" / "manifest.json").touch()
+    assert [one.name for one in sources.of_data(["nq_test"])] == ["nq_test"]
+    for source in sources.data.values():  # a line that makes data reads only what is listed
+        for line in source.make:
+            read = {one.name for one in sources.data.values() if re.search(rf"{one.put}\b(?!_)", line)} - {source.name}
+            assert read <= {*source.needs, "msmarco", "msmarco_documents"}, line
 
 
 @pytest.mark.parametrize("name", PAPERS)

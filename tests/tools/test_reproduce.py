@@ -41,12 +41,15 @@ tables:
       - {name: plain, recipe: samtone/base_sde, published: [50.0, collapses, null, 3.0]}
       - {name: SamToNe, recipe: samtone/base_sde_query, beside: plain, published: [60.0, 40.0, 50.0, 3.0]}
       - {name: BM25, published: [30.0, 30.0, 30.0, null]}
+  "2": {title: a table without a design, columns: [nDCG], rows: [{name: BM25, published: [30.0]}]}
 """
 SOURCES = """
 data:
   toy: {what: ten documents, from: "https://example.org/toy.zip", put: toy, files: [corpus.jsonl*, qrels/test.tsv]}
 weights:
-  google/t5-v1_1-base: {files: [config.json]}
+  google/t5-v1_1-base:
+    files: [config.json]
+    sizes: {model_type: t5, vocab_size: 32128, d_model: 64, num_layers: 2, num_heads: 4, d_kv: 64, d_ff: 64}
 trainings:
   toy: {data: [toy], settings: ["beir_pairs.dataset_dir={toy}"]}
 """
@@ -151,7 +154,7 @@ def test_cells_are_filled_beside_the_published_numbers_and_none_of_them_twice(pa
     assert cells(paper)["SamToNe", "MRR"]["ours"] is None
     run.fails_at = None
     report, err = reproduced()
-    assert (report["num_cells"], report["num_filled"], report["missing"]) == (12, 6, [])
+    assert (report["num_cells"], report["num_filled"], report["missing"]) == (13, 6, [])
     assert [line[0] for line in run.lines] == ["train", "evaluate_beir", "evaluate_sentences"] * 2
     assert run.lines[0][1:] == [
         "--gin_file=recipes/paper/samtone/base_sde.gin", f"--gin.beir_pairs.dataset_dir={data / 'toy'}", "--gin.train.seed=0",
@@ -191,6 +194,10 @@ def test_cells_are_filled_beside_the_published_numbers_and_none_of_them_twice(pa
     assert len(run.lines) == 6
     with pytest.raises(InputError, match=r"was trained with other --gin settings \(none\); give these, or another --out_dir"):
         reproduced("--gin.make_mesh.fsdp=2")
+    moved = data.rename(paper / "moved")
+    with pytest.raises(InputError, match=rf"was trained on the data in {data}, not in {moved}; give that --data_dir, or another"):
+        reproduced(f"--data_dir={moved}")
+    assert len(run.lines) == 6
 
 
 def test_missing_data_and_weights_are_listed_and_nothing_runs(paper, run, capsys):
@@ -216,6 +223,20 @@ def test_a_dry_run_plans_without_weights(paper, run, reproduced):
     assert run.lines == []
 
 
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--dry_run", "--gin.train.no_such=1"], "train has no setting 'no_such'"),
+        (["--topology=cpu:1"], "--topology plans, and trains nothing; give --dry_run beside it"),
+        (["--check=bm25"], "--check names an entry, of whichever paper it is; leave toy out"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused_before_anything_runs(run, reproduced, flags, sentence):
+    with pytest.raises(InputError, match=sentence):
+        reproduced(*flags)
+    assert run.lines == []
+
+
 def test_small_designs_run_their_commands(paper, small):
     with pytest.raises(InputError, match=r"holds no design of toy; run --scale small in a checkout"):
         small()
@@ -236,6 +257,9 @@ def test_small_designs_run_their_commands(paper, small):
     design.write_text(f"paper: toy\ncommands: [\"{sys.executable} -c 'raise SystemExit(3)'\"]\n")
     with pytest.raises(InputError, match="failed, as it says above"):
         small()
+    design.write_text(design.read_text() + "table: [1, 3]\n")
+    with pytest.raises(InputError, match=r"--table is 2, for which toy has no design; there are designs for 1, 3\."):
+        small("--table=2")
 
 
 REPORT = {
