@@ -52,7 +52,17 @@ def train(recipe: Recipe, run_dir: str | Path, *, gin: str = "") -> dict[str, An
 
     Raises:
         InputError: another trainer is at work in `run_dir`, or anything that cannot be trained on.
+        SystemExit: with code 75 after SIGTERM, which comes before a machine is taken away: the run is saved, and the same call
+            continues it.
     """
+    summary = train_or_stop(recipe, run_dir, gin=gin)
+    if summary["stopped"] == StopOnSignal.REASON:
+        sys.exit(command.EXIT_STOPPED)
+    return summary
+
+
+def train_or_stop(recipe: Recipe, run_dir: str | Path, *, gin: str = "") -> dict[str, Any]:
+    """As `train`, but it also returns after SIGTERM, with "stopped" in the summary."""
     run_dir = mirrors.local(run_dir)
     if not isinstance(recipe, Recipe):
         raise InputError(f"recipe is {recipe!r:.60}; give a Recipe. A gin file is for de-jax train --gin_file.")
@@ -154,7 +164,7 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(recipe, Pretraining):
             summary = pretrain(recipe, args.run_dir, gin=gin)
         else:
-            summary = train(recipe, args.run_dir, gin=gin)
+            summary = train_or_stop(recipe, args.run_dir, gin=gin)
         if distributed.is_first():
             print(json.dumps(summary))
         if summary["stopped"] == StopOnSignal.REASON:

@@ -17,7 +17,7 @@ from pretrained_folders import our_embeddings, unit, write_encoder
 from random_params import random_params
 
 import de_jax
-from de_jax import configurables, trainer
+from de_jax import configurables, recipe_file, trainer
 from de_jax.data.text import beir
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import PromptedTokenizer
@@ -171,11 +171,18 @@ def test_the_training_of_the_readme_is_a_recipe(sde, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sde.save("all-MiniLM-L6-v2", format="sentence_transformers")
     called = []
-    monkeypatch.setattr(de_jax, "train", lambda recipe, run_dir: called.append(trainer.check(recipe, Path(run_dir))))
-    monkeypatch.setattr(de_jax, "load", called.append)
+    load = de_jax.load
+    monkeypatch.setattr(de_jax, "load", lambda name: called.append(name) if name == "runs/tuned" else load(name))
+    monkeypatch.setattr(de_jax, "train", lambda recipe, run_dir: called.append(recipe))
     monkeypatch.setattr(de_jax, "evaluate", lambda model, dataset_dir, split: called.append(dataset_dir))
-    exec(code_of_the_readme()[1], {"de_jax": de_jax, "model": sde})
-    assert called[1:] == ["runs/tuned", "data/scifact"]
+    exec(code_of_the_readme()[1], {})
+    recipe, *others = called
+    assert others == ["runs/tuned", "data/qa"]
+    trainer.check(recipe, tmp_path / "runs" / "tuned")
+    as_command = configurables.read_recipe(["recipes/table.gin"], ["MODEL=all-MiniLM-L6-v2", "table_pairs.path=qa.csv"])
+    for part in ("model", "loss", "optimization", "initialization"):
+        assert recipe_file.to_json(getattr(recipe, part)) == recipe_file.to_json(getattr(as_command, part)), part
+    assert recipe.data.keywords["dev_fraction"] == as_command.data.keywords["dev_fraction"]
 
 
 @pytest.mark.parametrize("name", ["sde", "ade", "light"])
@@ -366,6 +373,8 @@ def test_a_model_of_another_library_is_left_alone_by_its_evaluation(folders, tmp
         (np.array([1, 2]), r"the text in place 0 is .*1.* \(int"),
         (7, "texts is int; give a str, or a list"),
         (b"bytes", "texts is bytes"),
+        (np.array([["a"], ["b"]]), "texts is ndarray"),  # as a data frame, whose iteration gives the names of its columns
+        ({"a", "b"}, "texts is set; give a str, or a list, a column or other str in a fixed order"),
         (np.array("a"), "texts is ndarray; give a str"),
         ({"text": "a"}, "texts is dict"),
         (["a", "\ud800"], "in place 1 holds half of a surrogate pair"),

@@ -35,11 +35,9 @@ from de_jax.evaluation.task import Policy, beir_tasks, evaluate
 from de_jax.files import folders, outputs
 from de_jax.interop import any_model
 from de_jax.interop.pretrained import Pretrained
-from de_jax.recipe import Recipe
 from de_jax.reports import daft_plots, daft_report
 from de_jax.settings import NonNegativeInt, PositiveFloat, Seed, numeric
 from de_jax.trainer import first_params, train
-from de_jax.training.hooks.preemption import StopOnSignal
 from de_jax.training.run.run_folder import BEST_DIR, Run, complete_steps, load_run, write_run
 from de_jax.types import InputError
 
@@ -114,18 +112,12 @@ def _pair(args: argparse.Namespace, settings: Settings, layers: tuple[int, ...],
     for stage in STAGES[bool(args.num_align_steps)]:
         recipe = read_recipe([f"recipes/{RECIPES[stage]}.gin"], _bindings(args, source, settings, stage, layers))
         source = folder / stage
-        _train(recipe, source)
+        train(recipe, source)
         if not runs:
             runs["before"] = load_run(source)._replace(params=first_params(recipe))
         runs[stage] = load_run(source, "best" if complete_steps(source / BEST_DIR) else None)
     panels = {stage.replace("_", " "): dev_scores.by_both_towers(run, queries) for stage, run in runs.items()}
     return _Pair(runs[stage], [folder / stage for stage in runs if stage in RECIPES], panels)
-
-
-def _train(recipe: Recipe, run_dir: Path) -> None:
-    """Trains a stage to its end; SIGTERM ends the command, as in `de-jax train`."""
-    if train(recipe, run_dir)["stopped"] == StopOnSignal.REASON:
-        sys.exit(command.EXIT_STOPPED)
 
 
 def _import(args: argparse.Namespace, source: str, folder: Path) -> None:

@@ -61,7 +61,7 @@ tokenizer_class processor_class backend name_or_path is_local local_files_only t
 (special_tokens_map|(full_)?tokenizer|vocab|merges)_file
 clean_up_tokenization_spaces max_length stride truncation truncation_strategy padding pad_to_multiple_of pad_token_type_id
 do_basic_tokenize never_split wordpieces_prefix errors trim_offsets legacy extra_ids use_fast from_slow chat_template
-split_special_tokens use_default_system_prompt add_(bos|eos)_token spaces_between_special_tokens
+split_special_tokens use_default_system_prompt add_(bos|eos)_token spaces_between_special_tokens unk_id
 """,
     fixed={
         "truncation_side": ("right", "Right"),
@@ -116,4 +116,5 @@ MODEL = Keys(
         "similarity_fn_name": ("cosine", "dot", None),
         "truncate_dim": (None,),
     },
+    hints={"truncate_dim": "remove it, and give truncate_dim to de_jax.load, or truncate embeddings later"},
 )

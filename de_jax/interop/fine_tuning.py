@@ -12,7 +12,9 @@ import jax
 
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.interop import any_model, huggingface
+from de_jax.interop.huggingface import ASSUMED
 from de_jax.interop.pretrained import Pretrained
+from de_jax.interop.sentence_transformers import SCORED_BY_PRODUCT
 from de_jax.models.layer_stack import Remat
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.tower import PARTS, ProjectionInit, TowerConfig
@@ -73,8 +75,9 @@ def pretrained_tower(
     """
     found = _sizes(source)
     config: TowerConfig = getattr(found.model, _checked(tower))
-    if pooling is None:
-        for note in found.notes:
+    settled = [*([ASSUMED] if pooling is not None else []), *([SCORED_BY_PRODUCT] if normalize is not None else [])]
+    for note in found.notes:
+        if not any(words in note for words in settled):
             warnings.warn(note, stacklevel=2)
     num_layers = None if layers is None else len(layers)
     base: Any = config.encoder

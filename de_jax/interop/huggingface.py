@@ -30,6 +30,8 @@ DEFAULT_LENGTH = 512
 """Tokens, where the folder does not say what its texts were cut to and the encoder takes any length."""
 POOLING = {"mean": "mean", "cls": "first", "lasttoken": "last"}
 """A tower's poolings by the names that the field gives them."""
+ASSUMED = "so these are assumed"
+"""In notes of what a folder does not say."""
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 
 
@@ -72,7 +74,7 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
     assumed = f"no projection, embeddings of length 1 and texts of at most {encoder.max_length} tokens"
     if pooling is None:
         assumed = f"{assumed_pooling} pooling (pooling=cls takes the first token), {assumed}"
-    return found._replace(notes=(f"{folder} holds an encoder alone, so these are assumed: {assumed}",))
+    return found._replace(notes=(f"{folder} holds an encoder alone, {ASSUMED}: {assumed}",))
 
 
 def checked_pooling(name: str) -> str:

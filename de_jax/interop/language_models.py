@@ -7,7 +7,7 @@ from typing import Any
 
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.doc2query.generator_run import GENERATOR_RUN, load_generator
-from de_jax.interop.huggingface import checked_pooling
+from de_jax.interop.huggingface import ASSUMED, checked_pooling
 from de_jax.interop.pretrained import Pretrained, PretrainedSide
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import EncoderConfig, TowerConfig
@@ -53,6 +53,6 @@ def _encoder(
     assumed = "no projection and embeddings of length 1"
     if pooling is None:
         assumed = f"{usual} pooling, {assumed}"
-    notes = (f"{folder} holds a language model, so these are assumed: {assumed}",)
+    notes = (f"{folder} holds a language model, {ASSUMED}: {assumed}",)
     kept = {part: params[part] for part in ("embedder", "encoder") if part in params}  # without layers, no encoder
     return Pretrained(DualEncoder(query=tower, doc=tower), {"shared": kept}, side, side, notes)

@@ -81,7 +81,7 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
 def _notes(folder: Path, values: dict[str, Any], is_normalized: bool, prompts: dict[str, str]) -> tuple[str, ...]:
     """Where this library does otherwise than sentence-transformers with the same embedding of the same text."""
     notes = []
-    if values.get("similarity_fn_name") == "cosine" and not is_normalized:
+    if (values.get("similarity_fn_name") or "cosine") == "cosine" and not is_normalized:  # the default there
         notes.append(f"{folder} scores by cosine, but its embeddings are not of length 1 and {SCORED_BY_PRODUCT}")
     for tower, prompt in prompts.items():
         name = PROMPT_NAMES[tower][0]

@@ -4,6 +4,7 @@ import functools
 import gzip
 import itertools
 import json
+import warnings
 
 import jax
 import numpy as np
@@ -151,6 +152,15 @@ def test_texts_are_stored_once_and_negatives_and_scores_kept_by_row(vocabulary, 
     assert store.scores.dtype == np.float32
     batch = next(opened(ROWS, vocabulary, tmp_path, batch_size=2, num_neg_docs=2).batches(0))
     assert batch.neg_doc_ids.shape == (2, 2)
+
+
+def test_scores_that_no_loss_can_compare_are_told(vocabulary, tmp_path):
+    row = {"query": "apple 1", "positive": "apple pie", "negative": "comet", "pos_scores": [1.0]}
+    other = {**row, "query": "river 2", "positive": "river bed"}
+    with pytest.warns(UserWarning, match="scores no document together with a negative of its row"):
+        opened([row, other], vocabulary, tmp_path / "none", batch_size=1)
+    with warnings.catch_warnings(action="error"):
+        opened([row, {**other, "neg_scores": [0.5]}], vocabulary, tmp_path / "one", batch_size=1)
 
 
 def test_a_store_without_negatives_or_scores_has_no_such_arrays(vocabulary, tmp_path):

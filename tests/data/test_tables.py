@@ -1,5 +1,6 @@
 """Rows of tables and what they say: files that others' libraries wrote, and the same with faults."""
 
+import decimal
 import json
 import math
 import re
@@ -222,6 +223,13 @@ def test_packages_that_are_not_there_are_named(tmp_path):
         ({"query": "q", "doc": "n", "label": "-0.0"}, ("q", [], ["n"], [], [None])),
         ({"query": "q", "docs": ["d", "n", "e"], "labels": [1.0, 0.0, 0.5]}, ("q", ["d", "e"], ["n"], [None, 0.5], [None])),
         ({"query": "q", "doc": "d", "negative": "n", "scores": "[1, 0.5]"}, ("q", ["d"], ["n"], [1.0], [0.5])),
+        # sentence-transformers' MarginMSELoss: the document's score less each negative's
+        ({"query": "q", "positive": "d", "negative": "n", "score": 4.5}, ("q", ["d"], ["n"], [0.0], [-4.5])),
+        (
+            {"query": "q", "positive": "d", "negative_1": "n", "negative_2": "m", "score": "[4.5, 0]"},
+            ("q", ["d"], ["n", "m"], [0.0], [-4.5, 0.0]),
+        ),
+        ({"sentence1": "q", "sentence2": "d", "score": decimal.Decimal("0.50")}, ("q", ["d"], [], [0.5], [])),
         # FlagEmbedding
         (
             {"query": "q", "pos": ["d", "e"], "neg": ["n"], "pos_scores": [3, 2.5], "neg_scores": [-1], "prompt": "p"},
@@ -268,7 +276,16 @@ def test_rows_of_other_libraries_say_what_they_say_there(values, expected):
         ({"query": "q", "doc": "d", "score": math.nan}, "the score nan in column 'score' is not a finite number of 32 bits"),
         ({"query": "q", "doc": "d", "score": "nan"}, "column 'score': the score 'nan' is not a finite number of 32 bits"),
         ({"query": "q", "doc": "d", "score": True}, "column 'score' holds True, not a number"),
-        ({"query": "q", "doc": "d", "neg": "n", "score": 1.0}, "1 scores in column 'score' for 2 texts; give one each"),
+        ({"query": "q", "doc": "d", "neg": ["n", "m"], "score": 1.0}, "1 scores in column 'score' for 3 texts; give one each"),
+        ({"query": "q", "doc": ["d", "e"], "neg": "n", "score": 1.0}, "1 scores in column 'score' for 3 texts; give one each"),
+        (
+            {"query": "q", "doc": "d", "neg": "n", "label": 0.5},
+            "column 'label' scores a document beside negatives without a score; if labels are scores or margins, say so in columns",
+        ),
+        (
+            {"query": "q", "doc": "d", "neg": "n", "label": [4.5, 1]},
+            "2 labels in column 'label' for 1 documents; if labels are scores",
+        ),
         ({"query": "q", "doc": "d", "neg": ["n"], "neg_scores": [1, 2]}, "2 scores in column 'neg_scores' for 1 texts"),
         ({"query": "q", "doc": "d", "scores": "[1, "}, "column 'scores' holds '[1, ', not a list of scores"),
         (

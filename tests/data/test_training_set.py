@@ -11,6 +11,7 @@ from flat_settings import flat
 
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.data.text import beir
+from de_jax.data.text.tokenizing import PromptedTokenizer, load_tokenizer, prompt_of
 from de_jax.data.text.vocabulary_training import train_sentencepiece
 from de_jax.types import InputError
 
@@ -34,6 +35,16 @@ def queries_for_both(folder, **settings):
         **settings,
     )
     return {data.query_ids[int(row)] for row in np.asarray(data.for_both.rows)}
+
+
+def test_the_prompt_of_queries_goes_before_documents_only_where_that_is_said(folder):
+    tokenizer = PromptedTokenizer(load_tokenizer(folder / "spiece.model"), "query: ")
+    settings = {"dataset_dir": str(folder / "data"), "cache_dir": str(folder / "cache"), "batch_size": 1, "tokenizer": tokenizer}
+    with pytest.raises(InputError, match=r"puts 'query: ' before texts, .* set PairsOptions\.doc_tokenizer, or doc_prompt"):
+        flat(beir_pairs)(**settings)
+    for more, prompt in (({"doc_prompt": ""}, ""), ({"doc_prompt": "a: "}, "a: "), ({"doc_tokenizer": tokenizer}, "query: ")):
+        data = flat(beir_pairs)(**settings, **more)
+        assert (prompt_of(data.query.tokenizer), prompt_of(data.doc.tokenizer)) == ("query: ", prompt)
 
 
 def test_towers_are_compared_on_dev_queries_wherever_there_is_a_dev_split(folder):

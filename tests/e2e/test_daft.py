@@ -154,7 +154,7 @@ def test_without_alignment_the_same_command_trains_both_towers_at_once_and_gives
 
 def test_a_stage_that_was_told_to_stop_is_not_taken_for_a_whole_one(folders, tmp_path, monkeypatch):
     done = []
-    monkeypatch.setattr(daft, "train", lambda recipe, run_dir: done.append(run_dir.name) or {"stopped": "SIGTERM"})
+    monkeypatch.setattr(trainer, "train_or_stop", lambda recipe, run_dir, gin: done.append(run_dir.name) or {"stopped": "SIGTERM"})
     command = [f"--model={folders / 'model'}", f"--dataset_dir={folders / 'data'}", f"--out_dir={tmp_path}", "--query_layers=1"]
     with pytest.raises(SystemExit) as exit_:
         daft.main([*command, *SMALL])
@@ -163,7 +163,12 @@ def test_a_stage_that_was_told_to_stop_is_not_taken_for_a_whole_one(folders, tmp
 
 def test_query_towers_are_cut_from_another_model_where_one_is_named(folders, tmp_path, monkeypatch):
     begun = {}
-    monkeypatch.setattr(daft, "train", lambda recipe, run_dir: begun.update({run_dir.name: recipe}) or {"stopped": "SIGTERM"})
+
+    def stop(recipe, run_dir):
+        begun[run_dir.name] = recipe
+        raise SystemExit(75)
+
+    monkeypatch.setattr(daft, "train", stop)
     command = [f"--model={folders / 'model'}", f"--query_model={folders / 't5'}", f"--dataset_dir={folders / 'data'}"]
     with pytest.raises(SystemExit):
         daft.main([*command, f"--out_dir={tmp_path}", "--query_layers=2", *SMALL])  # the document tower has one layer

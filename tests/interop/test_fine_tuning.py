@@ -1,6 +1,7 @@
 """What a recipe starts from: towers, tokenizers and first parameters of a pretrained model, and what is refused."""
 
 import dataclasses
+import json
 import shutil
 import warnings
 
@@ -172,6 +173,25 @@ def test_pooling_of_a_tower_is_chosen_and_what_is_assumed_is_said(folders, tmp_p
         assert fine_tuning.pretrained_tower(source=model).pooling == "mean"
     with pytest.raises(InputError, match="pooling is 'last'; a tower has mean or cls"):
         fine_tuning.pretrained_tower(source=alone, pooling="last")
+
+
+@pytest.mark.parametrize("name", ["cosine", None, "absent"])
+def test_a_model_that_scores_by_cosine_and_does_not_normalize_is_told_apart(tmp_path, name):
+    """The default of sentence-transformers is the cosine; folders from before its version 3 do not say so."""
+    write_sentence_transformer(tmp_path / "model", "bert", normalize=False)
+    file = tmp_path / "model" / "config_sentence_transformers.json"
+    settings = json.loads(file.read_text())
+    settings.pop("similarity_fn_name", None)
+    file.write_text(json.dumps(settings | ({} if name == "absent" else {"similarity_fn_name": name})))
+    source = str(tmp_path / "model")
+    for more in ({}, {"pooling": "mean"}):
+        with pytest.warns(UserWarning, match=r"scores by cosine, .* pretrained_tower\.normalize=True makes it a cosine"):
+            assert not fine_tuning.pretrained_tower(source=source, **more).normalize
+    with warnings.catch_warnings(action="error"):
+        assert fine_tuning.pretrained_tower(source=source, normalize=True).normalize
+    file.write_text(json.dumps(settings | {"similarity_fn_name": "dot"}))
+    with warnings.catch_warnings(action="error"):
+        fine_tuning.pretrained_tower(source=source)
 
 
 def test_a_tower_without_layers_is_pooled_by_the_mean(folders, tmp_path):

@@ -84,6 +84,16 @@ def test_in_batch_losses_are_multiple_negatives_ranking(ours, theirs, whole):
     assert_equal(functools.partial(ours, temperature=0.05, mask_duplicates=False), whole, value, tensors)
 
 
+def test_multiple_negatives_ranking_as_documented_takes_cosines(whole):
+    """So ours is equal for embeddings of length 1, as these are, and not for others."""
+    twice = [2 * tensor for tensor in columns(whole)]
+    by_cosine = st_losses.MultipleNegativesRankingLoss(model(), scale=20.0)
+    by_product = st_losses.MultipleNegativesRankingLoss(model(), scale=20.0, similarity_fct=util.dot_score)
+    values = [loss.compute_loss_from_embeddings(of, None) for loss in (by_cosine, by_product) for of in (columns(whole), twice)]
+    torch.testing.assert_close(values[:2], [values[2]] * 2)
+    assert abs(values[3] - values[2]) > 0.01
+
+
 class Encoder(torch.nn.Module):
     """A model whose "features" are embeddings already."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -143,7 +144,13 @@ def _pairs(readings: Readings, texts: Mapping[str, _Texts]) -> tuple[dict[str, n
     if (negative_rows := side_by_side(mined, PADDING_ID)).shape[1]:
         arrays["neg_docs"] = negative_rows
     if any(not np.isnan(some).all() for some in scores):
-        arrays["scores"] = side_by_side(scores, np.nan)
+        arrays["scores"] = found = side_by_side(scores, np.nan)
+        if negative_rows.shape[1] and not np.isfinite(found[:, :1] + found[:, 1:]).any():
+            warnings.warn(
+                f"{readings.train.table.name} scores no document together with a negative of its row, so kl_distillation and "
+                "margin_mse have nothing to compare in it.",
+                stacklevel=2,
+            )
     return arrays, dev_qrels
 
 

@@ -348,9 +348,18 @@ def opened(tokenizer: TokenizerSource) -> Tokenizer:
 
 
 def opened_tokenizers(options: PairsOptions) -> tuple[Tokenizer, Tokenizer]:
-    """The tokenizers of queries and of documents, with their prompts."""
+    """The tokenizers of queries and of documents, with their prompts.
+
+    Raises:
+        InputError: the queries' tokenizer has a prompt of its own, and nothing says what documents have.
+    """
     query_tokenizer = opened(options.tokenizer)
     doc_tokenizer = opened(options.doc_tokenizer) if options.doc_tokenizer else query_tokenizer
+    if isinstance(query_tokenizer, PromptedTokenizer) and not options.doc_tokenizer and options.doc_prompt is None:
+        raise InputError(
+            f"the tokenizer puts {query_tokenizer.prompt!r} before texts, which would go before documents too; set PairsOptions."
+            "doc_tokenizer, or doc_prompt (an empty one for none)."
+        )
     return with_prompt(query_tokenizer, options.query_prompt), with_prompt(doc_tokenizer, options.doc_prompt)
 
 

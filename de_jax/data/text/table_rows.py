@@ -6,13 +6,14 @@ Columns are found by the common names of other libraries, or are named:
     doc          doc, document, positive, answer, context, passage, sentence2, ...: a text, {"title", "text"}, or a list of these
     title        title: of the document, put before its text as BEIR's readers do
     neg_docs     negative, neg, negatives, ...: as doc; also negative_1, negative_2, ...
-    score        score, scores: one for each text, the documents first
+    score        score, scores: one for each text, the documents first; or the document's margin over each negative
     doc_scores   pos_scores, and neg_scores: the same in two columns
     label        label, labels: 0 for a text that is not relevant, 1 for a document, also as 0.0 and 1.0; between them a score
 """
 
 from __future__ import annotations
 
+import decimal
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -195,7 +196,7 @@ def example_of(values: Mapping[str, Any], columns: Columns) -> Example:
     scores = _scores(values, columns, len(docs), len(neg_docs))
     one = Example(queries[0], docs, neg_docs, scores[: len(docs)], scores[len(docs) :])
     if "label" in columns:
-        return _labelled(one, _labels(values, columns, len(docs)))
+        return _labelled(one, _labels(values, columns, len(docs), len(neg_docs)))
     if not docs:
         raise ValueError(f"column {columns['doc'][0]!r} holds no document")
     return one
@@ -258,9 +259,17 @@ def _text(value: Any, title: Any, column: str) -> str:
 
 
 def _scores(values: Mapping[str, Any], columns: Columns, num_docs: int, num_neg_docs: int) -> list[float]:
-    """A score for each text of a row, documents first."""
+    """A score for each text of a row, documents first.
+
+    As many scores as negatives are margins, the document's score less a negative's, as MarginMSELoss of sentence-transformers has
+    them; the document then has 0.
+    """
     if (value := _cell(values, columns, "score")) is not None:
-        return _numbers(value, columns["score"][0], num_docs + num_neg_docs)
+        column = columns["score"][0]
+        several = list_cells.numbers(value, column, "scores")
+        if num_docs == 1 and len(several) == num_neg_docs:
+            return [0.0, *(-margin for margin in _numbers(several, column, num_neg_docs))]
+        return _numbers(several, column, num_docs + num_neg_docs)
     found = []
     for role, number in (("doc_scores", num_docs), ("neg_scores", num_neg_docs)):
         value = _cell(values, columns, role)
@@ -282,7 +291,7 @@ def _number(value: Any, column: str) -> float:
             return trec_columns.parse_score(value.strip())
         except ValueError as error:
             raise ValueError(f"column {column!r}: {error}") from None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float | decimal.Decimal):
         raise ValueError(f"column {column!r} holds {_kind(value)}, not a number")
     try:
         number = float(value)
@@ -293,15 +302,18 @@ def _number(value: Any, column: str) -> float:
     return number
 
 
-def _labels(values: Mapping[str, Any], columns: Columns, num_docs: int) -> list[float]:
+def _labels(values: Mapping[str, Any], columns: Columns, num_docs: int, num_neg_docs: int) -> list[float]:
     """For each document 0 where it is not relevant, `NO_SCORE` where it is, or its score."""
     column = columns["label"][0]
     several = list_cells.numbers(_cell(values, columns, "label"), column, "labels")
     if len(several) != num_docs:
-        raise ValueError(f"{len(several)} labels in column {column!r} for {num_docs} documents")
+        raise ValueError(f"{len(several)} labels in column {column!r} for {num_docs} documents{_or_scores(column)}")
     labels = [_label(one, column) for one in several]
-    if "score" in columns and any(not math.isnan(label) and label for label in labels):
-        raise ValueError(f"both {column!r} and {columns['score'][0]!r} hold scores; leave one out in columns, label=")
+    if any(label for label in labels if not math.isnan(label)):
+        if "score" in columns:
+            raise ValueError(f"both {column!r} and {columns['score'][0]!r} hold scores; leave one out in columns, label=")
+        if num_neg_docs and "neg_scores" not in columns:
+            raise ValueError(f"column {column!r} scores a document beside negatives without a score{_or_scores(column)}")
     return labels
 
 
@@ -311,11 +323,12 @@ def _label(value: Any, column: str) -> float:
     number = float(value) if isinstance(value, bool) else _number(value, column)
     if not 0 <= number <= 1:
         between = "" if number.is_integer() else " nor between them"
-        raise ValueError(
-            f"the label {number:g} in column {column!r} is neither 0 nor 1{between}; if labels are scores, say so in columns, "
-            f"label= score={column}"
-        )
+        raise ValueError(f"the label {number:g} in column {column!r} is neither 0 nor 1{between}{_or_scores(column)}")
     return NO_SCORE if number == 1 else number
+
+
+def _or_scores(column: str) -> str:
+    return f"; if labels are scores or margins, say so in columns, label= score={column}"
 
 
 def _kind(value: Any) -> str:
