@@ -31,7 +31,7 @@ DEFAULT_LENGTH = 512
 POOLING = {"mean": "mean", "cls": "first", "lasttoken": "last"}
 """A tower's poolings by the names that the field gives them."""
 ASSUMED = "so these are assumed"
-"""In notes of what a folder does not say."""
+"""Stands in the notes on settings that a folder lacks."""
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 
 

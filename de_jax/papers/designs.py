@@ -68,7 +68,7 @@ def run_designs(designs: list[Design], call: Callable[[str], None]) -> list[dict
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise InputError(
             f"experiments/{name}.yaml needs {need}{others}, which does not exist and is not the `results` of an earlier design; "
-            "its file says where it comes from."
+            "docs/paper_recipes.md says where data come from."
         )
     reports = []
     for design in designs:

@@ -77,11 +77,16 @@ def test_every_run_has_a_plan_before_any_data_and_weights_are_there(name, papers
     assert all(run["total_flops"] > 1e16 for run in runs)
 
 
-def test_a_recipe_is_planned_for_each_of_its_trainings_once(papers, tmp_path):
+def test_a_recipe_is_planned_for_each_of_its_trainings_once(papers, tmp_path, monkeypatch):
+    read, lines = needs.read_yaml, []
+
+    def with_long_documents(*args):
+        found = read(*args)
+        found["trainings"]["triviaqa"]["settings"] = ["PairsOptions.max_doc_length=1024"]
+        return found
+
+    monkeypatch.setattr(needs, "read_yaml", with_long_documents)
     sources = Sources(tmp_path / "data", tmp_path / "runs")
-    long = sources.trainings["triviaqa"]._replace(settings=("PairsOptions.max_doc_length=1024",))
-    sources.trainings["triviaqa"] = long
-    lines = []
 
     def plan_run(arguments):
         lines.append(arguments)
