@@ -447,7 +447,7 @@ def _checked_texts(texts: Texts) -> Iterator[str]:
         texts = [texts]
     elif isinstance(texts, bytes | Mapping | set | frozenset) or not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
         raise InputError(
-            f"texts is {type(texts).__name__}; give a str, or a list, a column or another series of str in a fixed order."
+            f"texts is {type(texts).__name__}; give a str, or a list, a column or other str in a fixed order."
         )
     for place, text in enumerate(texts):
         if not isinstance(text, str):
