@@ -120,7 +120,8 @@ def _why_not(part: Part, device: dict[str, Any]) -> str | None:
 
 def _env() -> dict[str, str]:
     """Almost all of the GPU for the process that measures, and nothing before it asks."""
-    return {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"}
+    others = {name: value for name, value in os.environ.items() if name != "XLA_PYTHON_CLIENT_MEM_FRACTION"}
+    return {**others, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_CLIENT_MEM_FRACTION": "0.95"}
 
 
 def _run(part: Part, *, rehearse: bool, limit: float) -> dict[str, Any]:

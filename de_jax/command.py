@@ -162,7 +162,8 @@ def use_memory_fraction(fraction: float | None) -> None:
         return
     if not 0 < fraction <= 1:
         raise InputError(f"--memory_fraction is {fraction}; give a share, more than 0 and at most 1.")
-    os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = str(fraction)
+    os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)  # the older name; JAX refuses both together
+    os.environ["XLA_CLIENT_MEM_FRACTION"] = str(fraction)
 
 
 def go_on_in_child() -> None:

@@ -446,9 +446,7 @@ def _checked_texts(texts: Texts) -> Iterator[str]:
     if isinstance(texts, str):
         texts = [texts]
     elif isinstance(texts, bytes | Mapping | set | frozenset) or not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) != 1:
-        raise InputError(
-            f"texts is {type(texts).__name__}; give a str, or a list, a column or other str in a fixed order."
-        )
+        raise InputError(f"texts is {type(texts).__name__}; give a str, or a list, a column or other str in a fixed order.")
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"the text in place {place} is {text!r:.60} ({type(text).__name__}); give str.")

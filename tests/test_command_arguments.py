@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 
 from de_jax import command, configurables
 from de_jax.cli import VERBS
@@ -173,3 +174,12 @@ def test_a_sentence_with_unicodes_line_ends_is_told_whole(capsys):
     with pytest.raises(SystemExit):
         command.run(main)
     assert capsys.readouterr().err.endswith("error: the id a\u2028b\x85c is there twice.\n")
+
+
+def test_a_share_of_a_gpus_memory_takes_the_place_of_another_under_any_name(monkeypatch):
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.setenv(name, "0.5")
+    command.use_memory_fraction(0.25)
+    assert generate_pjrt_gpu_plugin_options()["memory_fraction"] == 0.25
+    with pytest.raises(InputError, match="--memory_fraction is 2; give a share"):
+        command.use_memory_fraction(2)

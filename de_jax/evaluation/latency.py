@@ -85,7 +85,7 @@ def measure(
 
 def device() -> str:
     """The device of the towers, in words."""
-    first = jax.devices()[0]
+    first = jax.local_devices()[0]
     return "CPU" if first.platform == "cpu" else first.device_kind
 
 

@@ -88,6 +88,11 @@ class Miner:
     def check(self) -> None:
         """Raises InputError for an index or a file that mining would refuse only after everything was encoded."""
         self.index_builder()
+        if self.faiss_device != "cpu" and not self.faiss_on_disk and self.last_rank > faiss_index.GPU_DEPTH:
+            raise InputError(
+                f"Miner.last_rank is {self.last_rank}, and FAISS on a GPU finds at most {faiss_index.GPU_DEPTH}; lower it, or set "
+                "Miner.faiss_device to 'cpu'."
+            )
         if self.bm25_negatives_dir:
             generations.open_newest(self.bm25_negatives_dir)
         if self.judgements:

@@ -12,7 +12,16 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Bool, Float, Int
 
-from de_jax.models.layers import Dropout, Linear, platform, product, stream_dtype
+from de_jax.models.layers import (
+    Dropout,
+    Linear,
+    has_cudnn_attention,
+    num_head_shares,
+    platform,
+    product,
+    split_by_heads,
+    stream_dtype,
+)
 from de_jax.types import Array
 
 MASKED = -1e9
@@ -92,8 +101,9 @@ def attend(
     """
     own = segments[:, None, :, None] == segments[:, None, None, :]  # [b, 1, L, L]
     own = own if seen is None else own & seen
-    if drop is None and cap is None and _has_fused_kernel(query):
-        position_scores = None if bias is None else bias[None].astype(query.dtype)
+    if drop is None and cap is None and _has_fused_kernel(query, key):
+        query, key, value = (split_by_heads(x, axis=2) for x in (query, key, value))
+        position_scores = None if bias is None else split_by_heads(bias[None].astype(query.dtype), axis=1)
         return jax.nn.dot_product_attention(query, key, value, position_scores, own, scale=scale, implementation="cudnn").astype(
             query.dtype
         )
@@ -132,10 +142,15 @@ def attend_visible(
     return jnp.swapaxes(context, 1, 2).astype(stream_dtype(query.dtype))
 
 
-def _has_fused_kernel(query: Float[Array, "b L H d"]) -> bool:
-    """Whether cuDNN's attention can run; it never holds the scores of all pairs of tokens."""
-    _, length, _, head_dim = query.shape
-    return platform() == "gpu" and query.dtype == jnp.bfloat16 and length % 2 == 0 and head_dim % 8 == 0 and head_dim <= 128
+def _has_fused_kernel(query: Float[Array, "b L H d"], key: Float[Array, "b L G d"]) -> bool:
+    """Whether cuDNN's attention can run; it never holds the scores of all pairs of tokens.
+
+    Its partitioning wants the heads of queries and keys split alike, so both must divide among the devices that share them.
+    """
+    _, length, num_heads, head_dim = query.shape
+    fits = query.dtype == jnp.bfloat16 and length % 2 == 0 and head_dim % 8 == 0 and head_dim <= 128
+    is_split = num_heads % num_head_shares() == 0 and key.shape[2] % num_head_shares() == 0
+    return platform() == "gpu" and fits and is_split and has_cudnn_attention()
 
 
 class RelativePositionBias(nn.Module):

@@ -23,6 +23,8 @@ LINEAR_OUTPUT = "linear output"
 """Rematerialisation may keep these values: products with parameters. Its policies do not see into `product`'s own derivative."""
 
 
+HEAD_AXIS = "tensor"
+"""The axis of the mesh along which kernels, and so the heads of attention, are split."""
 ABSENT_GPU = "absent gpu"
 """A GPU that is compiled for on a machine without one, so without the kernels of cuDNN."""
 
@@ -61,6 +63,30 @@ def split_by_rows(x: Float[Array, "b ..."]) -> Float[Array, "b ..."]:
     if not set(ROW_AXES) <= set(jax.sharding.get_abstract_mesh().axis_names):
         return x
     return jax.lax.with_sharding_constraint(x, jax.sharding.PartitionSpec(ROW_AXES))
+
+
+def num_head_shares() -> int:
+    """Among how many devices the heads of attention are divided."""
+    return dict(jax.sharding.get_abstract_mesh().shape).get(HEAD_AXIS, 1)
+
+
+def split_by_heads(x: Float[Array, ...], axis: int) -> Float[Array, ...]:
+    """`x`, with its heads along `axis` on the devices that compute them; see `split_by_rows`."""
+    if num_head_shares() == 1:
+        return x
+    rows = ROW_AXES if axis > 1 else None
+    places = [rows, *[None] * (axis - 1), HEAD_AXIS]
+    return jax.lax.with_sharding_constraint(x, jax.sharding.PartitionSpec(*places))
+
+
+@functools.cache
+def has_cudnn_attention() -> bool:
+    """Whether this process's GPU runs cuDNN's attention, which needs a compute capability of 8; true on a machine without a GPU."""
+    device = jax.local_devices()[0]
+    if device.platform != "gpu":
+        return True
+    capability = str(getattr(device, "compute_capability", ""))  # "9.0"; "gfx90a" of ROCm, which has no cuDNN
+    return capability.partition(".")[0].isdecimal() and int(capability.partition(".")[0]) >= 8
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
@@ -103,7 +129,9 @@ def _einsum(subscripts: str, a: Array, b: Array, dtype: jnp.dtype) -> Array:
         # XLA turns the operands round when the result lists the second one's indices first; on a CPU (jaxlib 0.10) it then
         # finds no kernel for low precision and fails.
         subscripts, a, b = f"{right},{left}->{result}", b, a
-    return jnp.einsum(subscripts, a, b, preferred_element_type=dtype)
+    # An accelerator's default for float32 is fewer bits (TF32, bfloat16).
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 and platform() != "cpu" else None
+    return jnp.einsum(subscripts, a, b, precision=precision, preferred_element_type=dtype)
 
 
 def _split(subscripts: str) -> tuple[str, str, str]:

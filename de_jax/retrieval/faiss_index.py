@@ -262,6 +262,8 @@ def index_builder(choice: str, options: SearchOptions = ON_CPU) -> IndexBuilder:
         _set_parameters(trial, choice, options)
         if options.on_disk:
             check_on_disk(trial, choice)
+        else:
+            _check_on_device(trial, options)
     return functools.partial(_kept, choice, options)
 
 
@@ -299,7 +301,7 @@ def _filling(embeddings: Float[Any, "n D"], ids: Sequence[str], factory: str, op
         check_on_disk(index, factory)
         _check_device(options)
     else:
-        _on_device(index, options._replace(device=options.device.replace("all_gpus", "gpu")))  # refuses before the work
+        _check_on_device(index, options)
     return Filling(index, factory, embeddings, ids, is_on_gpu=options.device != "cpu", **more)
 
 
@@ -335,6 +337,11 @@ def _check_device(options: SearchOptions) -> None:
             "FAISS sees no GPU; with one in the machine, pip uninstall faiss-cpu and pip install 'de_jax[gpu]', else search on "
             "the CPU."
         )
+
+
+def _check_on_device(index: Any, options: SearchOptions) -> None:
+    """Refuses an empty index that no GPU has, before the work."""
+    _on_device(index, options._replace(device=options.device.replace("all_gpus", "gpu")))
 
 
 def _on_device(index: Any, options: SearchOptions) -> Any:

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import toy_run
+from two_processes import TwoProcesses, assert_close
 
 from de_jax import configurables, trainer
 from de_jax.configurables import read_recipe
@@ -60,6 +61,19 @@ def test_a_pretrained_bert_is_a_model_to_start_from(texts, tmp_path):
     settings = [f"MODEL={run_dir}", "make_mesh.data=1", "PairsOptions.max_query_length=16", "PairsOptions.max_doc_length=16"]
     recipe = read_recipe(["recipes/fine_tune.gin"], settings)
     trainer.check(recipe, None)
+
+
+@pytest.mark.soak
+def test_two_processes_start_from_a_language_model(texts, tmp_path):
+    pretrain(texts, tmp_path / "bert", "pretrain_bert", 2, BertConfig__num_layers=0)
+    data = toy_run.write_dataset(tmp_path / "data")
+    settings = {"MODEL": tmp_path / "bert", "beir_pairs.dataset_dir": data, "beir_pairs.batch_size": 16, "train.num_steps": 2}
+    settings |= {"beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16, "linear.warmup_steps": 0}
+    settings["train.learning_rate"] = 2e-6  # AdamW turns a gradient of 0 into an update of the rate, of either sign
+    argv = ["--gin_file=recipes/fine_tune.gin", *(f"--gin.{name}={value}" for name, value in settings.items())]
+    assert TwoProcesses([*argv, f"--run_dir={tmp_path / 'two'}"]).finish()[0] == [0, 0]
+    trainer.main([*argv, f"--run_dir={tmp_path / 'one'}"])
+    assert_close(tmp_path / "two", tmp_path / "one")
 
 
 @pytest.mark.soak

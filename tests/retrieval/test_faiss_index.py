@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from de_jax.files import folders
+from de_jax.mining.miner import Miner
 from de_jax.retrieval import faiss_filling, faiss_index, index_files
 from de_jax.retrieval.faiss_index import FaissIndex, SearchOptions, index_builder
 from de_jax.retrieval.index import ExactIndex
@@ -334,6 +335,14 @@ def two_gpus(monkeypatch):
     return copies
 
 
+def test_a_miner_is_told_what_no_gpu_does_before_anything_is_encoded(two_gpus):
+    Miner(index="Flat", faiss_device="gpu").check()
+    with pytest.raises(InputError, match="FAISS cannot put the index on a GPU"):
+        Miner(index="HNSW32", faiss_device="gpu").check()
+    with pytest.raises(InputError, match=r"Miner\.last_rank is 3000, and FAISS on a GPU finds at most 2048; lower it"):
+        Miner(index="Flat", faiss_device="gpu", last_rank=3000).check()
+
+
 def test_gpus_hold_the_filled_index_as_asked(two_gpus, monkeypatch):
     monkeypatch.setattr(faiss_index, "GPU_DEPTH", 50)
     docs, ids = small_integers(np.random.default_rng(0), 90), names(90)
@@ -357,7 +366,7 @@ def test_a_gpu_trains_and_fills_an_inverted_index_part_by_part(two_gpus, corpus,
         options = SearchOptions(nprobe=4, device="all_gpus", float16=True, on_disk=on_disk)
         found = index_builder("IVF8,Flat", options)(docs, ids, tmp_path).search(queries, 20)
     assert_same_ranking(found, cpu.search(queries, 20))
-    filled = ["to fill"] if on_disk else [(0, True, True, [0]), "to fill", (2000, True, True, None)]
+    filled = ["to fill"] if on_disk else [(0, True, True, [0])] * 2 + ["to fill", (2000, True, True, None)]
     assert two_gpus == filled
 
 

@@ -179,6 +179,18 @@ def test_where_none_is_intact_that_is_said(intact, tmp_path):
         restored(tmp_path / "copy", 2)
 
 
+def test_a_process_that_alone_cannot_read_does_not_wait_for_the_others(intact, monkeypatch):
+    """They may have read it, and would wait for this one elsewhere."""
+
+    def fail(*args):
+        raise checkpoint._DamagedError("is cut off", is_alone=True)
+
+    monkeypatch.setattr(Checkpoints, "_restore_intact", fail)
+    monkeypatch.setattr(Checkpoints, "_is_intact", pytest.fail)
+    with pytest.raises(InputError, match=r"/2 is cut off; copy it again, or delete that folder to continue from an older one\."):
+        restored(intact, 2)
+
+
 def test_what_stands_beside_a_state_comes_back_and_damage_to_it_is_named(intact, tmp_path):
     shutil.copytree(intact, tmp_path / "copy")
     with contextlib.closing(Checkpoints(tmp_path / "copy")) as checkpoints:

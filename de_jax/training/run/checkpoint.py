@@ -206,15 +206,17 @@ class Checkpoints:
         try:
             return self._restore_intact(step, like)
         except _DamagedError as error:
-            older = next((other for other in reversed(self.steps()) if other < step and self._is_intact(other, like)), None)
-            mend = (
-                f"continue from step {older}, the newest intact one"
-                if older
-                else "start again, because no older checkpoint is intact"
-            )
+            mend = "continue from an older one" if error.is_alone else self._older(step, like)
             raise InputError(
                 f"the checkpoint {self.folder / str(step)} {error}; copy it again, or delete that folder to {mend}."
             ) from error
+
+    def _older(self, step: int, like: dict[str, Any]) -> str:
+        """What remains without a checkpoint; all processes call this."""
+        older = next((other for other in reversed(self.steps()) if other < step and self._is_intact(other, like)), None)
+        return (
+            f"continue from step {older}, the newest intact one" if older else "start again, because no older checkpoint is intact"
+        )
 
     def _restore_intact(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
         folder = self.folder / str(step)
@@ -228,7 +230,7 @@ class Checkpoints:
         except jax.errors.JaxRuntimeError:  # no memory
             raise
         except Exception as error:  # Orbax raises just that, among others, for files that are missing or cut off
-            raise _DamagedError(_damage(error)) from error
+            raise _DamagedError(_damage(error), is_alone=jax.process_count() > 1) from error
 
     def _is_intact(self, step: int, like: dict[str, Any]) -> bool:
         try:
@@ -281,7 +283,14 @@ class SaveCheckpoints:
 
 
 class _DamagedError(Exception):
-    """A checkpoint that is there and cannot be read; says how, as the middle of a sentence."""
+    """A checkpoint that is there and cannot be read; says how, as the middle of a sentence.
+
+    With `is_alone`, the other processes may have read it: this one can only end, which ends them.
+    """
+
+    def __init__(self, how: str, *, is_alone: bool = False) -> None:
+        super().__init__(how)
+        self.is_alone = is_alone
 
 
 def _training_part(state: TrainState) -> dict[str, Any]:

@@ -168,8 +168,8 @@ def load_masked_lm(run_dir: str | Path, step: int | None = None, *, only_sizes: 
 
 
 def restored(run_dir: Path, step: int | str | None, model: Initialisable, *, only_sizes: bool = False) -> tuple[int, Params]:
-    """The step and the parameters of a checkpoint of a language model, on the first device; with `only_sizes` their shapes."""
-    on_device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    """The step and parameters of a language model's checkpoint, on the process's first device; with `only_sizes` their shapes."""
+    on_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=on_device), abstract)
     if only_sizes:

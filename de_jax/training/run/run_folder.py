@@ -194,7 +194,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
             f"{run_dir} is another library's model; make a run of it with de-jax import_model --run_dir=<run> --from={run_dir}."
         )
     description, model = model_schema.described(RUN, run_dir, DualEncoder.from_json)
-    params = _placed(model.shapes(), jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    params = _placed(model.shapes(), jax.sharding.SingleDeviceSharding(jax.local_devices()[0]))
     if only_sizes:
         found = find_checkpoint(run_dir, step)[1]
     else:
@@ -226,7 +226,7 @@ def load_adapters(run_dir: str | Path, step: int | str | None = None) -> tuple[L
     if description["adapters"] is None:
         return None
     adapters = Lora(**description["adapters"])
-    trained, _ = _parts(adapters, _placed(model.shapes(), jax.sharding.SingleDeviceSharding(jax.devices()[0])))
+    trained, _ = _parts(adapters, _placed(model.shapes(), jax.sharding.SingleDeviceSharding(jax.local_devices()[0])))
     return adapters, restore_params(Path(run_dir), step, trained)[1]
 
 
