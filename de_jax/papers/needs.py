@@ -64,7 +64,6 @@ class Needs(NamedTuple):
     first: tuple[Run, ...]  # whose parameters it starts from
     gin_file: str
     bindings: tuple[str, ...]  # of gin, NAME=VALUE
-    num_steps: int | None  # None for the default
 
     @property
     def arguments(self) -> list[str]:
@@ -154,8 +153,7 @@ class Sources:
         save_every = _value(bound, Setting("", "train", "save_every_steps"))
         if Setting("", "train", "miner") in bound and save_every and Setting("", "train", "mine_every_steps") not in bound:
             bindings.append(f"train.mine_every_steps={save_every}")
-        num_steps = _value(bound, Setting("", "train", "num_steps"))
-        return Needs(tuple(dict.fromkeys(sources)), tuple(dict.fromkeys(first)), gin_file, tuple(bindings), num_steps)
+        return Needs(tuple(dict.fromkeys(sources)), tuple(dict.fromkeys(first)), gin_file, tuple(bindings))
 
     def _source(self, name: str, found: Mapping[str, Any], put: Path) -> Source:
         make = [self.filled(line.replace("{put}", str(put))) for line in found["make"]]

@@ -6,13 +6,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from de_jax.configurables import read_recipe
 from de_jax.files import schema
+from de_jax.papers import stand_ins
 from de_jax.papers.cells import Job, Missing, Reproduction, cells_of
 from de_jax.papers.commands import RunCommand
 from de_jax.papers.needs import Needs
 from de_jax.papers.records import Records
-from de_jax.papers.stand_ins import StandIns
 from de_jax.planner import outline
 
 KEPT = ("available_gib", "fits", "why_not", "memory_gib", "executed_flops", "estimate")
@@ -40,12 +39,12 @@ def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_c
     plans = Records(work.out_dir / "plans.jsonl", ("recipe", "training", "topology", "settings"), {"plan": schema.record({})})
     runs = []
     with tempfile.TemporaryDirectory() as folder:
-        stand_ins = StandIns(Path(folder))
+        missing = stand_ins.StandIns(Path(folder))
         for job in work.jobs:
             step = (job.run.recipe, job.run.training)
             if step not in outlines:
-                needs = job.needs if work.has_models(job) else stand_ins.needs_of(job.run, settings)
-                outlines[step] = outline(read_recipe([needs.gin_file], [*needs.bindings, *settings]))
+                needs = job.needs if work.has_models(job) else missing.needs_of(job.run, settings)
+                outlines[step] = outline(stand_ins.read(needs, settings))
                 if topology:
                     outlines[step]["plan"] = _compiled(plans, job, needs, topology, settings, run_command)
             runs.append({**_described(work, job, settings), **outlines[step]})

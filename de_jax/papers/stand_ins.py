@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import TowerConfig
 from de_jax.papers.needs import Needs, Run, Source, Sources
+from de_jax.recipe import Recipe
 from de_jax.training.run.run_folder import describe_run
 
 MOST_LAYERS = 24
@@ -40,9 +42,15 @@ class StandIns:
         needs = self._sources.needs_of(run)
         for first in needs.first:
             if not (run_dir := self._sources.run_dir(first)).exists():
-                of_first = self.needs_of(first, settings)
-                describe(run_dir, read_recipe([of_first.gin_file], [*of_first.bindings, *settings]).model)
+                describe(run_dir, read(self.needs_of(first, settings), settings).model)
         return needs
+
+
+def read(needs: Needs, settings: Sequence[str]) -> Recipe:
+    """The recipe of a run; what its models leave to assumptions is told in training."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*so these are assumed")
+        return read_recipe([needs.gin_file], [*needs.bindings, *settings])
 
 
 def write_models(models: Iterable[Source]) -> None:
