@@ -23,7 +23,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.recipe import Devices, HardNegatives, Logging, Optimization, Recipe
-from de_jax.trainer import check, train
+from de_jax.trainer import check, train, train_or_stop
 from de_jax.training.mesh import sharding, sharding_rules
 from de_jax.training.mesh.sharding import make_mesh
 from de_jax.training.run import run_log
@@ -117,7 +117,7 @@ def test_the_dev_score_of_a_mixture_is_the_mean_of_its_sources(monkeypatch):
 @pytest.mark.soak
 def test_a_run_that_was_stopped_goes_on_as_if_nothing_had_been(recipe, run_dir, tmp_path, stop_at):
     stop_at(LOGGED)
-    assert train(recipe, tmp_path / "run")["step"] == LOGGED + 1
+    assert train_or_stop(recipe, tmp_path / "run")["step"] == LOGGED + 1
     stop_at(None)
     train(recipe, tmp_path / "run")
     assert lines_of(tmp_path / "run") == lines_of(run_dir)
@@ -152,7 +152,7 @@ def test_each_source_is_mined_among_its_own_texts_by_the_run_and_beside_it(recip
     assert [generation.manifest["checkpoint_step"] for generation in found] == [NUM_STEPS, NUM_STEPS]
     assert [generation.folder.parent.name for generation in found] == list(sources)
     stop_at(LOGGED)  # a run that was stopped takes up each source's negatives where it left them
-    train(mining, tmp_path / "again")
+    train_or_stop(mining, tmp_path / "again")
     stop_at(None)
     train(mining, tmp_path / "again")
     jax.tree.map(np.testing.assert_array_equal, load_run(tmp_path / "again").params, load_run(tmp_path / "run").params)
