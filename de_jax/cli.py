@@ -23,6 +23,7 @@ GROUPS = {
     },
     "Data": {
         "import_pairs": ("de_jax.tools.import_pairs", "make training data from a table: csv, tsv, jsonl, parquet, Arrow, datasets"),
+        "import_openqa": ("de_jax.tools.import_openqa", "make a BEIR folder of DPR's passages, questions and answers"),
         "import_negatives": ("de_jax.tools.import_negatives", "make hard negatives from a table or a TREC run"),
         "export_negatives": ("de_jax.tools.export_negatives", "write a generation of hard negatives as jsonl"),
         "build_pydocs": ("de_jax.tools.build_pydocs", "build a retrieval data set from this machine's docstrings"),

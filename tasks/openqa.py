@@ -7,26 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import json_objects, schema
+from de_jax.data.text import dpr
 from de_jax.tasks import registering
 from de_jax.types import InputError
-
-
-def _passage_id(value: Any) -> str:
-    return schema.text_id(value) if value != "" else ""
-
-
-_ID = schema.Maybe(schema.nullable(_passage_id), None)
-_PASSAGE = schema.record(
-    {"title": schema.Maybe(schema.nullable(schema.text), None), "text": schema.text, "passage_id": _ID, "psg_id": _ID}
-)
-_QUESTION = schema.record(
-    {
-        "question": schema.text,
-        "positive_ctxs": schema.list_of(_PASSAGE),
-        "hard_negative_ctxs": schema.Maybe(schema.list_of(_PASSAGE), []),
-    }
-)
 
 
 def register(
@@ -82,20 +65,17 @@ def _questions(
     path: Path, *, max_positives: int, max_negatives: int, skip_empty: bool
 ) -> Iterator[tuple[str, list[Any], list[Any]]]:
     """Yields (question, positives, negatives), passages as (id, text); questions without a positive passage are passed over."""
-    for number, (_, record) in enumerate(json_objects.read(path), start=1):
+    for question in dpr.read_questions(path):
         try:
-            found = _QUESTION(record)
-            positives = [_passage(passage, skip_empty) for passage in found["positive_ctxs"][:max_positives]]
-            negatives = [_passage(passage, skip_empty) for passage in found["hard_negative_ctxs"][:max_negatives]]
-            question = found["question"].strip()
-            registering.require_text(question, "the question", skip_empty)
+            registering.require_text(question.text, "the question", skip_empty)
+            positives = [_identified(passage, skip_empty) for passage in question.positives[:max_positives]]
+            negatives = [_identified(passage, skip_empty) for passage in question.negatives[:max_negatives]]
         except ValueError as error:
-            raise InputError(f"{path}, question {number}: {error}.") from None
+            raise InputError(f"{question.place}: {error}.") from None
         if positives:
-            yield question, positives, negatives
+            yield question.text, positives, negatives
 
 
-def _passage(passage: Mapping[str, Any], skip_empty: bool) -> tuple[str, str]:
-    text = " ".join([passage["title"] or "", passage["text"]]).strip()
-    registering.require_text(text, "a passage", skip_empty)
-    return str(passage["passage_id"] or passage["psg_id"] or registering.text_id(text)), text
+def _identified(passage: dpr.Passage, skip_empty: bool) -> tuple[str, str]:
+    registering.require_text(passage.text, "a passage", skip_empty)
+    return passage.passage_id or registering.text_id(passage.text), passage.text

@@ -24,6 +24,7 @@ from typing import Any
 from de_jax import arguments, command
 from de_jax.data.sources import pair_store, table_pairs, table_store
 from de_jax.data.sources.table_store import Readings
+from de_jax.data.text import beir
 from de_jax.data.text.table_files import files_of
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
 from de_jax.files import folders
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _write_beir(args: argparse.Namespace, readings: Readings) -> dict[str, Any]:
-    folders.require_replaceable(args.out_dir, table_store.BEIR_KIND)
+    folders.require_replaceable(args.out_dir, beir.BEIR_KIND)
     return {"dataset_dir": str(args.out_dir), **table_store.write_beir(args.out_dir, readings)}
 
 

@@ -194,6 +194,7 @@ OTHERS = {
     "quickstart": "builds its data",
     "demo": "needs Gradio; see tests/tools/test_demo.py",
     "build_pydocs": "writes no empty text",
+    "import_openqa": "keeps passages as they are; see tests/tools/test_import_openqa.py",
     "export_batches": "see tests/data/test_seqio_batches.py",
     "evaluate_pairs": "reads what export_batches wrote; see tests/data/test_pair_store.py",
     "compare_runs": "reads rankings and judgements alone; see tests/evaluation/test_trec_conformance.py",

@@ -28,7 +28,6 @@ from de_jax.files import folders
 from de_jax.files.progress import progress_bar
 from de_jax.types import PADDING_ID, InputError
 
-BEIR_KIND = "BEIR folder"
 _DIGEST_BYTES = 10
 _CHUNK_EXAMPLES = 4096
 
@@ -96,7 +95,7 @@ def write_beir(out_dir: Path, readings: Readings) -> dict[str, int]:
         InputError: as of `write_pairs`.
     """
     counts = {"train_pairs": 0, "dev_pairs": 0}
-    with folders.atomic_dir(out_dir, BEIR_KIND) as folder, ExitStack() as stack:
+    with folders.atomic_dir(out_dir, beir.BEIR_KIND) as folder, ExitStack() as stack:
         (folder / "qrels").mkdir()
         files: dict[str, IO[str]] = {
             "query": stack.enter_context(open(folder / "queries.jsonl", "w", encoding="utf-8")),

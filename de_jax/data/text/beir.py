@@ -23,6 +23,9 @@ from de_jax.types import InputError
 Qrels = dict[str, dict[str, int]]
 """Relevance by query id and document id."""
 
+BEIR_KIND = "BEIR folder"
+"""What `files.folders` calls a data set that a command wrote."""
+
 QRELS_HEADER = ("query-id", "corpus-id", "score")
 _ID_HEADERS = ("_id", "id", "pid", "qid", "docid", "doc_id", "query_id")
 _TEXT_HEADERS = ("text", "body", "passage", "query", "document")

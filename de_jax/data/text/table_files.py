@@ -242,7 +242,7 @@ def _jsonl(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
 
 
 def _csv(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
-    return _with_names(path, _quoted(path, "," if header else _separator(path)), header, wanted)
+    return _with_names(path, quoted_cells(path, "," if header else _separator(path)), header, wanted)
 
 
 def _separator(path: Path) -> str:
@@ -253,7 +253,7 @@ def _separator(path: Path) -> str:
 
 def _tsv(path: Path, header: Sequence[str], wanted: Wanted) -> Iterator[Row]:
     """Without a first line of names nothing is quoted, as in MS MARCO's files; with one, quotes are as spreadsheets write them."""
-    return _with_names(path, _unquoted(path) if header else _quoted(path, "\t"), header, wanted)
+    return _with_names(path, _unquoted(path) if header else quoted_cells(path, "\t"), header, wanted)
 
 
 Cells = tuple[int, list[str], str]
@@ -282,7 +282,8 @@ def _other_separator(names: Sequence[str]) -> str:
     return f"one column, {names[0]!r:.60}; separate cells by ',' in a .csv and by tabs in a .tsv, not by {other!r}" if other else ""
 
 
-def _quoted(path: Path, delimiter: str) -> Iterator[Cells]:
+def quoted_cells(path: Path, delimiter: str) -> Iterator[Cells]:
+    """Yields the records of a file as spreadsheets write them, with quotes where a cell needs them."""
     csv.field_size_limit(reading.MAX_LINE_BYTES)
     # A byte that is not UTF-8 becomes half of a surrogate pair, which no text may hold: it is a fault of its row alone.
     lines = (raw.decode("utf-8", "surrogateescape") for _, raw in reading.read_byte_lines(path))
