@@ -7,6 +7,7 @@ sources of `train.init_from` and of a recipe's MODEL (`interop.language_models`)
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from de_jax import recipe_file
+from de_jax import command, recipe_file
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.texts import CorruptedTexts
 from de_jax.doc2query import generator_run
@@ -25,6 +26,7 @@ from de_jax.models.generator import Generator
 from de_jax.models.masked_lm import MaskedLanguageModel
 from de_jax.settings import Seed, check_call, check_fields, name_of
 from de_jax.training.hooks.faults import Explanation
+from de_jax.training.hooks.preemption import StopOnSignal
 from de_jax.training.mesh import sharding
 from de_jax.training.run import language_model
 from de_jax.training.run.run_folder import only_trainer
@@ -108,7 +110,16 @@ def pretrain(recipe: Pretraining, run_dir: str | Path, *, gin: str = "") -> dict
 
     Raises:
         InputError: another trainer is at work in `run_dir`, or the texts are unusable or do not fit the model or devices.
+        SystemExit: after SIGTERM, as of `train`.
     """
+    summary = pretrain_or_stop(recipe, run_dir, gin=gin)
+    if summary["stopped"] == StopOnSignal.REASON:
+        sys.exit(command.EXIT_STOPPED)
+    return summary
+
+
+def pretrain_or_stop(recipe: Pretraining, run_dir: str | Path, *, gin: str = "") -> dict[str, Any]:
+    """As `pretrain`, but it also returns after SIGTERM, with "stopped" in the summary."""
     start, run_dir = time.monotonic(), mirrors.local(run_dir)
     num_parameters, mesh = recipe.num_parameters(), recipe.mesh()
     with only_trainer(run_dir):

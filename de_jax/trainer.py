@@ -26,7 +26,7 @@ from de_jax.interop.fine_tuning import initial_params
 from de_jax.mining.mining_run import mine_generation, only_miner
 from de_jax.mining.negatives import Switch
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.pretraining import Pretraining, pretrain
+from de_jax.pretraining import Pretraining, pretrain_or_stop
 from de_jax.recipe import Recipe
 from de_jax.settings import NonNegativeInt, numeric
 from de_jax.training.hooks import faults
@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> None:
             raise InputError("--run_dir is missing; name the folder that checkpoints and logs go to.")
         gin = built.as_gin()
         if isinstance(recipe, Pretraining):
-            summary = pretrain(recipe, args.run_dir, gin=gin)
+            summary = pretrain_or_stop(recipe, args.run_dir, gin=gin)
         else:
             summary = train_or_stop(recipe, args.run_dir, gin=gin)
         if distributed.is_first():
