@@ -160,13 +160,16 @@ class RelativePositionBias(nn.Module):
     num_buckets: int
     max_distance: int
     bidirectional: bool = True
+    uniform: bool = False
+    """Initial scores: uniform, of variance 2 / (heads + buckets), or normal, of variance 1."""
 
     @nn.compact
     def __call__(  # the length is an int, or a symbol of `jax.export`
         self, length: Any, query_positions: Int[Array, " Q"] | None = None
     ) -> Float[Array, "H Q L"]:
         """Of the tokens at `query_positions`, by default all, with each of `length` tokens."""
-        table = self.param("rel_embedding", nn.initializers.normal(1.0), (self.num_heads, self.num_buckets))
+        init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform") if self.uniform else nn.initializers.normal(1.0)
+        table = self.param("rel_embedding", init, (self.num_heads, self.num_buckets))
         positions = jnp.arange(length)
         distance = positions[None, :] - (positions if query_positions is None else query_positions)[:, None]
         return table[:, relative_position_bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)]

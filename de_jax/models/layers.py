@@ -19,6 +19,9 @@ from de_jax.types import ROW_AXES, Array
 
 TABLE_STD = 0.02
 """Of a table's initial rows."""
+
+STD_OF_TRUNCATED = 0.87962566103423978
+"""Of the standard normal distribution between -2 and 2."""
 LINEAR_OUTPUT = "linear output"
 """Rematerialisation may keep these values: products with parameters. Its policies do not see into `product`'s own derivative."""
 
@@ -140,6 +143,11 @@ def _split(subscripts: str) -> tuple[str, str, str]:
     return left, right, result
 
 
+def normal(std: float, truncated: bool) -> nn.initializers.Initializer:
+    """Draws of this standard deviation; `truncated` ones come from a normal distribution without what is beyond two of its own."""
+    return nn.initializers.truncated_normal(std / STD_OF_TRUNCATED) if truncated else nn.initializers.normal(std)
+
+
 class Linear(nn.Module):
     """A linear map: float32 kernel with normal initial values, multiplied in `dtype`.
 
@@ -148,16 +156,18 @@ class Linear(nn.Module):
         std: of the initial kernel.
         dtype: of the products.
         use_bias: adds a bias, zero at first.
+        truncated: see `normal`.
     """
 
     features: int
     std: float
     dtype: jnp.dtype
     use_bias: bool = False
+    truncated: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "b L e"]) -> Float[Array, "b L f"]:
-        kernel = self.param("kernel", nn.initializers.normal(self.std), (x.shape[-1], self.features))
+        kernel = self.param("kernel", normal(self.std, self.truncated), (x.shape[-1], self.features))
         y = checkpoint_name(product("ble,ef->blf", x.astype(self.dtype), kernel, stream_dtype(self.dtype)), LINEAR_OUTPUT)
         if not self.use_bias:
             return y

@@ -40,6 +40,8 @@ class T5Config:
             the input of each layer only.
         scan_layers: compiles one layer instead of all. Parameters, checkpoints and patterns are the same with and without; a
             step holds a second, stacked copy of the layers' parameters.
+        initializers: of parameters that start at random. "t5x" is T5X's: feed-forward kernels without draws beyond two deviations,
+            and position biases uniform, of variance 2 / (num_heads + num_buckets), not normal of variance 1.
     """
 
     attention_dropout: ClassVar[AttentionDropout] = "per_key"
@@ -58,6 +60,8 @@ class T5Config:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Remat = "none"
     scan_layers: bool = False
+    # Not shown, as it says nothing about a model that has its parameters.
+    initializers: Literal["normal", "t5x"] = dataclasses.field(default="normal", repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -78,6 +82,11 @@ class T5Config:
     def dropout(self) -> Dropout:
         """Of everything but the attention weights."""
         return Dropout(self.dropout_rate, self.dropout_broadcast)
+
+    def position_bias(self, bidirectional: bool = True) -> RelativePositionBias:
+        return RelativePositionBias(
+            self.num_heads, self.num_buckets, self.max_distance, bidirectional, uniform=self.initializers == "t5x"
+        )
 
     def embedder(self) -> nn.Module:
         return TokenEmbedder(self)
@@ -119,13 +128,14 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
         config, std, dtype = self.config, self.config.model_dim**-0.5, jnp.dtype(self.config.dtype)
-        linear = lambda name: Linear(config.mlp_dim, std, dtype, name=name)(x)  # noqa: E731
+        truncated = config.initializers == "t5x"
+        linear = lambda name: Linear(config.mlp_dim, std, dtype, truncated=truncated, name=name)(x)  # noqa: E731
         if config.activation == "gated_gelu":
             hidden = nn.gelu(linear("wi_0"), approximate=True) * linear("wi_1")
         else:
             hidden = nn.relu(linear("wi"))
         hidden = config.dropout()(hidden, deterministic, segments)
-        return Linear(config.model_dim, config.mlp_dim**-0.5, dtype, name="wo")(hidden)
+        return Linear(config.model_dim, config.mlp_dim**-0.5, dtype, truncated=truncated, name="wo")(hidden)
 
 
 class T5Layer(nn.Module):
@@ -136,7 +146,7 @@ class T5Layer(nn.Module):
     def setup(self) -> None:
         config = self.config
         if config.bias_per_layer:
-            self.relpos_bias = RelativePositionBias(config.num_heads, config.num_buckets, config.max_distance)
+            self.relpos_bias = config.position_bias()
         self.pre_attention_layer_norm = RMSNorm(config.dtype)
         self.attention = SelfAttention(
             config.num_heads, config.head_dim, config.dropout_rate, config.attention_dropout, jnp.dtype(config.dtype)
@@ -165,7 +175,7 @@ class T5Encoder(nn.Module):
     def setup(self) -> None:
         config = self.config
         if not config.bias_per_layer:
-            self.relpos_bias = RelativePositionBias(config.num_heads, config.num_buckets, config.max_distance)
+            self.relpos_bias = config.position_bias()
         self.layers = make_layers(T5Layer, config)
         self.encoder_norm = RMSNorm(config.dtype)
         self.dropout = config.dropout()

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Bool, Float
 
-from de_jax.models.attention import RelativePositionBias, attend_visible
-from de_jax.models.layers import Dropout, Linear, product, split_by_rows
+from de_jax.models.attention import attend_visible
+from de_jax.models.layers import Dropout, Linear, normal, product, split_by_rows
 from de_jax.models.t5 import FeedForward, RMSNorm, T5Config
 from de_jax.types import Array
 
@@ -59,7 +59,7 @@ class T5DecoderLayer(nn.Module):
     def setup(self) -> None:
         config = self.config
         if config.bias_per_layer:
-            self.relpos_bias = _bias_of(config)
+            self.relpos_bias = config.position_bias(bidirectional=False)
         self.pre_self_attention_layer_norm = RMSNorm(config.dtype)
         self.self_attention = DecoderAttention(config)
         self.pre_cross_attention_layer_norm = RMSNorm(config.dtype)
@@ -110,7 +110,7 @@ class T5Decoder(nn.Module):
     def setup(self) -> None:
         config = self.config
         if not config.bias_per_layer:
-            self.relpos_bias = _bias_of(config)
+            self.relpos_bias = config.position_bias(bidirectional=False)
         self.layers = [T5DecoderLayer(config) for _ in range(self.num_layers)]
         self.decoder_norm = RMSNorm(config.dtype)
         self.dropout = config.dropout()
@@ -161,10 +161,6 @@ class T5Decoder(nn.Module):
         return product("ble,ev->blv", x, self.logits_dense(), float32)
 
 
-def _bias_of(config: T5Config) -> RelativePositionBias:
-    return RelativePositionBias(config.num_heads, config.num_buckets, config.max_distance, bidirectional=False)
-
-
 class LogitsKernel(nn.Module):
     """The kernel [E, V] of logits that are not tied to the embedding."""
 
@@ -173,4 +169,4 @@ class LogitsKernel(nn.Module):
     @nn.compact
     def __call__(self) -> Float[Array, "E V"]:
         shape = (self.config.model_dim, self.config.vocab_size)
-        return self.param("kernel", nn.initializers.normal(self.config.model_dim**-0.5), shape)
+        return self.param("kernel", normal(self.config.model_dim**-0.5, self.config.initializers == "t5x"), shape)

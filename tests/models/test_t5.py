@@ -2,11 +2,13 @@
 
 import functools
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from flax import linen as nn
 from random_params import tower_params
 from transformers import T5Config as TorchConfig
 from transformers import T5EncoderModel, UMT5EncoderModel
@@ -118,6 +120,37 @@ def test_encoder_equals_transformers(activation, bias_per_layer):
     actual = np.asarray(hidden(params, tokens))
     scale = np.abs(expected[mask]).max()
     np.testing.assert_allclose(actual[mask] / scale, expected[mask] / scale, atol=1e-5)
+
+
+def test_random_parameters_are_drawn_as_t5x_draws_them_where_asked_for():
+    sizes = {"vocab_size": 8, "model_dim": 256, "num_layers": 1, "num_heads": 12, "head_dim": 64, "mlp_dim": 512}
+    drawn = {name: _drawn(T5Config(**sizes, initializers=name)) for name in ("normal", "t5x")}
+    variance_scaling = nn.initializers.variance_scaling  # T5X's own call: scale, mode and distribution of its gin files
+    for path, mode, distribution in [
+        ("layers_0/mlp/wi_0/kernel", "fan_in", "truncated_normal"),
+        ("layers_0/mlp/wi_1/kernel", "fan_in", "truncated_normal"),
+        ("layers_0/mlp/wo/kernel", "fan_in", "truncated_normal"),
+        ("layers_0/attention/key/kernel", "fan_in", "normal"),
+        ("layers_0/attention/value/kernel", "fan_in", "normal"),
+        ("layers_0/attention/out/kernel", "fan_in", "normal"),
+        ("relpos_bias/rel_embedding", "fan_avg", "uniform"),
+    ]:
+        own = drawn["t5x"][path]
+        theirs = variance_scaling(1.0, mode, distribution)(jax.random.key(1), own.shape)
+        num_draws = own.size
+        assert own.std() == pytest.approx(theirs.std(), rel=4 / np.sqrt(num_draws)), path
+        assert np.abs(own).max() == pytest.approx(np.abs(theirs).max(), rel=0.03 if distribution != "normal" else 0.3), path
+    largest = {name: np.abs(params["layers_0/mlp/wo/kernel"]).max() * 512**0.5 for name, params in drawn.items()}
+    assert largest["t5x"] < 2.3 < largest["normal"]
+    assert drawn["normal"]["relpos_bias/rel_embedding"].std() == pytest.approx(1, rel=0.2)
+    query = drawn["t5x"]["layers_0/attention/query/kernel"]
+    assert query.std() * 8 == pytest.approx(256**-0.5, rel=0.02)  # T5X divides its draws by the root of head_dim
+
+
+def _drawn(config):
+    x = jnp.zeros((1, 4, config.model_dim))
+    params = config.encoder().init(jax.random.key(0), x, jnp.ones((1, 4), jnp.int32), True)["params"]
+    return {"/".join(path): np.asarray(leaf) for path, leaf in flax.traverse_util.flatten_dict(params).items()}
 
 
 def test_relative_position_bucket_equals_transformers():
