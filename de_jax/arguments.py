@@ -20,8 +20,6 @@ from de_jax.training.mesh import distributed
 from de_jax.training.run.run_folder import Run, load_run
 from de_jax.types import InputError
 
-MIN_DEPTH = 100
-
 
 def add(parser: argparse.ArgumentParser, *, measures: Sequence[str] = (), beir: bool = False) -> None:
     """Adds the flags of a run and of a policy.
@@ -39,7 +37,10 @@ def add(parser: argparse.ArgumentParser, *, measures: Sequence[str] = (), beir: 
         "--min_relevance", type=int, default=1, help="lowest relevant grade for MRR, recall and similar measures (default 1)"
     )
     policy.add_argument(
-        "--depth", type=int, help=f"ranked documents per query; default the depth of the measures, at least {MIN_DEPTH}"
+        "--depth",
+        type=int,
+        help="ranked documents per query; default the largest cut-off of the measures, at least "
+        f"{metrics.MIN_DEPTH}, and {metrics.UNCUT_DEPTH} for a measure without one",
     )
     input_policy.add_flags(policy, identical_ids=beir)
     policy.add_argument("--no_bm25", action="store_true", help="skip BM25 and its fusion with the run")
@@ -145,7 +146,7 @@ def policy(args: argparse.Namespace) -> Policy:
     """
     measures = metrics.with_min_relevance(args.measures, args.min_relevance)
     deepest = metrics.deepest(measures)
-    depth = max(MIN_DEPTH, deepest) if args.depth is None else args.depth
+    depth = metrics.default_depth(measures) if args.depth is None else args.depth
     if depth < deepest or depth < 1:
         raise InputError(f"--depth is {depth}; ask for at least {max(1, deepest)} documents, the depth of the measures.")
     search = search_options(args)

@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
+from de_jax.types import InputError
+
 
 @runtime_checkable
 class Encoder(Protocol):
@@ -32,6 +34,9 @@ class Model:
         revision: of the model, also for that; None for none.
         others: which tower embeds texts that are neither queries nor documents, as in tasks of similarity or classification.
 
+    Raises:
+        InputError: the model has several vectors a document (`max_passages`).
+
     Example:
         >>> class Lengths:
         ...     def encode_query(self, texts):
@@ -51,6 +56,8 @@ class Model:
         revision: str | None = None,
         others: Literal["query", "document"] = "document",
     ) -> None:
+        if getattr(model, "max_passages", 1) > 1:
+            raise InputError("this model has several vectors a document, and mteb takes one; score it with de-jax evaluate_beir.")
         self._encode = {"query": model.encode_query, "document": model.encode_document}
         self._name, self._revision, self._others = name, revision, others
 

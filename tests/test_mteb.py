@@ -7,7 +7,7 @@ import pytest
 
 from de_jax.evaluation import metrics
 from de_jax.mteb import Model
-from de_jax.types import Ranking
+from de_jax.types import InputError, Ranking
 
 
 class PromptType(enum.StrEnum):
@@ -119,3 +119,10 @@ def test_mteb_evaluates_a_local_task_to_our_own_scores():
     theirs = {"ndcg@10": found["ndcg_at_10"], "mrr@10": found["mrr_at_10"], "recall@10": found["recall_at_10"]}
     assert ours == pytest.approx(theirs, abs=1e-5)  # mteb rounds to five places
     assert 0.05 < ours["ndcg@10"] < 0.95
+
+
+def test_a_model_with_several_vectors_a_document_is_refused():
+    towers = Towers()
+    towers.max_passages = 2
+    with pytest.raises(InputError, match="several vectors a document"):
+        Model(towers, name="my-org/maxp")

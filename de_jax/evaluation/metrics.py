@@ -18,6 +18,7 @@ from de_jax.files.reading import read_lines
 from de_jax.types import InputError, Ranking
 
 MEASURES = ("nDCG@10", "RR@10", "R@100")
+MIN_DEPTH, UNCUT_DEPTH = 100, 1000
 """BEIR's, as ir-measures writes them."""
 
 _BLANK = re.compile(r"\s")
@@ -153,6 +154,16 @@ def with_min_relevance(measures: Sequence[str], min_relevance: int) -> list[str]
 def deepest(measures: Sequence[str]) -> int:
     """The deepest rank that one of the measures looks at; 0 where none has a cut-off."""
     return max((_parse(measure)[1].params.get("cutoff", 0) for measure in measures), default=0)
+
+
+def default_depth(measures: Sequence[str]) -> int:
+    """How many ranked documents these measures need: a measure without a cut-off is taken over 1,000, as TREC's runs have them.
+
+    >>> default_depth(["nDCG@10"]), default_depth(["nDCG@200"]), default_depth(["AP"])
+    (100, 200, 1000)
+    """
+    has_all = all("cutoff" in _parse(measure)[1].params for measure in measures)
+    return max(MIN_DEPTH, deepest(measures), 0 if has_all else UNCUT_DEPTH)
 
 
 def names_of(measures: Sequence[str]) -> list[str]:

@@ -144,7 +144,7 @@ def _split(subscripts: str) -> tuple[str, str, str]:
 
 
 def normal(std: float, truncated: bool) -> nn.initializers.Initializer:
-    """Draws of this standard deviation; `truncated` ones come from a normal distribution without what is beyond two of its own."""
+    """Draws of this standard deviation; `truncated` ones come from a normal distribution that is cut at two of its own."""
     return nn.initializers.truncated_normal(std / STD_OF_TRUNCATED) if truncated else nn.initializers.normal(std)
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from de_jax.evaluation.metrics import (
     deepest,
+    default_depth,
     evaluate,
     evaluate_results,
     names_of,
@@ -222,3 +223,8 @@ def test_the_least_relevance_goes_into_measures_that_have_one():
 def test_the_deepest_cut_off_is_known():
     assert deepest(["nDCG@10", "R@1000", "RR"]) == 1000
     assert deepest(["RR"]) == 0
+
+
+def test_a_measure_without_a_cut_off_is_taken_over_a_thousand_documents():
+    assert [default_depth([one, "nDCG@10"]) for one in ("AP", "nDCG", "Rprec", "Bpref", "AP@100")] == [1000] * 4 + [100]
+    assert default_depth(["R@2000", "AP"]) == 2000
