@@ -31,12 +31,12 @@ import numpy as np
 from benchmarks import measure
 from de_jax import command
 from de_jax.data.batches import layout
+from de_jax.data.expansion.curriculum import ranked_texts
+from de_jax.data.expansion.document_texts import GeneratedQueries, TextsWithOneQuery, tokenized_queries
+from de_jax.data.expansion.generated_queries import write_released
+from de_jax.data.expansion.query_texts import queries_by_row
+from de_jax.data.expansion.query_tokens import QueryTokens, QueryTokensWriter
 from de_jax.data.stores.corpus import TextIds, TokenStore
-from de_jax.expansion.curriculum import ranked_texts
-from de_jax.expansion.document_texts import GeneratedQueries, TextsWithOneQuery, tokenized_queries
-from de_jax.expansion.generated_queries import write_released
-from de_jax.expansion.query_texts import queries_by_row
-from de_jax.expansion.query_tokens import QueryTokens, QueryTokensWriter
 
 DOCS_PER_PART, NUM_WORDS, WORDS_A_POOL = 4096, 100_000, 30
 DOCS_AT_ONCE, BATCH, NEGATIVES = 65536, 512, 7

@@ -26,13 +26,13 @@ import numpy as np
 
 from benchmarks import measure
 from de_jax import command
+from de_jax.data.negatives import generations, mined_pairs
+from de_jax.data.negatives.mined_negatives import MinedNegatives
+from de_jax.data.negatives.mined_pairs import MinedPairs
+from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.files import outputs
-from de_jax.mining import generations, mined_pairs
 from de_jax.mining.follow_negatives import FollowNegatives
-from de_jax.mining.mined_pairs import MinedPairs
-from de_jax.mining.negatives import MinedNegatives
-from de_jax.mining.rows_of_pairs import TrainingTexts
 from de_jax.training.mesh import distributed
 from de_jax.types import TrainState
 

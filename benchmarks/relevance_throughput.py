@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks import measure
 from de_jax import command
+from de_jax.data.expansion import relevance
 from de_jax.data.text import beir
-from de_jax.expansion import relevance
 
 
 def main(argv: list[str] | None = None) -> None:

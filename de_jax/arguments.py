@@ -11,9 +11,8 @@ from de_jax.data.text.table_files import Table
 from de_jax.data.text.tokenizing import with_prompt
 from de_jax.evaluation import metrics
 from de_jax.evaluation.task import Policy
-from de_jax.expansion import expanded_search
-from de_jax.expansion.expanded_search import Expansion
-from de_jax.retrieval import faiss_index
+from de_jax.retrieval import expanded_search, faiss_index
+from de_jax.retrieval.expanded_search import Expansion
 from de_jax.retrieval.parts import Part
 from de_jax.settings import NonNegativeFloat, Share, numeric
 from de_jax.training.mesh import distributed

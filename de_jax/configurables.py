@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import gin
 
 from de_jax import gin_settings, settings
+from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.pair_store import stored_pairs
@@ -19,7 +20,6 @@ from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.table_pairs import table_pairs
 from de_jax.data.sources.texts import TextsOptions, masked_tokens, span_corruption
 from de_jax.data.sources.training_set import beir_pairs
-from de_jax.expansion.curriculum import Curriculum
 from de_jax.gin_settings import Macro, Reference, Setting, Settings, is_literal, replaced, values_in
 from de_jax.interop.fine_tuning import pretrained_tokenizer, pretrained_tower
 from de_jax.losses.combination import combined, guided, matryoshka

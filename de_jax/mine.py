@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax import arguments, command
+from de_jax.data.negatives.generations import Generation
+from de_jax.data.negatives.mined_negatives import MinedNegatives
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.evaluation.dev_scores import score_index
 from de_jax.files import mirrors
 from de_jax.files.buckets import Unreachable
 from de_jax.mining import shared_checkpoint
-from de_jax.mining.generations import Generation
 from de_jax.mining.miner import Miner
 from de_jax.mining.mining_run import mine_generation, mine_part, mined_steps, only_miner
-from de_jax.mining.negatives import MinedNegatives
 from de_jax.recipe import Recipe
 from de_jax.retrieval import encode
 from de_jax.retrieval.parts import Part

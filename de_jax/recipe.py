@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
+from de_jax.data.expansion import curriculum_texts
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import TrainingSet
-from de_jax.expansion import curriculum_texts
 from de_jax.interop.fine_tuning import InitFrom, Layers, check_init_from
 from de_jax.losses.combination import parts
 from de_jax.losses.reading import fields_read

@@ -18,13 +18,13 @@ from typing import Any
 import jax
 
 from de_jax import command, recipe_file
+from de_jax.data.negatives.mined_negatives import Switch
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet, of_source
 from de_jax.files import mirrors
 from de_jax.hooks import make_hooks, run_of
 from de_jax.interop.fine_tuning import initial_params
 from de_jax.mining.mining_run import mine_generation, only_miner
-from de_jax.mining.negatives import Switch
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.pretraining import Pretraining, pretrain_or_stop
 from de_jax.recipe import Recipe

@@ -27,10 +27,11 @@ ROOMS = {
     "command.py": "Commands",
     "configurables.py": "Recipes",
     "data": "Training data",
+    "data/expansion": "Document expansion",
+    "data/negatives": "Hard negatives",
     "demo": "Search",
     "doc2query": "Query generators",
     "evaluation": "Evaluation",
-    "expansion": "Document expansion",
     "files": "Files and folders",
     "gin_settings.py": "Recipes",
     "interop": "Models of other libraries",
@@ -45,6 +46,7 @@ ROOMS = {
     "recipe.py": "Recipes",
     "reports": "Reports",
     "retrieval": "Search",
+    "retrieval/expanded_search.py": "Document expansion",
     "settings.py": "Recipes",
     "tasks": "seqio tasks",
     "tools": "Commands",
@@ -129,9 +131,10 @@ def _messages_in(file: Path) -> Iterator[Message]:
     source = file.read_text(encoding="utf-8")
     if "InputError(" not in source:
         return
+    room = ROOMS.get("/".join(rest[:2])) or ROOMS[rest[0] if folder == "de_jax" else folder]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "InputError" and node.args:
-            message = Message(_template(node.args[0]), ROOMS[rest[0] if folder == "de_jax" else folder])
+            message = Message(_template(node.args[0]), room)
             if message.num_letters and " " in message.text:
                 yield message
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import command
-from de_jax.mining import generations
+from de_jax.data.negatives import generations
 from de_jax.reports import plots
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, complete_steps

@@ -18,7 +18,7 @@ import json
 from pathlib import Path
 
 from de_jax import command
-from de_jax.expansion.curriculum import STRATEGIES
+from de_jax.data.expansion.curriculum import STRATEGIES
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, complete_steps
 from experiments import processes
 

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from de_jax import command
+from de_jax.data.expansion.relevance import rouge_l, stems
 from de_jax.data.sources.training_set import store_dir
 from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir
 from de_jax.doc2query.generate import QueryWriter, within_vocabulary
 from de_jax.doc2query.generator_run import GeneratorRun
-from de_jax.expansion.relevance import rouge_l, stems
 from de_jax.files.progress import progress_bar
 from de_jax.interop import generators
 from de_jax.models.decoding import Decoding

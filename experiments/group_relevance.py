@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from de_jax import command
-from de_jax.expansion.curriculum import RankedQueries, ranked_pairs
+from de_jax.data.expansion.curriculum import RankedQueries, ranked_pairs
 from de_jax.types import InputError
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from de_jax import command
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources.training_set import text_hashes
 from de_jax.data.text import beir
-from de_jax.mining import generations
-from de_jax.mining.mined_pairs import Mined
 from de_jax.mining.mining_run import only_miner
 from de_jax.settings import PositiveInt, Seed, numeric
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import seqio
 
+from de_jax.data.negatives import generations
 from de_jax.data.sources.pair_writer import SIDES
 from de_jax.data.sources.seqio_tasks import TEXTS_SPLIT
 from de_jax.files import outputs
 from de_jax.files.reading import read_lines
-from de_jax.mining import generations
 from de_jax.tasks import mined_tokens, registering
 from de_jax.types import InputError
 

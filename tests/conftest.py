@@ -19,7 +19,10 @@ from real_data import SHARED_DATA
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-WITH_SHAPES = ("types", "losses", "models", "retrieval", "evaluation", "expansion", "mining", "training.step", "data.batches")
+WITH_SHAPES = (
+    *("types", "losses", "models", "retrieval", "evaluation", "mining", "training.step"),
+    *("data.batches", "data.expansion", "data.negatives"),
+)
 """The packages whose annotations have shapes; mypy sees to the others."""
 install_import_hook([f"de_jax.{name}" for name in WITH_SHAPES], "beartype.beartype").__enter__()
 

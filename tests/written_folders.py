@@ -6,17 +6,18 @@ import jax
 import numpy as np
 from letters import Letters
 
+from de_jax.data.expansion import curriculum
+from de_jax.data.expansion.document_texts import tokenized_queries
+from de_jax.data.expansion.generated_queries import DocQueries, ExpansionWriter
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources import pair_writer
 from de_jax.data.stores import corpus
 from de_jax.data.text.sides import Side
 from de_jax.doc2query.generator_run import GENERATOR_RUN
-from de_jax.expansion import curriculum
-from de_jax.expansion.document_texts import tokenized_queries
-from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.files import outputs
 from de_jax.interop import safetensors_model, t5x
-from de_jax.mining import generations, guide, teacher
-from de_jax.mining.mined_pairs import Mined
+from de_jax.mining import guide, teacher
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.generator import Generator

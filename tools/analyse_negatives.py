@@ -19,14 +19,14 @@ from typing import Any
 from de_jax import command
 from de_jax.arguments import named
 from de_jax.data.batches.pair_batches import qrel_pairs
+from de_jax.data.negatives.generations import open_newest
+from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.data.sources.training_set import open_stores, text_hashes
 from de_jax.data.text import beir, input_policy
 from de_jax.evaluation import negative_analysis
 from de_jax.files.folders import atomic_dir, require_replaceable
 from de_jax.files.progress import progress_bar
 from de_jax.mining import efficiency
-from de_jax.mining.generations import open_newest
-from de_jax.mining.negatives import TrainingTexts
 from de_jax.reports import negative_report
 from de_jax.retrieval import maxp
 from de_jax.settings import PositiveFloat, Seed, numeric

@@ -27,10 +27,10 @@ from de_jax.data.text import input_policy
 from de_jax.evaluation import metrics, significance
 from de_jax.evaluation.report import Report, kept_ranking
 from de_jax.evaluation.task import Policy, Task, beir_tasks, evaluate
-from de_jax.expansion.expanded_search import Expansion
 from de_jax.files import folders, outputs
 from de_jax.reports import expansion_plots, tables
 from de_jax.reports.expansion_plots import Line
+from de_jax.retrieval.expanded_search import Expansion
 from de_jax.training.run.run_folder import load_run
 
 BM25 = "bm25"

@@ -25,6 +25,7 @@ from typing import Any
 import jax
 
 from de_jax import arguments, command
+from de_jax.data.expansion.generated_queries import write_released
 from de_jax.data.sources.training_set import store_dir
 from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir, input_policy
@@ -32,7 +33,6 @@ from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.doc2query.doc_query_pairs import doc_query_pairs, held_out_pairs
 from de_jax.doc2query.generate import generate_to_dir, join
 from de_jax.doc2query.generator_run import GENERATOR_RUN, LOGGING, GeneratorRun, train_generator
-from de_jax.expansion.generated_queries import write_released
 from de_jax.files import outputs
 from de_jax.files.progress import progress_bar
 from de_jax.interop import generators

@@ -23,10 +23,9 @@ from pathlib import Path
 from de_jax import arguments, command
 from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir, input_policy
-from de_jax.expansion import expanded_search
 from de_jax.files import outputs
 from de_jax.files.progress import progress_bar
-from de_jax.retrieval import encode, parts
+from de_jax.retrieval import encode, expanded_search, parts
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.maxp import passages_of
 from de_jax.training.run.run_folder import load_run

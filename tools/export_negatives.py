@@ -14,8 +14,8 @@ import json
 from pathlib import Path
 
 from de_jax import command
+from de_jax.data.negatives import generations
 from de_jax.files import outputs
-from de_jax.mining import generations
 from de_jax.types import InputError
 
 

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import arguments, command
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.text import input_policy
 from de_jax.data.text.table_files import files_of
 from de_jax.data.text.table_rows import Reading
 from de_jax.evaluation import metrics
-from de_jax.mining import generations, imported
+from de_jax.mining import imported
 from de_jax.mining.imported import Target
-from de_jax.mining.mined_pairs import Mined
 from de_jax.mining.mining_run import only_miner
 from de_jax.types import InputError
 

@@ -24,15 +24,16 @@ from typing import Any
 
 from de_jax import arguments, command
 from de_jax.data.batches.pair_batches import qrel_pairs
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.generations import Generation
+from de_jax.data.negatives.mined_pairs import MinedPairs
+from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.data.sources.training_set import open_stores, text_hashes
 from de_jax.data.text import beir, input_policy
 from de_jax.files.progress import progress_bar
-from de_jax.mining import generations, in_parts
-from de_jax.mining.generations import Generation
-from de_jax.mining.mined_pairs import MinedPairs
+from de_jax.mining import in_parts
 from de_jax.mining.miner import Embedded, Miner, embed, mine, mine_bm25
 from de_jax.mining.mining_run import by_run, only_miner
-from de_jax.mining.negatives import TrainingTexts
 from de_jax.retrieval import encode, maxp
 from de_jax.retrieval.parts import Part
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, numeric

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
+from de_jax.data.expansion.generated_queries import EXPANSION, DocQueries, ExpansionWriter, read_expansion, read_plan
 from de_jax.doc2query.generator_run import GeneratorRun
-from de_jax.expansion.generated_queries import EXPANSION, DocQueries, ExpansionWriter, read_expansion, read_plan
 from de_jax.files import buckets, leases, outputs
 from de_jax.models.decoding import END_ID, PAD_ID, Decoding, generate
 from de_jax.models.generator import Generator

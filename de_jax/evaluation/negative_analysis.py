@@ -13,13 +13,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from de_jax.data.batches.pair_batches import Negatives
+from de_jax.data.negatives.generations import Generation
+from de_jax.data.negatives.rows_of_pairs import TrainingTexts, rows_of_pairs
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.passages import PassageStore
 from de_jax.evaluation.embedding_analysis import rounded, summary
 from de_jax.losses.mined import ance
-from de_jax.mining import negatives
-from de_jax.mining.generations import Generation
-from de_jax.mining.negatives import TrainingTexts
 from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.training.run.run_folder import Run
@@ -91,7 +90,7 @@ def sample(
             f"negatives are named {taken.pop()!r}, a name reserved for a kind that is always included; choose another name."
         )
     pairs = texts.pairs
-    tables = {name: negatives.rows_of_pairs(generation, texts)["neg_docs"] for name, generation in generations.items()}
+    tables = {name: rows_of_pairs(generation, texts)["neg_docs"] for name, generation in generations.items()}
     of_pairs, identical = np.unique(pairs[:, 1]), _identical(texts)
     known = np.unique(np.concatenate([pairs, np.stack([pairs[:, 0], identical], axis=1)[np.isin(identical, of_pairs)]]), axis=0)
     enough = len(of_pairs) - np.bincount(known[:, 0])[pairs[:, 0]] >= num_negatives  # documents of other pairs

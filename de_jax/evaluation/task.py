@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from de_jax.data.expansion import generated_queries
 from de_jax.data.stores.corpus import TokenStore, cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.beir import Qrels
@@ -18,14 +19,13 @@ from de_jax.evaluation import answers as answers_
 from de_jax.evaluation import fusion, metrics, significance
 from de_jax.evaluation.metrics import Results
 from de_jax.evaluation.report import KIND, Report, keep, kept_report
-from de_jax.expansion import expanded_search as expanded_
-from de_jax.expansion import generated_queries
-from de_jax.expansion.expanded_search import Expansion
 from de_jax.files import folders, outputs
 from de_jax.files.progress import progress_bar
 from de_jax.retrieval import encode, faiss_index
+from de_jax.retrieval import expanded_search as expanded_
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import Truncated, open_embeddings
+from de_jax.retrieval.expanded_search import Expansion
 from de_jax.retrieval.index import Index
 from de_jax.retrieval.maxp import MaxPIndex, passages_of
 from de_jax.training.run.run_folder import Run

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.mining.generations import Generation, read
+from de_jax.data.negatives.generations import Generation, read
 from de_jax.training.run.run_log import METRICS_FILE, read_metrics
 from de_jax.training.run.run_settings import read_settings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from de_jax.mining.negatives import MinedNegatives, Switch
+from de_jax.data.negatives.mined_negatives import MinedNegatives, Switch
 from de_jax.training.mesh import distributed
 from de_jax.training.run.fit import Stop
 from de_jax.training.run.run_log import Sink

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import NamedTuple
 
+from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources import pair_store
 from de_jax.data.sources.table_store import text_id
 from de_jax.data.sources.training_set import text_hashes
 from de_jax.data.text import beir
 from de_jax.data.text.table_rows import Example
-from de_jax.mining.mined_pairs import Mined
 from de_jax.types import InputError
 
 _Negatives = dict[str, Sequence[str]]

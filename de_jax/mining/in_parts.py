@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from de_jax.data.negatives.generations import Generation
+from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.files import folders, leases, mirrors
-from de_jax.mining.generations import Generation
 from de_jax.mining.miner import Embedded, Miner, Wanted, index_of_docs, wanted
-from de_jax.mining.negatives import TrainingTexts
 from de_jax.retrieval import encode, parts, reuse
 from de_jax.retrieval.embedding_files import EMBEDDINGS, open_embeddings
 from de_jax.retrieval.index import order_by_id

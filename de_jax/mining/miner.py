@@ -12,14 +12,15 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.data.batches import teacher_scores
+from de_jax.data.negatives import generations, mined_pairs
+from de_jax.data.negatives.mined_pairs import MinedPairs
+from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.near_duplicates import Resemblances
 from de_jax.files.reading import read_lines
-from de_jax.mining import generations, mined_pairs, mining_statistics
+from de_jax.mining import mining_statistics
 from de_jax.mining.choose import Filters, IsDuplicate, Mining, TeacherScore, choose
-from de_jax.mining.mined_pairs import MinedPairs
-from de_jax.mining.negatives import TrainingTexts
 from de_jax.retrieval import encode, faiss_index
 from de_jax.retrieval.bm25 import BM25Index
 from de_jax.retrieval.embedding_files import open_embeddings

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.generations import Generation
+from de_jax.data.negatives.mined_negatives import MinedNegatives
 from de_jax.files import buckets, leases, mirrors, outputs
 from de_jax.files.progress import progress_bar
-from de_jax.mining import generations, in_parts
-from de_jax.mining.generations import Generation
+from de_jax.mining import in_parts
 from de_jax.mining.miner import Embedded, Miner, Score, embed, mine
-from de_jax.mining.negatives import MinedNegatives
 from de_jax.retrieval import encode
 from de_jax.retrieval.parts import Part
 from de_jax.training.mesh import distributed

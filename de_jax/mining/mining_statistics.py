@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Int32
 
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.rows_of_pairs import TrainingTexts, rows_of_pairs
 from de_jax.data.text import beir
-from de_jax.mining import generations, negatives
-from de_jax.mining.negatives import TrainingTexts
 from de_jax.types import PADDING_ID, Ranking
 
 DEPTH = 100
@@ -49,7 +49,7 @@ def compared(
 
 def overlap_with_bm25(chosen: Int32[np.ndarray, "P N"], texts: TrainingTexts, negatives_dir: str | Path) -> dict[str, float]:
     """ "overlap_bm25": the share of negatives that BM25's newest generation has for the same pair."""
-    by_bm25 = negatives.rows_of_pairs(generations.open_newest(negatives_dir), texts)["neg_docs"]
+    by_bm25 = rows_of_pairs(generations.open_newest(negatives_dir), texts)["neg_docs"]
     return {"overlap_bm25": _share_found(chosen, by_bm25)}
 
 

@@ -22,12 +22,12 @@ import numpy as np
 from jaxtyping import Float
 
 from de_jax.data.batches.teacher_scores import SCORES_FILE, TEACHER_SCORES
+from de_jax.data.negatives import generations
 from de_jax.data.sources.pair_store import open_pair_store
 from de_jax.data.stores.corpus import TokenStore, build_token_store
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders, outputs
-from de_jax.mining import generations
 from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.training.run.run_folder import Run

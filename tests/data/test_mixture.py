@@ -9,16 +9,16 @@ import pytest
 import toy_run
 
 from de_jax.configurables import read_recipe
+from de_jax.data.expansion.curriculum import Curriculum
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.table_pairs import table_pairs
 from de_jax.data.sources.training_set import beir_pairs, text_hashes
 from de_jax.data.text import beir
 from de_jax.data.text.vocabulary_training import train_sentencepiece
-from de_jax.expansion.curriculum import Curriculum
 from de_jax.losses import masks
-from de_jax.mining import generations
-from de_jax.mining.mined_pairs import Mined
 from de_jax.types import Embeddings, InputError
 
 PROMPT = "river river "

@@ -11,12 +11,12 @@ import smallest_towers
 from flat_settings import flat
 
 from benchmarks import input_throughput
+from de_jax.data.expansion.curriculum import Curriculum
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources import pair_store, seqio_batches, seqio_tasks, training_set
 from de_jax.data.sources.training_set import text_hashes
 from de_jax.data.text import beir, tokenizing
-from de_jax.expansion.curriculum import Curriculum
-from de_jax.mining import generations
-from de_jax.mining.mined_pairs import Mined
 from de_jax.types import PADDING_ID, InputError, Packed
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "boxed")

@@ -10,13 +10,14 @@ from toy_run import arguments
 
 from de_jax import mine, trainer
 from de_jax.configurables import read_recipe
+from de_jax.data.negatives import generations, mined_negatives
+from de_jax.data.negatives.mined_negatives import Switch
+from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import text_hashes
 from de_jax.data.text import beir
 from de_jax.files import outputs
-from de_jax.mining import follow_negatives, generations, mining_run, negatives
-from de_jax.mining.mined_pairs import Mined
-from de_jax.mining.negatives import Switch
+from de_jax.mining import follow_negatives, mining_run
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
@@ -69,7 +70,7 @@ def test_a_colocated_run_mines_first_and_then_at_its_own_period(colocated):
     assert steps_and_generations(colocated) == {1: 0, 2: 8, 3: 16}
     (kept,) = (colocated / "embeddings" / mining_run.KEPT_AS).iterdir()
     assert kept.name.startswith("step_16-")
-    assert negatives.read_switches(colocated / "switches.jsonl") == [Switch(0, 1), Switch(16, 2), Switch(24, 3)]
+    assert mined_negatives.read_switches(colocated / "switches.jsonl") == [Switch(0, 1), Switch(16, 2), Switch(24, 3)]
     lines = [line for line in run_log.read_metrics(colocated / "metrics.jsonl") if "negatives/generation" in line]
     assert [(line["step"], line["negatives/generation"]) for line in lines] == [(8, 1.0), (16, 2.0), (24, 3.0)]
     assert {"negatives/staleness", "negatives/overlap_previous", "negatives/previous_in_top_100"} <= lines[-1].keys()
@@ -91,9 +92,11 @@ def test_a_colocated_run_that_dies_while_it_mines_or_switches_ends_bit_equal(
     run_dir = tmp_path / "run"
     with monkeypatch.context() as patched:
         if stop_before == "record":
-            record = negatives.MinedNegatives.record
+            record = mined_negatives.MinedNegatives.record
             patched.setattr(
-                negatives.MinedNegatives, "record", lambda self, switch: killed() if switch.step == 24 else record(self, switch)
+                mined_negatives.MinedNegatives,
+                "record",
+                lambda self, switch: killed() if switch.step == 24 else record(self, switch),
             )
         else:
             module, name = {"mine": (mining_run, "embed"), "write": (outputs, "write_json")}[stop_before]
@@ -109,7 +112,7 @@ def test_a_colocated_run_that_dies_while_it_mines_or_switches_ends_bit_equal(
             trainer.main(settings(dataset_dir, run_dir, COLOCATED))
     trainer.main(settings(dataset_dir, run_dir, COLOCATED))
     assert steps_and_generations(run_dir) == steps_and_generations(colocated)
-    assert negatives.read_switches(run_dir / "switches.jsonl") == negatives.read_switches(colocated / "switches.jsonl")
+    assert mined_negatives.read_switches(run_dir / "switches.jsonl") == mined_negatives.read_switches(colocated / "switches.jsonl")
     assert_equal_params(run_dir, colocated)
 
 
@@ -132,7 +135,7 @@ def test_a_miner_beside_a_run_mines_its_newest_checkpoint_and_says_what_it_mined
     assert steps_and_generations(run_dir) == {1: 0, 2: 6}
     assert len(list((run_dir / "embeddings" / mining_run.KEPT_AS).iterdir())) == 1
     trainer.main(argv)  # goes on with what was mined meanwhile
-    assert negatives.read_switches(run_dir / "switches.jsonl") == [Switch(0, 1), Switch(15, 2)]
+    assert mined_negatives.read_switches(run_dir / "switches.jsonl") == [Switch(0, 1), Switch(15, 2)]
     mine.main(argv)  # complete: nothing is left to mine for
     assert capsys.readouterr().out.count("checkpoint_step") == 0
 

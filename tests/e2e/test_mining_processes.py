@@ -17,7 +17,7 @@ from toy_run import ALL_DEVICES, arguments
 from two_processes import TwoProcesses, assert_close
 
 from de_jax import command
-from de_jax.mining import generations, negatives
+from de_jax.data.negatives import generations, mined_negatives
 from de_jax.training.run.run_folder import MINING_DIR, complete_steps, load_run
 
 NEVER = 100_000
@@ -60,7 +60,7 @@ def miner(argv):
 
 def num_switches(run_dir):
     path = run_dir / "switches.jsonl"
-    return len(negatives.read_switches(path)) if path.exists() else 0
+    return len(mined_negatives.read_switches(path)) if path.exists() else 0
 
 
 def newest_step(run_dir):
@@ -102,13 +102,13 @@ def test_trainer_and_miner_killed_at_random_give_the_run_that_its_switches_descr
     wait_until(lambda: num_switches(run_dir) > NUM_SWITCHES, *both.values())
     both["de_jax.mine"].kill()  # the run goes on without its miner, until it is asked to stop
     both["de_jax.mine"].wait()
-    last = max(negatives.read_switches(run_dir / "switches.jsonl")[-1].step, newest_step(run_dir))
+    last = max(mined_negatives.read_switches(run_dir / "switches.jsonl")[-1].step, newest_step(run_dir))
     wait_until(lambda: newest_step(run_dir) > last, both["de_jax.trainer"])
     both["de_jax.trainer"].send_signal(signal.SIGTERM)
     output, errors = both["de_jax.trainer"].communicate()
     assert both["de_jax.trainer"].returncode == command.EXIT_STOPPED, errors
     step = json.loads(output.splitlines()[-1])["step"]
-    assert negatives.read_switches(run_dir / "switches.jsonl")[NUM_SWITCHES].step < step
+    assert mined_negatives.read_switches(run_dir / "switches.jsonl")[NUM_SWITCHES].step < step
     repeat(dataset_dir, run_dir, tmp_path / "again", step)
     jax.tree.map(np.testing.assert_array_equal, load_run(run_dir).params, load_run(tmp_path / "again").params)
 
@@ -123,7 +123,7 @@ def test_two_processes_that_train_switch_at_the_same_update_to_what_a_third_mine
     third.kill()
     third.wait()
     assert codes == [command.EXIT_STOPPED] * 2
-    switches = negatives.read_switches(run_dir / "switches.jsonl")
+    switches = mined_negatives.read_switches(run_dir / "switches.jsonl")
     assert len({switch.generation for switch in switches}) >= 3
     repeat(dataset_dir, run_dir, tmp_path / "one", summary["step"], T5Config__dropout_rate=0.0)
     assert_close(run_dir, tmp_path / "one")

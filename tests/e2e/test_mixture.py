@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from de_jax import hooks
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.mined_negatives import Switch, read_switches
 from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import DevSet, TrainingSet, beir_pairs
 from de_jax.losses.in_batch import samtone
 from de_jax.losses.mined import ance
 from de_jax.mine import mine
-from de_jax.mining import generations
 from de_jax.mining.miner import Miner
-from de_jax.mining.negatives import Switch, read_switches
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig

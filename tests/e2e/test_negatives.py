@@ -9,11 +9,12 @@ import pytest
 from toy_run import arguments
 
 from de_jax import trainer
+from de_jax.data.negatives import generations, mined_negatives
+from de_jax.data.negatives.mined_negatives import Switch
+from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources.training_set import text_hashes
 from de_jax.files import outputs
-from de_jax.mining import follow_negatives, generations, negatives
-from de_jax.mining.mined_pairs import Mined
-from de_jax.mining.negatives import Switch
+from de_jax.mining import follow_negatives
 from de_jax.tools import evaluate_beir
 from de_jax.training.run import run_log
 from de_jax.training.run.run_folder import load_run
@@ -52,7 +53,7 @@ def test_a_newer_generation_comes_into_force_and_a_run_that_repeats_its_switches
         mine(dataset_dir, folder, 2, shift=30)
     outputs.append_text(run_dir / "switches.jsonl", '{"step": 0, "generation": 1}\n')  # as if the second had come later
     trainer.main(settings(dataset_dir, run_dir))
-    assert negatives.read_switches(run_dir / "switches.jsonl") == [Switch(0, 1), Switch(12, 2)]
+    assert mined_negatives.read_switches(run_dir / "switches.jsonl") == [Switch(0, 1), Switch(12, 2)]
     followed = [line for line in run_log.read_metrics(run_dir / "metrics.jsonl") if "negatives/generation" in line]
     assert [(line["step"], line["negatives/generation"]) for line in followed][1:4] == [(8, 1.0), (12, 2.0), (16, 2.0)]
     assert followed[-1]["negatives/staleness"] == 24 - 4

@@ -8,13 +8,13 @@ import tiny_run
 import toy_run
 
 from de_jax import trainer
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources import pair_store, pair_writer
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import Pairs, text_hashes, training_set
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.losses.distillation import margin_mse, relevance_weighted
-from de_jax.mining import generations
-from de_jax.mining.mined_pairs import Mined
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig

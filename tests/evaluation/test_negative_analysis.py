@@ -14,6 +14,9 @@ from matplotlib.image import imread
 from tiny_run import WORDS
 
 from de_jax.data.batches.pair_batches import qrel_pairs
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.mined_pairs import Mined
+from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.data.stores import corpus
 from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
@@ -22,9 +25,7 @@ from de_jax.data.text.vocabulary_training import train_sentencepiece
 from de_jax.evaluation import negative_analysis
 from de_jax.evaluation.negative_analysis import AtCheckpoint, Measured, Sample
 from de_jax.losses.mined import ance
-from de_jax.mining import efficiency, generations
-from de_jax.mining.mined_pairs import Mined
-from de_jax.mining.negatives import TrainingTexts
+from de_jax.mining import efficiency
 from de_jax.reports import negative_report
 from de_jax.training.optim import paths
 from de_jax.training.run.run_folder import Run

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from de_jax.expansion.curriculum import RankedQueries
+from de_jax.data.expansion.curriculum import RankedQueries
 from experiments.group_relevance import described
 
 

@@ -2,8 +2,8 @@
 
 import json
 
+from de_jax.data.negatives import generations
 from de_jax.data.text import beir
-from de_jax.mining import generations
 from experiments import random_negatives
 
 

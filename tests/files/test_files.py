@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from de_jax import command
-from de_jax.expansion import generated_queries
+from de_jax.data.expansion import generated_queries
 from de_jax.files import folders, mirrors, outputs
 from de_jax.training.run import run_log
 from de_jax.types import InputError

@@ -26,17 +26,17 @@ from written_folders import (
 
 from de_jax.data.batches.guide import GUIDE
 from de_jax.data.batches.teacher_scores import TEACHER_SCORES, file_of
+from de_jax.data.expansion import curriculum
+from de_jax.data.expansion.generated_queries import EXPANSION, read_expansion
+from de_jax.data.expansion.query_tokens import QUERY_TOKENS, QueryTokens
+from de_jax.data.negatives import generations
 from de_jax.data.sources.pair_store import PAIR_STORE, open_pair_store
 from de_jax.data.stores.corpus import open_token_store
 from de_jax.data.stores.store_writer import TOKEN_STORE
 from de_jax.doc2query.generator_run import GENERATOR_RUN, load_generator
-from de_jax.expansion import curriculum
-from de_jax.expansion.generated_queries import EXPANSION, read_expansion
-from de_jax.expansion.query_tokens import QUERY_TOKENS, QueryTokens
 from de_jax.files import folders, outputs, schema
 from de_jax.files.kind import Kind
 from de_jax.interop import safetensors_model
-from de_jax.mining import generations
 from de_jax.retrieval.embedding_files import EMBEDDINGS, open_embeddings
 from de_jax.retrieval.index_files import SAVED_INDEX
 from de_jax.retrieval.vector_index import VECTOR_INDEX, VectorIndex

@@ -9,9 +9,9 @@ import warnings
 import fsspec
 import pytest
 
+from de_jax.data.negatives import generations
 from de_jax.files import buckets, folders, leases, mirror, mirror_names, mirrors
 from de_jax.files.mirror import Mirror
-from de_jax.mining import generations
 from de_jax.settings import AnyPath, checked
 from de_jax.tools import doctor
 from de_jax.types import InputError

@@ -24,14 +24,14 @@ from fuzz.text_files import PAIRS
 from fuzz.vocabularies import sentencepiece_model
 from letters import Letters
 
+from de_jax.data.expansion import curriculum
+from de_jax.data.negatives import generations, mined_negatives
+from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources import pair_store
 from de_jax.data.stores import corpus, store_writer
 from de_jax.evaluation import metrics
 from de_jax.evaluation import report as report_
-from de_jax.expansion import curriculum
 from de_jax.files import folders
-from de_jax.mining import generations, negatives
-from de_jax.mining.mined_pairs import Mined
 from de_jax.retrieval import embedding_files, index_files, reuse
 from de_jax.retrieval.vector_index import Arrays, VectorIndex
 
@@ -190,7 +190,7 @@ def _mined(folder: Path) -> list[Reader]:
             "switches",
             "switches.jsonl",
             switches,
-            lambda path: plain(negatives.read_switches(path)),
+            lambda path: plain(mined_negatives.read_switches(path)),
             naive_switches,
         ),
     ]

@@ -12,8 +12,8 @@ from fuzz.reader import Reader, ascii_columns, naive_lines, naive_records, naive
 from fuzz.text_files import DOCS
 from written_folders import write_generation_of_lines
 
-from de_jax.mining import generations
-from de_jax.mining.mined_pairs import Mined
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.tasks import beir, local, mined, multireqa, openqa, registering
 
 QUESTIONS = [

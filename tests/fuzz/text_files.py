@@ -25,10 +25,10 @@ from fuzz.reader import (
 from pyarrow import feather, parquet
 
 from de_jax.data.batches import teacher_scores
+from de_jax.data.expansion import generated_queries, relevance
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import beir, table_files, table_rows
 from de_jax.evaluation import answers, metrics
-from de_jax.expansion import generated_queries, relevance
 from de_jax.files import reading
 
 DOCS = [("d1", "a title", "the first text"), ("d2", "", "zwei Wörter"), ("d3", "", "three \U0001f600")]

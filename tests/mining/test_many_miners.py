@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 
 from de_jax import mine
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.mined_negatives import MinedNegatives
+from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.data.stores import corpus
 from de_jax.data.text import tokenizing, vocabulary_training
 from de_jax.data.text.sides import Side
 from de_jax.files import buckets, folders, leases, mirror, mirrors
-from de_jax.mining import generations, mining_run, shared_checkpoint
+from de_jax.mining import mining_run, shared_checkpoint
 from de_jax.mining.miner import Miner
-from de_jax.mining.negatives import MinedNegatives
-from de_jax.mining.rows_of_pairs import TrainingTexts
 from de_jax.retrieval import encode, parts
 from de_jax.retrieval.parts import Part
 from de_jax.training.mesh import distributed

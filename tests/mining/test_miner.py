@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.mined_pairs import Mined
+from de_jax.data.negatives.rows_of_pairs import TrainingTexts, rows_of_pairs
 from de_jax.data.stores import corpus
 from de_jax.data.text import beir, tokenizing, vocabulary_training
 from de_jax.data.text.passages import PassageStore
-from de_jax.mining import generations, miner
-from de_jax.mining.mined_pairs import Mined
+from de_jax.mining import miner
 from de_jax.mining.miner import Embedded, Miner, mine, mine_bm25
-from de_jax.mining.negatives import TrainingTexts
-from de_jax.mining.rows_of_pairs import rows_of_pairs
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
 

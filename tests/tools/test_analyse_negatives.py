@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tiny_run
 
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources.training_set import open_stores, text_hashes
 from de_jax.data.text import beir
 from de_jax.evaluation import negative_analysis
-from de_jax.mining import generations
-from de_jax.mining.mined_pairs import Mined
 from de_jax.retrieval import encode
 from de_jax.tools import analyse_negatives
 from de_jax.training.run.run_folder import load_run

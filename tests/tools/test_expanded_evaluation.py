@@ -9,8 +9,8 @@ import pytest
 import tiny_run
 
 from de_jax.data.text import beir
-from de_jax.expansion.expanded_search import typical
 from de_jax.retrieval.embedding_files import EmbeddingWriter
+from de_jax.retrieval.expanded_search import typical
 from de_jax.retrieval.searcher import padded_tokens
 from de_jax.tools import encode_corpus, evaluate_beir, search
 from de_jax.training.run.run_folder import load_run

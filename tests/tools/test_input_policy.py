@@ -12,9 +12,9 @@ from tiny_run import DOCS, QUERIES
 
 from de_jax import mine, trainer
 from de_jax.cli import VERBS
+from de_jax.data.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.data.text import beir
 from de_jax.doc2query.generator_run import GeneratorRun
-from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.models.generator import Generator
 from de_jax.tools import (
     analyse_embeddings,

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tiny_run
 
+from de_jax.data.negatives import generations
 from de_jax.data.sources.training_set import open_stores, text_hashes
 from de_jax.data.text import beir
 from de_jax.data.text.passages import PassageStore
 from de_jax.files import outputs
-from de_jax.mining import generations
 from de_jax.mining.mining_run import only_miner
 from de_jax.retrieval import encode
 from de_jax.tools import mine_negatives

@@ -8,10 +8,11 @@ import torch
 import transformers
 
 from de_jax.data.batches import teacher_scores
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources import pair_store, pair_writer
 from de_jax.data.sources.training_set import open_stores
-from de_jax.mining import generations, teacher
-from de_jax.mining.mined_pairs import Mined
+from de_jax.mining import teacher
 from de_jax.retrieval import encode
 from de_jax.tools import score_pairs
 from de_jax.training.run.run_folder import load_run

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from de_jax.data.expansion.curriculum import Curriculum
+from de_jax.data.expansion.relevance import MeasureName
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.expansion.curriculum import Curriculum
-from de_jax.expansion.relevance import MeasureName
 from de_jax.settings import NonNegativeInt, PositiveInt, Seed, check_fields
 
 TokenizerSource = str | Tokenizer | Callable[[], Tokenizer]
@@ -39,8 +39,8 @@ class PairsOptions:
             mask them as negatives, in the batch, mined or from a cache; for sets with many relevant documents a query.
         pack: put several texts in one row instead of padding each; the results are the same, with much less work.
         length_multiple: without `pack`, texts are padded to multiples of this many tokens.
-        negatives_dir: generations of hard negatives, see `negatives`; "{run_dir}" in it stands for the run's folder, and "{source}"
-            for the name of a source of a mixture. "" uses only the negatives of the source itself, if it has any.
+        negatives_dir: generations of hard negatives, see `mined_negatives`; "{run_dir}" in it stands for the run's folder, and
+            "{source}" for the name of a source of a mixture. "" uses only the negatives of the source itself, if it has any.
         num_neg_docs, num_neg_queries: hard negatives in each row of a batch, drawn again in every epoch.
         teacher_scores: a teacher's scores of training pairs and their negatives, an output of `de-jax score_pairs`; "" uses the
             scores of the source itself, if it has any.

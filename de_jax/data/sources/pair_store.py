@@ -21,12 +21,12 @@ import numpy as np
 
 from de_jax.data.batches import pair_batches as batches_
 from de_jax.data.batches.mixing import mixed_epochs
+from de_jax.data.expansion.curriculum import RankedQueries, ranked_texts
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.training_set import Pairs, TrainingSet, opened, store_dir, training_set
 from de_jax.data.stores.corpus import TokenStore, open_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, prompt_of
-from de_jax.expansion.curriculum import RankedQueries, ranked_texts
 from de_jax.files import outputs, schema
 from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array

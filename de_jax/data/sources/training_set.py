@@ -18,17 +18,17 @@ from de_jax.data.batches import teacher_scores
 from de_jax.data.batches.guide import open_guide
 from de_jax.data.batches.pair_batches import BatchesOfPairs, DocTexts, Negatives, NegativesAt
 from de_jax.data.batches.teacher_scores import ScoresOf
+from de_jax.data.expansion import curriculum_texts
+from de_jax.data.expansion.curriculum import RankedQueries, ranked_pairs
+from de_jax.data.expansion.relevance import MEASURES
+from de_jax.data.negatives.mined_negatives import MinedNegatives, TrainingTexts, follow
 from de_jax.data.sources.options import PairsOptions, Share, TokenizerSource
 from de_jax.data.stores.corpus import TokenStore, body_room, cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer, load_tokenizer, with_prompt
-from de_jax.expansion import curriculum_texts
-from de_jax.expansion.curriculum import RankedQueries, ranked_pairs
-from de_jax.expansion.relevance import MEASURES
 from de_jax.files import outputs
-from de_jax.mining.negatives import MinedNegatives, TrainingTexts, follow
 from de_jax.settings import NonNegativeInt, checked
 from de_jax.types import Batch, Batches, InputError
 

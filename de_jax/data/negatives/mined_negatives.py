@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from de_jax.data.batches.pair_batches import Negatives
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.generations import DamagedGeneration
+from de_jax.data.negatives.rows_of_pairs import TrainingTexts, rows_of_pairs
 from de_jax.files import outputs, schema
 from de_jax.files.reading import read_bytes
-from de_jax.mining import generations
-from de_jax.mining.generations import DamagedGeneration
-from de_jax.mining.rows_of_pairs import TrainingTexts, rows_of_pairs
 from de_jax.types import InputError
 
 SWITCHES_FILE = "switches.jsonl"

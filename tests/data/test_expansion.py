@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 from pretrained_folders import write_tokenizer
 
-from de_jax.data.stores.corpus import build_token_store
-from de_jax.data.text.tokenizing import load_tokenizer
-from de_jax.expansion import document_texts, query_tokens
-from de_jax.expansion.curriculum import NONE, Curriculum, rank_queries
-from de_jax.expansion.document_texts import (
+from de_jax.data.expansion import document_texts, query_tokens
+from de_jax.data.expansion.curriculum import NONE, Curriculum, rank_queries
+from de_jax.data.expansion.document_texts import (
     ExpandedTexts,
     TextsWithOneQuery,
     corpus_expansion,
     document_expansion,
     tokenized_queries,
 )
-from de_jax.expansion.relevance import rouge_l
+from de_jax.data.expansion.relevance import rouge_l
+from de_jax.data.stores.corpus import build_token_store
+from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.retrieval.micro_batches import Store, plan
 from de_jax.types import InputError
 

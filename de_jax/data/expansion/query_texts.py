@@ -22,7 +22,7 @@ from typing import overload
 import numpy as np
 from jaxtyping import Int, Int32, Int64, UInt8
 
-from de_jax.expansion.generated_queries import fingerprint, read_expansion
+from de_jax.data.expansion.generated_queries import fingerprint, read_expansion
 from de_jax.files import folders, outputs, schema
 from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array

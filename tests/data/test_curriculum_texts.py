@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from flat_settings import flat
 
+from de_jax.data.expansion.curriculum import Curriculum, ranked_pairs
+from de_jax.data.expansion.curriculum_texts import open_expansion
+from de_jax.data.expansion.relevance import rouge_l
 from de_jax.data.sources.training_set import beir_pairs, open_stores
 from de_jax.data.text import beir, tokenizing, vocabulary_training
-from de_jax.expansion.curriculum import Curriculum, ranked_pairs
-from de_jax.expansion.curriculum_texts import open_expansion
-from de_jax.expansion.relevance import rouge_l
 from de_jax.types import PADDING_ID, InputError
 
 TOPICS = ("apple", "river", "engine", "violin")

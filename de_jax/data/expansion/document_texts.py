@@ -18,13 +18,13 @@ from typing import NamedTuple, overload
 import numpy as np
 from jaxtyping import Int, Int32, Int64
 
+from de_jax.data.expansion import query_tokens
+from de_jax.data.expansion.curriculum import NONE, usable_queries
+from de_jax.data.expansion.query_texts import QueryTexts
+from de_jax.data.expansion.query_tokens import QUERY_TOKENS, QueryTokens
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.passages import PassageIds
 from de_jax.data.text.tokenizing import PAD_ID, Tokenizer
-from de_jax.expansion import query_tokens
-from de_jax.expansion.curriculum import NONE, usable_queries
-from de_jax.expansion.query_texts import QueryTexts
-from de_jax.expansion.query_tokens import QUERY_TOKENS, QueryTokens
 from de_jax.files import folders
 from de_jax.settings import LARGEST
 from de_jax.types import PADDING_ID, InputError

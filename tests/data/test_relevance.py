@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rouge_score import rouge_scorer
 
-from de_jax.expansion.relevance import ScoreFile, rouge_l, token_overlap
+from de_jax.data.expansion.relevance import ScoreFile, rouge_l, token_overlap
 from de_jax.types import InputError
 
 WORDS = "the dying analogies of employed relational cells destroyed apologies ies skies happily in 1,200 U.S. naïve running runs"

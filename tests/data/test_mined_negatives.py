@@ -11,12 +11,12 @@ import pytest
 from written_folders import write_generation_of_lines
 
 from de_jax.data.batches import pair_batches
+from de_jax.data.negatives import generations, mined_negatives
+from de_jax.data.negatives.mined_negatives import MinedNegatives, Switch
+from de_jax.data.negatives.mined_pairs import Mined
+from de_jax.data.negatives.rows_of_pairs import TrainingTexts, rows_of_pairs
 from de_jax.data.stores import corpus
 from de_jax.files import outputs
-from de_jax.mining import generations, negatives
-from de_jax.mining.mined_pairs import Mined
-from de_jax.mining.negatives import MinedNegatives, Switch
-from de_jax.mining.rows_of_pairs import TrainingTexts, rows_of_pairs
 from de_jax.types import InputError
 
 TEXTS = {"queries": "hash of queries", "docs": "hash of docs"}
@@ -33,7 +33,7 @@ def stores(tmp_path_factory, tokenizer):
 @pytest.mark.parametrize("name", ["{x}", "{run_dir.__class__}", "{}", "{"])
 def test_braces_in_a_folder_of_negatives_are_its_name(stores, name):
     texts = TrainingTexts("set", *stores, PAIRS, TEXTS)
-    followed = negatives.follow(f"{{run_dir}}/{name}", "runs/a", texts, num_drawn={})
+    followed = mined_negatives.follow(f"{{run_dir}}/{name}", "runs/a", texts, num_drawn={})
     assert str(followed.negatives_dir) == f"runs/a/{name}"
 
 
@@ -225,7 +225,7 @@ def test_a_lost_file_of_switches_is_written_again_by_the_checkpoint_and_another_
     known = [Switch(0, 1), Switch(3, 2)]
     assert followed(tmp_path, stores, known).switches == known
     path = tmp_path / "run" / "switches.jsonl"
-    assert negatives.read_switches(path) == known
+    assert mined_negatives.read_switches(path) == known
     path.write_text('{"step": 0, "generation": 2}\n')
     with pytest.raises(InputError, match=r"switches.jsonl does not begin with the 2 switches that the checkpoint of step 0"):
         followed(tmp_path, stores, known)
@@ -242,7 +242,7 @@ def test_a_line_of_switches_that_was_cut_off_blocks_nothing(tmp_path, stores, ke
     run = followed(tmp_path, stores, switches[:num_known])
     assert run.switches == switches[:num_known]
     run.record(Switch(9, 2))
-    assert negatives.read_switches(path) == run.switches
+    assert mined_negatives.read_switches(path) == run.switches
 
 
 def test_times_of_files_decide_nothing(tmp_path, stores):
@@ -301,7 +301,7 @@ def test_generations_that_are_used_up_leave_the_memory(tmp_path, stores):
     for number in range(1, 14):
         generations.write_lines(tmp_path / "negatives", number, mined(shift=number), {})
     run = followed(tmp_path, stores, [Switch(4 * number - 4, number) for number in range(1, 14)])
-    assert len(run._held) == 1 + negatives.SWITCHES_AHEAD
+    assert len(run._held) == 1 + mined_negatives.SWITCHES_AHEAD
     for step in range(48):
         run.at(step)
     assert sorted(run._held) == [11, 12, 13]

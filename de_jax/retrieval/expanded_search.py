@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from de_jax.data.expansion.document_texts import ExpandedTexts, corpus_expansion, document_expansion, tokenized_queries
+from de_jax.data.expansion.query_texts import queries_by_row
 from de_jax.data.stores.corpus import TokenStore
-from de_jax.expansion.document_texts import ExpandedTexts, corpus_expansion, document_expansion, tokenized_queries
-from de_jax.expansion.query_texts import queries_by_row
 from de_jax.files import outputs
 from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import EmbeddingWriter

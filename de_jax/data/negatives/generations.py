@@ -23,10 +23,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from de_jax.data.negatives.mined_pairs import Mined, MinedPairs, of_lines
 from de_jax.files import folders, outputs, schema
 from de_jax.files.kind import Kind
 from de_jax.files.reading import parse_json, read_array, read_lines
-from de_jax.mining.mined_pairs import Mined, MinedPairs, of_lines
 from de_jax.types import PADDING_ID, InputError
 
 _DIGITS = 6

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from written_folders import write_generation_of_lines
 
+from de_jax.data.negatives import generations, mined_pairs
+from de_jax.data.negatives.generations import DamagedGeneration
+from de_jax.data.negatives.mined_pairs import Mined, MinedPairs
 from de_jax.files import outputs
-from de_jax.mining import generations, mined_pairs
-from de_jax.mining.generations import DamagedGeneration
-from de_jax.mining.mined_pairs import Mined, MinedPairs
 from de_jax.types import PADDING_ID, InputError
 
 MINED = [Mined(f"q{pair}", f"d{pair}", [f"d{pair + 1}", f"d{pair + 2}"], [f"q{pair + 1}"]) for pair in range(4)]

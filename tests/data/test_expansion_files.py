@@ -8,14 +8,14 @@ import shutil
 import numpy as np
 import pytest
 
-from de_jax.expansion.generated_queries import (
+from de_jax.data.expansion.generated_queries import (
     DocQueries,
     ExpansionWriter,
     iter_released,
     read_expansion,
     write_released,
 )
-from de_jax.expansion.query_texts import queries_by_row
+from de_jax.data.expansion.query_texts import queries_by_row
 from de_jax.types import InputError
 
 DOCS = [DocQueries("d1", ["a b", "c"]), DocQueries("d0", ["a b", " ", "a b", "é\u2028x"]), DocQueries("d7", [])]

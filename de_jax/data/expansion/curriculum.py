@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from jaxtyping import Float64, Int, Int32
 
+from de_jax.data.expansion.generated_queries import fingerprint
+from de_jax.data.expansion.query_texts import queries_by_row
+from de_jax.data.expansion.relevance import MEASURES, Measure, ScoreFile
 from de_jax.data.text import beir
-from de_jax.expansion.generated_queries import fingerprint
-from de_jax.expansion.query_texts import queries_by_row
-from de_jax.expansion.relevance import MEASURES, Measure, ScoreFile
 from de_jax.files import folders, outputs, schema
 from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array

@@ -8,10 +8,7 @@ import pytest
 from pretrained_folders import write_tokenizer as write_vocabulary
 
 from de_jax.data.batches.pair_batches import qrel_pairs
-from de_jax.data.sources.training_set import open_stores
-from de_jax.data.text import beir
-from de_jax.data.text.tokenizing import load_tokenizer
-from de_jax.expansion.curriculum import (
+from de_jax.data.expansion.curriculum import (
     GOLD,
     NONE,
     STRATEGIES,
@@ -22,8 +19,11 @@ from de_jax.expansion.curriculum import (
     ranked_pairs,
     usable_queries,
 )
-from de_jax.expansion.generated_queries import DocQueries, ExpansionWriter
-from de_jax.expansion.relevance import rouge_l
+from de_jax.data.expansion.generated_queries import DocQueries, ExpansionWriter
+from de_jax.data.expansion.relevance import rouge_l
+from de_jax.data.sources.training_set import open_stores
+from de_jax.data.text import beir
+from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.types import InputError
 
 GENERATED = ["c d", "a b c", "zz", "a b c", " ", "a b", "b a", "a b c d"]  # for the query "a b c d": all scores, ties, the gold

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
+from de_jax.data.expansion.curriculum import GOLD, NONE, Curriculum, RankedQueries, usable_queries
+from de_jax.data.expansion.document_texts import GeneratedQueries, TextsWithOneQuery, WithGolds, tokenized_queries
+from de_jax.data.expansion.query_texts import QueryTexts, queries_by_row
+from de_jax.data.expansion.relevance import Measure
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.expansion.curriculum import GOLD, NONE, Curriculum, RankedQueries, usable_queries
-from de_jax.expansion.document_texts import GeneratedQueries, TextsWithOneQuery, WithGolds, tokenized_queries
-from de_jax.expansion.query_texts import QueryTexts, queries_by_row
-from de_jax.expansion.relevance import Measure
 from de_jax.types import PADDING_ID, InputError
 
 _KEPT = 1 << 17

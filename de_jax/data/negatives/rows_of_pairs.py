@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int, Int32
 
+from de_jax.data.negatives import generations
+from de_jax.data.negatives.generations import Generation
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.passages import PassageStore
-from de_jax.mining import generations
-from de_jax.mining.generations import Generation
 from de_jax.types import PADDING_ID, InputError
 
 
