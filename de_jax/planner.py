@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 
+from de_jax import recipe_checks
 from de_jax.recipe import Recipe
 from de_jax.settings import PositiveInt, Range, checked
 from de_jax.training.mesh import plan as compiling
@@ -85,7 +86,7 @@ def plan(
     sizes = _sizes(recipe, batch_size=batch_size, query_length=query_length, doc_length=doc_length)
     shape = {**sizes, "query_rows": query_rows, "doc_rows": doc_rows, **recipe.texts_of_a_pair()}
     mesh, state = recipe.devices.mesh(devices=topology.devices), recipe.check()
-    recipe.check_sizes(mesh, has_negatives=True, **{SIZES[name]: size for name, size in sizes.items()})
+    recipe_checks.check_sizes(recipe, mesh, has_negatives=True, **{SIZES[name]: size for name, size in sizes.items()})
     for rows in filter(None, (query_rows, doc_rows)):
         sharding.check_batch_size(rows, mesh, recipe.devices.num_chunks)
     shardings = sharding_rules.state_shardings(state, mesh, recipe.devices.sharding_rules)

@@ -12,26 +12,24 @@ from typing import Any
 
 import jax
 
-from de_jax.data.expansion import curriculum_texts
+from de_jax.data.sources import unopened
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import TrainingSet
-from de_jax.interop.fine_tuning import InitFrom, Layers, check_init_from
+from de_jax.interop.fine_tuning import InitFrom, Layers
 from de_jax.losses.combination import parts
 from de_jax.losses.reading import fields_read
 from de_jax.losses.spread import with_spread
 from de_jax.mining.miner import Miner
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.settings import PositiveInt, Seed, bound, check_call, check_fields, name_of
-from de_jax.training.hooks.alignment import KL, Alignment
-from de_jax.training.mesh import plan, sharding
-from de_jax.training.mesh.sharding_rules import Rules
-from de_jax.training.optim import paths
-from de_jax.training.run.settings import Logging, Optimization, settings_group
+from de_jax.training.hooks.alignment import Alignment
+from de_jax.training.mesh import plan
+from de_jax.training.run.settings import Devices, Logging, Optimization, settings_group
 from de_jax.training.step import grad_norms
 from de_jax.training.step.adapters import AdaptedModel, Lora
 from de_jax.training.step.chunked import ChunkedModel
 from de_jax.training.step.frozen import FrozenModel
-from de_jax.training.step.negative_cache import NegativeCache
+from de_jax.training.step.negative_cache import NegativeCache, temperature_of
 from de_jax.training.step.train_step import Initialisable, Model, TrainStep, init_state, make_train_step
 from de_jax.types import Embeddings, InputError, LossFn, Metrics, Params, TrainState
 
@@ -112,30 +110,6 @@ class HardNegatives:
 
 
 @settings_group
-class Devices:
-    """The devices of a step, and its chunks.
-
-    Attributes:
-        mesh: gives the devices to train on.
-        sharding_rules: mesh axes by pattern over parameter paths, beside `sharding_rules.DEFAULT_RULES`, such as
-            {".*/mlp/wo/kernel": ("tensor", None)}.
-        num_chunks: how many pieces the towers take a batch in, to save memory; the loss sees all of it.
-
-    Example:
-        >>> Devices(mesh=functools.partial(sharding.make_mesh, fsdp=8), num_chunks=4).sharding_rules is None
-        True
-    """
-
-    mesh: Callable[..., jax.sharding.Mesh] = sharding.make_mesh
-    sharding_rules: Rules | None = None
-    num_chunks: PositiveInt = 1
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_call("train.mesh", self.mesh, like="make_mesh")
-
-
-@settings_group
 class Recipe:
     """All that decides a training run; nothing is read or computed before a method is called.
 
@@ -202,15 +176,12 @@ class Recipe:
     @property
     def sources(self) -> tuple[Callable[..., TrainingSet], ...]:
         """The sources of pairs: those of a mixture, or the one there is."""
-        with contextlib.suppress(KeyError):
-            if isinstance(found := bound(self.data, "sources"), Mapping) and found:
-                return tuple(found.values())
-        return (self.data,)
+        return unopened.parts_of(self.data)
 
     @property
     def options(self) -> PairsOptions | None:
         """The settings of the source of pairs, where it has such; of a mixture those of its first, with the longest lengths."""
-        known = [options for source in self.sources if (options := _options_of(source))]
+        known = [options for source in self.sources if (options := unopened.options_of(source))]
         if not known:
             return None
         lengths = {name: max(getattr(one, name) for one in known) for name in ("max_query_length", "max_doc_length")}
@@ -270,7 +241,7 @@ class Recipe:
             return self.loss(e)
 
         step = self._step_of(self._trained(self.model.with_scanned_layers()), state.params, watched)
-        told = [_texts_before_data(source, self.negatives.negative_cache) for source in self.sources] if texts is None else [texts]
+        told = self.most_texts_of_a_pair() if texts is None else [texts]
         for one in dict.fromkeys(tuple(one.items()) for one in told):
             shape: dict[str, Any] = dict(one)
             batch = plan.batch_shapes(8 * self.devices.num_chunks, 8, 8, **shape)
@@ -281,18 +252,10 @@ class Recipe:
             self._check_read(seen[-1], are_known=texts is not None)
         return state
 
-    def check_texts(self, texts: Mapping[str, int] | None) -> None:
-        """Repeats `check` if only the data could tell which texts come with a pair."""
-        named = [_given(_texts_of_a_pair(_options_of(source))) for source in self.sources]
-        traced = [_given(_texts_before_data(source, self.negatives.negative_cache)) for source in self.sources]
-        known = [before for before, told in zip(traced, named, strict=True) if before == told]
-        if texts is not None and _given(texts) not in known:
-            self.check(texts)
-
     def _check_read(self, e: Embeddings, *, are_known: bool) -> None:
         """Refuses parts that the settings, or the data if `are_known`, bring to a batch and the loss does not read."""
         unread = {name for name, part in e._asdict().items() if part is not None} - fields_read(self.loss, e)
-        for options in filter(None, map(_options_of, self.sources)):
+        for options in filter(None, map(unopened.options_of, self.sources)):
             for setting, (field, readers, without) in READERS.items():
                 value = getattr(options, setting)
                 is_brought = value and (are_known or options.negatives_dir or not setting.startswith("num_"))
@@ -302,92 +265,14 @@ class Recipe:
                         f"{readers} into the loss."
                     )
 
-    def check_sizes(
-        self, mesh: jax.sharding.Mesh, *, batch_size: int, max_query_length: int, max_doc_length: int, has_negatives: bool
-    ) -> None:
-        """Refuses batches that the devices cannot share, or that teach nothing, and texts without positions."""
-        cache = self.negatives.negative_cache
-        sharding.check_batch_size(batch_size, mesh, self.devices.num_chunks)
-        if cache:
-            cache.check(batch_size, sharding.num_row_shares(mesh))
-        self.model.check_length("query", max_query_length)
-        self.model.check_length("doc", max_doc_length)
-        if batch_size == 1 and not has_negatives and not cache:
-            raise InputError(
-                f"{self.options_name}.batch_size is 1, so a query has no negative and the loss is 0; take at least 2 pairs, or "
-                "mined negatives."
-            )
-
-    def check_parts(self, *, has_mined: bool, max_passages: int, has_queries_for_both: bool, has_dev: bool) -> None:
-        """Refuses a miner, an alignment or an early end without its data.
-
-        Args:
-            has_mined: there is a folder for mined negatives.
-            max_passages: of a document.
-            has_queries_for_both: there are queries that both towers embed.
-            has_dev: there is a dev set.
-        """
-        miner = self.negatives.miner
-        if miner and not has_mined:
-            raise InputError(
-                f"the recipe has a miner, but its negatives have no folder; set {self.options_name}.negatives_dir, such as "
-                "{run_dir}/negatives."
-            )
-        if miner and miner.num_neg_queries and max_passages > 1:
-            raise InputError(
-                "mined queries are for documents of one passage; set max_passages to 1, or Miner.num_neg_queries to 0."
-            )
-        if miner:
-            miner.check()
-        measure = self.alignment.measure if self.alignment else None
-        if measure == KL and not has_queries_for_both:
-            take = "" if name_of(self.data) == "beir_pairs" else "take @beir_pairs and "
-            raise InputError(
-                f"train.alignment compares the towers on queries, but the data have no queries for that; {take}set "
-                "beir_pairs.num_for_both = 1000."
-            )
-        if measure not in (None, KL) and not has_dev:
-            raise InputError(f"train.alignment waits for {measure} on the dev set; set dev_split.")
-        if self.logging.early_stopping_patience and not has_dev:
-            raise InputError("train.early_stopping_patience waits for the score on the dev set, which is missing; set dev_split.")
-
-    def check_before_data(self, mesh: jax.sharding.Mesh, params: Params, *, is_fresh: bool) -> None:
-        """Refuses what shows before anything is traced or read: sizes, parts that do not fit, and the sources of parameters.
-
-        Args:
-            mesh: the devices to train on.
-            params: the model's shapes.
-            is_fresh: the run has no checkpoint yet, so it begins with `init_from`.
-        """
-        known = [(source, options) for source in self.sources if (options := _options_of(source))]
-        for source, options in known:
-            sizes = {name: getattr(options, name) for name in ("batch_size", "max_query_length", "max_doc_length")}
-            has_mined = bool(options.negatives_dir)
-            is_beir = name_of(source) == "beir_pairs"
-            self.check_sizes(mesh, **sizes, has_negatives=has_mined or not is_beir)  # other sources may bring negatives
-            curriculum_texts.check(options, has_neg_docs=has_mined)
-        if known:
-            self.check_parts(
-                has_mined=any(options.negatives_dir for _, options in known),
-                max_passages=max(options.max_passages for _, options in known),
-                has_queries_for_both=name_of(self.data) == "beir_pairs" and bound(self.data, "num_for_both") > 0,
-                has_dev=any(
-                    options.dev_split is not None or name_of(source) in ("stored_pairs", "table_pairs") for source, options in known
-                ),
-            )
-        start, adapters = self.initialization, self.adapters
-        if start.init_from and is_fresh:
-            check_init_from(start.init_from, params, new=start.init_new, layers=start.init_layers)
-            base = [path for path in paths.all_paths(params) if adapters and not adapters.is_trained(path)]
-            if fresh := [path for path in base if paths.matches(start.init_new, path)]:
-                raise InputError(
-                    f"{fresh[0]} starts fresh, as train.init_new says, but with train.adapters it would never be trained; name it "
-                    "in Lora.trained too."
-                )
-
     def texts_of_a_pair(self) -> dict[str, int]:
         """What `plan.batch_shapes` wants to know of a pair's texts beside their lengths."""
-        return _texts_of_a_pair(self.options)
+        return unopened.texts_of_a_pair(self.options)
+
+    def most_texts_of_a_pair(self) -> list[dict[str, int]]:
+        """The same of each source, with all that it may add."""
+        has_cache = self.negatives.negative_cache is not None
+        return [unopened.most_texts_of_a_pair(source, has_cache=has_cache) for source in self.sources]
 
     def _first_state(self, model: Initialisable) -> TrainState:
         adapters = self.adapters
@@ -410,7 +295,7 @@ class Recipe:
         group_norms = grad_norms.group_norms(params, self.logging.grad_norm_groups)
         loss = with_spread(loss) if self.logging.collapse_alarm else loss
         cache = self.negatives.negative_cache
-        return make_train_step(model, loss, self._tx(params), group_norms, cache, self._temperature() if cache else None)
+        return make_train_step(model, loss, self._tx(params), group_norms, cache, temperature_of(self.loss) if cache else None)
 
     def _tx(self, params: Params) -> Any:
         """The optimizer of the trained parameters; factors and frozen patterns may name the base too."""
@@ -420,56 +305,7 @@ class Recipe:
         whole = jax.eval_shape(lambda base: adapters.added_to(base, jax.random.key(0)), self.model.shapes())
         return self.optimization.tx(params, whole)
 
-    def _temperature(self) -> float | None:
-        """The temperature of `sampled_softmax`, whose draws stand for all negatives; without it, the first that the loss has."""
-        found: list[tuple[bool, float | None]] = []
-        for loss in parts(self.loss):
-            with contextlib.suppress(KeyError):
-                found.append((name_of(loss) == "sampled_softmax", bound(loss, "temperature")))
-        if not found:
-            raise InputError(
-                f"train.negative_cache draws by the temperature of the loss, but {name_of(self.loss)} has none; take another loss."
-            )
-        told = {temperature for is_sampled, temperature in found if is_sampled}
-        if len(told) > 1:
-            raise InputError(
-                f"the loss has sampled_softmax at the temperatures {' and '.join(map(str, told))}, but the draws of "
-                "train.negative_cache are of one temperature; give all the same."
-            )
-        return max(found, key=lambda one: one[0])[1]
-
 
 def _giving(params: Params) -> Initialisable:
     """A model whose fresh parameters are these."""
     return types.SimpleNamespace(init=lambda rng: params)
-
-
-def _options_of(source: Callable[..., TrainingSet]) -> PairsOptions | None:
-    """The settings of a source of pairs, where it has such."""
-    with contextlib.suppress(KeyError):
-        found = bound(source, "options")
-        return found if isinstance(found, PairsOptions) else None
-    return None
-
-
-def _texts_of_a_pair(options: PairsOptions | None) -> dict[str, int]:
-    if options is None:
-        return {}
-    mined = ("num_neg_docs", "num_neg_queries") if options.negatives_dir else ()
-    found = {name: getattr(options, name) for name in ("max_passages", *mined)}
-    given = {"has_scores": options.teacher_scores, "has_guide": options.guide_dir}
-    return found | {name: True for name, is_given in given.items() if is_given}
-
-
-def _texts_before_data(source: Callable[..., TrainingSet], cache: NegativeCache | None) -> dict[str, int]:
-    """`_texts_of_a_pair`, with additions of a source that are known only when it is open."""
-    options = _options_of(source)
-    found = _texts_of_a_pair(options)
-    if name_of(source) == "beir_pairs" or options is None:
-        return found
-    mined = {} if cache else {name: getattr(options, name) for name in ("num_neg_docs", "num_neg_queries")}
-    return {**mined, **found, "has_scores": True}
-
-
-def _given(texts: Mapping[str, int]) -> dict[str, int]:
-    return {name: number for name, number in texts.items() if number}

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from de_jax import command, recipe_file
+from de_jax import command, recipe_checks, recipe_file
 from de_jax.data.negatives.mined_negatives import Switch
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet, of_source
@@ -80,7 +80,8 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
     share = Share(**rows, num_steps=recipe.optimization.num_steps, run_dir=str(run_dir))
     data = recipe.data(share=share)
     for part in data.parts.values():
-        recipe.check_sizes(
+        recipe_checks.check_sizes(
+            recipe,
             mesh,
             batch_size=part.batch_size,
             max_query_length=part.query.max_length,
@@ -88,14 +89,15 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
             has_negatives=part.has_negatives,
         )
     _check_vocabularies(recipe.model, data)
-    recipe.check_parts(
+    recipe_checks.check_parts(
+        recipe,
         has_mined=bool(data.all_mined),
         max_passages=max(part.doc.max_passages for part in data.parts.values()),
         has_queries_for_both=data.for_both is not None,
         has_dev=bool(data.dev_sets),
     )
     for part in data.parts.values():
-        recipe.check_texts(part.texts_of_a_pair)
+        recipe_checks.check_texts(recipe, part.texts_of_a_pair)
     if not recipe.negatives.miner:
         for mined in data.all_mined.values():
             mined.check()
@@ -129,7 +131,7 @@ def check(recipe: Recipe, run_dir: Path | None) -> tuple[TrainState, jax.shardin
         wandb_log.check(recipe.logging.wandb)
     mesh = recipe.devices.mesh()
     is_fresh = run_dir is None or not complete_steps(run_dir / CHECKPOINTS_DIR)
-    recipe.check_before_data(mesh, recipe.model.shapes(), is_fresh=is_fresh)
+    recipe_checks.check_before_data(recipe, mesh, recipe.model.shapes(), is_fresh=is_fresh)
     abstract = recipe.check()
     sharding_rules.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
     return abstract, mesh

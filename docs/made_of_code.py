@@ -44,6 +44,7 @@ ROOMS = {
     "planner.py": "Devices and training runs",
     "pretraining.py": "Devices and training runs",
     "recipe.py": "Recipes",
+    "recipe_checks.py": "Recipes",
     "reports": "Reports",
     "retrieval": "Search",
     "retrieval/expanded_search.py": "Document expansion",

@@ -17,7 +17,7 @@ import toy_run
 from random_params import random_params
 
 import de_jax
-from de_jax import cli, configurables, mine, trainer
+from de_jax import cli, configurables, mine, recipe_checks, trainer
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.losses import in_batch_softmax
@@ -105,7 +105,7 @@ def reader(workplace, load, tmp_path, monkeypatch):
 
 def check_and_pretend(recipe, run_dir):
     """In the place of `de_jax.train`: refuses what shows before data, and leaves a run."""
-    recipe.check_before_data(recipe.devices.mesh(), recipe.model.shapes(), is_fresh=True)
+    recipe_checks.check_before_data(recipe, recipe.devices.mesh(), recipe.model.shapes(), is_fresh=True)
     shutil.copytree("runs/minilm", run_dir, dirs_exist_ok=True)
 
 

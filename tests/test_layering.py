@@ -38,7 +38,8 @@ TRAINING = Rule((*DATA.layers, "losses", "models"), ("jax", "numpy", "jaxtyping"
 ABOVE_TRAINING = Rule((*DATA.layers, "losses", "models", "training"), ("jax", "numpy", "jaxtyping"), ("scipy", "safetensors"))
 CONCERN = ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "retrieval", "mining"))
 PROCESS = Rule(
-    (*CONCERN.layers, "command", "interop", "doc2query", "evaluation", "recipe", "recipe_file"), ("jax", "numpy", "jaxtyping")
+    (*CONCERN.layers, "command", "interop", "doc2query", "evaluation", "recipe", "recipe_checks", "recipe_file"),
+    ("jax", "numpy", "jaxtyping"),
 )
 RULES = {
     "de_jax": Rule(("losses", "model", "recipe", "trainer")),  # when they are used, see below
@@ -92,6 +93,7 @@ RULES = {
     "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings", "pretraining"), packages=("gin",)),
     "de_jax.pretraining": PROCESS,
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),
+    "de_jax.recipe_checks": PROCESS,
     "de_jax.recipe_file": Rule(("files", "recipe", "training")),
     "de_jax.hooks": PROCESS,
     "de_jax.model": PROCESS._replace(layers=(*PROCESS.layers, "reports")),

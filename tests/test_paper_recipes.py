@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from de_jax import configurables, trainer
+from de_jax import configurables, recipe_checks, trainer
 from de_jax.models.tower import PARTS
 from de_jax.settings import bound, name_of
 from de_jax.types import InputError
@@ -57,7 +57,7 @@ def test_rows_start_from_what_has_the_published_sizes(recipes, rows, monkeypatch
     monkeypatch.chdir(rows.folder)
     for name, recipe in chosen:
         assert recipe.initialization.init_from
-        recipe.check_before_data(recipe.devices.mesh(), recipe.model.shapes(), is_fresh=True)
+        recipe_checks.check_before_data(recipe, recipe.devices.mesh(), recipe.model.shapes(), is_fresh=True)
         is_from_roberta = name.startswith("ance/") and recipe.initialization.init_new
         others = {"samtone": 512, "daft": 48}.get(name.split("/")[0], 64)
         assert recipe.options.batch_size == (32 if is_from_roberta else 16 if "openqa" in name else others)

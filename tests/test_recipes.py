@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pretrained_folders import write_encoder
 
-from de_jax import configurables
+from de_jax import configurables, recipe_checks
 from de_jax.configurables import read_recipe
 from de_jax.interop import any_model
 from de_jax.interop.fine_tuning import initial_params
@@ -105,7 +105,7 @@ def test_a_student_of_some_layers_may_share_its_towers(pretrained):
     layers = ["pretrained_tower.layers=(1,)", "train.init_layers={'query': (1,), 'doc': (1,)}"]
     lengths = ["PairsOptions.max_query_length=16", "PairsOptions.max_doc_length=16"]
     built = read_recipe(["recipes/distil.gin"], [f"MODEL={pretrained}", *layers, *lengths])
-    built.check_before_data(built.devices.mesh(), built.model.shapes(), is_fresh=True)
+    recipe_checks.check_before_data(built, built.devices.mesh(), built.model.shapes(), is_fresh=True)
     fresh = jax.device_put(built.init().params, sharding.replicated(sharding.make_mesh()))
     start = built.initialization
     student = initial_params(start.init_from, fresh, layers=start.init_layers)["shared"]
@@ -114,7 +114,7 @@ def test_a_student_of_some_layers_may_share_its_towers(pretrained):
     jax.tree.map(np.testing.assert_array_equal, student["embedder"], whole["embedder"])
     deeper = read_recipe(["recipes/distil.gin"], [f"MODEL={pretrained}", layers[1], *lengths])
     with pytest.raises(InputError, match="names 1 layers for the query tower, which has 2; name one for each"):
-        deeper.check_before_data(deeper.devices.mesh(), deeper.model.shapes(), is_fresh=True)
+        recipe_checks.check_before_data(deeper, deeper.devices.mesh(), deeper.model.shapes(), is_fresh=True)
 
 
 UNREAD = r"but train\.loss makes no use of it"

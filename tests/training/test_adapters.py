@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from de_jax import recipe_checks
 from de_jax.data.text.sides import Side
 from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.models import lora as lora_
@@ -268,12 +269,12 @@ def test_settings_that_cannot_be_are_refused_in_one_sentence(settings, message):
 
 
 def test_a_fresh_part_must_be_trained_and_a_base_should_not_be_random(monkeypatch):
-    monkeypatch.setattr("de_jax.recipe.check_init_from", lambda *args, **options: None)
+    monkeypatch.setattr("de_jax.recipe_checks.check_init_from", lambda *args, **options: None)
     model, start = model_of("t5"), Initialization(init_from="nowhere", init_new=(".*/projection/.*",))
     recipe = dataclasses.replace(recipe_of(model, Lora(rank=2)), initialization=start)
     with pytest.raises(InputError, match=r"projection/kernel starts fresh, .*; name it in Lora\.trained too"):
-        recipe.check_before_data(sharding.make_mesh(), model.shapes(), is_fresh=True)
+        recipe_checks.check_before_data(recipe, sharding.make_mesh(), model.shapes(), is_fresh=True)
     recipe = dataclasses.replace(recipe, adapters=Lora(rank=2, trained=start.init_new))
-    recipe.check_before_data(sharding.make_mesh(), model.shapes(), is_fresh=True)
+    recipe_checks.check_before_data(recipe, sharding.make_mesh(), model.shapes(), is_fresh=True)
     with pytest.warns(UserWarning, match="would leave the random parameters"):
         dataclasses.replace(recipe, initialization=Initialization())

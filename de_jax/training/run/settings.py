@@ -1,4 +1,4 @@
-"""The training and logging settings that dual encoders and generators share."""
+"""The settings of training and logging that know no model: optimization, devices and logs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import jax
+
 from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range, check_call, check_fields
 from de_jax.training.hooks.collapse import CollapseAlarm
+from de_jax.training.mesh import sharding
+from de_jax.training.mesh.sharding_rules import Rules
 from de_jax.training.optim.optimizer import OptimizerFn, Schedule, adafactor, linear, make_optimizer
 from de_jax.types import Params
 
@@ -67,6 +71,31 @@ class Optimization:
             alternate=self.alternate,
             known=known,
         )
+
+
+@settings_group
+class Devices:
+    """The devices of a step, and its chunks.
+
+    Attributes:
+        mesh: gives the devices to train on.
+        sharding_rules: mesh axes by pattern over parameter paths, beside `sharding_rules.DEFAULT_RULES`, such as
+            {".*/mlp/wo/kernel": ("tensor", None)}.
+        num_chunks: how many pieces the towers take a batch in, to save memory; the loss sees all of it.
+
+    Example:
+        >>> from functools import partial
+        >>> Devices(mesh=partial(sharding.make_mesh, fsdp=8), num_chunks=4).sharding_rules is None
+        True
+    """
+
+    mesh: Callable[..., jax.sharding.Mesh] = sharding.make_mesh
+    sharding_rules: Rules | None = None
+    num_chunks: PositiveInt = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_call("train.mesh", self.mesh, like="make_mesh")
 
 
 @settings_group

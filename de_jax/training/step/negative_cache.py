@@ -13,6 +13,7 @@ slot alone, so a run draws the same on any mesh, and after a restart.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -23,9 +24,10 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from de_jax.losses import masks, scores
+from de_jax.losses.combination import parts
 from de_jax.losses.dense import EXACT, EXCLUDED
-from de_jax.settings import PositiveInt, Share, check_fields
-from de_jax.types import PADDING_ID, ROW_AXES, Array, Batch, CachedDocs, Embeddings, InputError, Metrics, Packed, Sample
+from de_jax.settings import PositiveInt, Share, bound, check_fields, name_of
+from de_jax.types import PADDING_ID, ROW_AXES, Array, Batch, CachedDocs, Embeddings, InputError, LossFn, Metrics, Packed, Sample
 
 QUERY_BLOCK = 32
 """Queries scored at a time: some arrays of 32 K values are in memory, 64 MiB each for 512k slots on one device."""
@@ -213,6 +215,25 @@ def metrics(cache: CachedDocs, step: Array) -> Metrics:
     is_there = (cache.doc_id != PADDING_ID).astype(jnp.float32)
     age = jnp.sum(is_there * (step - cache.encoded).astype(jnp.float32)) / jnp.maximum(jnp.sum(is_there), 1.0)
     return {"cache/filled": jnp.mean(is_there), "cache/staleness": age}
+
+
+def temperature_of(loss: LossFn) -> float | None:
+    """The temperature of `sampled_softmax`, whose draws stand for all negatives; without it, the first that the loss has."""
+    found: list[tuple[bool, float | None]] = []
+    for part in parts(loss):
+        with contextlib.suppress(KeyError):
+            found.append((name_of(part) == "sampled_softmax", bound(part, "temperature")))
+    if not found:
+        raise InputError(
+            f"train.negative_cache draws by the temperature of the loss, but {name_of(loss)} has none; take another loss."
+        )
+    told = {temperature for is_sampled, temperature in found if is_sampled}
+    if len(told) > 1:
+        raise InputError(
+            f"the loss has sampled_softmax at the temperatures {' and '.join(map(str, told))}, but the draws of "
+            "train.negative_cache are of one temperature; give all the same."
+        )
+    return max(found, key=lambda one: one[0])[1]
 
 
 def _put_back(cache: CachedDocs, drawn: Drawn, embeddings: Float[Array, "B N D"], step: Array, lru: bool) -> CachedDocs:
