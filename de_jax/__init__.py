@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 __all__ = ["Recipe", "evaluate", "load", "losses", "train"]
 
-_MODULES = {"load": "model", "evaluate": "model", "train": "trainer", "Recipe": "recipe"}
+_MODULES = {"load": "loading", "evaluate": "scoring", "train": "trainer", "Recipe": "recipe"}
 
 if TYPE_CHECKING:
     from de_jax import losses
-    from de_jax.model import evaluate, load
+    from de_jax.loading import load
     from de_jax.recipe import Recipe
+    from de_jax.scoring import evaluate
     from de_jax.trainer import train
 else:
 

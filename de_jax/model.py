@@ -12,26 +12,17 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from de_jax.data.stores.corpus import TokenStore, tokenized
-from de_jax.data.text import input_policy
-from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import with_prompt
-from de_jax.evaluation import metrics
-from de_jax.evaluation.report import Report, averaged
-from de_jax.evaluation.task import Policy, beir_tasks
-from de_jax.evaluation.task import evaluate as evaluate_task
-from de_jax.files import mirrors, outputs
+from de_jax.evaluation.report import Report
+from de_jax.files import mirrors
 from de_jax.files.progress import progress_bar
-from de_jax.interop import any_model
 from de_jax.interop.export import FORMATS
-from de_jax.interop.pretrained import side_of
 from de_jax.reports import model_card
 from de_jax.retrieval import encode, quantization
 from de_jax.retrieval.embedding_files import Truncated
@@ -40,7 +31,7 @@ from de_jax.retrieval.maxp import passages_of
 from de_jax.retrieval.vector_index import VectorIndex
 from de_jax.settings import PositiveInt, check_value
 from de_jax.training.mesh import sharding
-from de_jax.training.run.run_folder import Run, load_run, write_run
+from de_jax.training.run.run_folder import Run, write_run
 from de_jax.training.run.run_settings import origins
 from de_jax.types import Array, InputError, Ranking
 
@@ -50,66 +41,6 @@ else:
     Texts = Any  # `_checked_texts` refuses other values and tells their place
 
 RUN_FORMAT = "run"
-
-
-def load(
-    source: str | Path,
-    *,
-    step: int | str | None = None,
-    devices: int | Sequence[Any] | None = None,
-    pooling: str | None = None,
-    tokenizer: str | Path | None = None,
-    query_prompt: str | None = None,
-    doc_prompt: str | None = None,
-    truncate_dim: int | None = None,
-    dtype: str | None = None,
-) -> Model:
-    """A model to encode with.
-
-    Assumptions about a model of another library are warnings.
-
-    Args:
-        source: a run's folder; a folder of sentence-transformers, Hugging Face, T5X or `model.save(format="safetensors")`; the
-            address gs:// or s3:// of such a folder; or a name of the Hugging Face hub. A name without a slash that is no folder is
-            one of sentence-transformers' own models, or one of `any_model.WITHOUT_ORGANIZATION`, such as "bert-base-uncased".
-        step: of a run: a step that has a checkpoint, "best" for the best by the dev score; by default the newest.
-        devices: how many of this process's devices share the work, or which; by default all.
-        pooling: "mean", "cls" or "lasttoken", of an encoder of Hugging Face, which does not say.
-        tokenizer: a spiece.model or tokenizer.json, for a model that brings none, as T5X's.
-        query_prompt, doc_prompt: before every text, such as "query: "; by default the model's, "" for none.
-        truncate_dim: keep the first so many dimensions, for a Matryoshka model; scaled to length 1 again where the model does so.
-        dtype: of matrix products, "float32" or "bfloat16"; by default a run's own, else float32.
-
-    Raises:
-        InputError: no such model, no such checkpoint, or an option that does not fit it.
-    """
-    if not isinstance(source, str | Path) or source == "":
-        raise InputError(f"source is {source!r:.60}; give a run, a folder with a model, or a name of the Hugging Face hub.")
-    for name, prompt in {"query_prompt": query_prompt, "doc_prompt": doc_prompt}.items():
-        if not isinstance(prompt, str | None):
-            raise InputError(f'{name} is {prompt!r:.60}; give a str, or "" for none.')
-    mesh = sharding.make_mesh(devices=_chosen(devices))
-    folder = any_model.folder_of(source).absolute()  # results are kept there, wherever the process goes
-    if any_model.is_run(folder):
-        if pooling is not None or tokenizer is not None:
-            raise InputError(f"{source} is a run, which has its own pooling and tokenizer; leave them out.")
-        run = load_run(folder, step)
-        run = run._replace(query=_prompted(run.query, query_prompt), doc=_prompted(run.doc, doc_prompt))
-    else:
-        if step is not None:
-            raise InputError(f"step is {step!r}, but {source} is no run and has one set of weights; leave step out.")
-        found = any_model.read(folder, pooling=pooling)
-        query = side_of(found, "query", tokenizer=tokenizer, prompt=query_prompt)
-        doc = side_of(found, "doc", tokenizer=tokenizer, prompt=doc_prompt)
-        for note in found.notes:
-            warnings.warn(note, stacklevel=2)
-        # Results computed with the model are kept in the cache, as the model's folder may be another program's.
-        run = Run(outputs.cache_dir() / "models" / Path(source).resolve().name, 0, found.model, found.params, query, doc)
-    params = jax.device_put(run.params, sharding.replicated(mesh))
-    run = run._replace(model=run.model.with_dtype(dtype), params=params)
-    return Model(run, source=None if any_model.is_run(folder) else str(source), truncate_dim=truncate_dim)
-
-
 _OUR_NAMES = {
     "encode": "encode_query or encode_document, as the towers may differ",
     "save_pretrained": 'save(folder, format="sentence_transformers")',
@@ -363,78 +294,6 @@ class Model:
             )
         check_finite(found.reshape(len(found), math.prod(found.shape[1:])), kind=kind)
         return np.asarray(found, np.float32)
-
-
-def evaluate(
-    model: Model,
-    dataset_dir: str | Path,
-    *,
-    split: str = "test",
-    measures: Iterable[str] = metrics.MEASURES,
-    skip_empty: bool = False,
-    keep_identical_ids: bool = False,
-) -> dict[str, float]:
-    """A model's scores on a BEIR folder, as `de-jax evaluate_beir` has them; of a folder of data sets, their mean.
-
-    Embeddings and scores are kept in the run's folder, those of other models in `DE_JAX_CACHE`: the same call is answered at once.
-
-    Args:
-        model: as `load` gives it.
-        dataset_dir: `corpus.jsonl`, `queries.jsonl` and `qrels/<split>.tsv`.
-        split: of the judgements.
-        measures: as ir-measures writes them.
-        skip_empty: leave empty texts out, which are refused otherwise.
-        keep_identical_ids: rank a document that has its query's id too, which BEIR does not.
-
-    Returns:
-        The means over the judged queries, by measure.
-
-    Raises:
-        InputError: no such data, or an unknown measure.
-    """
-    if not isinstance(model, Model):
-        raise InputError(f"model is {type(model).__name__}; give what de_jax.load gives.")
-    dataset_dir = mirrors.local(dataset_dir)
-    if not Path(dataset_dir).is_dir():
-        raise InputError(f"{dataset_dir} is not a folder; give one in the BEIR layout, or one of such folders.")
-    measures = measures if isinstance(measures, str) or not isinstance(measures, Iterable) else [*measures]
-    check_value("measures", measures, Sequence[str])
-    if not measures:
-        raise InputError("measures is []; give at least one, such as 'nDCG@10'.")
-    policy = Policy(
-        measures=measures,
-        depth=max(Policy().depth, metrics.deepest(measures)),
-        drop_identical_ids=not keep_identical_ids,
-        skip_empty=skip_empty,
-        bm25=False,
-        embedding_dim=model.truncate_dim,
-    )
-    with input_policy.spelled("{}=True"):
-        reports = [evaluate_task(task, policy, model.run) for task in beir_tasks(dataset_dir, split)]
-    model.reports |= {report["evaluation_dir"]: report for report in reports}
-    scores: dict[str, float] = averaged("mean", reports)["dense"] if len(reports) > 1 else reports[0]["dense"]
-    return scores
-
-
-def _chosen(devices: int | Iterable[Any] | None) -> list[Any]:
-    """The devices that are meant, of this process."""
-    there = jax.local_devices()
-    if devices is None:
-        return there
-    chosen = [devices] if isinstance(devices, jax.Device) else devices
-    if not isinstance(chosen, Iterable):
-        check_value("devices", chosen, PositiveInt)
-        if chosen > len(there):
-            raise InputError(f"devices is {chosen}, but this process has {len(there)}; give 1 to {len(there)}.")
-        return there[:chosen]
-    chosen = list(chosen)
-    if not chosen or not all(device in there for device in chosen) or len(set(chosen)) < len(chosen):
-        raise InputError(f"devices is {devices!r:.200}; give some of jax.local_devices(), each once, or how many.")
-    return chosen
-
-
-def _prompted(side: Side, prompt: str | None) -> Side:
-    return side._replace(tokenizer=with_prompt(side.tokenizer, prompt))
 
 
 def _checked_texts(texts: Texts) -> Iterator[str]:

@@ -42,7 +42,7 @@ PROCESS = Rule(
     ("jax", "numpy", "jaxtyping"),
 )
 RULES = {
-    "de_jax": Rule(("losses", "model", "recipe", "trainer")),  # when they are used, see below
+    "de_jax": Rule(("losses", "loading", "recipe", "scoring", "trainer")),  # when they are used, see below
     "de_jax.types": Rule(),
     "de_jax.settings": Rule(("types", "files"), ("numpy",)),
     "de_jax.files": FILES,
@@ -97,8 +97,10 @@ RULES = {
     "de_jax.recipe_file": Rule(("files", "recipe", "training")),
     "de_jax.hooks": PROCESS,
     "de_jax.model": PROCESS._replace(layers=(*PROCESS.layers, "reports")),
+    "de_jax.loading": PROCESS._replace(layers=(*PROCESS.layers, "model")),
+    "de_jax.scoring": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo": PROCESS._replace(layers=(*PROCESS.layers, "model")),
-    "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("gradio"),
+    "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model", "loading")).allowing("gradio"),
     "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks", "pretraining")),
     "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "arguments")),
     "de_jax.planner": PROCESS,

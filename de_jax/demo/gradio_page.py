@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from de_jax import model as models
 from de_jax.demo import markup
 from de_jax.demo.side_by_side import MAX_QUERY_CHARACTERS, MAX_RESULTS, SideBySide, open_corpus
+from de_jax.loading import load
+from de_jax.model import Model
 from de_jax.retrieval.searcher import printable
 from de_jax.types import InputError
 
@@ -49,7 +50,7 @@ def page(
     gradio = import_gradio()
     corpus = open_corpus(dataset_dir, skip_empty=skip_empty)
     wanted = [(run_dir, step), *([(compare, compare_step)] if compare is not None else [])]
-    loaded = [models.load(source, step=of_run) for source, of_run in wanted]
+    loaded = [load(source, step=of_run) for source, of_run in wanted]
     names = [_name(model, os.path.basename(os.path.abspath(source))) for model, (source, _) in zip(loaded, wanted, strict=True)]
     if len(set(names)) < len(names):
         names = [_name(model, str(source)) for model, (source, _) in zip(loaded, wanted, strict=True)]
@@ -160,6 +161,6 @@ def _blocks(gradio: Any, systems: SideBySide, names: list[str]) -> Any:
     return blocks
 
 
-def _name(model: models.Model, source: str) -> str:
+def _name(model: Model, source: str) -> str:
     """How a column names a model."""
     return source if model.source else f"{source}, step {model.run.step}"

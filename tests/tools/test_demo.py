@@ -198,7 +198,7 @@ def test_titles_and_urls_come_from_every_form_of_a_corpus(tmp_path):
 
 
 def test_what_is_wrong_is_said_before_a_model_loads(dataset_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(gradio_page.models, "load", None)
+    monkeypatch.setattr(gradio_page, "load", None)
     flags = [f"--run_dir={tmp_path}", f"--dataset_dir={dataset_dir}"]
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(InputError, match=r"needs Gradio.*; pip install 'de_jax\[demo\]'\.$"):
@@ -226,7 +226,7 @@ def test_the_same_model_twice_is_refused_and_two_steps_of_a_run_are_not(dataset_
         return SimpleNamespace(source=None if "run" in source else source, run=SimpleNamespace(step=step or 7))
 
     monkeypatch.setitem(sys.modules, "gradio", sys)
-    monkeypatch.setattr(gradio_page.models, "load", load)
+    monkeypatch.setattr(gradio_page, "load", load)
     monkeypatch.setattr(gradio_page, "SideBySide", lambda corpus, models, skip_empty: models)
     monkeypatch.setattr(gradio_page, "_blocks", lambda gradio, systems, names: list(systems) == names and names)
     with pytest.raises(InputError, match=r"^a/run, step 7 is given twice; compare it with another model or step"):
