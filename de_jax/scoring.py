@@ -53,7 +53,7 @@ def evaluate(
         raise InputError("measures is []; give at least one, such as 'nDCG@10'.")
     policy = Policy(
         measures=measures,
-        depth=max(Policy().depth, metrics.deepest(measures)),
+        depth=metrics.default_depth(measures),
         drop_identical_ids=not keep_identical_ids,
         skip_empty=skip_empty,
         bm25=False,

@@ -55,6 +55,16 @@ def test_queries_are_ranked_without_blanks_repetitions_and_the_gold_one_ties_in_
     np.testing.assert_array_equal(usable_queries([" q", "q ", "", "gold"], "gold "), [0])
 
 
+@pytest.mark.parametrize(
+    "gold", ["What's the Capital of Köln-9? {x}", "what ' s the capital of koln - 9 ? x", "WHAT'S THE CAPITAL OF KÖLN9?X"]
+)
+def test_the_gold_query_is_known_after_a_tokenizer_and_others_stay_apart(gold):
+    generated = ["What's the Capital of Köln-9? {x}", "What's the Capital of Köln-8? {x}", "北京在哪里", "上海在哪里", "???"]
+    np.testing.assert_array_equal(usable_queries(generated, gold), [1, 2, 3, 4])
+    np.testing.assert_array_equal(usable_queries(generated, "北京在哪里?"), [0, 1, 3, 4])
+    np.testing.assert_array_equal(usable_queries(generated, "???"), [0, 1, 2, 3])
+
+
 @pytest.mark.parametrize(("num_steps", "num_groups"), [(9, 3), (10, 3), (11, 3), (2, 3), (1, 1), (7, 4)])
 def test_groups_go_from_the_least_relevant_to_the_most_in_stages_of_equal_length(num_steps, num_groups):
     forward = Curriculum("curriculum", num_steps, num_groups)

@@ -93,6 +93,7 @@ def test_a_resumed_stream_goes_on_in_the_same_group_with_the_same_draws(folder):
     [
         ({"relevance_file": "scores.jsonl", "negatives_dir": "somewhere"}, "has no scores for hard negatives"),
         ({"max_passages": 2}, "documents of one passage"),
+        ({"max_doc_length": 42}, "max_doc_length is 42, but a generated query of 40 tokens takes 42 with special tokens"),
         ({"strategy": "gold", "negatives_dir": "somewhere"}, "has no query for hard negatives"),
     ],
 )

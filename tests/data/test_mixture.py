@@ -168,11 +168,19 @@ def test_mixed_batches_hold_the_shares_and_a_source_may_be_smaller_than_a_batch(
     sources = {"big": source("big", batch_size=25), "small": source("small", batch_size=25)}
     with pytest.raises(InputError, match="source 'small' of the mixture: batch_size 25 is more than the 20 training pairs"):
         mixed_pairs(sources)
+    with pytest.raises(InputError, match=r"source 'small' has the share 0.9 of batches of 25 pairs, .* the 20 .* at most 0.8"):
+        mixed_pairs(sources, mode="mixed", weights={"big": 1.0, "small": 9.0})
     data = mixed_pairs(sources, mode="mixed", weights={"big": 9.0, "small": 1.0})
     ids = np.concatenate([batch.query_id for batch in take(data.batches(0), 8)])  # two epochs of 100 pairs
     assert np.count_nonzero(ids >= 96) == 20
     assert len(np.unique(ids[ids >= 96])) == 20  # each pair of the small source once
     assert data.source_of(3) == ""
+
+
+def test_a_source_that_no_batch_comes_from_is_named(source):
+    sources = {"big": source("big"), "small": source("small")}
+    with pytest.warns(UserWarning, match="source 'small' of the mixture has so small a share that it gives none of the run's 500"):
+        mixed_pairs(sources, weights={"big": 1.0, "small": 1e-5}, share=Share(num_steps=500))
 
 
 @pytest.fixture
@@ -259,6 +267,7 @@ REFUSED = [
     ({"temperature": 0.0}, {}, "mixed_pairs.temperature is 0.0; it must be more than 0"),
     ({"mode": "mix"}, {}, r"did you mean 'mixed'\?"),
     ({"sources": {"a/b": len}}, {}, "'a/b' cannot name a source"),
+    ({"mode": "mixed"}, {"seed": 3}, "share their batches, but have seed 0 and 3; give them one PairsOptions.seed"),
     ({"sources": {"a": len}}, {}, r"mixed_pairs.sources\['a'\] is @len, which cannot be called with share alone"),
     ({}, {"batch_size": 8}, "have batches of 4 and 8 pairs; give them one PairsOptions.batch_size"),
     ({}, {"tokenizer": "other.model"}, "have different query vocabularies; give them one PairsOptions.tokenizer"),

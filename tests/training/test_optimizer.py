@@ -157,6 +157,13 @@ def test_a_frozen_part_stays_frozen_in_its_towers_turn():
     assert by_how_much["query"]["encoder"]["norm"]["scale"] == by_how_much["doc"]["encoder"]["mlp"]["kernel"] == 0
 
 
+def test_a_turn_in_which_nothing_is_trained_is_refused():
+    with pytest.raises(InputError, match=r"train\.alternate trains 'doc/\.\*' in turn, and train\.frozen freezes all of it"):
+        optimizer.make_optimizer(
+            optimizer.adamw, constant, PARAMS, frozen=["doc/encoder/.*", "doc/.*"], alternate=["query/.*", "doc/.*"]
+        )
+
+
 def test_adafactor_descends():
     tx = optimizer.adafactor(constant, PARAMS)
     updates, _ = tx.update(ones, tx.init(PARAMS), PARAMS)

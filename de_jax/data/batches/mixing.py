@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int, Int64
 
 from de_jax.types import InputError
 
@@ -34,7 +34,34 @@ def shares_of(num_pairs: Sequence[int], temperature: float) -> list[float]:
     logs = np.log(np.asarray(num_pairs, np.float64)) / temperature
     weights = np.exp(logs - logs.max())
     shares: list[float] = (weights / weights.sum()).tolist()
+    if not all(shares):
+        raise InputError(f"the mixture's temperature is {temperature:g}, which leaves the smaller sources no share; raise it.")
     return shares
+
+
+def num_distinct(pairs: Int[np.ndarray, "P 2"]) -> int:
+    """How many of these pairs a batch can hold at most that repeats neither a query nor a document."""
+    return min(len(np.unique(column)) for column in pairs.T)
+
+
+def require_distinct(names: Sequence[str], distinct: Sequence[int], rates: Sequence[float | int], batch_size: int) -> None:
+    """Raises `InputError` where a task's share of a batch is more than the pairs that a batch without repetitions can hold of it.
+
+    Args:
+        names: of the tasks, for the message: "source 'nq'".
+        distinct: of each task, see `num_distinct`.
+        rates: of each task, in any unit.
+        batch_size: pairs.
+    """
+    shares = np.asarray(rates, np.float64) / np.max(rates)
+    shares /= shares.sum()
+    for name, number, share in zip(names, distinct, shares.tolist(), strict=True):
+        if share * batch_size > number:
+            raise InputError(
+                f"{name} has the share {share:.3g} of batches of {batch_size} pairs, which is more than the {number} that a batch "
+                f"can hold of it without repeating a text; give it at most {number / batch_size:.3g}, take a smaller batch_size, "
+                "or unique_in_batch=False."
+            )
 
 
 def turns(rates: Sequence[float | int], seed: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -56,7 +83,8 @@ def turns(rates: Sequence[float | int], seed: int) -> Callable[[np.ndarray], np.
         >>> turns([2, 1], seed=0)(np.arange(12)).tolist()
         [0, 0, 1, 0, 0, 1, 0, 1, 0, 0, 1, 0]
     """
-    ends = np.cumsum(np.asarray(rates, np.float64) / np.sum(rates))[:-1]
+    weights = np.asarray(rates, np.float64) / np.max(rates)  # their sum is finite
+    ends = np.cumsum(weights / weights.sum())[:-1]
     first = np.random.default_rng(seed).integers(2**63, dtype=np.uint64) * np.uint64(2)
 
     def sources(steps: np.ndarray) -> np.ndarray:
@@ -71,8 +99,9 @@ def mixed_epochs(
 ) -> Callable[[int], Int64[np.ndarray, " P"]]:
     """The rows of each epoch, shuffled, where task t has the share `rates[t] / sum(rates)` of every epoch.
 
-    An epoch has as many rows as there are pairs. A task's own pairs are all seen once before any is seen again, across epochs; a
-    small task with a high rate is passed through several times in one epoch, a large one over several.
+    An epoch has as many rows as there are pairs. A task's own pairs all come once before any comes again, across epochs; a small
+    task with a high rate is passed through several times in one epoch, a large one over several. Batches that repeat no text leave
+    some rows out, see `epoch_plan`.
 
     Args:
         num_pairs: pairs of each task; the rows of a task follow those of the task before.

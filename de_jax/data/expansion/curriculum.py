@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -47,7 +48,7 @@ STRATEGIES = get_args(Strategy)
 class RankedQueries(NamedTuple):
     """For each of P pairs its document's generated queries, the most relevant first; pair p's are [offsets[p], offsets[p + 1]).
 
-    Left out are blank queries, repetitions of an earlier one, and those equal to the pair's own query.
+    Left out are blank queries, repetitions of an earlier one, and those with the words of the pair's own query.
     """
 
     order: np.ndarray  # int32 [total], indices into the document's queries as the expansion has them
@@ -148,10 +149,22 @@ def rank_queries(
 
 
 def usable_queries(queries: Sequence[str], gold: str) -> Int32[np.ndarray, " n"]:
-    """The indices of queries that are not blank, not there before, and not the gold query."""
+    """The indices of queries that are not blank, not there before, and not the gold query.
+
+    The gold query may have gone through a tokenizer, which can change cases, accents, signs and blanks, so its letters and digits
+    are compared.
+
+    >>> usable_queries(["What's new?", "", "what ' s new", "What is new?", "What is new?"], "What's New").tolist()
+    [3]
+    """
     first = {query.strip(): -index for index, query in reversed(list(enumerate(queries)))}
-    unwanted = ("", gold.strip())
-    return np.array(sorted(-index for query, index in first.items() if query not in unwanted), np.int32)
+    own = _letters(gold)
+    return np.array(sorted(-index for query, index in first.items() if query and _letters(query) != own), np.int32)
+
+
+def _letters(text: str) -> str:
+    """A text's letters and digits, without case and accents; where it has none, the text."""
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text.casefold()))) or text.strip()
 
 
 def ranked_pairs(

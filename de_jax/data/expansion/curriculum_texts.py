@@ -60,7 +60,7 @@ class CurriculumTexts:
         """
         self._pairs, self._queries, self._golds, self._ranked = pairs, queries, golds, ranked
         self._curriculum, self._measure = curriculum, measure
-        self._of_negatives = dataclasses.replace(curriculum, seed=curriculum.seed + 1)
+        self._of_negatives = dataclasses.replace(curriculum, seed=(curriculum.seed + 1) % 2**32)
         self.store = TextsWithOneQuery(docs, generated, max_query_length=max_query_length)
         self._gold_indices = _places_among_equals(pairs[:, 1]) + queries.counts[pairs[:, 1]]
         self._order = functools.lru_cache(_KEPT)(self._order_of)
@@ -147,6 +147,16 @@ def check(options: PairsOptions, *, has_neg_docs: bool) -> None:
         raise InputError("Curriculum.strategy is 'gold', which has no query for hard negatives; train without them.")
     if options.relevance_file and has_neg_docs:
         raise InputError("a relevance_file has no scores for hard negatives; use relevance = 'rouge_l'.")
+
+
+def require_room(options: PairsOptions, docs: TokenStore) -> None:
+    """Raises `InputError` where a document's length leaves no room for a generated query beside one token of the document."""
+    taken = options.max_generated_length + len(docs.prefix_ids) + 2 * len(docs.suffix_ids)
+    if options.max_doc_length <= taken:
+        raise InputError(
+            f"max_doc_length is {options.max_doc_length}, but a generated query of {options.max_generated_length} tokens takes "
+            f"{taken} with special tokens, and would be left out; raise max_doc_length, or set max_generated_length lower."
+        )
 
 
 def _places_among_equals(values: Int[np.ndarray, " n"]) -> np.ndarray:

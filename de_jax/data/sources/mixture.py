@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -24,7 +25,7 @@ from de_jax.types import Batch, Batches, InputError
 
 _KINDS = ("query", "doc")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_SAME_IN_A_BATCH = ("pack", "length_multiple", "unique_in_batch", "mask_positives")
+_SAME_IN_A_BATCH = ("seed", "pack", "length_multiple", "unique_in_batch", "mask_positives")
 _APART = 'set mixed_pairs.mode = "one_source"'
 _STEPS_AT_ONCE = 4096
 
@@ -68,6 +69,8 @@ def mixed_pairs(
     names, first = list(opened), next(iter(opened.values()))
     queries, docs = (_joined(names, parts, kind) for kind in _KINDS)
     turns = _Turns(rates, parts[0].options.seed)
+    if not is_joined and share.num_steps > 1:
+        _tell_idle(names, turns.before(share.num_steps), share.num_steps)
     if is_joined:
         batches = _mixed(names, parts, rates, queries, docs, share)
     else:
@@ -140,6 +143,9 @@ def _mixed(
     firsts = np.stack([queries.firsts, docs.firsts], axis=1)
     pairs = np.concatenate([part.pairs.rows + first for part, first in zip(parts, firsts, strict=True)]).astype(np.int32)
     mined = {"neg_docs": docs.firsts, "neg_queries": queries.firsts}
+    if options.unique_in_batch:
+        distinct = [mixing.num_distinct(part.pairs.rows) for part in parts]
+        mixing.require_distinct([f"source {name!r}" for name in names], distinct, rates, options.batch_size)
     return pair_batches(
         queries,
         docs,
@@ -159,6 +165,16 @@ def _mixed(
         host_index=share.host_index,
         num_hosts=share.num_hosts,
     )
+
+
+def _tell_idle(names: Sequence[str], num_batches: Sequence[int], num_steps: int) -> None:
+    for name, number in zip(names, num_batches, strict=True):
+        if not number:
+            warnings.warn(
+                f"source {name!r} of the mixture has so small a share that it gives none of the run's {num_steps} batches; raise "
+                "its weight, or leave it out.",
+                stacklevel=2,
+            )
 
 
 def _joined(names: Sequence[str], parts: Sequence[DrawnFrom], kind: str) -> JoinedStore:

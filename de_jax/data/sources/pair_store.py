@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from de_jax.data.batches import mixing
 from de_jax.data.batches import pair_batches as batches_
-from de_jax.data.batches.mixing import mixed_epochs
 from de_jax.data.expansion.curriculum import RankedQueries, ranked_texts
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.training_set import Pairs, TrainingSet, opened, store_dir, training_set
@@ -82,7 +82,7 @@ def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(),
         pairs_dir: the folder.
         options: how the pairs become batches. `dev_split` has no effect, as the folder holds its own dev set. `tokenizer` and
             `doc_tokenizer` may be left out; if given, they must be the folder's. With a curriculum, queries of documents that are
-            not in the folder are passed over, and a pair's own query is what its tokens spell.
+            not in the folder are passed over, and a pair's own query is what its tokens spell, to the measure of relevance.
         share: what this process makes of them.
 
     Raises:
@@ -107,6 +107,10 @@ def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(),
         return golds, ranked
 
     sizes, rates = [part.num_pairs for part in store.parts], [part.rate for part in store.parts]
+    if options.unique_in_batch and len(store.parts) > 1:
+        of_parts = np.split(store.pairs, np.cumsum(sizes)[:-1])
+        names = [f"task {part.task!r}" for part in store.parts]
+        mixing.require_distinct(names, list(map(mixing.num_distinct, of_parts)), rates, options.batch_size)
     pairs = Pairs(
         Path(pairs_dir).resolve().name,
         store.query_store,
@@ -116,7 +120,7 @@ def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(),
         store.doc_tokenizer,
         ranked_queries,
         negatives=_negatives(store, options.num_neg_docs, options.num_neg_queries),
-        epoch_order=mixed_epochs(sizes, rates, options.seed) if len(store.parts) > 1 else None,
+        epoch_order=mixing.mixed_epochs(sizes, rates, options.seed) if len(store.parts) > 1 else None,
         scores=store.scores,
         is_part=True,
     )

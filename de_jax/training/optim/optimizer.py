@@ -160,7 +160,7 @@ def make_optimizer(
         known: the parameters that factors and `frozen` may name, where `params` are only some of them; by default `params`.
 
     Raises:
-        InputError: a pattern matches nothing, or everything is frozen.
+        InputError: a pattern matches nothing, everything is frozen, or all that is trained in one of the turns.
     """
     factors = dict(learning_rate_factors or {})
     known = params if known is None else known
@@ -172,10 +172,21 @@ def make_optimizer(
         return optax.chain(first, optimizer(schedule, params), _scale_by_path(factors))
 
     if alternate:
+        _check_turns(alternate, params, frozen)
         tx = alternating(lambda own: make(own, optax.identity()), schedule, params, alternate, clip)
     else:
         tx = make(schedule, clip)
     return freeze(tx, params, frozen) if frozen else tx
+
+
+def _check_turns(alternate: Sequence[str], params: Params, frozen: Sequence[str]) -> None:
+    """Refuses a turn whose parameters are all frozen, in which nothing would be trained."""
+    for pattern in alternate:
+        own = [path for path in paths.all_paths(params) if paths.matches([pattern], path)]
+        if own and all(paths.matches(frozen, path) for path in own):
+            raise InputError(
+                f"train.alternate trains {pattern!r} in turn, and train.frozen freezes all of it; leave one of them out."
+            )
 
 
 def alternating(
