@@ -5,18 +5,21 @@ evaluate   scores a model on a data set
 train      trains a run from a `Recipe`, in a folder
 Recipe     model, data, loss, optimization and logging of a run; its parts are in `de_jax.recipe`
 losses     functions for `Recipe.loss`
+register_encoder   makes an encoder of your own known
 """
 
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Recipe", "evaluate", "load", "losses", "train"]
+__all__ = ["Recipe", "evaluate", "load", "losses", "register_encoder", "train"]
 
 _MODULES = {"load": "loading", "evaluate": "scoring", "train": "trainer", "Recipe": "recipe"}
+_MODULES["register_encoder"] = "models.dual_encoder"
 
 if TYPE_CHECKING:
     from de_jax import losses
     from de_jax.loading import load
+    from de_jax.models.dual_encoder import register_encoder
     from de_jax.recipe import Recipe
     from de_jax.scoring import evaluate
     from de_jax.trainer import train

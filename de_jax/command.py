@@ -8,6 +8,7 @@ import contextvars
 import ctypes
 import errno
 import hashlib
+import importlib
 import os
 import platform
 import re
@@ -33,8 +34,8 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141  # 128 + SIGPIPE, as of a program that does not catch it
 """The reader of the output has gone."""
 
-MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
-"""System errors that are not ours: no space, no permission."""
+MENDABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
+"""System errors that are not ours: no space, no permission, a name that is too long, links in a circle."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -62,13 +63,16 @@ class Parser(argparse.ArgumentParser):
         self.register("type", float, numeric(float))
         self._addresses: list[str] = []
         self.register("type", None, self._local)
-        self.register("type", Path, lambda text: Path(self._local(text)))
+        self.register("type", Path, lambda text: Path(self._local(_filled(text))))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's; for `parser_of` it gives the parser itself in the place of the arguments."""
         if _ASKED.get():
             raise _Asked(self)
         found = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            if action.required and getattr(found, action.dest, None) == "":
+                self.error(f"{'/'.join(action.option_strings) or action.dest} is empty; give a value")
         for address in self._addresses:  # all arguments are right
             mirrors.local(address)
         return found
@@ -112,6 +116,12 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{sentence.rstrip('.')}.")
 
 
+def _filled(path: str) -> str:
+    if not path:
+        raise argparse.ArgumentTypeError("is empty; give a path, such as . for this folder")
+    return path
+
+
 def parser_of(main: Callable[[list[str]], object]) -> Parser:
     """The parser of a command: its `main` runs as far as the arguments, and no further."""
     token = _ASKED.set(True)
@@ -128,6 +138,7 @@ def run(main: Callable[[], None]) -> None:
     """Runs a command's `main`; a user's error becomes `error: <sentence>` and a non-zero exit, our own faults raise."""
     freed_memory.keep()
     try:
+        import_asked_for()
         keep_compiled()
         try:
             main()
@@ -138,6 +149,10 @@ def run(main: Callable[[], None]) -> None:
     except InputError as error:
         sentence, _, _ = str(error).partition("\n")  # gin adds lines to an error to say where it passed through
         sys.exit(_fail(f"error: {buckets.named(sentence)}", EXIT_INPUT))
+    except RuntimeError as error:  # of `Path.resolve`, before Python 3.13
+        if not str(error).startswith("Symlink loop"):
+            raise
+        sys.exit(_fail(f"error: {error}: symbolic links in a circle; give another path.", EXIT_INPUT))
     except KeyboardInterrupt:
         sys.exit(_fail("interrupted; the same command continues.", EXIT_INTERRUPTED))
     except BrokenPipeError:  # the reader of the output has gone, so the work may be half done
@@ -149,6 +164,19 @@ def run(main: Callable[[], None]) -> None:
         where = f" at {error.filename}" if error.filename else ""
         sentence = f"error: {error.strerror}{where}; incomplete files were removed; once that is fixed, the same command continues."
         sys.exit(_fail(sentence, EXIT_INPUT))
+
+
+def import_asked_for() -> None:
+    """Imports the modules that `DE_JAX_IMPORT` names, with commas between: they make losses and encoders of your own known.
+
+    Raises:
+        InputError: one of them cannot be imported.
+    """
+    for name in filter(None, map(str.strip, os.environ.get("DE_JAX_IMPORT", "").split(","))):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise InputError(f"DE_JAX_IMPORT names {name}, which cannot be imported: {error}.") from None
 
 
 def add_memory_fraction(parser: argparse.ArgumentParser) -> None:

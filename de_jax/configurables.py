@@ -85,13 +85,16 @@ class Built(NamedTuple):
 
     recipe: Recipe | Pretraining
     settings: dict[str, Any]  # by name: the value as it was written, or the default
+    modules: Sequence[str] = ()  # imported for them, from outside the package
 
     def as_gin(self) -> str:
         """Every setting that was read, as a gin file."""
         by_part: dict[str, list[str]] = {}
         for name, value in sorted(self.settings.items(), key=lambda item: item[0].lower()):
             by_part.setdefault(name.rpartition(".")[0], []).append(f"{name} = {value!r}")
-        return "\n".join(f"# {part or 'Macros'}\n" + "".join(f"{line}\n" for line in lines) for part, lines in by_part.items())
+        imports = "".join(f"import {module}\n" for module in self.modules) + ("\n" if self.modules else "")
+        parts = (f"# {part or 'Macros'}\n" + "".join(f"{line}\n" for line in lines) for part, lines in by_part.items())
+        return imports + "\n".join(parts)
 
 
 def read(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Settings:
@@ -109,7 +112,7 @@ def build(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_impor
     builder = _Builder(gin_settings.read(gin_files, bindings, allow_imports=allow_imports))
     recipe = builder.call("train", "")
     builder.check_all_read()
-    return Built(recipe, builder.operative)
+    return Built(recipe, builder.operative, builder.bound.modules)
 
 
 def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Recipe:

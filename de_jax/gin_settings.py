@@ -66,7 +66,12 @@ class Bound(NamedTuple):
     is_typed: bool  # on the command line, not in a file
 
 
-Settings = dict[Setting, Bound]
+class Settings(dict[Setting, Bound]):
+    """What each setting is bound to, and which modules from outside the package the files import for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modules: list[str] = []
 
 
 def read(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Settings:
@@ -80,7 +85,7 @@ def read(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_import
     Raises:
         InputError: a file that is absent, not UTF-8 or includes itself, a syntax error, or an import; names file and line.
     """
-    found: Settings = {}
+    found = Settings()
     for name in gin_files:
         _read_file(_find(name), found, allow_imports, ())
     for binding in bindings:
@@ -166,6 +171,8 @@ def _read_file(path: Path, found: Settings, allow_imports: bool, above: tuple[Pa
             _read_file(_find_included(statement.filename, place), found, allow_imports, (*above, path.resolve()))
         elif isinstance(statement, config_parser.ImportStatement):
             _import(statement.module, place, allow_imports)
+            if not _is_ours(statement.module) and statement.module not in found.modules:
+                found.modules.append(statement.module)
         elif isinstance(statement, config_parser.BindingStatement):
             found[_setting(statement)] = Bound(statement.value, place, is_typed=False)
 
@@ -233,7 +240,7 @@ def _find_included(name: str, place: str) -> Path:
 
 
 def _import(module: str, place: str, allow_imports: bool) -> None:
-    if not allow_imports and module.partition(".")[0] != PACKAGE:
+    if not allow_imports and not _is_ours(module):
         raise InputError(
             f"{place}: imports {module}, which runs code from outside {PACKAGE}; if you trust that code, add --allow_imports."
         )
@@ -241,6 +248,10 @@ def _import(module: str, place: str, allow_imports: bool) -> None:
         importlib.import_module(module)
     except ImportError as error:
         raise InputError(f"{place}: {module} cannot be imported: {_first_line(error)}.") from None
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == PACKAGE
 
 
 def _first_line(error: Any) -> str:

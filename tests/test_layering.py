@@ -42,7 +42,7 @@ PROCESS = Rule(
     ("jax", "numpy", "jaxtyping"),
 )
 RULES = {
-    "de_jax": Rule(("losses", "loading", "recipe", "scoring", "trainer")),  # when they are used, see below
+    "de_jax": Rule(("losses", "loading", "models", "recipe", "scoring", "trainer")),  # when they are used, see below
     "de_jax.types": Rule(),
     "de_jax.settings": Rule(("types", "files"), ("numpy",)),
     "de_jax.files": FILES,
@@ -88,7 +88,7 @@ RULES = {
     "de_jax.interop.served_encoder": Rule((), ("jax", "numpy"), ("sentencepiece", "tokenizers")),
     "de_jax.interop.tokenizer_files": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
     "de_jax.interop.t5x_files": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
-    "de_jax.mteb": Rule((), ("numpy", "jaxtyping"), ("mteb",)),
+    "de_jax.mteb": Rule(("types",), ("numpy", "jaxtyping"), ("mteb",)),
     "de_jax.gin_settings": Rule(("types", "files"), ("gin",)),
     "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings", "pretraining"), packages=("gin",)),
     "de_jax.pretraining": PROCESS,

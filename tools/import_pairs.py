@@ -41,6 +41,9 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.format == "beir":
         parser.refuse_others(args, "--format=beir", used=vars(args).keys() - {"model", "tokenizer", "doc_tokenizer"})
+    for flag in ("dev_table", "dev_split"):
+        if getattr(args, flag):
+            parser.refuse(args, ["dev_fraction"], beside=f"--{flag}")
     table = arguments.table(args)
     files_of(table)  # refused before a model is fetched
     readings = table_pairs.readings_of(

@@ -59,6 +59,13 @@ class Kind:
         outputs.write_json(folder / self.file, manifest)
         return manifest
 
+    def check(self, entries: Mapping[str, Any]) -> None:
+        """Whether a manifest of these entries can be read: raises `InputError` before anything is written."""
+        try:
+            schema.record(self.entries)(json.loads(json.dumps(entries)))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"this {self.name} cannot be described in a file, and so not be opened again: {error}.") from None
+
     def is_in(self, folder: Path) -> bool:
         """Whether a folder has the manifest, damaged or not."""
         return os.path.isfile(folder / self.file)

@@ -55,6 +55,8 @@ def make_folder(path: Path) -> None:
     except (FileExistsError, NotADirectoryError):
         taken = next(parent for parent in (path, *path.parents) if parent.exists())
         raise InputError(f"{path} must be a folder, but {taken} is a file; give another path.") from None
+    except FileNotFoundError:  # /proc takes no folders
+        raise InputError(f"{path} cannot be made a folder; give another path.") from None
 
 
 def in_home(path: str) -> str:

@@ -281,7 +281,7 @@ def _placed_params(source: str, sizes: Params, fresh: Params, kept: Mapping[str,
 
 def _sizes(source: str) -> Pretrained:
     if not source:
-        raise InputError("no pretrained model is named; add --gin.MODEL=<folder or hub name> with recipes/fine_tune.gin.")
+        raise InputError("no pretrained model is named; add --gin.MODEL=<folder or hub name>.")
     try:
         folder = any_model.folder_of(source)
     except InputError as error:

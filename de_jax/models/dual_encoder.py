@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Collection
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,14 @@ from jaxtyping import Bool, Float, Int
 from de_jax.models.bert import BertConfig
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
-from de_jax.models.tower import PARTS, Part, Tower, TowerConfig, config_to_json
+from de_jax.models.tower import PARTS, EncoderConfig, Part, Tower, TowerConfig, config_to_json
 from de_jax.settings import Range, check_fields
 from de_jax.types import Array, Batch, Embeddings, InputError, Packed, Params
 
-ARCHITECTURES = {"T5Config": T5Config, "BertConfig": BertConfig, "RotaryConfig": RotaryConfig}
+T = TypeVar("T")
+
+ARCHITECTURES: dict[str, type[Any]] = {"T5Config": T5Config, "BertConfig": BertConfig, "RotaryConfig": RotaryConfig}
+"""The encoders that a run may have, by the names that its description gives them; see `register_encoder`."""
 MIN_TEMPERATURE = 0.01
 MEMORY_SETTINGS = ("remat", "scan_layers")
 """Settings of encoders that change the memory and the compilation of a training step, and no number but by rounding."""
@@ -57,6 +60,8 @@ class DualEncoder:
     def __post_init__(self) -> None:
         check_fields(self)
         object.__setattr__(self, "shared", tuple(self.shared))
+        for tower in (self.query, self.doc):
+            require_known_encoder(type(tower.encoder).__name__)
         if self.query.embedding_dim != self.doc.embedding_dim:
             raise InputError(
                 f"query embeddings have {self.query.embedding_dim} dimensions and document embeddings "
@@ -275,6 +280,8 @@ def _shapes(tower: TowerConfig) -> dict[str, Any]:
     num_layers = encoder.num_layers
     traced = dataclasses.replace(tower, encoder=dataclasses.replace(encoder, num_layers=min(1, num_layers)))
     shapes: dict[str, Any] = jax.eval_shape(functools.partial(_init, traced), jax.eval_shape(lambda: jax.random.key(0)))
+    if num_layers and "layers_0" not in shapes["encoder"]:  # an encoder of other names
+        return jax.eval_shape(functools.partial(_init, tower), jax.eval_shape(lambda: jax.random.key(0)))  # type: ignore[no-any-return]
     if num_layers:
         layers = {f"layers_{number}": shapes["encoder"]["layers_0"] for number in range(num_layers)}
         shapes["encoder"] = {**shapes["encoder"], **layers}
@@ -307,11 +314,46 @@ def _best_passages(
     return jnp.take_along_axis(passages, best[..., None, None], axis=-2).squeeze(axis=-2)
 
 
+def register_encoder(kind: type[T]) -> type[T]:
+    """Makes an encoder's config class known by its name, so that runs with it can be described, opened and continued.
+
+    Every process that opens such a run registers the class first. A class of the same name replaces the former one, so that a
+    notebook's cell can be corrected and run again.
+
+    Args:
+        kind: a frozen dataclass that is an `EncoderConfig`; its fields are bool, int, float, str, Literal, lists of them, or None.
+
+    Returns:
+        The class, so that this is a decorator.
+
+    Raises:
+        InputError: no frozen dataclass, it lacks a part of `EncoderConfig`, or it has the name of one of the package's encoders.
+    """
+    if not (dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        raise InputError(f"{kind.__name__} is no frozen dataclass; write @dataclasses.dataclass(frozen=True) above it.")
+    there = {*dir(kind), *(field.name for field in dataclasses.fields(kind))}
+    if missing := sorted(name for name in dir(EncoderConfig) if not name.startswith("_") and name not in there):
+        raise InputError(f"{kind.__name__} has no {missing[0]}; see de_jax.models.tower.EncoderConfig.")
+    former = ARCHITECTURES.get(kind.__name__)
+    if former is not None and former.__module__.startswith(f"{__package__}."):
+        raise InputError(f"{kind.__name__} is the name of an encoder of de_jax; take another.")
+    ARCHITECTURES[kind.__name__] = kind
+    return kind
+
+
+def require_known_encoder(name: str) -> None:
+    """Raises `InputError` for an encoder that was not registered."""
+    if name not in ARCHITECTURES:
+        raise InputError(
+            f"the encoder {name!r} is unknown; there are {', '.join(sorted(ARCHITECTURES))}. One of your own becomes known by "
+            "de_jax.register_encoder; for a command, name its module in DE_JAX_IMPORT."
+        )
+
+
 def _tower_from_json(value: dict[str, Any]) -> TowerConfig:
     encoder = dict(value["encoder"])
     architecture = encoder.pop("architecture")
-    if architecture not in ARCHITECTURES:
-        raise InputError(f"architecture {architecture!r} is unknown; there are {', '.join(sorted(ARCHITECTURES))}.")
+    require_known_encoder(architecture)
     return TowerConfig(**{**value, "encoder": ARCHITECTURES[architecture](**encoder)})
 
 

@@ -337,7 +337,7 @@ def test_columns_are_found_whatever_their_case_or_as_named():
             r"line 2: a quoted cell does not end \(unexpected end",
             None,
         ),
-        ("a.csv", b"query,query\nwhy?,because\n", r"line 1: two columns of one name\.$", None),
+        ("a.csv", b"query,query\nwhy?,because\n", r"line 1: two columns are called 'query'; rename one of them\.$", None),
         ("a.csv", b"query,doc,W\xf6rter\nwhy?,because,so\n", r"line 1: not UTF-8 text\.$", None),
         ("a.csv", b"", r"line 1: no line that names the columns\.$", None),
         ("a.csv", b"query,doc\n", r"has no row that can be used\.$", None),

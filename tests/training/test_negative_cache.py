@@ -12,14 +12,12 @@ import pytest
 from scipy import stats
 
 from de_jax.data.batches import layout
-from de_jax.data.sources.training_set import beir_pairs
 from de_jax.losses.combination import combined
 from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.losses.mined import ance, sampled_softmax
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.recipe import Recipe
 from de_jax.training.mesh import hlo, sharding, sharding_rules
 from de_jax.training.optim.optimizer import adamw, linear, make_optimizer
 from de_jax.training.run.checkpoint import Checkpoints
@@ -405,11 +403,8 @@ def test_a_loss_that_draws_from_a_cache_asks_for_one():
 
 
 def test_draws_have_the_temperature_of_the_loss_that_they_stand_in_for():
-    tower = TowerConfig(T5Config(vocab_size=32, model_dim=16, num_layers=1, num_heads=2, head_dim=8, mlp_dim=16))
-    model, data = DualEncoder(tower, tower), functools.partial(beir_pairs, "data")
-
     def temperature(*losses):
-        return Recipe(model=model, data=data, loss=functools.partial(combined, losses=losses))._temperature()
+        return negative_cache.temperature_of(functools.partial(combined, losses=losses))
 
     sampled, batch = functools.partial(sampled_softmax, temperature=0.05), functools.partial(in_batch_softmax, temperature=0.01)
     assert temperature(sampled, batch) == temperature(batch, sampled) == 0.05

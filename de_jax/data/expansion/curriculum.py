@@ -154,7 +154,7 @@ def usable_queries(queries: Sequence[str], gold: str) -> Int32[np.ndarray, " n"]
     The gold query may have gone through a tokenizer, which can change cases, accents, signs and blanks, so its letters and digits
     are compared.
 
-    >>> usable_queries(["What's new?", "", "what ' s new", "What is new?", "What is new?"], "What's New").tolist()
+    >>> usable_queries(["It's new!", "", "it ' s new", "It is new", "It is new"], "It's New").tolist()
     [3]
     """
     first = {query.strip(): -index for index, query in reversed(list(enumerate(queries)))}

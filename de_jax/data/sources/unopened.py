@@ -1,4 +1,4 @@
-"""What a source of pairs tells before it is opened: its parts, its options, and the texts that come with a pair."""
+"""A source of pairs before it is opened: its parts, its options, and the texts that come with a pair."""
 
 from __future__ import annotations
 

@@ -264,7 +264,8 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
     names = list(header)
     if not names:
         line, names, fault = next(records, (1, [], "no line that names the columns"))
-        fault = fault or ("two columns of one name" if len(set(names)) < len(names) else "")
+        twice = next((name for place, name in enumerate(names) if name and name in names[:place]), "")
+        fault = fault or (f"two columns are called {twice!r}; rename one of them" if twice else "")
         fault = fault or _other_separator(names)
         fault = fault or ("not UTF-8 text" if _SURROGATE.search("".join(names)) else "")
         if fault:

@@ -63,13 +63,13 @@ def _encoder_of(kind: type) -> schema.Check:
     return lambda value: check(_as_trained(kind, value, of=value))
 
 
-_ENCODERS = {name: _encoder_of(kind) for name, kind in ARCHITECTURES.items()}
-
-
 def _encoder(value: Any) -> dict[str, Any]:
-    name = schema.record({"architecture": schema.constant(*sorted(_ENCODERS))})(value)["architecture"]
+    name = schema.record({"architecture": schema.text})(value)["architecture"]
+    if name not in ARCHITECTURES:
+        known = ", ".join(map(repr, sorted(ARCHITECTURES)))
+        raise schema.Mismatch(name, f"{known}, or an encoder of your own that de_jax.register_encoder has made known here")
     fields = {key: one for key, one in value.items() if key != "architecture"}
-    return {"architecture": name, **_ENCODERS[name](fields)}
+    return {"architecture": name, **_encoder_of(ARCHITECTURES[name])(fields)}
 
 
 _TOWER = schema.of_class(TowerConfig, encoder=_encoder, projection_dim=schema.nullable(schema.integer(1, MAX_SIZE)))
@@ -90,8 +90,8 @@ DUAL_ENCODER = schema.record(
 ADAPTERS = schema.of_class(
     Lora, rank=schema.integer(1, MAX_SIZE), alpha=_ABOVE_ZERO, dropout=schema.number(0, 1), trained=schema.texts
 )
-GENERATOR = schema.of_class(Generator, t5=_ENCODERS[T5Config.__name__], num_decoder_layers=schema.nullable(_LAYERS))
-MASKED_LM = schema.of_class(MaskedLanguageModel, encoder=_ENCODERS[BertConfig.__name__])
+GENERATOR = schema.of_class(Generator, t5=_encoder_of(T5Config), num_decoder_layers=schema.nullable(_LAYERS))
+MASKED_LM = schema.of_class(MaskedLanguageModel, encoder=_encoder_of(BertConfig))
 
 
 def described(kind: Kind, folder: Path, make: Callable[[dict[str, Any]], T]) -> tuple[dict[str, Any], T]:

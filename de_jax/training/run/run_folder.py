@@ -143,6 +143,7 @@ def describe(
         later = () if kind.is_in(run_dir) else _WRITTEN_LATER
         if foreign := next((name for name in later if (run_dir / name).exists()), None):
             raise InputError(f"{run_dir} holds {foreign} but no {kind.file}, so it cannot be continued; take another run_dir.")
+        kind.check(description)
         for tokenizer in tokenizers:
             keep_tokenizer(run_dir, tokenizer)
         kind.write_manifest(run_dir, description)
