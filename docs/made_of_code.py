@@ -41,6 +41,7 @@ ROOMS = {
     "mining": "Hard negatives",
     "model.py": "Models in Python",
     "models": "Encoders and towers",
+    "mteb.py": "Evaluation",
     "papers": "Papers' tables",
     "planner.py": "Devices and training runs",
     "pretraining.py": "Devices and training runs",
@@ -134,9 +135,9 @@ def _messages_in(file: Path) -> Iterator[Message]:
     source = file.read_text(encoding="utf-8")
     if "InputError(" not in source:
         return
-    room = ROOMS.get("/".join(rest[:2])) or ROOMS[rest[0] if folder == "de_jax" else folder]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "InputError" and node.args:
+            room = ROOMS.get("/".join(rest[:2])) or ROOMS[rest[0] if folder == "de_jax" else folder]
             message = Message(_template(node.args[0]), room)
             if message.num_letters and " " in message.text:
                 yield message

@@ -87,8 +87,13 @@ def commands_of(text):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_of_a_page_have_known_arguments(page):
-    for verb, arguments in commands_of(page.read_text(encoding="utf-8")):
+def test_commands_of_a_page_have_known_arguments(page, monkeypatch):
+    text = page.read_text(encoding="utf-8")
+    monkeypatch.setattr(configurables, "_own", {})
+    for code in re.findall(r'^```python title="[^"]*"\n(.*?)^```$', text, re.MULTILINE | re.DOTALL):
+        if "configurables.register(" in code:
+            exec(code, {})
+    for verb, arguments in commands_of(text):
         flags = {option for parser in leaves(parser_of(verb)) for action in parser._actions for option in action.option_strings}
         given = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
         assert {flag for flag in given if not flag.startswith("--gin.")} <= flags, (verb, arguments)

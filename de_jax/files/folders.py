@@ -74,7 +74,7 @@ def require_replaceable(path: str | Path, kind: str | None) -> None:
     if (foreign := _foreign(path, kind)) is not None:
         reason = f", which is not part of a former {kind}" if kind else ""
         has_mark = kind is None or any((path / name).exists() for name in (CHECKSUMS_FILE, MANIFEST_FILE))
-        old = "" if has_mark else f", or remove this one if it is the {kind} of version 0.1.0, which left no mark"
+        old = "" if has_mark else f", or remove this one if it is a former {kind} by version 0.1.0, which left no mark"
         raise InputError(f"{path} exists already and holds {foreign}{reason}; choose a folder that is absent or empty{old}.")
 
 

@@ -297,13 +297,13 @@ def _doc_texts(pairs: Pairs, passages: PassageStore | None, options: PairsOption
     if options.curriculum is None:
         return DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
     curriculum_texts.check(options, has_neg_docs=has_neg_docs)
-    curriculum_texts.require_room(options, pairs.doc_store)
     golds, ranked = pairs.ranked_queries()
     expanded = curriculum_texts.open_expansion(
         options.expansion, pairs.doc_store, pairs.rows, golds, ranked, options.curriculum, MEASURES[options.relevance],
         tokenizer=pairs.doc_tokenizer, max_query_length=options.max_generated_length, is_part=pairs.is_part,
         has_neg_docs=has_neg_docs, cache_dir=store_dir(options.cache_dir),
     )  # fmt: skip
+    curriculum_texts.require_room(options, pairs.doc_store)
     return DocTexts(expanded.store, expanded.rows_of)
 
 
