@@ -384,6 +384,22 @@ def test_rows_of_parquet_that_are_not_utf8_are_bad_rows(tmp_path):
         assert [one.query for one in examples(str(tmp_path / "a.parquet"), skip_bad_rows=True)] == ["q", "s"]
 
 
+@pytest.mark.parametrize(
+    ("header", "rows", "number"),
+    [
+        ("sentence1,sentence2,label", ["a,b,1.0", "c,d,0.05", "e,f,0.0", "g,h,0.6"], 2),
+        ("sentence1,sentence2,score", ["a,b,5.0", "c,d,0.0", "e,f,1.0"], 2),
+        ("query,positive,negative,score", ["a,b,c,0.3", "d,e,f,0.1"], 0),
+        ("query,positive,label", ["a,b,1", "c,d,0"], 0),
+    ],
+)
+def test_scores_that_decide_nothing_are_told(header, rows, number, tmp_path, recwarn):
+    (tmp_path / "sts.csv").write_text("\n".join([header, *rows]) + "\n")
+    list(Reading(Table(str(tmp_path / "sts.csv")), {}).examples())
+    told = [str(one.message) for one in recwarn if "however low the score is" in str(one.message)]
+    assert [int(one.split(": ")[1].split()[0]) for one in told] == ([number] if number else [])
+
+
 def test_columns_that_are_not_used_are_not_read(tmp_path, monkeypatch):
     rows = [{"query": "q", "doc": "d", "embedding": [0.5] * 8}] * 3
     path = written_tables.WRITERS["parquet"](tmp_path, rows)

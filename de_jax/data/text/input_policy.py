@@ -93,6 +93,14 @@ def tell_identical(name: str, qrels: Mapping[str, Mapping[str, int]]) -> None:
         )
 
 
+def tell_scored_pairs(name: str, num_rows: int) -> None:
+    """Says that a table's scores, such as labelled similarities, do not decide which of its documents are relevant."""
+    _tell(
+        f"{name}: {num_rows} rows have a score and no negative; their documents count as relevant, however low the score is. Leave "
+        "rows of unrelated texts out; of the losses, relevance_weighted alone heeds the scores of pairs."
+    )
+
+
 def examples(text_ids: Collection[str]) -> str:
     """The first three ids."""
     first = [text_id for _, text_id in zip(range(3), text_ids, strict=False)]

@@ -99,11 +99,11 @@ class Reading:
         Raises:
             InputError: a row that cannot be used (names the file, the row and the column), and what `table_files.read` raises.
         """
-        first_fault = ""
+        first_fault, num_scored = "", 0
         for row in read(self.table, self._wanted):
             self.num_rows += 1
             try:
-                yield self._example(row)
+                one = self._example(row)
             except ValueError as error:
                 sentence = f"{row.place}: {error}"
                 if not self._skip:
@@ -111,6 +111,11 @@ class Reading:
                     raise InputError(f"{sentence}; fix the row, or skip bad rows with {skip}.") from None
                 self.num_bad_rows += 1
                 first_fault = first_fault or sentence
+            else:
+                num_scored += not one.neg_docs and any(math.isfinite(score) and score != 1 for score in one.doc_scores)
+                yield one
+        if num_scored:
+            input_policy.tell_scored_pairs(self.table.name, num_scored)
         if self.num_bad_rows == self.num_rows:
             raise InputError(f"{self.table.name} has no row that can be used{f' ({first_fault})' if first_fault else ''}.")
         if self.num_bad_rows:
