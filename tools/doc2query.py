@@ -122,7 +122,7 @@ def generate(args: argparse.Namespace) -> dict[str, Any]:
             speed = sum(done) * decoding.num_queries / (time.monotonic() - start)
             bar.set_postfix({"queries/s": f"{speed:.4g}"}, refresh=False)
 
-        options = {name: getattr(args, name) for name in ("seed", "docs_per_batch", "docs_per_part")}
+        options = {name: getattr(args, name) for name in ("seed", "min_distinct", "docs_per_batch", "docs_per_part")}
         about = {"corpus": {"name": corpus.parent.name, "sha256": outputs.sha256_of(corpus)}}
         generate_to_dir(run, store, args.out_dir, decoding, **options, about=about, part=part, progress=progress)
     if part and (missing := join(args.out_dir, part)):
@@ -225,6 +225,12 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", help="vocabulary, if the model has none")
     parser.add_argument("--method", choices=("sample", "greedy", "beam"), default="sample")
     parser.add_argument("--num_queries", type=int, default=10, help="queries per document")
+    parser.add_argument(
+        "--min_distinct",
+        type=numeric(NonNegativeInt),
+        default=0,
+        help="different queries per document at least: more draws replace repeated ones (default 0: as drawn)",
+    )
     parser.add_argument("--max_length", type=int, default=32, help="tokens of a query")
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the model's")
     parser.add_argument(

@@ -6,7 +6,8 @@ import collections
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,12 @@ from de_jax.training.mesh import sharding
 from de_jax.training.run.model_hash import model_hash
 from de_jax.types import Array, InputError
 
+_GOLDEN = 0x9E3779B9
+"""2**32 divided by the golden ratio: seeds of further draws, far from each other and from those of users."""
 LENGTH_MULTIPLE = 32
 BATCHES_AHEAD = 2
+ROUNDS = 20
+"""In which documents with too few different queries get more."""
 
 
 def generate_to_dir(
@@ -37,6 +42,7 @@ def generate_to_dir(
     decoding: Decoding,
     *,
     seed: int = 0,
+    min_distinct: int = 0,
     docs_per_batch: int = 16,
     docs_per_part: int = 4096,
     about: dict[str, Any] | None = None,
@@ -51,6 +57,7 @@ def generate_to_dir(
         out_dir: an expansion that is absent, or begun or completed by the same call; see `expansion.generated_queries`.
         decoding: how.
         seed: of all draws.
+        min_distinct: see `QueryWriter`.
         docs_per_batch: documents at a time, of each device.
         docs_per_part: documents of a part.
         about: more for the plan, such as the corpus's fingerprint.
@@ -73,6 +80,7 @@ def generate_to_dir(
         "num_docs": store.num_texts,
         "docs_per_batch": docs_per_batch,
         "docs_per_part": docs_per_part,
+        **({"min_distinct": min_distinct} if min_distinct else {}),
     }
     folder, texts = Path(out_dir), range(store.num_texts)
     if part and not EXPANSION.is_in(folder):
@@ -86,7 +94,7 @@ def generate_to_dir(
         writer = ExpansionWriter(folder, plan)
         if writer.is_complete:
             return
-        write = QueryWriter(run, decoding, seed=seed, docs_per_batch=docs_per_batch)
+        write = QueryWriter(run, decoding, seed=seed, docs_per_batch=docs_per_batch, min_distinct=min_distinct)
         done = min(writer.num_parts * docs_per_part, len(texts))
         if progress and done:
             progress(done)
@@ -143,10 +151,20 @@ class QueryWriter:
 
     Args:
         run, decoding, seed, docs_per_batch: see `generate_to_dir`.
+        min_distinct: a document with fewer different queries gets new draws in the place of blank and repeated ones, up to `ROUNDS`
+            times.
+
+    Raises:
+        InputError: `min_distinct` above the number of queries, or without draws.
     """
 
-    def __init__(self, run: GeneratorRun, decoding: Decoding, *, seed: int, docs_per_batch: int) -> None:
-        self._run, self._decoding, self._seed = run, decoding, np.uint32(seed)
+    def __init__(self, run: GeneratorRun, decoding: Decoding, *, seed: int, docs_per_batch: int, min_distinct: int = 0) -> None:
+        if min_distinct > decoding.num_queries or (min_distinct and decoding.method != "sample"):
+            raise InputError(
+                f"min_distinct is {min_distinct}, but {decoding.method} writes {decoding.num_queries} queries of a document; it is "
+                "for draws (sample), and at most their number."
+            )
+        self._run, self._decoding, self._seed, self._min_distinct = run, decoding, seed, min_distinct
         self._mesh = sharding.make_mesh(devices=jax.local_devices())
         self._batch_size = docs_per_batch * sharding.num_row_shares(self._mesh)
         self._params = jax.device_put(run.model.inference_params(run.params), sharding.replicated(self._mesh))
@@ -155,8 +173,26 @@ class QueryWriter:
         self, store: Store, rows: Int[np.ndarray, " r"], progress: Callable[[int], object] | None = None
     ) -> list[list[str]]:
         """The queries of each document of `rows`."""
+        found = self._drawn(store, rows, self._seed, progress)
+        for number in range(1, ROUNDS + 1):
+            if not (few := [place for place, own in enumerate(found) if len(_distinct(own)) < self._min_distinct]):
+                return found
+            more = self._drawn(store, rows[few], (self._seed + number * _GOLDEN) % 2**32)
+            for place, own in zip(few, more, strict=True):
+                found[place] = _replenished(found[place], own)
+        if num_few := sum(len(_distinct(own)) < self._min_distinct for own in found):
+            warnings.warn(
+                f"{num_few} of {len(rows)} documents have fewer than {self._min_distinct} different queries after {ROUNDS} more "
+                "draws of each; draw from more tokens (top_k, top_p, temperature).",
+                stacklevel=2,
+            )
+        return found
+
+    def _drawn(
+        self, store: Store, rows: Int[np.ndarray, " r"], seed: int, progress: Callable[[int], object] | None = None
+    ) -> list[list[str]]:
         found: list[list[str]] = [[]] * len(rows)
-        for places, tokens in self._dispatched(store, rows):
+        for places, tokens in self._dispatched(store, rows, np.uint32(seed)):
             texts = self._texts(np.asarray(tokens)[: len(places)])
             for place, queries in zip(places.tolist(), texts, strict=True):
                 found[place] = queries
@@ -164,7 +200,7 @@ class QueryWriter:
                 progress(len(places))
         return found
 
-    def _dispatched(self, store: Store, rows: np.ndarray) -> Iterator[tuple[np.ndarray, Array]]:
+    def _dispatched(self, store: Store, rows: np.ndarray, seed: np.uint32) -> Iterator[tuple[np.ndarray, Array]]:
         """(places in `rows`, tokens [b, N, T]), longest documents first, some batches in advance of the consumer."""
         lengths, max_length = store.lengths(self._run.max_doc_length)[rows], self._run.max_doc_length
         order = np.argsort(-lengths, kind="stable")
@@ -178,7 +214,7 @@ class QueryWriter:
             seeds[: len(places)] = [seed_of(store.ids[int(row)]) for row in rows[places]]
             on_devices = (jax.device_put(array, sharding.by_rows(self._mesh)) for array in (docs, seeds))
             compiled = _jitted(self._run.model, self._decoding, self._mesh)
-            in_flight.append((places, compiled(self._params, *on_devices, self._seed)))
+            in_flight.append((places, compiled(self._params, *on_devices, seed)))
             if len(in_flight) > BATCHES_AHEAD:
                 yield in_flight.popleft()
         yield from in_flight
@@ -187,6 +223,16 @@ class QueryWriter:
         rows = [row[(row != PAD_ID) & (row != END_ID)] for row in tokens.reshape(-1, tokens.shape[-1])]
         texts = [" ".join(text.split()) for text in self._run.tokenizer.decode(rows)]
         return [texts[start : start + tokens.shape[1]] for start in range(0, len(texts), tokens.shape[1])]
+
+
+def _distinct(queries: Sequence[str]) -> set[str]:
+    return {query for query in queries if query}
+
+
+def _replenished(queries: Sequence[str], more: Sequence[str]) -> list[str]:
+    """Queries with others out of `more` in the place of blank and repeated ones, as far as these go."""
+    fresh = iter([query for query in dict.fromkeys(more) if query and query not in queries])
+    return [query if query and query not in queries[:place] else next(fresh, query) for place, query in enumerate(queries)]
 
 
 def within_vocabulary(decoding: Decoding, run: GeneratorRun) -> Decoding:

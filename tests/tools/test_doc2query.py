@@ -198,6 +198,28 @@ def test_another_batch_size_writes_the_same_queries(dataset_dir, run_dir, tmp_pa
     assert list(read_expansion(tmp_path / "two")) == list(read_expansion(tmp_path / "five"))
 
 
+def test_repeated_queries_are_replaced_where_a_document_has_too_few(dataset_dir, run_dir, tmp_path):
+    narrow = {"num_queries": 12, "top_k": 3, "temperature": 0.4, "max_length": 6}
+    written = {}
+    for name, more in {"drawn": {}, "more": {"min_distinct": 9}, "again": {"min_distinct": 9, "docs_per_batch": 3}}.items():
+        generate(dataset_dir, run_dir, tmp_path / name, **narrow, **more)
+        written[name] = {one.doc_id: one.queries for one in read_expansion(tmp_path / name)}
+    number = {name: {doc_id: len(set(own) - {""}) for doc_id, own in docs.items()} for name, docs in written.items()}
+    assert min(number["drawn"].values()) < 9 <= min(number["more"].values())
+    assert written["again"] == written["more"]
+    for doc_id, own in written["drawn"].items():
+        assert len(written["more"][doc_id]) == 12
+        is_kept = [number["drawn"][doc_id] >= 9 or (query and query not in own[:place]) for place, query in enumerate(own)]
+        assert [query for query, kept in zip(own, is_kept, strict=True) if kept] == [
+            query for query, kept in zip(written["more"][doc_id], is_kept, strict=True) if kept
+        ]
+    with pytest.warns(UserWarning, match=r"\d+ of 40 documents have fewer than 12 different queries after 20 more draws of each"):
+        generate(dataset_dir, run_dir, tmp_path / "few", **narrow | {"max_length": 2, "temperature": 0.01}, min_distinct=12)
+    for wrong in ({"min_distinct": 13}, {"min_distinct": 1, "method": "beam", "num_queries": 1}):
+        with pytest.raises(InputError, match=r"min_distinct is \d+, but \w+ writes \d+ queries of a document"):
+            generate(dataset_dir, run_dir, tmp_path / "wrong", **narrow | wrong)
+
+
 def test_released_predictions_become_an_expansion(dataset_dir, tmp_path):
     ids = [doc_id for doc_id, _ in beir.iter_docs(dataset_dir / "corpus.jsonl.gz")]
     for sample in range(2):
