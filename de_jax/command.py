@@ -71,7 +71,8 @@ class Parser(argparse.ArgumentParser):
             raise _Asked(self)
         found = super().parse_known_args(args, namespace)
         for action in self._actions:
-            if action.required and getattr(found, action.dest, None) == "":
+            given = getattr(found, action.dest, None)
+            if action.type is None and action.default != "" and "" in (given if isinstance(given, list) else [given]):
                 self.error(f"{'/'.join(action.option_strings) or action.dest} is empty; give a value")
         for address in self._addresses:  # all arguments are right
             mirrors.local(address)
@@ -175,7 +176,7 @@ def import_asked_for() -> None:
     for name in filter(None, map(str.strip, os.environ.get("DE_JAX_IMPORT", "").split(","))):
         try:
             importlib.import_module(name)
-        except ImportError as error:
+        except (ImportError, TypeError, ValueError) as error:  # a relative name, or none
             raise InputError(f"DE_JAX_IMPORT names {name}, which cannot be imported: {error}.") from None
 
 

@@ -80,7 +80,7 @@ def generate_to_dir(
         "num_docs": store.num_texts,
         "docs_per_batch": docs_per_batch,
         "docs_per_part": docs_per_part,
-        **({"min_distinct": min_distinct} if min_distinct else {}),
+        "min_distinct": min_distinct or None,
     }
     folder, texts = Path(out_dir), range(store.num_texts)
     if part and not EXPANSION.is_in(folder):
@@ -103,6 +103,12 @@ def generate_to_dir(
             queries = write(store, rows, progress)
             writer.append(
                 DocQueries(doc_id, own) for doc_id, own in zip(store.ids[start : start + len(rows)], queries, strict=True)
+            )
+        if write.num_few:
+            warnings.warn(
+                f"{write.num_few} documents have fewer than {min_distinct} different queries after {ROUNDS} more draws of each; "
+                "draw from more tokens (top_k, top_p, temperature).",
+                stacklevel=2,
             )
         # The generator's path has no effect on its queries, so a run may continue with another path.
         writer.finish(num_queries=len(texts) * decoding.num_queries, source=buckets.named(str(run.source)), step=run.step)
@@ -149,6 +155,9 @@ def join(out_dir: str | Path, part: Part) -> list[Part]:
 class QueryWriter:
     """A generator, compiled for the devices of this process: documents of a store to their queries.
 
+    Attributes:
+        num_few: documents so far that have fewer than `min_distinct` different queries.
+
     Args:
         run, decoding, seed, docs_per_batch: see `generate_to_dir`.
         min_distinct: a document with fewer different queries gets new draws in the place of blank and repeated ones, up to `ROUNDS`
@@ -165,6 +174,7 @@ class QueryWriter:
                 "for draws (sample), and at most their number."
             )
         self._run, self._decoding, self._seed, self._min_distinct = run, decoding, seed, min_distinct
+        self.num_few = 0
         self._mesh = sharding.make_mesh(devices=jax.local_devices())
         self._batch_size = docs_per_batch * sharding.num_row_shares(self._mesh)
         self._params = jax.device_put(run.model.inference_params(run.params), sharding.replicated(self._mesh))
@@ -180,12 +190,7 @@ class QueryWriter:
             more = self._drawn(store, rows[few], (self._seed + number * _GOLDEN) % 2**32)
             for place, own in zip(few, more, strict=True):
                 found[place] = _replenished(found[place], own)
-        if num_few := sum(len(_distinct(own)) < self._min_distinct for own in found):
-            warnings.warn(
-                f"{num_few} of {len(rows)} documents have fewer than {self._min_distinct} different queries after {ROUNDS} more "
-                "draws of each; draw from more tokens (top_k, top_p, temperature).",
-                stacklevel=2,
-            )
+        self.num_few += sum(len(_distinct(own)) < self._min_distinct for own in found)
         return found
 
     def _drawn(

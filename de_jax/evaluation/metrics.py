@@ -18,8 +18,9 @@ from de_jax.files.reading import read_lines
 from de_jax.types import InputError, Ranking
 
 MEASURES = ("nDCG@10", "RR@10", "R@100")
-MIN_DEPTH, UNCUT_DEPTH = 100, 1000
 """BEIR's, as ir-measures writes them."""
+MIN_DEPTH, UNCUT_DEPTH = 100, 1000
+"""Ranked documents of a query: at least, and for a measure without a cut-off."""
 
 _BLANK = re.compile(r"\s")
 Results = dict[str, dict[str, float]]

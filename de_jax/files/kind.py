@@ -104,7 +104,7 @@ class Kind:
             there: JSON that the folder holds; what `here` does not name may be anything.
             here: what its like would be written with now.
         """
-        if found := _difference(there, json.loads(json.dumps(here, sort_keys=True))):
+        if found := _difference(*(json.loads(json.dumps(one, sort_keys=True)) for one in (there, here))):
             path, before, now = found
             raise InputError(f"{folder} was begun with {path} {before!r}, not {now!r}; {self.otherwise}.")
 

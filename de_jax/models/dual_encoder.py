@@ -21,11 +21,13 @@ from de_jax.types import Array, Batch, Embeddings, InputError, Packed, Params
 
 T = TypeVar("T")
 
-ARCHITECTURES: dict[str, type[Any]] = {"T5Config": T5Config, "BertConfig": BertConfig, "RotaryConfig": RotaryConfig}
+OWN_ENCODERS = (T5Config, BertConfig, RotaryConfig)
+"""Those of the package; their layers are alike and have the names layers_0, layers_1, ..."""
+ARCHITECTURES: dict[str, type[Any]] = {kind.__name__: kind for kind in OWN_ENCODERS}
 """The encoders that a run may have, by the names that its description gives them; see `register_encoder`."""
 MIN_TEMPERATURE = 0.01
-MEMORY_SETTINGS = ("remat", "scan_layers")
-"""Settings of encoders that change the memory and the compilation of a training step, and no number but by rounding."""
+TRAINING_SETTINGS = ("remat", "scan_layers", "initializers")
+"""Settings of encoders that change how a training step is computed, or how parameters start, and no trained model's numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,7 @@ class DualEncoder:
         check_fields(self)
         object.__setattr__(self, "shared", tuple(self.shared))
         for tower in (self.query, self.doc):
-            require_known_encoder(type(tower.encoder).__name__)
+            _require_registered(type(tower.encoder))
         if self.query.embedding_dim != self.doc.embedding_dim:
             raise InputError(
                 f"query embeddings have {self.query.embedding_dim} dimensions and document embeddings "
@@ -183,11 +185,11 @@ class DualEncoder:
         return self._with_encoders(scan_layers=True) if all(hasattr(tower.encoder, "scan_layers") for tower in towers) else self
 
     def as_function(self) -> DualEncoder:
-        """The same model with the default `MEMORY_SETTINGS`, so that models that give the same embeddings are equal."""
+        """The same model with the default `TRAINING_SETTINGS`, so that models that give the same embeddings are equal."""
 
         def plain(tower: TowerConfig) -> TowerConfig:
             encoder: Any = tower.encoder
-            defaults = {field.name: field.default for field in dataclasses.fields(encoder) if field.name in MEMORY_SETTINGS}
+            defaults = {field.name: field.default for field in dataclasses.fields(encoder) if field.name in TRAINING_SETTINGS}
             return dataclasses.replace(tower, encoder=dataclasses.replace(encoder, **defaults))
 
         return dataclasses.replace(self, query=plain(self.query), doc=plain(self.doc))
@@ -275,13 +277,13 @@ def _init(tower: TowerConfig, rng: Array) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _shapes(tower: TowerConfig) -> dict[str, Any]:
-    """Of `_init`'s parameters; not to be changed. An encoder's layers are alike, so one of them is traced."""
+    """Of `_init`'s parameters; not to be changed. Layers of `OWN_ENCODERS` are alike, so one of them is traced."""
     encoder: Any = tower.encoder
+    if type(encoder) not in OWN_ENCODERS:
+        return jax.eval_shape(functools.partial(_init, tower), jax.eval_shape(lambda: jax.random.key(0)))  # type: ignore[no-any-return]
     num_layers = encoder.num_layers
     traced = dataclasses.replace(tower, encoder=dataclasses.replace(encoder, num_layers=min(1, num_layers)))
     shapes: dict[str, Any] = jax.eval_shape(functools.partial(_init, traced), jax.eval_shape(lambda: jax.random.key(0)))
-    if num_layers and "layers_0" not in shapes["encoder"]:  # an encoder of other names
-        return jax.eval_shape(functools.partial(_init, tower), jax.eval_shape(lambda: jax.random.key(0)))  # type: ignore[no-any-return]
     if num_layers:
         layers = {f"layers_{number}": shapes["encoder"]["layers_0"] for number in range(num_layers)}
         shapes["encoder"] = {**shapes["encoder"], **layers}
@@ -321,7 +323,7 @@ def register_encoder(kind: type[T]) -> type[T]:
     notebook's cell can be corrected and run again.
 
     Args:
-        kind: a frozen dataclass that is an `EncoderConfig`; its fields are bool, int, float, str, Literal, lists of them, or None.
+        kind: a frozen dataclass that is an `EncoderConfig`; its fields are bool, int, float, str, Literal, tuples of them, or None.
 
     Returns:
         The class, so that this is a decorator.
@@ -334,11 +336,17 @@ def register_encoder(kind: type[T]) -> type[T]:
     there = {*dir(kind), *(field.name for field in dataclasses.fields(kind))}
     if missing := sorted(name for name in dir(EncoderConfig) if not name.startswith("_") and name not in there):
         raise InputError(f"{kind.__name__} has no {missing[0]}; see de_jax.models.tower.EncoderConfig.")
-    former = ARCHITECTURES.get(kind.__name__)
-    if former is not None and former.__module__.startswith(f"{__package__}."):
+    if ARCHITECTURES.get(kind.__name__) in OWN_ENCODERS:
         raise InputError(f"{kind.__name__} is the name of an encoder of de_jax; take another.")
     ARCHITECTURES[kind.__name__] = kind
     return kind
+
+
+def _require_registered(kind: type) -> None:
+    """Raises `InputError` for a class that was not registered, or that has the name of one of the package's encoders."""
+    require_known_encoder(kind.__name__)
+    if ARCHITECTURES[kind.__name__] in OWN_ENCODERS and kind not in OWN_ENCODERS:
+        raise InputError(f"{kind.__qualname__} of {kind.__module__} has the name of an encoder of de_jax; give it another.")
 
 
 def require_known_encoder(name: str) -> None:
@@ -354,6 +362,7 @@ def _tower_from_json(value: dict[str, Any]) -> TowerConfig:
     encoder = dict(value["encoder"])
     architecture = encoder.pop("architecture")
     require_known_encoder(architecture)
+    encoder = {name: tuple(field) if isinstance(field, list) else field for name, field in encoder.items()}
     return TowerConfig(**{**value, "encoder": ARCHITECTURES[architecture](**encoder)})
 
 

@@ -40,8 +40,9 @@ class T5Config:
             the input of each layer only.
         scan_layers: compiles one layer instead of all. Parameters, checkpoints and patterns are the same with and without; a
             step holds a second, stacked copy of the layers' parameters.
-        initializers: of parameters that start at random. "t5x" is T5X's: feed-forward kernels without draws beyond two deviations,
-            and position biases uniform, of variance 2 / (num_heads + num_buckets), not normal of variance 1.
+        initializers: of parameters that start at random: None for normal draws, of variance 1 for position biases; "t5x" for T5X's,
+            where those of feed-forward layers are cut at two deviations, and position biases are uniform, of variance
+            2 / (num_heads + num_buckets).
     """
 
     attention_dropout: ClassVar[AttentionDropout] = "per_key"
@@ -61,7 +62,7 @@ class T5Config:
     remat: Remat = "none"
     scan_layers: bool = False
     # Not shown, as it says nothing about a model that has its parameters.
-    initializers: Literal["normal", "t5x"] = dataclasses.field(default="normal", repr=False)
+    initializers: Literal["t5x"] | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -63,6 +63,8 @@ def test_the_gold_query_is_known_after_a_tokenizer_and_others_stay_apart(gold):
     np.testing.assert_array_equal(usable_queries(generated, gold), [1, 2, 3, 4])
     np.testing.assert_array_equal(usable_queries(generated, "北京在哪里?"), [0, 1, 3, 4])
     np.testing.assert_array_equal(usable_queries(generated, "???"), [0, 1, 2, 3])
+    for own, other in (("what is C++?", "what is c#?"), ("क्या रमा गया", "क्या राम गया"), ("का", "की")):
+        np.testing.assert_array_equal(usable_queries([own, other], own), [1])
 
 
 @pytest.mark.parametrize(("num_steps", "num_groups"), [(9, 3), (10, 3), (11, 3), (2, 3), (1, 1), (7, 4)])

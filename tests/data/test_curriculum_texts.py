@@ -93,13 +93,18 @@ def test_a_resumed_stream_goes_on_in_the_same_group_with_the_same_draws(folder):
     [
         ({"relevance_file": "scores.jsonl", "negatives_dir": "somewhere"}, "has no scores for hard negatives"),
         ({"max_passages": 2}, "documents of one passage"),
-        ({"max_doc_length": 42}, "max_doc_length is 42, but a generated query of 40 tokens takes 42 with special tokens"),
+        ({"max_doc_length": 8}, "max_doc_length is 8, in which no generated query has room beside a token of the document"),
         ({"strategy": "gold", "negatives_dir": "somewhere"}, "has no query for hard negatives"),
     ],
 )
 def test_what_cannot_be_expanded_is_refused(folder, changes, sentence):
     with pytest.raises(InputError, match=sentence):
         opened(folder, **changes)
+
+
+def test_generated_queries_without_room_are_counted(folder):
+    with pytest.warns(UserWarning, match=r"\d+% of the generated queries have no room in max_doc_length = 16 beside a token"):
+        opened(folder, max_doc_length=16)
 
 
 def test_hard_negatives_are_ranked_by_the_query_of_their_row(folder):

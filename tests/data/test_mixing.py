@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,8 @@ def test_a_share_that_batches_without_repetitions_cannot_hold_is_refused():
     pairs = np.array([[0, 0], [1, 0], [2, 1], [3, 2]])
     assert num_distinct(pairs) == 3
     require_distinct(["a", "b"], [3, 100], (1e308, 1e308), 6)
+    for number, batch_size in itertools.combinations(range(1, 60), 2):
+        require_distinct(["a", "b"], [number, 100], (number, batch_size - number), batch_size)
     with pytest.raises(InputError, match=r"a has the share 0\.5 of batches of 8 pairs, which is more than the 3 .* at most 0\.375"):
         require_distinct(["a", "b"], [3, 100], (1, 1), 8)
 
@@ -71,6 +75,7 @@ def test_a_temperature_that_leaves_a_source_no_share_is_refused():
 
 
 def test_huge_rates_are_shares_too():
+    assert len(mixed_epochs((5, 5), (1e308, 1e308), 0)(0)) == 10
     np.testing.assert_allclose(np.bincount(turns([1e308, 1e308], seed=0)(np.arange(1000))), 500, atol=5)
 
 

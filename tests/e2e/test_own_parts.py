@@ -89,6 +89,22 @@ def test_an_encoder_that_could_not_be_opened_is_refused_before_it_is_trained(mod
     assert not Path("run/run.json").exists()
 
 
+def test_fields_may_be_tuples_and_whole_numbers_0(modules, monkeypatch):
+    monkeypatch.chdir(modules)
+    import my_encoder
+
+    @de_jax.register_encoder
+    @dataclasses.dataclass(frozen=True)
+    class Wide(my_encoder.Bag):
+        widths: tuple[float, ...] = (0.5, 2.0)
+        num_experts: int = 0
+
+    de_jax.train(recipe_of(Wide(vocab_size=160), 2), "run")
+    with pytest.warns(UserWarning, match="num_steps = 4"):
+        assert de_jax.train(recipe_of(Wide(vocab_size=160), 4), "run")["step"] == 4
+    assert de_jax.load("run").run.model.query.encoder.widths == (0.5, 2.0)
+
+
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
@@ -110,9 +126,11 @@ def test_the_name_of_a_known_encoder_is_taken(modules):
     named = dataclasses.make_dataclass("T5Config", [], bases=(my_encoder.Bag,), frozen=True)
     with pytest.raises(InputError, match="T5Config is the name of an encoder of de_jax"):
         de_jax.register_encoder(named)
+    with pytest.raises(InputError, match=r"T5Config of .* has the name of an encoder of de_jax; give it another"):
+        DualEncoder(query=TowerConfig(named(vocab_size=9)), doc=TowerConfig(named(vocab_size=9)))
 
 
-def test_a_layer_may_have_any_name(modules):
+def test_layers_need_not_be_alike(modules):
     import my_encoder
     from flax import linen as nn
 
@@ -122,7 +140,7 @@ def test_a_layer_may_have_any_name(modules):
         @nn.compact
         def __call__(self, x, segments, deterministic):
             for number in range(self.num_layers):
-                x = nn.Dense(x.shape[-1], name=f"block{number}")(x)
+                x = nn.Dense(x.shape[-1], use_bias=number > 0, name=f"layers_{number}")(x)
             return x
 
     @de_jax.register_encoder
@@ -135,7 +153,7 @@ def test_a_layer_may_have_any_name(modules):
 
     tower = TowerConfig(Stack(vocab_size=160), projection_dim=16)
     shapes = DualEncoder(query=tower, doc=tower).shapes()
-    assert set(shapes["shared"]["encoder"]) == {"block0", "block1"}
+    assert [set(shapes["shared"]["encoder"][f"layers_{number}"]) for number in (0, 1)] == [{"kernel"}, {"kernel", "bias"}]
 
 
 def test_a_loss_of_ones_own_is_named_in_gin_and_kept_with_the_run(modules, monkeypatch):

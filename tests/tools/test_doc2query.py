@@ -213,7 +213,7 @@ def test_repeated_queries_are_replaced_where_a_document_has_too_few(dataset_dir,
         assert [query for query, kept in zip(own, is_kept, strict=True) if kept] == [
             query for query, kept in zip(written["more"][doc_id], is_kept, strict=True) if kept
         ]
-    with pytest.warns(UserWarning, match=r"\d+ of 40 documents have fewer than 12 different queries after 20 more draws of each"):
+    with pytest.warns(UserWarning, match=r"\d+ documents have fewer than 12 different queries after 20 more draws of each"):
         generate(dataset_dir, run_dir, tmp_path / "few", **narrow | {"max_length": 2, "temperature": 0.01}, min_distinct=12)
     for wrong in ({"min_distinct": 13}, {"min_distinct": 1, "method": "beam", "num_queries": 1}):
         with pytest.raises(InputError, match=r"min_distinct is \d+, but \w+ writes \d+ queries of a document"):

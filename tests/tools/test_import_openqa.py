@@ -86,6 +86,8 @@ def test_a_folder_is_scored_by_its_answers(files, trained, tmp_path, capsys):
         ("dev.json", "[", r"dev\.json, line 1: "),
         ("psgs.tsv", "id\tbody\ttitle\n1\ta\tb\n", r"psgs\.tsv has no column text; DPR's passages have the columns"),
         ("psgs.tsv", "id\ttext\ttitle\n1\ta\n", r"psgs\.tsv, line 2: 2 cells for 3 columns"),
+        ("psgs.tsv", "id\ttext\ttitle\n1\ta\tb\n1\tc\td\n", r"psgs\.tsv has 1 passages with the id of another"),
+        ("psgs.jsonl", '{"id": null, "text": 5, "title": "b"}\n', r"psgs\.jsonl, line 1: not a line of a tsv or csv file"),
         ("psgs.tsv", "", r"psgs\.tsv, line 1: no line that names the columns"),
         ("none.json", None, r"none\.json"),
     ],
@@ -93,12 +95,12 @@ def test_a_folder_is_scored_by_its_answers(files, trained, tmp_path, capsys):
 def test_a_broken_file_is_named_and_leaves_no_folder(files, tmp_path, name, content, message):
     if content is not None:
         (files / name).write_text(content)
-    option = {"psgs.tsv": "passages", "none.json": "train"}.get(name)
+    option = {"psgs.tsv": "passages", "psgs.jsonl": "passages", "none.json": "train"}.get(name)
     with pytest.raises(InputError, match=message):
         import_openqa.main(command(files, tmp_path / "nq", **({option: name} if option else {})))
     assert not (tmp_path / "nq").exists()
 
 
-def test_another_folder_is_kept_and_an_absent_file_is_named(files, tmp_path):
+def test_another_folder_is_kept(files, tmp_path):
     with pytest.raises(InputError, match=r"holds dev\.json"):
         import_openqa.main(command(files, files))

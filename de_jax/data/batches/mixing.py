@@ -53,10 +53,8 @@ def require_distinct(names: Sequence[str], distinct: Sequence[int], rates: Seque
         rates: of each task, in any unit.
         batch_size: pairs.
     """
-    shares = np.asarray(rates, np.float64) / np.max(rates)
-    shares /= shares.sum()
-    for name, number, share in zip(names, distinct, shares.tolist(), strict=True):
-        if share * batch_size > number:
+    for name, number, share in zip(names, distinct, _shares(rates).tolist(), strict=True):
+        if share * batch_size > number * (1 + 1e-9):
             raise InputError(
                 f"{name} has the share {share:.3g} of batches of {batch_size} pairs, which is more than the {number} that a batch "
                 f"can hold of it without repeating a text; give it at most {number / batch_size:.3g}, take a smaller batch_size, "
@@ -83,8 +81,7 @@ def turns(rates: Sequence[float | int], seed: int) -> Callable[[np.ndarray], np.
         >>> turns([2, 1], seed=0)(np.arange(12)).tolist()
         [0, 0, 1, 0, 0, 1, 0, 1, 0, 0, 1, 0]
     """
-    weights = np.asarray(rates, np.float64) / np.max(rates)  # their sum is finite
-    ends = np.cumsum(weights / weights.sum())[:-1]
+    ends = np.cumsum(_shares(rates))[:-1]
     first = np.random.default_rng(seed).integers(2**63, dtype=np.uint64) * np.uint64(2)
 
     def sources(steps: np.ndarray) -> np.ndarray:
@@ -115,12 +112,13 @@ def mixed_epochs(
     Raises:
         InputError: a rate of 0 or less, or one so small that no epoch would hold a pair of its task.
     """
-    sizes, shares = np.asarray(num_pairs, np.int64), np.asarray(rates, np.float64)
-    if (shares <= 0).any():
-        raise InputError(f"a task's mixing rate is {shares.min():g}; it must be above 0, or leave the task out.")
-    counts = _apportion(shares / shares.sum(), int(sizes.sum()))
+    sizes = np.asarray(num_pairs, np.int64)
+    if min(rates) <= 0:
+        raise InputError(f"a task's mixing rate is {min(rates):g}; it must be above 0, or leave the task out.")
+    shares = _shares(rates)
+    counts = _apportion(shares, int(sizes.sum()))
     if not counts.all():
-        smallest, share = int(np.argmin(counts)), (shares / shares.sum()).min()
+        smallest, share = int(np.argmin(counts)), shares.min()
         raise InputError(
             f"the rate of task {smallest + 1} of the mixture is a share of {share:.2g}, which is less than one pair in an epoch of "
             f"{sizes.sum()}; raise it, or leave the task out."
@@ -140,6 +138,12 @@ def mixed_epochs(
         return rows[np.random.default_rng((seed, number, len(counts))).permutation(len(rows))]
 
     return epoch
+
+
+def _shares(rates: Sequence[float | int]) -> np.ndarray:
+    """Parts of 1, of rates in any unit."""
+    shares = np.asarray(rates, np.float64) / np.max(rates)  # so that the sum is finite
+    return shares / shares.sum()
 
 
 def _shuffled(seed: int, task: int, size: int, number: int) -> np.ndarray:

@@ -38,6 +38,8 @@ RANKED_QUERIES = Kind(
 _DTYPES = {"order": "<i4", "scores": "<f4", "offsets": "<i8"}
 _PAIRS = 4096
 """Ranked before they are written."""
+_SIGNS, _KINDS_OF_SIGNS = ".,;:!?'\"", ("Pd", "Ps", "Pe", "Pi", "Pf")
+"""Punctuation without the signs that a word can end in, as in C++ and C#; the kinds are dashes, brackets and quotes."""
 GOLD, NONE = -2, -1
 """In the place of a generated query's index: the pair's own query, and no query at all."""
 
@@ -151,8 +153,8 @@ def rank_queries(
 def usable_queries(queries: Sequence[str], gold: str) -> Int32[np.ndarray, " n"]:
     """The indices of queries that are not blank, not there before, and not the gold query.
 
-    The gold query may have gone through a tokenizer, which can change cases, accents, signs and blanks, so its letters and digits
-    are compared.
+    The gold query may have gone through a tokenizer, which can change cases, accents, blanks and brackets, so both are compared
+    without these and without signs of punctuation.
 
     >>> usable_queries(["It's new!", "", "it ' s new", "It is new", "It is new"], "It's New").tolist()
     [3]
@@ -163,8 +165,13 @@ def usable_queries(queries: Sequence[str], gold: str) -> Int32[np.ndarray, " n"]
 
 
 def _letters(text: str) -> str:
-    """A text's letters and digits, without case and accents; where it has none, the text."""
-    return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text.casefold()))) or text.strip()
+    """A text without case, accents, blanks and punctuation; where nothing else is in it, the text."""
+    return "".join(filter(_is_kept, unicodedata.normalize("NFKD", text.casefold()))) or text.strip()
+
+
+def _is_kept(character: str) -> bool:
+    is_sign = character.isspace() or character in _SIGNS or unicodedata.category(character) in _KINDS_OF_SIGNS
+    return not is_sign and not unicodedata.combining(character)
 
 
 def ranked_pairs(
@@ -231,7 +238,11 @@ def ranked_texts(
     if measure not in MEASURES:
         raise InputError(f"the measure is {measure!r}; it is one of {', '.join(MEASURES)}, or give a file of scores.")
     expansion = Path(expansion)
-    made_from = {"files": [*hashes, fingerprint(expansion)], "measure": outputs.sha256_of(score_file) if score_file else measure}
+    made_from = {
+        "files": [*hashes, fingerprint(expansion)],
+        "measure": outputs.sha256_of(score_file) if score_file else measure,
+        "gold": "by letters",  # see `usable_queries`; a ranking without this entry compared texts
+    }
 
     def rank() -> Iterator[RankedQueries]:
         pairs, golds = read()

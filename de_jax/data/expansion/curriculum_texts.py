@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,6 +65,21 @@ class CurriculumTexts:
         self.store = TextsWithOneQuery(docs, generated, max_query_length=max_query_length)
         self._gold_indices = _places_among_equals(pairs[:, 1]) + queries.counts[pairs[:, 1]]
         self._order = functools.lru_cache(_KEPT)(self._order_of)
+
+    def check_room(self, max_length: int) -> None:
+        """Says which part of the generated queries documents have no room for; `InputError` where it is all of them."""
+        share = self.store.share_without_room(max_length)
+        if share == 1:
+            raise InputError(
+                f"max_doc_length is {max_length}, in which no generated query has room beside a token of the document; raise it, "
+                "or set max_generated_length lower."
+            )
+        if share:
+            warnings.warn(
+                f"{share:.0%} of the generated queries have no room in max_doc_length = {max_length} beside a token of the "
+                "document, and are left out; raise it, or set max_generated_length lower.",
+                stacklevel=2,
+            )
 
     def rows_of(self, doc_rows: Int[np.ndarray, " B *N"], chosen: Int[np.ndarray, " B"], step: int) -> np.ndarray:
         """The rows of `store` that stand for documents of a batch.
@@ -147,16 +163,6 @@ def check(options: PairsOptions, *, has_neg_docs: bool) -> None:
         raise InputError("Curriculum.strategy is 'gold', which has no query for hard negatives; train without them.")
     if options.relevance_file and has_neg_docs:
         raise InputError("a relevance_file has no scores for hard negatives; use relevance = 'rouge_l'.")
-
-
-def require_room(options: PairsOptions, docs: TokenStore) -> None:
-    """Raises `InputError` where a document's length leaves no room for a generated query beside one token of the document."""
-    taken = options.max_generated_length + len(docs.prefix_ids) + 2 * len(docs.suffix_ids)
-    if options.max_doc_length <= taken:
-        raise InputError(
-            f"max_doc_length is {options.max_doc_length}, but a generated query of {options.max_generated_length} tokens takes "
-            f"{taken} with special tokens, and would be left out; raise max_doc_length, or set max_generated_length lower."
-        )
 
 
 def _places_among_equals(values: Int[np.ndarray, " n"]) -> np.ndarray:

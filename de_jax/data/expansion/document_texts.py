@@ -170,6 +170,15 @@ class _Expander(NamedTuple):
             longest = max(longest, int(docs.max()))
         return min(longest, room) + self._num_specials()
 
+    def share_without_room(self, max_length: int) -> float:
+        """What part of the queries do not fit with one token of a document before them."""
+        room, separator, num_fit, num_queries = max_length - self._num_specials(), len(self.docs.suffix_ids), 0, 0
+        for start in range(0, len(self.queries.lengths), _TEXTS):
+            lengths = np.minimum(self.queries.lengths[start : start + _TEXTS], self.max_query_length).astype(np.int64)
+            num_fit += int(np.count_nonzero((lengths > 0) & (lengths + separator < room)))
+            num_queries += int(np.count_nonzero(lengths))
+        return 1 - num_fit / num_queries if num_queries else 0.0
+
     def _sizes(
         self, doc_rows: np.ndarray, query_rows: np.ndarray, max_length: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -295,6 +304,10 @@ class TextsWithOneQuery:
             lambda rows: self._expander.lengths(*self._texts(rows), max_length),
             lambda: self._expander.longest_with_one(self._firsts, max_length),
         )
+
+    def share_without_room(self, max_length: int) -> float:
+        """What part of the queries are left out of texts of so many tokens."""
+        return self._expander.share_without_room(max_length)
 
     def pad(self, rows: Int[np.ndarray, " r"], max_length: int, pad_to: int) -> Int32[np.ndarray, "r {pad_to}"]:
         """The texts of `rows`, zeros to the right; a negative row gives zeros. See `TokenStore.pad`."""

@@ -107,7 +107,7 @@ def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(),
         return golds, ranked
 
     sizes, rates = [part.num_pairs for part in store.parts], [part.rate for part in store.parts]
-    if options.unique_in_batch and len(store.parts) > 1:
+    if options.unique_in_batch and len(store.parts) > 1 and not share.is_joined:
         of_parts = np.split(store.pairs, np.cumsum(sizes)[:-1])
         names = [f"task {part.task!r}" for part in store.parts]
         mixing.require_distinct(names, list(map(mixing.num_distinct, of_parts)), rates, options.batch_size)

@@ -283,6 +283,8 @@ def _tell_cut(pairs: Pairs, options: PairsOptions) -> None:
         of_docs = ("max_passages and max_doc_length", options.max_passages * (most - specials) + specials)
     of_sides = (("queries", ("max_query_length", options.max_query_length)), ("documents", of_docs))
     for side, (kind, limit) in enumerate(of_sides):
+        if limit[1] < 1:  # a curriculum then says how many queries have no room
+            continue
         is_trained_on = np.zeros(pairs.stores[side].num_texts, bool)
         is_trained_on[pairs.rows[:, side]] = True
         input_policy.tell_cut(pairs.name, kind, pairs.stores[side].lengths(sys.maxsize)[is_trained_on], *limit)
@@ -303,7 +305,7 @@ def _doc_texts(pairs: Pairs, passages: PassageStore | None, options: PairsOption
         tokenizer=pairs.doc_tokenizer, max_query_length=options.max_generated_length, is_part=pairs.is_part,
         has_neg_docs=has_neg_docs, cache_dir=store_dir(options.cache_dir),
     )  # fmt: skip
-    curriculum_texts.require_room(options, pairs.doc_store)
+    expanded.check_room(options.max_doc_length)
     return DocTexts(expanded.store, expanded.rows_of)
 
 

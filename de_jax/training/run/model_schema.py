@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from de_jax.files import schema
 from de_jax.files.kind import Kind
 from de_jax.models.bert import BertConfig
-from de_jax.models.dual_encoder import ARCHITECTURES
+from de_jax.models.dual_encoder import ARCHITECTURES, OWN_ENCODERS
 from de_jax.models.generator import Generator
 from de_jax.models.masked_lm import MaskedLanguageModel
 from de_jax.models.t5 import T5Config
@@ -56,7 +56,9 @@ def _as_trained(kind: type, value: Any, *, of: Any) -> Any:
 
 
 def _encoder_of(kind: type) -> schema.Check:
-    """Sizes are at least 1, except for sizes that an encoder may lack."""
+    """Sizes are at least 1, except for sizes that an encoder may lack; of an encoder of a user's own, integers are any."""
+    if kind not in OWN_ENCODERS:
+        return schema.of_class(kind, num_layers=_LAYERS)
     sizes = {name: schema.integer(1, MAX_SIZE) for name, hint in typing.get_type_hints(kind).items() if hint is int}
     may_be_zero = {"num_layers": _LAYERS, **dict.fromkeys(_MAY_BE_ZERO, schema.integer(0, MAX_SIZE))}
     check = schema.of_class(kind, **sizes | {name: check for name, check in may_be_zero.items() if name in sizes})

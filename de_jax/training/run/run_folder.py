@@ -28,7 +28,7 @@ from de_jax.files import leases, mirrors, schema
 from de_jax.files.folders import atomic_dir
 from de_jax.files.kind import Kind
 from de_jax.files.outputs import write_json
-from de_jax.models.dual_encoder import MEMORY_SETTINGS, DualEncoder
+from de_jax.models.dual_encoder import TRAINING_SETTINGS, DualEncoder
 from de_jax.training.mesh import distributed, sharding
 from de_jax.training.optim import paths
 from de_jax.training.run import base, model_schema
@@ -138,7 +138,7 @@ def describe(
     has_steps = any(complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR))
     if kind.is_in(run_dir) and has_steps:
         there, model = model_schema.described(kind, run_dir, make)
-        kind.require_same(run_dir, {**there, "model": model.to_json()}, _without_memory_settings(description))
+        kind.require_same(run_dir, {**there, "model": model.to_json()}, _without_training_settings(description))
     elif distributed.is_first():
         later = () if kind.is_in(run_dir) else _WRITTEN_LATER
         if foreign := next((name for name in later if (run_dir / name).exists()), None):
@@ -149,10 +149,10 @@ def describe(
         kind.write_manifest(run_dir, description)
 
 
-def _without_memory_settings(described: Any) -> Any:
+def _without_training_settings(described: Any) -> Any:
     if not isinstance(described, dict):
         return described
-    return {name: _without_memory_settings(value) for name, value in described.items() if name not in MEMORY_SETTINGS}
+    return {name: _without_training_settings(value) for name, value in described.items() if name not in TRAINING_SETTINGS}
 
 
 def write_run(
