@@ -22,7 +22,6 @@ import json
 import multiprocessing
 import random
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -114,8 +113,9 @@ def _record(kind: str, args: argparse.Namespace) -> dict[str, Any]:
         if not vocabulary.exists():  # one for all: the texts are tokenized once
             _apart(_write_vocabulary, vocabulary, args.data_dir, STARTS[kind].pad_id)
         _apart(_write_start, STARTS[kind], model)
-        shutil.copy(vocabulary, model / "tokenizer.json")
     train = _arguments(model, args)
+    if is_random:  # not in the model's folder: a class of transformers, such as Qwen2's, would read another kind of vocabulary
+        train += [f"--gin.beir_pairs.{name}={vocabulary}" for name in ("tokenizer", "doc_tokenizer")]
     _apart(_train, [*train, f"--run_dir={folder / 'whole'}"])
     killed_after = random.Random(kind).randrange(args.num_steps // 2, args.num_steps - 2)
     logged, saved = _killed([*train, f"--run_dir={folder / 'killed'}"], folder / "killed", killed_after)

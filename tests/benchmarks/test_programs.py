@@ -186,7 +186,7 @@ def test_a_model_in_a_folder_stands_beside_the_same_model_in_torch_on_real_texts
         "--peak_tflops=0.1",
         "--dtype=float32",
     )
-    report = run("encode_throughput", "--max_doc_length=12", "--peer_dtypes", "float32", small=small)
+    report = run("encode_throughput", "--max_query_length=12", "--max_doc_length=12", "--peer_dtypes", "float32", small=small)
     for kind, num_texts in (("passages", 10), ("queries", 3)):
         assert report[kind]["num_texts"] == num_texts
         assert report[kind]["min_cosine"]["peer_float32"] > 0.9999

@@ -114,7 +114,7 @@ def test_a_run_is_logged_to_wandb_once_over_its_sessions_and_never_waits_for_it(
     assert (lines.pop(), more) == (0, [0])
     written = read_metrics(tmp_path / "run" / METRICS_FILE)
     assert [step for step, _ in lines] == [line.pop("step") for line in written] == [2, 4]
-    assert [{name: round(value, 7) for name, value in scalars.items()} for _, scalars in lines] == written
+    assert [{name: float(f"{value:.8g}") for name, value in scalars.items()} for _, scalars in lines] == written
 
 
 def test_a_missing_package_is_refused_before_anything_is_read(tmp_path, monkeypatch):

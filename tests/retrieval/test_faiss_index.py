@@ -473,7 +473,9 @@ def test_an_index_of_four_times_the_memory_is_built_and_searched_on_disk(tmp_pat
 
     def code(place):
         command = [sys.executable, "-c", program, str(tmp_path), place]
-        return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, check=False)
+        return subprocess.run(
+            command, env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}, capture_output=True, check=False
+        )
 
     assert (done := code("on disk")).returncode == 0, done.stderr
     assert b"MemoryError" in code("in memory").stderr
