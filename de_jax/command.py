@@ -69,14 +69,14 @@ class Parser(argparse.ArgumentParser):
         """As argparse's; for `parser_of` it gives the parser itself in the place of the arguments."""
         if _ASKED.get():
             raise _Asked(self)
-        found = super().parse_known_args(args, namespace)
+        known, others = super().parse_known_args(args, namespace)
         for action in self._actions:
-            given = getattr(found, action.dest, None)
+            given = getattr(known, action.dest, None)
             if action.type is None and action.default != "" and "" in (given if isinstance(given, list) else [given]):
                 self.error(f"{'/'.join(action.option_strings) or action.dest} is empty; give a value")
         for address in self._addresses:  # all arguments are right
             mirrors.local(address)
-        return found
+        return known, others
 
     def refuse_others(self, args: argparse.Namespace, flag: str, *, used: Collection[str]) -> None:
         """Refuses flags without a meaning beside another one.

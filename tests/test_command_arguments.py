@@ -58,6 +58,35 @@ def test_every_number_of_every_command_has_a_range(verb):
                     parser.parse_args([f"{action.option_strings[-1]}={value}"])
 
 
+@pytest.mark.parametrize(
+    ("verb", "arguments", "sentence"),
+    [
+        ("import_pairs", ["x.csv", "--format=beir", "--out_dir="], "--out_dir is empty; give a path, such as \\. for this folder"),
+        ("evaluate_beir", ["--dataset_dir="], "--dataset_dir is empty"),
+        ("search", ["--dataset_dir=x", "--run_dir=", "--query=fox"], "--run_dir is empty; give a value"),
+        ("import_pairs", ["x.csv", "--model=m", "--out_dir=o", "--dev_table=y.csv", "--dev_fraction=0.5"],
+         "--dev_fraction changes nothing beside --dev_table"),
+    ],
+)  # fmt: skip
+def test_empty_paths_and_flags_without_effect_are_refused(verb, arguments, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.csv").write_text("query,doc\na,b\n")
+    with pytest.raises(InputError, match=sentence):
+        importlib.import_module(VERBS[verb][0]).main(arguments)
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "loop/x"])
+def test_an_output_that_cannot_be_there_is_a_sentence(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.csv").write_text("query,doc\na,b\n")
+    (tmp_path / "loop").symlink_to("loop")
+    main = importlib.import_module(VERBS["import_pairs"][0]).main
+    with pytest.raises(SystemExit) as exit_:
+        command.run(lambda: main(["x.csv", "--format=beir", f"--out_dir={name}"]))
+    assert exit_.value.code == command.EXIT_INPUT
+    assert capsys.readouterr().err.startswith("error: ")
+
+
 def test_a_text_may_hold_an_address_and_a_seed_may_be_0():
     parser = command.Parser()
     parser.add_argument("--query", type=str)

@@ -342,6 +342,9 @@ def test_columns_are_found_whatever_their_case_or_as_named():
         ("a.csv", b"", r"line 1: no line that names the columns\.$", None),
         ("a.csv", b"query,doc\n", r"has no row that can be used\.$", None),
         ("a.csv", b"query,doc\rwhy?,because\r", r"a.csv, line 1: a line ends in CR alone; save the table with LF\.", None),
+        ("a.csv", b"frage|antwort\nwhy?|because\n", r"line 1: one column, 'frage|antwort'; separate cells by ','", None),
+        ("a.csv", "query,doc\nwhy?,because\n".encode("utf-16"), r"a\.csv is UTF-16 text; save it as UTF-8\.$", None),
+        ("a.csv", b"query,doc,,\nwhy?,because,,\nhow?,,,\n", "line 3: the text in column 'doc' is empty", 1),
         ("a.csv", b"frage\tantwort\nwhy?\tbecause\n", r"line 1: one column, 'frage\\tantwort'; separate cells by ','", None),
         ("a.tsv", b"query\tdoc\nwhy?\tbe\tcause\nhow?\tso\n", "line 2: 3 cells for 2 columns", 1),
         (

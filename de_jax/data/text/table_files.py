@@ -279,7 +279,7 @@ def _with_names(path: Path, records: Iterator[Cells], header: Sequence[str], wan
 
 def _other_separator(names: Sequence[str]) -> str:
     """The fault of a first line whose cells are not separated as its file's name says; "" for none."""
-    other = next((one for one in ";\t," if len(names) == 1 and one in names[0]), "")
+    other = next((one for one in ";\t,|" if len(names) == 1 and one in names[0]), "")
     return f"one column, {names[0]!r:.60}; separate cells by ',' in a .csv and by tabs in a .tsv, not by {other!r}" if other else ""
 
 

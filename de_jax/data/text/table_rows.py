@@ -259,7 +259,7 @@ def _text(value: Any, title: Any, column: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"column {column!r} is not UTF-8 text") from None
+            raise ValueError(f"column {column!r} is not UTF-8 text; if many rows are so, save the table as UTF-8") from None
     return text
 
 
