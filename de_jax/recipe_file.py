@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import buckets
+from de_jax.files import buckets, schema
 from de_jax.files.outputs import atomic_file, write_json
 from de_jax.training.mesh import distributed
-from de_jax.training.run.run_folder import RECIPE_FILE
+from de_jax.training.run.run_folder import DATA_FILE, RECIPE_FILE
 from de_jax.training.run.run_settings import read_recipe_file, read_settings
 
 MOST_ENTRIES = 1000
@@ -68,6 +68,26 @@ def keep(recipe: Any, run_dir: Path, gin: str = "") -> None:
         if gin:
             with atomic_file(run_dir / "config.gin") as temporary:
                 temporary.write_text(gin)
+
+
+def keep_data(fingerprints: Mapping[str, str], run_dir: Path) -> None:
+    """Writes `data.json`, by which a continued run is told apart from one on other data; warns if they are others.
+
+    Args:
+        fingerprints: of the sources by name, see `TrainingSet.fingerprints`.
+        run_dir: a run that is described.
+    """
+    path = run_dir / DATA_FILE
+    before = schema.read(path, schema.map_of(schema.text)) if path.is_file() else None
+    if before is not None and before != fingerprints:
+        names = sorted(name for name in {*before, *fingerprints} if before.get(name) != fingerprints.get(name))
+        warnings.warn(
+            f"{run_dir} continues on other data than it had{f' ({chr(44).join(names)})' if any(names) else ''}: its best score and "
+            "what follows from it are of both. For a run on the new data alone, take another run_dir.",
+            stacklevel=3,
+        )
+    if distributed.is_first() and before != fingerprints:
+        write_json(path, dict(fingerprints))
 
 
 def changes(recipe: Any, run_dir: Path, gin: str = "") -> list[str]:

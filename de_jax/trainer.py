@@ -109,6 +109,7 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
         contextlib.closing(Checkpoints(run_dir / BEST_DIR, keep=1)) as best,
     ):
         recipe_file.keep(recipe, run_dir, gin)
+        recipe_file.keep_data(data.fingerprints, run_dir)
         best.remove_old()
         if run.sync:
             run.sync.follow(*(mined.negatives_dir for mined in data.all_mined.values()))

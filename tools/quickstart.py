@@ -122,14 +122,21 @@ def _show_searches(run: Run, dataset_dir: Path, dataset: beir.Dataset) -> None:
 
 
 def _vocabulary(dataset_dir: Path, folder: Path) -> Path:
-    """An uncased vocabulary of the training queries and their documents, made once; it splits `raw_decode` into its words."""
-    if not (folder / "tokenizer.json").is_file():
+    """An uncased vocabulary of the training queries and their documents; it splits `raw_decode` into its words.
+
+    Made once, and again for other documents, after a quick look at some of them for example: a run then is of another vocabulary,
+    and is not continued.
+    """
+    made_from, mark = outputs.sha256_of(beir.find_file(dataset_dir, "corpus")), folder / "corpus.sha256"
+    if not (folder / "tokenizer.json").is_file() or not mark.is_file() or mark.read_text().strip() != made_from:
         _say("training the vocabulary")
         train_set = beir.read(dataset_dir, "train")
         relevant = {doc_id for docs in train_set.qrels.values() for doc_id in docs}
         docs = [doc for doc_id, doc in zip(*train_set.docs, strict=True) if doc_id in relevant]
         texts = [*train_set.queries.texts, *docs]
         vocabulary_training.train_wordpiece(texts, folder / "tokenizer.json", vocab_size=min(VOCAB_SIZE, 2 * len(texts)))
+        with outputs.atomic_file(mark) as temporary:
+            temporary.write_text(f"{made_from}\n")
     return folder
 
 

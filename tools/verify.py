@@ -36,7 +36,10 @@ def main(argv: list[str] | None = None) -> None:
             unchecked.append(str(child))
             print(f"{child}: no checksums were written, as by version 0.1.0, so nothing was checked.", file=sys.stderr)
     if len(unchecked) == len(outputs):
-        raise InputError(f"no folder below {folder} has a {folders.CHECKSUMS_FILE}; version 0.1.0 wrote none, so make it again.")
+        raise InputError(
+            f"no folder below {folder} has a {folders.CHECKSUMS_FILE}, so nothing was checked; exports for other libraries have "
+            "none, and version 0.1.0 wrote none."
+        )
     print(json.dumps({"folder": str(folder), "num_folders": len(outputs), "damaged": damaged, "unchecked": unchecked}))
     if damaged:
         raise InputError(f"{damaged[0]}; files below {folder} that are damaged: {len(damaged)}, so copy or make them again.")

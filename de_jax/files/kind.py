@@ -85,6 +85,8 @@ class Kind:
         except schema.Mismatch as error:
             is_other = folders.kind_said(said) not in (self.name, None)
             raise InputError(f"{path}: {error}; {'give another folder' if is_other else self.mend}.") from None
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
 
     def open(self, folder: str | Path, *, is_thorough: bool = False) -> dict[str, Any]:
         """The manifest of a folder whose files are as they were written, by `folders.check`.

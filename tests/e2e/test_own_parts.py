@@ -65,7 +65,7 @@ def test_a_run_with_an_encoder_of_ones_own_is_trained_continued_and_opened(modul
     found = de_jax.load("run").encode_query(["red fox"])
     np.testing.assert_allclose(np.linalg.norm(found), 1, rtol=1e-5)
     del dual_encoder.ARCHITECTURES["Bag"]
-    with pytest.raises(InputError, match=r"run\.json: .*'Bag', expected .* or an encoder of your own that de_jax\."):
+    with pytest.raises(InputError, match=r"run\.json: the encoder 'Bag' is unknown; .* name its module in DE_JAX_IMPORT"):
         de_jax.load("run")
     monkeypatch.delitem(sys.modules, "my_encoder")
     monkeypatch.setenv("DE_JAX_IMPORT", "my_encoder")

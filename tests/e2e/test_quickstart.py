@@ -49,6 +49,9 @@ def test_quickstart_writes_its_report_and_pictures_and_runs_again_at_once(tmp_pa
     assert f"de-jax search --run_dir={run_dir}" in printed.err
     quickstart.main(options)
     assert json.loads(capsys.readouterr().out)["trained"] == report["trained"]
+    if is_small:
+        with pytest.raises(InputError, match=r"was begun with tokenizers/.*; use .* another run_dir"):
+            quickstart.main([*options, "--max_docs=310", "--num_steps=8"])
 
 
 @pytest.mark.soak

@@ -155,6 +155,30 @@ def test_what_cannot_be_used_is_one_sentence_before_anything_is_written(capsys, 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_that_continues_on_other_data_says_so(dataset_dir, tmp_path):
+    data = shutil.copytree(dataset_dir, tmp_path / "data")
+    options = {"train__num_steps": 2, "train__save_every_steps": 2}
+    trainer.main(arguments(data, tmp_path / "run", **options))
+    before = json.loads((tmp_path / "run" / "data.json").read_text())
+    qrels = next((data / "qrels").glob("train.tsv*"))
+    lines = qrels.read_text().splitlines(keepends=True)
+    qrels.write_text("".join(lines[:-1]))
+    with pytest.warns(UserWarning, match="run continues on other data than it had: its best score and what follows from it are of"):
+        trainer.main(arguments(data, tmp_path / "run", **options | {"train__num_steps": 3}))
+    assert json.loads((tmp_path / "run" / "data.json").read_text()).keys() == before.keys() == {""}
+
+
+def test_a_damaged_tokenizer_of_a_run_is_refused(finished_run, tmp_path):
+    run_dir = shutil.copytree(finished_run, tmp_path / "run")
+    file = next(path for path in (run_dir / "tokenizers").rglob("*") if path.is_file())
+    content = bytearray(file.read_bytes())
+    place = content.index(b"fox") if b"fox" in content else len(content) // 2
+    content[place] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"tokenizers/.* (is damaged|is not|cannot|no )"):
+        load_run(run_dir)
+
+
 def test_unknown_step_names_those_there_are(finished_run):
     with pytest.raises(InputError, match=r"does not have checkpoint 7; complete checkpoints there: .*20"):
         load_run(finished_run, 7)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from de_jax.data.text import beir, input_policy
 from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer, load_tokenizer, with_prompt
-from de_jax.files import outputs
+from de_jax.files import folders, outputs
 from de_jax.settings import NonNegativeInt, checked
 from de_jax.types import Batch, Batches, InputError
 
@@ -86,6 +87,12 @@ class DrawnFrom(NamedTuple):
     batches: BatchesOfPairs
     scores: ScoresOf | None = None
 
+    def fingerprint(self, dev: DevSet | None) -> str:
+        """See `TrainingSet.fingerprints`."""
+        rows = hashlib.sha256(np.ascontiguousarray(self.pairs.rows).data).hexdigest()
+        judged = json.dumps(dev.qrels, sort_keys=True) if dev else ""
+        return folders.key_of(*(store.content_hash for store in self.pairs.stores), rows, judged)
+
 
 class TrainingSet(NamedTuple):
     """The data of a trainer.
@@ -114,6 +121,11 @@ class TrainingSet(NamedTuple):
     def parts(self) -> Mapping[str, TrainingSet]:
         """The sources of a mixture by name; for any other set itself, under ""."""
         return self.sources or {"": self}
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """What tells the texts, the pairs and the dev set of each source from others, by its name; streams have none."""
+        return {name: part.drawn_from.fingerprint(part.dev) for name, part in self.parts.items() if part.drawn_from}
 
     @property
     def all_mined(self) -> dict[str, MinedNegatives]:

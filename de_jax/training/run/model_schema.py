@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from de_jax.files import schema
 from de_jax.files.kind import Kind
 from de_jax.models.bert import BertConfig
-from de_jax.models.dual_encoder import ARCHITECTURES, OWN_ENCODERS
+from de_jax.models.dual_encoder import ARCHITECTURES, OWN_ENCODERS, require_known_encoder
 from de_jax.models.generator import Generator
 from de_jax.models.masked_lm import MaskedLanguageModel
 from de_jax.models.t5 import T5Config
@@ -67,9 +67,7 @@ def _encoder_of(kind: type) -> schema.Check:
 
 def _encoder(value: Any) -> dict[str, Any]:
     name = schema.record({"architecture": schema.text})(value)["architecture"]
-    if name not in ARCHITECTURES:
-        known = ", ".join(map(repr, sorted(ARCHITECTURES)))
-        raise schema.Mismatch(name, f"{known}, or an encoder of your own that de_jax.register_encoder has made known here")
+    require_known_encoder(name)
     fields = {key: one for key, one in value.items() if key != "architecture"}
     return {"architecture": name, **_encoder_of(ARCHITECTURES[name])(fields)}
 

@@ -3,6 +3,7 @@
 <run_dir>/run.json            the model, the tokenizers' folders and the maximum lengths
           origin.json         where the parameters came from, of a run that `de-jax import_model` made
           recipe.json         every setting that was in effect; config.gin the same, where a gin file was given
+          data.json           fingerprints of the texts, pairs and dev sets that it is trained on
           tokenizers/         the tokenizers of the texts
           checkpoints/<step>  the newest ones      best/<step>  the best one by the dev score
           mining/<step>       shared by several miners while they mine with it
@@ -38,12 +39,12 @@ from de_jax.training.step.adapters import Lora
 from de_jax.types import InputError, Params, TrainState
 
 _REMOVAL_SECONDS, _SHARED_SECONDS = 1.0, 10.0
-RECIPE_FILE = "recipe.json"
+RECIPE_FILE, DATA_FILE = "recipe.json", "data.json"
 ORIGIN_FILE = "origin.json"
 CHECKPOINTS_DIR = "checkpoints"
 BEST_DIR = "best"
 MINING_DIR = "mining"
-_WRITTEN_LATER = (CHECKPOINTS_DIR, BEST_DIR, base.BASE_DIR, METRICS_FILE, RECIPE_FILE, "config.gin", "tensorboard")
+_WRITTEN_LATER = (CHECKPOINTS_DIR, BEST_DIR, base.BASE_DIR, METRICS_FILE, RECIPE_FILE, DATA_FILE, "config.gin", "tensorboard")
 """By a trainer, after the description of its run."""
 _OF_OTHERS = ("config.json", "modules.json")
 _LENGTH = schema.integer(1, schema.MAX_SIZE)
@@ -200,12 +201,19 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
         found = find_checkpoint(run_dir, step)[1]
     else:
         found, params = _restored(run_dir, step, params, description)
-    tokenizers = {
-        name: load_tokenizer(tokenizer_dir(run_dir, fingerprint)) for name, fingerprint in description["tokenizers"].items()
-    }
+    tokenizers = {name: _tokenizer(run_dir, fingerprint) for name, fingerprint in description["tokenizers"].items()}
     query = Side(tokenizers["query"], description["max_query_length"])
     doc = Side(tokenizers["doc"], description["max_doc_length"], description["max_passages"])
     return Run(run_dir, found, model, params, query, doc)
+
+
+def _tokenizer(run_dir: Path, fingerprint: str) -> Tokenizer:
+    """A tokenizer of a run, whose files are as they were written."""
+    folder = tokenizer_dir(run_dir, fingerprint)
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.fingerprint != fingerprint:
+        raise InputError(f"{folder} is damaged: it is not the tokenizer that the run was trained with; {RUN.mend}.")
+    return tokenizer
 
 
 def load_params(run_dir: str | Path, like: Params) -> Params:
