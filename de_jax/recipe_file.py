@@ -15,7 +15,7 @@ from typing import Any
 from de_jax.files import buckets, schema
 from de_jax.files.outputs import atomic_file, write_json
 from de_jax.training.mesh import distributed
-from de_jax.training.run.run_folder import DATA_FILE, RECIPE_FILE
+from de_jax.training.run.run_folder import CHECKPOINTS_DIR, DATA_FILE, RECIPE_FILE, complete_steps
 from de_jax.training.run.run_settings import read_recipe_file, read_settings
 
 MOST_ENTRIES = 1000
@@ -79,13 +79,15 @@ def keep_data(fingerprints: Mapping[str, str], run_dir: Path) -> None:
     """
     path = run_dir / DATA_FILE
     before = schema.read(path, schema.map_of(schema.text)) if path.is_file() else None
-    if before is not None and before != fingerprints:
-        names = sorted(name for name in {*before, *fingerprints} if before.get(name) != fingerprints.get(name))
-        warnings.warn(
-            f"{run_dir} continues on other data than it had{f' ({chr(44).join(names)})' if any(names) else ''}: its best score and "
-            "what follows from it are of both. For a run on the new data alone, take another run_dir.",
-            stacklevel=3,
-        )
+    if before is not None and complete_steps(run_dir / CHECKPOINTS_DIR):
+        changed = sorted(name for name in {*before, *fingerprints} if before.get(name) != fingerprints.get(name))
+        if changed:
+            sources = f" ({', '.join(changed)})" if any(changed) else ""  # a source that is no mixture has no name
+            warnings.warn(
+                f"{run_dir} continues on other data than it had{sources}: its best score and what follows from it are of both. For "
+                "a run on the new data alone, take another run_dir.",
+                stacklevel=3,
+            )
     if distributed.is_first() and before != fingerprints:
         write_json(path, dict(fingerprints))
 
