@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 __all__ = ["Recipe", "evaluate", "load", "losses", "register_encoder", "train"]
 
-_MODULES = {"load": "loading", "evaluate": "scoring", "train": "trainer", "Recipe": "recipe"}
-_MODULES["register_encoder"] = "models.dual_encoder"
+_MODULES = {
+    "Recipe": "recipe",
+    "evaluate": "scoring",
+    "load": "loading",
+    "register_encoder": "models.dual_encoder",
+    "train": "trainer",
+}
 
 if TYPE_CHECKING:
     from de_jax import losses

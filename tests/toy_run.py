@@ -1,5 +1,8 @@
 """A small data set and the settings of a tiny model for it: a whole run takes seconds."""
 
+import re
+import shutil
+
 import numpy as np
 
 from de_jax.data.text import beir, vocabulary_training
@@ -60,3 +63,17 @@ def arguments(dataset_dir, run_dir, recipe="recipes/samtone_query.gin", **change
         **{name.replace("__", "."): value for name, value in changes.items()},
     }
     return [f"--gin_file={recipe}", *(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={run_dir}"]
+
+
+DAMAGED_TOKENIZER = r"tokenizers/\w+ is damaged: it is not the tokenizer that the run was trained with"
+
+
+def with_another_tokenizer(run_dir, copied):
+    """A copy of a run in which the vocabulary of a tokenizer differs in one character of a piece."""
+    shutil.copytree(run_dir, copied)
+    for file in (path for path in (copied / "tokenizers").rglob("*") if path.suffix in (".json", ".model")):
+        content = file.read_bytes()
+        pieces = re.compile(rb'(?<=")[a-z]{2,}(?=": ?\d)') if file.suffix == ".json" else re.compile(b"fox|the|and|a")
+        place = [found.start() for found in pieces.finditer(content)][-1]
+        file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    return copied

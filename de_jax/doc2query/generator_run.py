@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
+from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.doc2query.doc_query_pairs import DocQueryPairs, HeldOutPairs
 from de_jax.files import schema
 from de_jax.files.kind import Kind
@@ -27,7 +27,7 @@ from de_jax.training.hooks.faults import Explanation, pair_name
 from de_jax.training.mesh import sharding
 from de_jax.training.run import model_schema, run_folder
 from de_jax.training.run.language_model import restored, train_language_model
-from de_jax.training.run.run_folder import only_trainer, tokenizer_dir
+from de_jax.training.run.run_folder import kept_tokenizer, only_trainer
 from de_jax.training.run.settings import Logging, Optimization
 from de_jax.types import Array, Batch, InputError, Params
 
@@ -178,7 +178,7 @@ def load_generator(run_dir: str | Path, step: int | str | None = None, *, only_s
         step=found,
         model=model,
         params=params,
-        tokenizer=load_tokenizer(tokenizer_dir(run_dir, description["tokenizer"])),
+        tokenizer=kept_tokenizer(run_dir, description["tokenizer"]),
         max_query_length=description["max_query_length"],
         max_doc_length=description["max_doc_length"],
     )

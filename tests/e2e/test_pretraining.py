@@ -58,6 +58,8 @@ def test_a_pretrained_bert_is_a_model_to_start_from(texts, tmp_path):
     encoder = {part: run.params[part] for part in found.params["shared"]}
     jax.tree.map(np.testing.assert_array_equal, found.params["shared"], encoder)
     assert any_model.read(run_dir, pooling="mean").model.query.pooling == "mean"
+    with pytest.raises(InputError, match=toy_run.DAMAGED_TOKENIZER):
+        load_masked_lm(toy_run.with_another_tokenizer(run_dir, tmp_path / "damaged"))
     settings = [f"MODEL={run_dir}", "make_mesh.data=1", "PairsOptions.max_query_length=16", "PairsOptions.max_doc_length=16"]
     recipe = read_recipe(["recipes/fine_tune.gin"], settings)
     trainer.check(recipe, None)

@@ -220,6 +220,12 @@ def test_repeated_queries_are_replaced_where_a_document_has_too_few(dataset_dir,
             generate(dataset_dir, run_dir, tmp_path / "wrong", **narrow | wrong)
 
 
+def test_a_damaged_tokenizer_of_a_generator_is_refused(run_dir, tmp_path):
+    copied = toy_run.with_another_tokenizer(run_dir, tmp_path / "run")
+    with pytest.raises(InputError, match=toy_run.DAMAGED_TOKENIZER):
+        load_generator(copied)
+
+
 def test_released_predictions_become_an_expansion(dataset_dir, tmp_path):
     ids = [doc_id for doc_id, _ in beir.iter_docs(dataset_dir / "corpus.jsonl.gz")]
     for sample in range(2):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
+from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import schema
 from de_jax.files.kind import Kind
 from de_jax.models.masked_lm import MaskedLanguageModel
@@ -163,7 +163,7 @@ def load_masked_lm(run_dir: str | Path, step: int | None = None, *, only_sizes: 
     run_dir = Path(run_dir)
     description, model = model_schema.described(MASKED_LM_RUN, run_dir, MaskedLanguageModel.from_json)
     found, params = restored(run_dir, step, model, only_sizes=only_sizes)
-    tokenizer = load_tokenizer(run_folder.tokenizer_dir(run_dir, description["tokenizer"]))
+    tokenizer = run_folder.kept_tokenizer(run_dir, description["tokenizer"])
     return MaskedLmRun(run_dir, found, model, params, tokenizer, description["max_length"])
 
 

@@ -201,19 +201,10 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
         found = find_checkpoint(run_dir, step)[1]
     else:
         found, params = _restored(run_dir, step, params, description)
-    tokenizers = {name: _tokenizer(run_dir, fingerprint) for name, fingerprint in description["tokenizers"].items()}
+    tokenizers = {name: kept_tokenizer(run_dir, fingerprint) for name, fingerprint in description["tokenizers"].items()}
     query = Side(tokenizers["query"], description["max_query_length"])
     doc = Side(tokenizers["doc"], description["max_doc_length"], description["max_passages"])
     return Run(run_dir, found, model, params, query, doc)
-
-
-def _tokenizer(run_dir: Path, fingerprint: str) -> Tokenizer:
-    """A tokenizer of a run, whose files are as they were written."""
-    folder = tokenizer_dir(run_dir, fingerprint)
-    tokenizer = load_tokenizer(folder)
-    if tokenizer.fingerprint != fingerprint:
-        raise InputError(f"{folder} is damaged: it is not the tokenizer that the run was trained with; {RUN.mend}.")
-    return tokenizer
 
 
 def load_params(run_dir: str | Path, like: Params) -> Params:
@@ -320,6 +311,19 @@ def keep_tokenizer(run_dir: Path, tokenizer: Tokenizer) -> None:
     if not folder.exists():
         with atomic_dir(folder) as temporary:
             tokenizer.save(temporary)
+
+
+def kept_tokenizer(run_dir: Path, fingerprint: str) -> Tokenizer:
+    """The tokenizer of a run with this fingerprint.
+
+    Raises:
+        InputError: it is absent, or other files stand there than were written.
+    """
+    folder = tokenizer_dir(run_dir, fingerprint)
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.fingerprint != fingerprint:
+        raise InputError(f"{folder} is damaged: it is not the tokenizer that the run was trained with; {RUN.mend}.")
+    return tokenizer
 
 
 def tokenizer_dir(run_dir: Path, fingerprint: str) -> Path:
