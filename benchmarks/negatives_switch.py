@@ -56,25 +56,25 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {name: getattr(args, name) for name in ("num_pairs", "num_negatives", "num_docs", "step_seconds")}
     with tempfile.TemporaryDirectory(dir=args.work_dir) as folder:
         for form in args.forms:
-            waits = form == "lines"
+            mines_in = Path(folder) if form == "lines" else None  # such a run waits for the reading
             mined = MinedNegatives(Path(folder) / form, None, texts, num_drawn={"neg_docs": 1})
             generations.write_generation(mined.negatives_dir, 1, _drawn(texts, 1, rng), {})
             mined.begin()
-            undisturbed = _followed(mined, waits, args.step_seconds, num_steps=UNDISTURBED_STEPS)["step_ms"]
+            undisturbed = _followed(mined, mines_in, args.step_seconds, num_steps=UNDISTURBED_STEPS)["step_ms"]
             start = time.perf_counter()
             write = generations.write_generation if form == "arrays" else _write_lines
             written = write(mined.negatives_dir, 2, _drawn(texts, args.num_negatives, rng), {})
             size = sum(path.stat().st_size for path in written.folder.iterdir())
             report[form] = {"write_seconds": round(time.perf_counter() - start, 2), "mib": round(size / 2**20, 1)}
-            report[form] |= _followed(mined, waits, args.step_seconds) | {"undisturbed_step_ms": undisturbed}
+            report[form] |= _followed(mined, mines_in, args.step_seconds) | {"undisturbed_step_ms": undisturbed}
             measure.log(json.dumps({form: report[form]}))
     longest = {form: report[form]["hook_ms"]["longest"] for form in args.forms}
     return {**report, "speedup": round(longest["lines"] / longest["arrays"], 1) if len(longest) == len(FORMS) else None}
 
 
-def _followed(mined: MinedNegatives, waits: bool, step_seconds: float, num_steps: int = LONGEST_STEPS) -> dict[str, Any]:
+def _followed(mined: MinedNegatives, run_dir: Path | None, step_seconds: float, num_steps: int = LONGEST_STEPS) -> dict[str, Any]:
     """The times of a loop of updates until the newest generation gives its negatives, or of so many updates."""
-    hook = FollowNegatives(mined, every_steps=EVERY_STEPS, waits=waits)
+    hook = FollowNegatives(mined, every_steps=EVERY_STEPS, run_dir=run_dir)
     state, rng = TrainState(np.zeros(()), {}, (), np.zeros(())), np.random.default_rng(0)
     steps: list[float] = []
     hooks: list[float] = []

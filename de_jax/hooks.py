@@ -84,8 +84,8 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
                 )
             )
         if between := negatives.steps_between_looks():
-            own_sinks, waits = [_naming(name, sink) for sink in sinks], negatives.mine_every_steps is not None
-            hooks.append(FollowNegatives(mined, every_steps=between, waits=waits, sinks=own_sinks))
+            own_sinks, mines_in = [_naming(name, sink) for sink in sinks], run.run_dir if negatives.mine_every_steps else None
+            hooks.append(FollowNegatives(mined, every_steps=between, run_dir=mines_in, sinks=own_sinks))
     save = run.save(
         log,
         beside=lambda: {

@@ -240,13 +240,14 @@ def _only_miners(recipe: Recipe, data: TrainingSet) -> Iterator[None]:
 def _begin_negatives(recipe: Recipe, data: TrainingSet, run: Session) -> None:
     """Continues with the checkpoint's negatives; at the start without negatives, mines them with the first parameters."""
     for name, mined in data.all_mined.items():
-        if recipe.negatives.miner and distributed.agreed(mined.needs_first()):
+        known = [Switch(*switch) for switch in run.beside.get(of_source("switches", name), [])]
+        if recipe.negatives.miner and distributed.agreed(mined.needs_first(known)):
             is_held = recipe.negatives.mine_every_steps or not distributed.is_first()
             with contextlib.nullcontext() if is_held else only_miner(mined.negatives_dir):
                 now = run_of(recipe, run.run_dir, data.parts[name], run.start_step, run.state.all_params)
                 mine_generation(now, mined, recipe.negatives.miner, source=name)
             distributed.agreed(True)  # the first process searches and writes; the others wait for it
-        mined.begin(run.start_step, [Switch(*switch) for switch in run.beside.get(of_source("switches", name), [])])
+        mined.begin(run.start_step, known)
 
 
 def _check_vocabularies(model: DualEncoder, data: TrainingSet) -> None:

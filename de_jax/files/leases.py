@@ -115,10 +115,10 @@ class Lease:
     def check(self) -> None:
         """Raises `TakenOver` where another process has the lease now."""
         found = self._read()
-        self._is_lost |= found is not None and found.get("session") != self._session
+        self._is_lost |= not self._is_own(found)
         if self._is_lost:
-            owner = (found or {}).get("owner", "another process")
-            raise TakenOver(f"{owner} is {self._what} now, as this process was silent for {LEASE_SECONDS:.0f} s; stop one of them.")
+            now = f"{found.get('owner', 'another process')} is {self._what} now" if found else f"another process was {self._what}"
+            raise TakenOver(f"{now}, as this process was silent for {LEASE_SECONDS:.0f} s; stop one of them.")
 
     def release(self, *, is_all_sent: bool) -> None:
         """Frees the lease. Where something was not sent, it says who has that, so that this machine may continue with it."""
@@ -181,11 +181,14 @@ class Lease:
     def _keep(self) -> None:
         while not self._stop.wait(BEAT_SECONDS):
             with contextlib.suppress(InputError, OSError):  # the network may come back
-                found = self._read()
-                if found is not None and found.get("session") != self._session:
+                if not self._is_own(self._read()):
                     self._is_lost = True
                     return
                 self._write()
+
+    def _is_own(self, found: dict[str, Any] | None) -> bool:
+        """Whether a lease is this process's; an absent one is not, as another one has taken and freed it."""
+        return found is not None and found.get("session") == self._session
 
     def _read(self) -> dict[str, Any] | None:
         data = self._objects.read("")

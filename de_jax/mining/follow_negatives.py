@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from de_jax.data.negatives.mined_negatives import MinedNegatives, Switch
+from de_jax.mining.mining_run import own_generations
 from de_jax.training.mesh import distributed
 from de_jax.training.run.fit import Stop
 from de_jax.training.run.run_log import Sink
@@ -26,24 +28,30 @@ class FollowNegatives:
     Args:
         mined: the run's negatives.
         every_steps: updates between two looks.
-        waits: a look waits until the generation is read, so that a run which mines by itself depends on its seed alone.
+        run_dir: of a run that mines by itself, so that it depends on its seed alone: a look waits until the generation is read, and
+            passes over what the run mined in later updates, before it was killed. None for a run with a miner beside it.
         sinks: get the generation, its staleness in updates since the checkpoint it was mined with, and its statistics.
     """
 
-    def __init__(self, mined: MinedNegatives, *, every_steps: int, waits: bool, sinks: Sequence[Sink] = ()) -> None:
-        self._mined, self._every_steps, self._waits, self._sinks = mined, every_steps, waits, sinks
+    def __init__(self, mined: MinedNegatives, *, every_steps: int, run_dir: Path | None, sinks: Sequence[Sink] = ()) -> None:
+        self._mined, self._every_steps, self._run_dir, self._sinks = mined, every_steps, run_dir, sinks
 
     def __call__(self, step: int, state: TrainState, metrics: Metrics) -> Stop | None:
         if step % self._every_steps:
             return None
-        within = None if self._waits else LOOK_SECONDS
-        newest = self._mined.newer(within) if distributed.is_first() else None
+        within = None if self._run_dir else LOOK_SECONDS
+        newest = self._mined.newer(within, self._later(step)) if distributed.is_first() else None
         number = distributed.agreed_number(newest or 0)
         if number and distributed.all_agree(self._mined.accepts(number, within)):
             first_step = max(step + BATCHES_AHEAD, self._mined.switches[-1].step + 1)
             self._mined.record(Switch(first_step, number))
         self._log(step)
         return None
+
+    def _later(self, step: int) -> set[int]:
+        """The generations that the run mined after this update."""
+        own = own_generations(self._mined, self._run_dir) if self._run_dir else {}
+        return {number for number, manifest in own.items() if manifest.get("checkpoint_step", 0) > step}
 
     def _log(self, step: int) -> None:
         if not self._sinks:

@@ -85,7 +85,7 @@ def mine_part(
 
     def choose(embedded: Embedded, ranking: Ranking) -> Generation:
         with only_miner(mined.negatives_dir):
-            for number, manifest in _own(mined, run.run_dir).items():
+            for number, manifest in own_generations(mined, run.run_dir).items():
                 if manifest.get("checkpoint_step") == run.step:
                     return Generation(number, generations.generation_dir(mined.negatives_dir, number), manifest)
             return _write(run, mined, miner, embedded, source=source, score=score, ranking=ranking, num_jobs=part.total)
@@ -182,24 +182,26 @@ def only_miner(negatives_dir: Path) -> Iterator[None]:
 
 def mined_steps(mined: MinedNegatives, run_dir: Path) -> set[int]:
     """The checkpoints of a run with a generation."""
-    return {manifest["checkpoint_step"] for manifest in _own(mined, run_dir).values() if "checkpoint_step" in manifest}
+    return {manifest["checkpoint_step"] for manifest in own_generations(mined, run_dir).values() if "checkpoint_step" in manifest}
 
 
 def _is_mined(mined: MinedNegatives, run: Run) -> bool:
     """Whether there is a whole generation of a run's checkpoint."""
-    numbers = [number for number, manifest in _own(mined, run.run_dir).items() if manifest.get("checkpoint_step") == run.step]
+    numbers = [
+        number for number, manifest in own_generations(mined, run.run_dir).items() if manifest.get("checkpoint_step") == run.step
+    ]
     return any(mined.accepts(number) for number in numbers)
 
 
-def _own(mined: MinedNegatives, run_dir: Path) -> dict[int, Mapping[str, Any]]:
+def own_generations(mined: MinedNegatives, run_dir: Path) -> dict[int, Mapping[str, Any]]:
     """The manifests of the generations that a run's checkpoints mined, by number; not those of a warm-up, for example."""
     own = by_run(run_dir, mined.negatives_dir)
 
-    def is_own(manifest: Mapping[str, Any]) -> bool:
+    def isown_generations(manifest: Mapping[str, Any]) -> bool:
         named = _RUN if _RUN in manifest else "mined_by"  # of earlier versions
         return manifest.get(named, own[named]) == own[named]
 
-    return {number: manifest for number, manifest in mined.manifests().items() if is_own(manifest)}
+    return {number: manifest for number, manifest in mined.manifests().items() if isown_generations(manifest)}
 
 
 def by_run(run_dir: str | Path, negatives_dir: str | Path) -> dict[str, str]:

@@ -353,6 +353,7 @@ def test_a_run_without_a_whole_generation_needs_one_and_says_how_the_newest_is_d
     run = MinedNegatives(tmp_path / "negatives", None, texts_of(stores), num_drawn={"neg_docs": 2})
     with pytest.warns(UserWarning, match="is skipped"):
         assert run.needs_first()
+    assert not run.needs_first([Switch(0, 1)])  # its checkpoint was trained with that one
     with pytest.raises(InputError, match="000001"):
         run.begin()
 

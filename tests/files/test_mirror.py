@@ -363,6 +363,25 @@ def test_an_address_has_one_trainer_until_its_lease_expires(bucket, monkeypatch,
     assert bucket() == set()
 
 
+def test_a_trainer_that_was_overtaken_learns_it_also_after_the_other_one_ended(bucket, monkeypatch, tmp_path):
+    monkeypatch.setattr(leases, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(leases, "LEASE_SECONDS", 0.1)
+    first = leases.Lease(buckets.path_of(RUN) / ".train.lock", f"training in {RUN}")
+    first.take()
+    first._stop.set()
+    first._thread.join()  # as if its machine were suspended
+    go_to(monkeypatch, tmp_path / "other")
+    second = leases.Lease(buckets.path_of(RUN) / ".train.lock", f"training in {RUN}")
+    second.take()
+    second.release(is_all_sent=True)
+    with pytest.raises(mirrors.TakenOver, match="another process was training in memory://bucket/run, as this process was silent"):
+        first.check()
+    first._stop.clear()
+    monkeypatch.setattr(leases, "BEAT_SECONDS", 0.0)
+    first._keep()
+    assert bucket() == set()
+
+
 def test_a_lease_in_turn_waits_for_its_holder(bucket, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(leases, "LOOK_SECONDS", 0.01)
     folder = mirrors.local(RUN) / "mining"

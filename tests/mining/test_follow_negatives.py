@@ -53,7 +53,9 @@ def mined(tmp_path):
 def logged(mined, steps, between=lambda step: None):
     """What a look at each of the steps logs; `between` looks may change the folder."""
     lines = []
-    hook = FollowNegatives(mined, every_steps=1, waits=True, sinks=[lambda step, facts: lines.append((step, facts))])
+    hook = FollowNegatives(
+        mined, every_steps=1, run_dir=mined.negatives_dir, sinks=[lambda step, facts: lines.append((step, facts))]
+    )
     for step in steps:
         between(step)
         assert hook(step, STATE, {}) is None
@@ -86,6 +88,14 @@ def test_generations_that_come_at_every_look_and_go_at_once_all_come_into_force(
     assert [lines[step]["negatives/generation"] for step in range(1, 20)] == [1.0] * 8 + [float(n) for n in range(2, 13)]
 
 
+def test_a_run_that_mines_by_itself_repeats_its_switches_whatever_it_had_mined_before_a_kill(tmp_path, mined):
+    for number, step in enumerate((0, 2, 5, 9), start=1):
+        if number > 1:
+            write(tmp_path, number, checkpoint_step=step)
+    logged(mined, range(1, 12))
+    assert mined.switches == [Switch(0, 1), Switch(10, 2), Switch(13, 3), Switch(17, 4)]
+
+
 def test_garbage_is_passed_over_with_one_warning_and_the_next_whole_generation_is_taken(tmp_path, mined):
     def between(step):
         if step == 1:
@@ -112,7 +122,7 @@ def test_a_generation_that_one_process_does_not_see_comes_into_force_in_none(tmp
 def test_training_goes_on_while_a_generation_is_read(tmp_path, mined, monkeypatch):
     is_free, read = threading.Event(), generations.open_generation
     monkeypatch.setattr(generations, "open_generation", lambda *args: is_free.wait(60) and read(*args))
-    hook = FollowNegatives(mined, every_steps=2, waits=False)
+    hook = FollowNegatives(mined, every_steps=2, run_dir=None)
     write(tmp_path, 2)
     for step in range(1, 7):
         hook(step, STATE, {})
@@ -219,7 +229,7 @@ def test_a_miner_whose_earlier_generations_were_removed_goes_on_beyond_the_runs_
 
 
 def test_a_generation_by_another_runs_checkpoint_has_no_age_here(tmp_path, mined):
-    write(tmp_path, 2, checkpoint_step=5000)
+    write(tmp_path, 2, checkpoint_step=5000, **mining_run.by_run(tmp_path / "other", tmp_path))
     lines = logged(mined, range(1, 12))
     assert lines[8]["negatives/staleness"] == 8.0
     assert lines[9] == {"negatives/generation": 2.0}

@@ -15,7 +15,7 @@ import json
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent import futures
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,9 +115,12 @@ class MinedNegatives:
             raise InputError(f"{self.negatives_dir} holds no generation of negatives; make one with de-jax mine_negatives.")
         self._opened(there[-1])  # says how it is damaged
 
-    def needs_first(self) -> bool:
-        """Whether a new run has no generation to begin with, so that it must mine one; raises InputError as `check` does."""
-        return not self._read(at_least=0) and self.newest() is None
+    def needs_first(self, known: Sequence[Switch] = ()) -> bool:
+        """Whether a new run has no generation to begin with, so that it must mine one; raises InputError as `check` does.
+
+        A run with switches, in its file or by `known`, those of its checkpoint, needs its own.
+        """
+        return not known and not self._read(at_least=0) and self.newest() is None
 
     def begin(self, step: int = 0, known: Sequence[Switch] = ()) -> None:
         """Continues as the file of switches says; without a switch, the run begins with the newest complete generation.
@@ -176,7 +179,7 @@ class MinedNegatives:
                 return held
         return None
 
-    def newer(self, within: float | None = None) -> int | None:
+    def newer(self, within: float | None = None, without: Set[int] = frozenset()) -> int | None:
         """The newest generation beyond the last switch's that is whole and fits the training pairs.
 
         Each other generation is skipped with one warning. If its folder changes later, for example by the end of a copy, it is read
@@ -184,8 +187,9 @@ class MinedNegatives:
 
         Args:
             within: seconds to wait for the generation to be read. After that None is returned, and a later call finds it in memory.
+            without: generations that are not looked at.
         """
-        for number in reversed(self._numbers()):
+        for number in reversed([number for number in self._numbers() if number not in without]):
             if number <= self.switches[-1].generation or not self._is_read(number, within):
                 return None
             if self.accepts(number):
