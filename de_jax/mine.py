@@ -158,10 +158,10 @@ def _mine_alone(mining: _Mining, num_steps: int | None) -> Iterator[Generation]:
                 generation = mine_generation(own, mined, mining.miner, **options)
                 assert generation is not None  # this is the only process
                 yield generation
-        except InputError:
+        except InputError as error:
             if is_once or step == max(complete_steps(run_dir / CHECKPOINTS_DIR), default=step):  # the newest is not removed
                 raise
-            warnings.warn(f"the checkpoint of step {step} was removed while it was read; a newer one is taken.", stacklevel=3)
+            warnings.warn(f"nothing was mined by step {step} ({error}); a newer checkpoint is taken.", stacklevel=3)
         except OSError as error:
             if is_once or error.errno not in command.MENDABLE:
                 raise

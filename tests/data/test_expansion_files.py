@@ -135,6 +135,20 @@ def test_predictions_of_a_skipped_document_are_left_out_and_a_mended_file_takes_
     assert list(read_expansion(tmp_path / "out")) == [DocQueries("d0", ["q0"]), DocQueries("d2", ["q2"])]
 
 
+def test_files_of_one_name_are_told_apart(tmp_path):
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"_id": f"d{i}", "text": "a fox"}) + "\n" for i in range(2)))
+    files = [tmp_path / folder / "queries.tsv" for folder in ("one", "two")]
+    for i, file in enumerate(files):
+        file.parent.mkdir()
+        file.write_text(f"d{i}\tx\n")
+    write = functools.partial(write_released, corpus=tmp_path / "corpus.jsonl", folder=tmp_path / "out", about={})
+    assert write(files) == write(files) == 2
+    files[0].write_text("d0\tanother\n")
+    for changed in (files, files[::-1]):
+        with pytest.raises(InputError, match="predictions"):
+            write(changed)
+
+
 @pytest.mark.parametrize("size", [1, 9])
 def test_predictions_have_each_document_of_the_corpus_once(tmp_path, size):
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"_id": f"d{i}", "text": "a fox"}) + "\n" for i in (2, 10, 1)))

@@ -78,6 +78,8 @@ def test_a_dev_set_counts_an_empty_query_as_not_found(stores):
     dev = dev_set(QRELS["dev"], *stores, 10, 100)
     assert {stores[0].ids[row] for row in dev.query_rows.tolist()} == {"q0", "q5"}
     assert dev.qrels == QRELS["dev"]
+    with pytest.raises(InputError, match="judged 1 or more, so there is nothing to score on the dev split"):
+        dev_set({"q0": {"d0": 0}}, *stores, 10, 100)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -152,8 +152,9 @@ def test_another_data_set_is_never_replaced(tmp_path, sources):
     assert gzip.decompress((tmp_path / "corpus.jsonl.gz").read_bytes()) == b"{}"
 
 
-def test_without_sources_nothing_is_written(tmp_path, monkeypatch, sources):
-    monkeypatch.setattr(pydocs, "_sources", lambda distributions: sources[-1:])
+@pytest.mark.parametrize("num_sources", [0, 1], ids=["no file", "no docstring"])
+def test_without_sources_nothing_is_written(tmp_path, monkeypatch, sources, num_sources):
+    monkeypatch.setattr(pydocs, "_sources", lambda distributions: sources[len(sources) - num_sources :])
     with pytest.raises(InputError, match="no docstring was found"):
         build(tmp_path / "set")
     assert not (tmp_path / "set").exists()

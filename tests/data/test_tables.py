@@ -286,6 +286,7 @@ def test_rows_of_other_libraries_say_what_they_say_there(values, expected):
             {"query": "q", "doc": "d", "neg": "n", "label": [4.5, 1]},
             "2 labels in column 'label' for 1 documents; if labels are scores",
         ),
+        ({"query": "q", "doc": "d", "score": []}, "0 scores in column 'score' for 1 texts; give one each"),
         ({"query": "q", "doc": "d", "neg": ["n"], "neg_scores": [1, 2]}, "2 scores in column 'neg_scores' for 1 texts"),
         ({"query": "q", "doc": "d", "scores": "[1, "}, "column 'scores' holds '[1, ', not a list of scores"),
         (
@@ -470,6 +471,8 @@ def test_a_fingerprint_tells_contents_apart_and_nothing_else(tmp_path):
     assert of(path) == of(same) == of([path])
     assert len({of(path), of(other), of([path, path]), of(path, header=("query", "doc")), of(GOOD), of(GOOD[::-1])}) == 6
     assert of(GOOD) == of(tuple(GOOD))
+    negatives = {"negative_1": "x", "negative_2": "y"}  # the order of the columns is that of their scores
+    assert of([negatives]) != of([dict(reversed(negatives.items()))])
 
 
 def test_long_json_lists_are_streamed(tmp_path, monkeypatch):

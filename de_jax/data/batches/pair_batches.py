@@ -69,7 +69,7 @@ class Negatives(NamedTuple):
     num_drawn: int
 
     def draw(self, chosen: np.ndarray, key: Sequence[int]) -> np.ndarray:
-        """Rows [B, num_drawn] for the pairs `chosen` [B], none twice in a row; `PADDING_ID` where there are too few."""
+        """Rows [B, num_drawn] for the pairs `chosen` [B], each mined one at most once; `PADDING_ID` where there are too few."""
         mined = self.rows[chosen]  # [B, mined]
         random = np.random.default_rng(key).random(mined.shape)
         order = np.argsort(np.where(mined == PADDING_ID, 1.0, random), axis=1, kind="stable")[:, : self.num_drawn]
@@ -100,9 +100,9 @@ class DocTexts(NamedTuple):
 
 
 def qrel_pairs(
-    qrels: beir.Qrels, query_store: TokenStore, doc_store: TokenStore, *, min_relevance: int = 1
+    qrels: beir.Qrels, query_store: TokenStore, doc_store: TokenStore, *, min_relevance: int = 1, use: str = "train on"
 ) -> Int32[np.ndarray, "P 2"]:
-    """The rows (query, document) of every pair judged at least `min_relevance`, in the order of the judgements.
+    """The rows (query, document) of every pair judged at least `min_relevance`, in the order of the judgements; for some `use`.
 
     Pairs of empty texts that the stores left out are left out too, and counted on stderr.
 
@@ -115,7 +115,7 @@ def qrel_pairs(
     kept = [(query_id, doc_id) for query_id, doc_id in relevant if query_id not in no_queries and doc_id not in no_docs]
     input_policy.tell_unused(len(relevant) - len(kept))
     if not kept:
-        raise InputError(f"no pair of the qrels is judged {min_relevance} or more, so there is nothing to train on.")
+        raise InputError(f"no pair of the qrels is judged {min_relevance} or more, so there is nothing to {use}.")
     columns = []
     for name, store, text_ids in zip(("query", "document"), (query_store, doc_store), zip(*kept, strict=True), strict=True):
         rows = store.rows_of(text_ids)

@@ -427,7 +427,7 @@ def dev_set(
     # Chosen by a hash of the id, so that the sample does not change with the order or the seed of a run.
     sampled = sorted(qrels, key=_hash)[:max_queries]
     qrels = {query_id: qrels[query_id] for query_id in sampled}
-    pairs = batches_.qrel_pairs(qrels, queries, docs)
+    pairs = batches_.qrel_pairs(qrels, queries, docs, use="score on the dev split")
     relevant = np.unique(pairs[:, 1]).astype(np.int64)
     others = np.setdiff1d(np.arange(docs.num_texts), relevant)
     sample = np.random.default_rng(0).permutation(others)[: max(max_docs - len(relevant), 0)]

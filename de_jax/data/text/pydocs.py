@@ -221,6 +221,8 @@ def _sources(distributions: Iterable[str]) -> list[tuple[str, Path]]:
 
 
 def _parse(sources: list[tuple[str, Path]], num_processes: int | None, progress: bool) -> Iterator[Docstring]:
+    if not sources:
+        return
     num_processes = num_processes or min(os.cpu_count() or 1, 8)
     modules, paths = zip(*sources, strict=True)
     with contextlib.ExitStack() as stack:

@@ -102,14 +102,14 @@ def has_splits(path: str) -> bool:
 
 
 def fingerprint(table: Table) -> str:
-    """The hex SHA-256 of a table's content: of its files' bytes, or of its rows."""
+    """The hex SHA-256 of a table's content: of its files' bytes, or of its rows, whose columns have an order."""
     found = hashlib.sha256("\n".join([*table.header, ""]).encode())
     files = files_of(table)
     for file in files or ():
         found.update(f"{_suffix(file)} {outputs.sha256_of(file)}\n".encode())
     if files is None:
         for row in _rows_of(cast(Rows, table.source)):
-            found.update(json.dumps(row.values, sort_keys=True, default=str).encode())
+            found.update(json.dumps(list(row.values.items()), sort_keys=True, default=str).encode())
     return found.hexdigest()
 
 

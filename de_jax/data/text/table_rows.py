@@ -272,7 +272,7 @@ def _scores(values: Mapping[str, Any], columns: Columns, num_docs: int, num_neg_
     if (value := _cell(values, columns, "score")) is not None:
         column = columns["score"][0]
         several = list_cells.numbers(value, column, "scores")
-        if num_docs == 1 and len(several) == num_neg_docs:
+        if num_docs == 1 and len(several) == num_neg_docs > 0:
             return [0.0, *(-margin for margin in _numbers(several, column, num_neg_docs))]
         return _numbers(several, column, num_docs + num_neg_docs)
     found = []
