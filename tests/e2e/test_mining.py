@@ -77,11 +77,14 @@ def test_a_colocated_run_mines_first_and_then_at_its_own_period(colocated):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("stop_before", ["mine", "write", "record"])
+@pytest.mark.parametrize(("stop_before", "save_every_steps"), [("mine", 8), ("write", 8), ("record", 8), ("record", 24)])
 def test_a_colocated_run_that_dies_while_it_mines_or_switches_ends_bit_equal(
-    dataset_dir, colocated, tmp_path, monkeypatch, stop_before
+    dataset_dir, colocated, tmp_path, monkeypatch, stop_before, save_every_steps
 ):
-    """Dies at update 16: before anything is mined, before the generation is renamed, and with the generation but no switch."""
+    """Dies at update 16: before anything is mined, before the generation is renamed, and with the generation but no switch.
+
+    Where nothing was saved yet, the run finds two generations of updates that it has still to come to.
+    """
 
     class Killed(BaseException):
         pass
@@ -90,6 +93,7 @@ def test_a_colocated_run_that_dies_while_it_mines_or_switches_ends_bit_equal(
         raise Killed
 
     run_dir = tmp_path / "run"
+    argv = settings(dataset_dir, run_dir, COLOCATED, train__save_every_steps=save_every_steps)
     with monkeypatch.context() as patched:
         if stop_before == "record":
             record = mined_negatives.MinedNegatives.record
@@ -109,8 +113,8 @@ def test_a_colocated_run_that_dies_while_it_mines_or_switches_ends_bit_equal(
 
             patched.setattr(module, name, at_16)
         with pytest.raises(Killed):
-            trainer.main(settings(dataset_dir, run_dir, COLOCATED))
-    trainer.main(settings(dataset_dir, run_dir, COLOCATED))
+            trainer.main(argv)
+    trainer.main(argv)
     assert steps_and_generations(run_dir) == steps_and_generations(colocated)
     assert mined_negatives.read_switches(run_dir / "switches.jsonl") == mined_negatives.read_switches(colocated / "switches.jsonl")
     assert_equal_params(run_dir, colocated)
