@@ -248,7 +248,7 @@ class DualEncoder:
     def _scale(self, params: Params) -> Array | None:
         if self.initial_temperature is None:
             return None
-        return jnp.exp(jnp.minimum(params["shared"]["temperature"]["log_scale"], -math.log(MIN_TEMPERATURE)))
+        return jnp.exp(_at_most(params["shared"]["temperature"]["log_scale"], -math.log(MIN_TEMPERATURE)))
 
     def _put_together(self, query: dict[str, Any], doc: dict[str, Any]) -> Params:
         """The parameters of both towers: shared parts are the query tower's, and a learned temperature is added."""
@@ -269,6 +269,26 @@ class DualEncoder:
                         f"part {part!r} is shared, but its parameter {path} has shape {shapes[0].get(path)} in the query tower "
                         f"and {shapes[1].get(path)} in the document tower; give both the same sizes or do not share it."
                     )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _at_most(value: Float[Array, ""], limit: float) -> Float[Array, ""]:
+    """The minimum of both; above the limit a gradient reaches the value where a step against it leads back.
+
+    The gradient of `jnp.minimum` is zero there, so a value that once crossed the limit would stay for ever.
+    """
+    return jnp.minimum(value, limit)
+
+
+def _at_most_forward(value: Array, limit: float) -> tuple[Array, Array]:
+    return _at_most(value, limit), value
+
+
+def _at_most_backward(limit: float, value: Array, gradient: Array) -> tuple[Array]:
+    return (jnp.where((value <= limit) | (gradient > 0), gradient, 0.0),)
+
+
+_at_most.defvjp(_at_most_forward, _at_most_backward)
 
 
 def _init(tower: TowerConfig, rng: Array) -> dict[str, Any]:

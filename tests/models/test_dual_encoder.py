@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from random_params import random_params
 
-from de_jax.models.dual_encoder import ARCHITECTURES, DualEncoder
+from de_jax.losses.in_batch import in_batch_softmax
+from de_jax.models.dual_encoder import ARCHITECTURES, MIN_TEMPERATURE, DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import PARTS, TowerConfig
-from de_jax.types import Batch, InputError
+from de_jax.types import Batch, Embeddings, InputError
 
 
 def tower(num_layers=1, model_dim=16, projection_dim=8, dropout_rate=0.0, **overrides) -> TowerConfig:
@@ -113,6 +114,21 @@ def test_learned_temperature_is_a_parameter_with_a_floor():
         np.testing.assert_allclose(embed(params, batch()).scale, scale, rtol=1e-6)
     without = dataclasses.replace(ADE, initial_temperature=None)
     assert jax.eval_shape(without.embed, without.shapes(), batch()).scale is None
+
+
+def test_a_learned_temperature_leaves_its_floor_where_the_loss_wants_a_higher_one():
+    limit, vectors = np.float32(-np.log(MIN_TEMPERATURE)), jnp.eye(4)
+
+    @jax.jit
+    @jax.grad
+    def gradient(log_scale, doc):
+        scale = ADE._scale({"shared": {"temperature": {"log_scale": log_scale}}})
+        return in_batch_softmax(Embeddings(vectors, 0.1 * doc, jnp.arange(4), jnp.arange(4), scale=scale), temperature=None)[0]
+
+    for doc, signs in ((jnp.roll(vectors, 1, axis=0), (1, 1, 1)), (vectors, (-1, -1, 0))):  # no query finds its document, or all
+        found = [gradient(limit + np.float32(beyond), doc) for beyond in (-1e-3, 0, 0.1)]
+        assert tuple(map(np.sign, found)) == signs
+        np.testing.assert_allclose(found[1], found[0], rtol=0.05)  # whole at the limit, not halved
 
 
 def test_dropout_is_on_exactly_when_a_key_is_given():
