@@ -240,7 +240,10 @@ class Recipe:
             seen.append(jax.tree.map(lambda part: jax.ShapeDtypeStruct(part.shape, part.dtype), e))
             return self.loss(e)
 
-        step = self._step_of(self._trained(self.model.with_scanned_layers()), state.params, watched)
+        model = self.model.with_scanned_layers()
+        if self.adapters:
+            AdaptedModel(model, self.adapters).check(state.all_params)
+        step = self._step_of(self._trained(model), state.params, watched)
         told = self.most_texts_of_a_pair() if texts is None else [texts]
         for one in dict.fromkeys(tuple(one.items()) for one in told):
             shape: dict[str, Any] = dict(one)

@@ -1,9 +1,12 @@
-"""Which parts of a batch a loss depends on, found from its trace."""
+"""Which parts of its argument the result of a function depends on, found from its trace."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
-from jax.extend.core import Literal
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from de_jax.types import Embeddings, LossFn
 
@@ -26,10 +29,11 @@ def fields_read(loss: LossFn, e: Embeddings) -> set[str]:
         >>> "neg_queries" in fields_read(functools.partial(in_batch_softmax, directions="query_to_doc"), e)
         False
     """
-    traced = jax.make_jaxpr(lambda e: loss(e)[0])(e).jaxpr
-    needed = {var for var in traced.outvars if not isinstance(var, Literal)}
-    for equation in reversed(traced.eqns):
-        if not needed.isdisjoint(equation.outvars):
-            needed.update(var for var in equation.invars if not isinstance(var, Literal))
-    leaves, _ = jax.tree_util.tree_flatten_with_path(e)
-    return {path[0].name for (path, _), var in zip(leaves, traced.invars, strict=True) if var in needed}
+    return {path[0].name for path in leaves_read(lambda e: loss(e)[0], e)}
+
+
+def leaves_read(function: Callable[[Any], Any], tree: Any) -> list[Any]:
+    """The key paths of the leaves that a function's result depends on; nothing is computed."""
+    traced = jax.make_jaxpr(function)(tree).jaxpr
+    _, are_read = dce_jaxpr(traced, [True] * len(traced.outvars))
+    return [path for (path, _), is_read in zip(jax.tree_util.tree_leaves_with_path(tree), are_read, strict=True) if is_read]

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from de_jax import recipe_checks
 from de_jax.data.text.sides import Side
 from de_jax.losses.in_batch import in_batch_softmax
+from de_jax.models import dual_encoder
 from de_jax.models import lora as lora_
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
@@ -266,6 +268,60 @@ def test_a_tower_of_which_nothing_but_a_projection_is_trained_runs_without_dropo
 def test_settings_that_cannot_be_are_refused_in_one_sentence(settings, message):
     with pytest.raises(InputError, match=message):
         Lora(**{"rank": 2, **settings}).kernels(model_of("t5").shapes())
+
+
+class Own(nn.Module):
+    """The layers of an encoder of one's own: of different widths, the last one with another name."""
+
+    with_linear: bool
+
+    @nn.compact
+    def __call__(self, x, segments, deterministic):
+        for name, features in (("layers_0", 8), ("layers_1", 6), ("last", 8)):
+            own = {"std": 1.0, "dtype": jnp.dtype("float32")} if self.with_linear else {}
+            x = nn.remat(Linear if self.with_linear else nn.Dense)(features, **own, name=name)(x)
+        return x
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnConfig(T5Config):
+    with_linear: bool = True
+
+    def encoder(self):
+        return Own(self.with_linear)
+
+
+@pytest.mark.parametrize("pattern", [".*/layers_0/kernel", ".*/last/kernel"])
+def test_adapters_of_an_encoder_of_ones_own_are_applied_where_it_has_our_linear_maps_and_refused_elsewhere(pattern, monkeypatch):
+    monkeypatch.setitem(dual_encoder.ARCHITECTURES, "OwnConfig", OwnConfig)
+    for with_linear in (True, False):
+        tower = TowerConfig(OwnConfig(**SIZES, with_linear=with_linear))
+        model = DualEncoder(tower, tower)
+        adapted = AdaptedModel(model, Lora(pattern, rank=2))
+        params = jax.eval_shape(adapted.init, jax.random.key(0))
+        assert len([path for path in paths.all_paths(params) if "/lora_" in path]) == 2
+        with (
+            contextlib.nullcontext() if with_linear else pytest.raises(InputError, match=r"lora_a/kernel would change no embedding")
+        ):
+            adapted.check(params)
+    with pytest.raises(
+        InputError, match=r"adapter shared/encoder/.*/lora_a/kernel would change no .* de_jax\.models\.layers\.Linear"
+    ):
+        recipe_of(model, adapted.adapters).check({})
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_every_kernel_of_our_encoders_applies_its_adapter(kind):
+    adapted = AdaptedModel(model_of(kind, scan_layers=True), Lora(pattern=".*/encoder/.*/kernel", rank=2))
+    adapted.check(jax.eval_shape(adapted.init, jax.random.key(0)))
+
+
+def test_only_matrices_get_adapters():
+    params = {"query": {"encoder": {"layers_0": {"heads": {"kernel": np.zeros((8, 2, 4))}}}}}
+    with pytest.raises(
+        InputError, match=r"matches query/encoder/layers_0/heads/kernel, but its shape is \(8, 2, 4\); only matrices"
+    ):
+        Lora(".*/heads/kernel", rank=2).kernels(params)
 
 
 def test_a_fresh_part_must_be_trained_and_a_base_should_not_be_random(monkeypatch):

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from de_jax.losses.reading import leaves_read
 from de_jax.models import lora
 from de_jax.settings import PositiveFloat, PositiveInt, ShareBelowOne, check_fields
 from de_jax.training.optim import paths
@@ -98,6 +99,11 @@ class Lora:
                     f"Lora.pattern {self.pattern!r} matches {path}, but only kernels of encoders get adapters, such as {near}; "
                     "name other trained parameters in Lora.trained."
                 )
+            if len(leaf.shape) != 2:
+                raise InputError(
+                    f"Lora.pattern {self.pattern!r} matches {path}, but its shape is {tuple(leaf.shape)}; only matrices get "
+                    "adapters."
+                )
             if self.rank > min(leaf.shape):
                 raise InputError(
                     f"Lora.rank is {self.rank}, but {path} has the shape {tuple(leaf.shape)}; give at most {min(leaf.shape)}."
@@ -167,6 +173,28 @@ class AdaptedModel:
         with lora.applied(scale=self.adapters.scale, dropout_rate=self.adapters.dropout):
             return self.model.embed(_alike(params), batch, rng, without_dropout=self.still_towers(params))
 
+    def check(self, params: Params) -> None:
+        """Refuses adapters that would change no embedding, as those of an encoder that multiplies without `layers.Linear`.
+
+        Args:
+            params: all of them; arrays or their shapes.
+
+        Raises:
+            InputError: names one of them.
+        """
+        tokens = jnp.ones((1, 2), jnp.int32)
+
+        def embeddings(params: Params) -> Any:
+            e = self.embed(params, Batch(query=tokens, doc=tokens, query_id=None, doc_id=None))
+            return e.query, e.doc
+
+        read = {paths.path_of(path) for path in leaves_read(embeddings, params)}
+        if unread := [path for path in paths.all_paths(params) if re.fullmatch(ADAPTER, path) and path not in read]:
+            raise InputError(
+                f"the adapter {unread[0]} would change no embedding; an encoder of your own applies adapters where it multiplies "
+                "by de_jax.models.layers.Linear."
+            )
+
     def still_towers(self, params: Params) -> tuple[str, ...]:
         """The towers whose encoders give the same embeddings in every update."""
         moving = [path for path in paths.all_paths(params) if self.adapters.is_trained(path)]
@@ -186,12 +214,14 @@ def _places(kernel_path: str) -> tuple[str, str]:
 
 
 def _alike(params: Params) -> Params:
-    """With an adapter of zeros wherever another layer has one: layers that are a loop have the same parameters."""
+    """With an adapter of zeros where the same kernel of another layer has one: layers that are a loop have the same parameters."""
     whole = paths.by_path(params)
-    matches = [match for match in map(_LAYER.fullmatch, whole) if match]
-    layers = {prefix: {match[2] for match in matches if match[1] == prefix} for prefix in {match[1] for match in matches}}
-    for path in [path for path in whole if re.fullmatch(ADAPTER, path)]:
-        prefix, _, rest = _LAYER.fullmatch(path).groups()  # type: ignore[union-attr]  # kernels are in layers
-        absent = [other for number in layers[prefix] if (other := f"{prefix}{number}{rest}") not in whole]
-        whole |= {other: jnp.zeros_like(whole[path]) for other in absent}
+    same: dict[Any, list[str]] = {}
+    for path, leaf in whole.items():
+        same.setdefault((_LAYER.sub(r"\g<1>\g<3>", path), leaf.shape), []).append(path)
+    for kernels in same.values():
+        adapters = [_places(path) for path in kernels]
+        first = next((own for own in adapters if own[0] in whole), ())
+        absent = [pair for own in adapters for pair in zip(own, first, strict=False) if pair[0] not in whole]
+        whole |= {path: jnp.zeros_like(whole[like]) for path, like in absent}
     return paths.tree_of(whole)
