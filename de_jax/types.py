@@ -88,6 +88,7 @@ class Sample(NamedTuple):
 
     log_sum_exp: Array  # [B] float32, of the scaled scores of the query with the whole set
     weights: Array  # [B, N] float32: weights @ f(neg_docs) estimates, without bias, the mean of f over the softmax of the set
+    num_negatives: Array  # [B] float32, of the whole set
 
 
 class Embeddings(NamedTuple):

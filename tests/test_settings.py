@@ -54,7 +54,7 @@ def batch():
     vectors = lambda *shape: jnp.ones((*shape, 8)) / 8**0.5  # noqa: E731
     ids = jnp.arange(4, dtype=jnp.int32)
     mined = {"neg_docs": vectors(4, 2), "neg_doc_ids": jnp.full((4, 2), 9), "neg_queries": vectors(4, 1)}
-    sample, scores = Sample(jnp.zeros(4), jnp.full((4, 2), 0.5)), jnp.ones((4, 3))
+    sample, scores = Sample(jnp.zeros(4), jnp.full((4, 2), 0.5), jnp.ones(4)), jnp.ones((4, 3))
     guide = Guide(vectors(4), vectors(4), vectors(4, 2), vectors(4, 1))
     known = {"sample": sample, "scores": scores, "guide": guide}
     return Embeddings(vectors(4), vectors(4), ids, ids, **mined, neg_query_ids=jnp.full((4, 1), 9), **known)

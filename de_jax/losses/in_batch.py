@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from de_jax.losses import masks, scores
-from de_jax.losses.dense import EXCLUDED
+from de_jax.losses.dense import EXCLUDED, Contrast
 from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelowOne, checked
 from de_jax.types import Embeddings, InputError, Metrics
 
@@ -61,8 +61,9 @@ def in_batch_softmax(
         block_size: how many candidates are scored at a time, for batches whose scores do not fit in memory; None: all at once.
 
     Returns:
-        The loss, and its parts: loss_query_to_doc and loss_doc_to_query, each a mean over real rows, and the scalars of
-        `scores.score_metrics` for the query-to-doc softmax (the doc-to-query one where that is the only direction).
+        The loss, and its parts: loss_query_to_doc and loss_doc_to_query, each a mean over real rows. For the query-to-doc softmax
+        (the doc-to-query one where that is the only direction): loss_of_chance, its value where all embeddings are alike, which
+        without a margin is the mean of log(1 + a row's negatives); and the scalars of `scores.score_metrics`.
 
     Raises:
         InputError: a hyper-parameter is out of its range.
@@ -168,8 +169,9 @@ def nce(
         block_size: how many candidates are scored at a time, for batches whose scores do not fit in memory; None: all at once.
 
     Returns:
-        The mean over real rows, in nats, and scalars: loss_query_to_doc, accuracy and positive_score; negative_score, over all
-        in-batch negatives; and hardest_score, over the hardest negatives, which the loss uses.
+        The mean over real rows, in nats, and scalars: loss_query_to_doc; loss_of_chance, log 2 for a row with a negative; accuracy
+        and positive_score; negative_score, over all in-batch negatives; and hardest_score, over the hardest negatives, which the
+        loss uses.
 
     Raises:
         InputError: a hyper-parameter is out of its range.
@@ -191,6 +193,7 @@ def nce(
     loss = scores.mean_of_real(scores.softmax_loss(scale * positive, hardest), is_real)
     return loss, {
         "loss_query_to_doc": loss,
+        "loss_of_chance": scores.mean_of_real(jnp.log1p(has_negative.astype(jnp.float32)), is_real),
         "hardest_score": scores.mean_of_real(negatives.highest, is_real & has_negative),
         **scores.score_metrics(e, positive, negatives),
     }
@@ -215,24 +218,30 @@ def sum_of_softmaxes(
     weights = is_real.astype(jnp.float32) if row_weights is None else jnp.where(is_real, row_weights, 0.0)
     sets = scores.items(e)
     positive = scores.positive_scores(sets)
-    logit = scale * positive - margin if margin_on == "logit" else scale * (positive - margin)
+    margin_of_logit = margin if margin_on == "logit" else scale * margin
+    logit = scale * positive - margin_of_logit
     names = DIRECTIONS[directions]
     sides = [SIDES[name] for name in names] + [SAME_SIDE[name] for name in with_same_tower]
     negatives_of = scores.contrasts(sets, sides, scale, mask_duplicates=mask_duplicates, block_size=block_size)
     across = dict(zip(names, negatives_of, strict=False))
     within = dict(zip(with_same_tower, negatives_of[len(names) :], strict=True))
-    losses, shares = {}, []
+
+    def mean_loss(logit: Float[Array, " B"], negatives: Contrast) -> Float[Array, ""]:
+        loss = scores.softmax_loss(logit, negatives.log_sum_exp)
+        if label_smoothing:
+            mean_logit = (logit + scale * negatives.score_sum) / (1.0 + negatives.num_negatives)
+            loss += label_smoothing * (logit - mean_logit)
+        return scores.weighted_mean(loss, weights)
+
+    losses, chances, shares = {}, [], []
     for direction, negatives in across.items():
         if direction in within:
             negatives = scores.merge([negatives, within[direction]])
             share = jnp.exp(within[direction].log_sum_exp - jnp.logaddexp(logit, negatives.log_sum_exp))
             shares.append(scores.mean_of_real(share, is_real))
-        loss = scores.softmax_loss(logit, negatives.log_sum_exp)
-        if label_smoothing:
-            mean_logit = (logit + scale * negatives.score_sum) / (1.0 + negatives.num_negatives)
-            loss += label_smoothing * (logit - mean_logit)
-        losses[direction] = scores.weighted_mean(loss, weights)
+        losses[direction] = mean_loss(logit, negatives)
+        chances.append(mean_loss(jnp.zeros_like(logit) - margin_of_logit, scores.alike(negatives)))
     reduce = jnp.mean if reduce_directions == "mean" else jnp.sum
     metrics: Metrics = {f"loss_{direction}": loss for direction, loss in losses.items()}
-    metrics |= scores.score_metrics(e, positive, across[names[0]])
+    metrics |= {"loss_of_chance": chances[0], **scores.score_metrics(e, positive, across[names[0]])}
     return reduce(jnp.stack(list(losses.values()))), metrics, shares

@@ -33,7 +33,8 @@ def ance(
         mask_duplicates: leave out negatives that share the row's query or document; False compares no ids.
 
     Returns:
-        The loss in nats, a mean over real rows, and the scalars of `scores.score_metrics`.
+        The loss in nats, a mean over real rows, which is loss_query_to_doc too; loss_of_chance, as of `in_batch_softmax`; and the
+        scalars of `scores.score_metrics`.
 
     Raises:
         InputError: the batch has no mined documents, or the temperature is out of its range.
@@ -51,7 +52,8 @@ def ance(
         others = scores.contrasts(sets, [("query", ("doc",))], scale, mask_duplicates=mask_duplicates, block_size=None)
         negatives = scores.merge([negatives, *others])
     loss = _mean_softmax(e, sets, scale, negatives)
-    return loss, {"loss_query_to_doc": loss} | scores.score_metrics(e, scores.positive_scores(sets), negatives)
+    metrics = _loss_metrics(e, loss, negatives.num_negatives)
+    return loss, metrics | scores.score_metrics(e, scores.positive_scores(sets), negatives)
 
 
 @checked
@@ -101,14 +103,15 @@ def sampled_softmax(e: Embeddings, *, temperature: PositiveFloat | None = 0.05) 
         temperature: tau > 0, the divisor of the scores; the paper scales cosines by 20. None takes the one the model learns.
 
     Returns:
-        The loss in nats, a mean over real rows, and the scalars of `scores.score_metrics` among the negatives drawn.
+        The loss in nats, a mean over real rows, which is loss_query_to_doc too; loss_of_chance, the mean of log(1 + a row's
+        negatives in the cache); and the scalars of `scores.score_metrics` among the negatives drawn.
 
     Raises:
         InputError: the batch has no sample, or the temperature is out of its range.
 
     Example:
         >>> from de_jax.types import Sample
-        >>> drawn = Sample(log_sum_exp=jnp.ones(3), weights=jnp.ones((3, 1)))
+        >>> drawn = Sample(log_sum_exp=jnp.ones(3), weights=jnp.ones((3, 1)), num_negatives=jnp.ones(3))
         >>> ids, queries = jnp.arange(3), jnp.eye(3)
         >>> e = Embeddings(queries, queries, ids, ids, neg_docs=jnp.full((3, 1, 3), 0.5), sample=drawn)
         >>> round(float(sampled_softmax(e, temperature=1.0)[0]), 3)
@@ -124,7 +127,7 @@ def sampled_softmax(e: Embeddings, *, temperature: PositiveFloat | None = 0.05) 
     surrogate = -jnp.expm1(-losses) * scale * (negative - positive)
     loss = scores.mean_of_real(losses + surrogate - jax.lax.stop_gradient(surrogate), is_real)
     own = _own(sets["query"], sets["neg_docs"], scale, mask_duplicates=True)
-    return loss, {"loss_query_to_doc": loss} | scores.score_metrics(e, positive, own)
+    return loss, _loss_metrics(e, loss, e.sample.num_negatives) | scores.score_metrics(e, positive, own)
 
 
 def _sets(e: Embeddings, mined: tuple[str, ...]) -> dict[str, Items]:
@@ -147,6 +150,11 @@ def _own(anchors: Items, candidates: Items, scale: Float[Array, ""], mask_duplic
 
     by_row = jax.vmap(of_row)(jax.tree.map(split, anchors), jax.tree.map(split, candidates))  # fields [B, 1]
     return Contrast(*(field[:, 0] for field in by_row))
+
+
+def _loss_metrics(e: Embeddings, loss: Float[Array, ""], num_negatives: Float[Array, " B"]) -> Metrics:
+    chance = scores.mean_of_real(jnp.log1p(num_negatives), masks.is_real_row(e.query_id))
+    return {"loss_query_to_doc": loss, "loss_of_chance": chance}
 
 
 def _mean_softmax(e: Embeddings, sets: dict[str, Items], scale: Float[Array, ""], negatives: Contrast) -> Float[Array, ""]:

@@ -107,6 +107,14 @@ def merge(parts: Sequence[Contrast]) -> Contrast:
     )
 
 
+def alike(negatives: Contrast) -> Contrast:
+    """The contrast with as many negatives that all score 0, as where all embeddings are one vector and positives score 0 too."""
+    none = jnp.zeros_like(negatives.num_negatives)
+    return Contrast(
+        log_sum_exp=jnp.log(negatives.num_negatives), score_sum=none, num_negatives=negatives.num_negatives, highest=none
+    )
+
+
 def softmax_loss(logit: Float[Array, " B"], log_sum_exp: Float[Array, " B"]) -> Float[Array, " B"]:
     """-log of the positive's share of its softmax, in nats; 0 where there is no negative.
 
@@ -131,14 +139,12 @@ def score_metrics(e: Embeddings, positive: Float[Array, " B"], negatives: Contra
     """How the queries' own documents stand among the documents they were contrasted with.
 
     Returns:
-        loss_of_chance: log(1 + the row's negatives), which a softmax over them comes to where all embeddings are alike.
         accuracy: share of the rows whose positive scores above every negative; a tie is not above.
         positive_score, negative_score: mean unscaled score.
         temperature: where it is learned.
     """
     is_real = masks.is_real_row(e.query_id)
     metrics = {
-        "loss_of_chance": mean_of_real(jnp.log1p(negatives.num_negatives), is_real),
         "accuracy": mean_of_real((positive > negatives.highest).astype(jnp.float32), is_real),
         "positive_score": mean_of_real(positive, is_real),
         "negative_score": jnp.sum(negatives.score_sum) / jnp.maximum(jnp.sum(negatives.num_negatives), 1.0),

@@ -246,7 +246,7 @@ def test_batches_that_teach_nothing_are_refused(name, make_embeddings):
     ],
 )
 def test_dimensions_that_cannot_be_are_refused(settings, sentence, make_embeddings):
-    e = make_embeddings(7)._replace(sample=Sample(jnp.zeros(8), jnp.zeros((8, 3))))
+    e = make_embeddings(7)._replace(sample=Sample(jnp.zeros(8), jnp.zeros((8, 3)), jnp.zeros(8)))
     with pytest.raises(InputError, match=sentence):
         matryoshka(e, **{"loss": ance, **settings})
 

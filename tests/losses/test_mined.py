@@ -61,7 +61,11 @@ def test_missing_negatives_and_bad_weights_are_refused(make_embeddings):
 def with_sample(e, seed=0):
     rng = np.random.default_rng(seed)
     weights = rng.random(e.neg_docs.shape[:2]).astype(np.float32) * np.asarray(e.neg_doc_ids != -1)
-    return e._replace(sample=Sample(jnp.asarray(rng.normal(size=len(e.query_id)), jnp.float32), jnp.asarray(weights)))
+    return e._replace(
+        sample=Sample(
+            jnp.asarray(rng.normal(size=len(e.query_id)), jnp.float32), jnp.asarray(weights), jnp.full(len(e.query_id), 9.0)
+        )
+    )
 
 
 def test_sampled_softmax_and_its_gradient_equal_loops(make_embeddings):
@@ -91,7 +95,9 @@ def test_sampled_softmax_and_its_gradient_equal_loops(make_embeddings):
 def test_sampled_softmax_of_an_empty_cache_costs_nothing(make_embeddings):
     e = with_sample(make_embeddings(7))
     e = e._replace(neg_doc_ids=jnp.full_like(e.neg_doc_ids, -1))
-    e = e._replace(sample=Sample(jnp.full_like(e.sample.log_sum_exp, -1e30), jnp.zeros_like(e.sample.weights)))
+    e = e._replace(
+        sample=Sample(jnp.full_like(e.sample.log_sum_exp, -1e30), jnp.zeros_like(e.sample.weights), jnp.zeros(len(e.query_id)))
+    )
     value, gradient = jax.value_and_grad(lambda doc: sampled_softmax(e._replace(doc=doc))[0])(e.doc)
     assert value == 0
     assert not gradient.any()

@@ -28,9 +28,9 @@ class CollapseAlarm:
 
     Attributes:
         min_variance: a tower with less variance among its L2-normalised embeddings has collapsed to one vector. With such a tower
-            the loss is log(1 + number of negatives).
+            the loss is that of chance, log(1 + number of negatives) for a softmax.
         min_effective_rank: a tower that uses fewer dimensions has collapsed to them (dimensional collapse).
-        chance_share: a loss above this share of log(1 + number of negatives) is no better than chance.
+        chance_share: a loss above this share of `loss_of_chance` is no better than chance.
         start_share: variance and rank must also be below this share of the way from their lowest values, 0 and 1, to their values
             at the start of the run.
         patience: consecutive log lines before the warning.
@@ -119,5 +119,5 @@ def diagnoses(alarm: CollapseAlarm, scalars: Mapping[str, Any], start: Mapping[s
             )
     chance, loss = scalars.get(CHANCE, 0.0), scalars.get(LOSS, 0.0)
     if chance and loss > max(alarm.chance_share * chance, (1 - _LEARNED) * min(chance, start.get(LOSS, chance))):
-        found["chance"] = f"the loss, {loss:.3f}, is no better than chance, log(1 + number of negatives) = {chance:.3f}."
+        found["chance"] = f"the loss, {loss:.3f}, is no better than chance, {chance:.3f}, its value where all embeddings are alike."
     return found

@@ -151,16 +151,16 @@ def sample(cache: CachedDocs, e: Embeddings, scale: Float[Array, ""], num_negati
     no_row = jnp.full_like(cache.doc_id, masks.NO_ROW)
     candidates = masks.Ids(no_row, cache.query_id, cache.doc_id, cache.doc_id != PADDING_ID)
 
-    def of_query(anchor: tuple[Array, masks.Ids]) -> tuple[Array, Array, Array]:
+    def of_query(anchor: tuple[Array, masks.Ids]) -> tuple[Array, ...]:
         query, ids = anchor
         allowed = masks.is_negative(jax.tree.map(lambda x: x[None], ids), candidates, mask_duplicates=True)[0]  # [K]
         logits = jnp.where(allowed, scale * jnp.einsum("D,KD->K", query, cache.embedding, **EXACT), -jnp.inf)
         # "high": the 24 bits of a float32 draw would give many of 512k slots the same noise at the upper end, where it counts.
         noise = jax.random.gumbel(jax.random.fold_in(key, ids.row), (capacity,), mode="high")
         slots = _highest(logits + noise, num_negatives)
-        return slots, logits[slots], jax.nn.logsumexp(logits)
+        return slots, logits[slots], jax.nn.logsumexp(logits), jnp.sum(allowed, dtype=jnp.float32)
 
-    slots, logits, log_sum_exp = jax.lax.map(of_query, (e.query, masks.pair_ids(e)), batch_size=QUERY_BLOCK)
+    slots, logits, log_sum_exp, num_allowed = jax.lax.map(of_query, (e.query, masks.pair_ids(e)), batch_size=QUERY_BLOCK)
     is_there = logits > -jnp.inf  # [B, N]
     log_sum_exp = jnp.maximum(log_sum_exp, EXCLUDED)
     share = jnp.exp(logits - log_sum_exp[:, None])
@@ -170,7 +170,7 @@ def sample(cache: CachedDocs, e: Embeddings, scale: Float[Array, ""], num_negati
         slots=jnp.where(is_there, slots, capacity),
         tokens=jnp.where(is_there[:, :, None], cache.tokens[slots], 0),
         doc_ids=jnp.where(is_there, cache.doc_id[slots], PADDING_ID),
-        sample=Sample(log_sum_exp, weights=jnp.where(is_last, left, share)),
+        sample=Sample(log_sum_exp, weights=jnp.where(is_last, left, share), num_negatives=num_allowed),
     )
 
 
