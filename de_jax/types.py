@@ -153,8 +153,8 @@ LossFn = Callable[[Embeddings], tuple[Array, Metrics]]
 """A loss with its hyper-parameters bound: (scalar in nats, its parts)."""
 
 Batches = Callable[[int], Iterator[Any]]
-"""The batches from a given step on, as this host's numpy rows; the same step always gives the same batch. Each is a `Batch` or
-`MaskedTexts`."""
+"""The batches from a given step on, without end, as this host's numpy rows; the same step always gives the same batch. Each is a
+`Batch` or `MaskedTexts`."""
 
 
 class InputError(ValueError):

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 
 import jax
@@ -20,7 +21,7 @@ from de_jax.training.run import run_log
 from de_jax.training.run.checkpoint import Checkpoints, SaveCheckpoints
 from de_jax.training.run.fit import Stop, fit
 from de_jax.training.step.train_step import init_state, make_train_step
-from de_jax.types import Batch, InputError
+from de_jax.types import Batch, InputError, TrainState
 
 NUM_STEPS = 6
 ENCODER = T5Config(
@@ -72,6 +73,17 @@ def test_loss_falls_and_metrics_stay_on_the_device():
     repeat = lambda start: iter(lambda: sharding.place(one_batch, mesh), None)  # noqa: E731
     fit(step_fn()[1], first_state(mesh), repeat, num_steps=2 * NUM_STEPS, hooks=[keep])
     assert float(losses[-1]) < 0.7 * float(losses[0])
+
+
+@pytest.mark.parametrize("num_batches", [0, 3])
+def test_batches_that_end_before_the_run_are_an_error(num_batches):
+    state = TrainState(step=np.int32(2), params={}, opt_state=(), rng=None)
+    step = lambda state, batch: (state._replace(step=state.step + 1), {})  # noqa: E731
+    endless = lambda start: itertools.count(start)  # noqa: E731
+    assert fit(step, state, endless, num_steps=5)[0].step == 5
+    assert fit(step, state, lambda start: itertools.islice(endless(start), 3), num_steps=5)[0].step == 5
+    with pytest.raises(InputError, match=rf"the batches end after update {2 + num_batches}, but num_steps is 6; "):
+        fit(step, state, lambda start: itertools.islice(endless(start), num_batches), num_steps=6)
 
 
 @pytest.mark.soak

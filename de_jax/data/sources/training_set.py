@@ -95,7 +95,7 @@ class DrawnFrom(NamedTuple):
 
 
 class TrainingSet(NamedTuple):
-    """The data of a trainer.
+    """The data of a trainer; its batches are endless.
 
     A mixture has `sources` by name, whose parts (dev sets, mined negatives, sides) are theirs. Its own `query` and `doc` are the
     first source's: that is how the run that comes of it reads texts.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 
 from de_jax.training.step.train_step import TrainStep
-from de_jax.types import Batches, Metrics, TrainState
+from de_jax.types import Batches, InputError, Metrics, TrainState
 
 MOST_IN_FLIGHT = 4
 """Updates that the devices have before them. More would not keep them busier, and a stop waits for all: on a CPU for minutes."""
@@ -37,14 +37,17 @@ def fit(
     Args:
         step_fn: a compiled train step; may donate its state.
         state: where to start; its step is the number of updates already done.
-        batches: the batches from a given step on, already on the devices.
+        batches: the batches from a given step on, endless, already on the devices.
         num_steps: updates of the whole run, those already done included.
         hooks: called in order after every update.
 
     Returns:
         The last state, and the `Stop` of the hook that ended the run, if one did.
+
+    Raises:
+        InputError: the batches end before the run does.
     """
-    start = int(state.step)
+    step = start = int(state.step)
     if start >= num_steps:
         return state, None
     in_flight: collections.deque[Metrics] = collections.deque()
@@ -56,4 +59,9 @@ def fit(
         stops = [stop for hook in hooks if (stop := hook(step, state, metrics)) is not None]
         if stops:
             return state, stops[0]
+    if step < num_steps:
+        raise InputError(
+            f"the batches end after update {step}, but num_steps is {num_steps}; a source of data gives batches without end, so "
+            "begin again after the last one, or set num_steps to what there is."
+        )
     return state, None
