@@ -295,7 +295,7 @@ class Recipe:
         return AdaptedModel(trained, self.adapters) if self.adapters else trained
 
     def _step_of(self, model: Model, params: Params, loss: LossFn) -> TrainStep:
-        group_norms = grad_norms.group_norms(params, self.logging.grad_norm_groups)
+        group_norms = grad_norms.group_norms(params, self.logging.grad_norm_groups, self.model.shapes())
         loss = with_spread(loss) if self.logging.collapse_alarm else loss
         cache = self.negatives.negative_cache
         return make_train_step(model, loss, self._tx(params), group_norms, cache, temperature_of(self.loss) if cache else None)

@@ -14,9 +14,12 @@ from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
+from de_jax.recipe import Initialization, Logging, Recipe
+from de_jax.training.mesh import plan
 from de_jax.training.optim import paths
 from de_jax.training.optim.optimizer import adamw, linear, make_optimizer
 from de_jax.training.step import grad_norms
+from de_jax.training.step.adapters import Lora
 from de_jax.training.step.train_step import init_state, make_train_step
 from de_jax.types import Batch, InputError
 
@@ -91,6 +94,33 @@ def test_towers_of_different_depth_have_their_own_thirds():
     for name in ("embedder", "projection"):
         towers = {path.partition("/")[0] for path in paths.all_paths(params) if re.fullmatch(found[name], path)}
         assert towers == {"query", "doc"}
+
+
+def test_thirds_of_adapters_are_those_of_the_whole_model():
+    whole = {"shared": {"encoder": {f"layers_{n}": {"attention": {"query": {"kernel": np.ones((4, 4))}}} for n in range(12)}}}
+    lora = Lora(pattern=".*/layers_[0-5]/.*", rank=1)
+    trained, _ = lora.split(lora.added_to(whole, jax.random.key(0)))
+    found = grad_norms.thirds(trained, whole)
+    assert {name: [layer for _, layer in layers_of(trained, pattern)] for name, pattern in found.items()} == {
+        "bottom": [0, 1, 2, 3],
+        "middle": [4, 5],
+    }
+    recipe = Recipe(
+        model=MODEL,
+        data=lambda share: None,
+        loss=functools.partial(in_batch_softmax, temperature=0.1),
+        logging=Logging(grad_norm_groups="thirds"),
+        initialization=Initialization(init_from="nowhere"),
+        adapters=Lora(pattern=".*/layers_0/attention/query/kernel", rank=1),
+    )
+    metrics = jax.eval_shape(recipe.train_step(recipe.shapes().params), recipe.shapes(), plan.batch_shapes(8, 8, 8))[1]
+    assert {name for name in metrics if name.startswith("grad_norm/")} == {"grad_norm/bottom"}
+
+
+def test_thirds_without_a_parameter_are_refused():
+    params = {"encoder": {"layers_0": {"kernel": np.ones((4, 4))}}, "embedder": {"embedding": np.ones((4, 4))}}
+    with pytest.raises(InputError, match=r"groups are 'thirds', which are of a dual encoder's .*; give a pattern for each name"):
+        grad_norms.group_norms(params, "thirds")
 
 
 def test_a_pattern_that_matches_nothing_and_an_unknown_word_are_refused():

@@ -17,22 +17,23 @@ _PARTS = ("embedder", "bottom", "middle", "top", "projection")
 _LAYER = re.compile(r"((\w+)/encoder/layers_)(\d+)/.*")
 
 
-def group_norms(params: Params, groups: Mapping[str, str] | str | None) -> Callable[[Params], Metrics]:
+def group_norms(params: Params, groups: Mapping[str, str] | str | None, whole: Params | None = None) -> Callable[[Params], Metrics]:
     """A function from gradients to the L2 norm of each group's; pure, to be called inside a step.
 
     Args:
         params: the tree that the gradients are of; arrays or their shapes.
         groups: a pattern over parameter paths by the group's name; groups may overlap and need not hold everything. `THIRDS` for
             those of `thirds`, None for no group.
+        whole: the model's, where `params` are a part of them.
 
     Raises:
-        InputError: a pattern matches nothing, or a string other than `THIRDS`.
+        InputError: a pattern matches nothing, a string other than `THIRDS`, or nothing that `THIRDS` name.
     """
     if isinstance(groups, str) and groups != THIRDS:
         raise InputError(
             f"gradient norm groups are {groups!r}; give {THIRDS!r} or a pattern for each name, as {{'top': '.*/x/.*'}}."
         )
-    patterns = thirds(params) if isinstance(groups, str) else dict(groups or {})
+    patterns = thirds(params, whole) if isinstance(groups, str) else dict(groups or {})
     paths.check_patterns("gradient norm", list(patterns.values()), params)
 
     def norms(gradients: Params) -> Metrics:
@@ -45,18 +46,37 @@ def group_norms(params: Params, groups: Mapping[str, str] | str | None) -> Calla
     return norms
 
 
-def thirds(params: Params) -> dict[str, str]:
+def thirds(params: Params, whole: Params | None = None) -> dict[str, str]:
     """The patterns of a dual encoder's embedder, the bottom, middle and top third of its layers, and its projection.
 
     As in ANCE (Xiong et al. 2021), figure 8. Each tower has its own thirds, and both count in one group. Of fewer than three
     layers some thirds hold none; a group without parameters is left out.
+
+    Args:
+        params: those that are grouped.
+        whole: the model's, whose layers are counted; by default `params`.
+
+    Raises:
+        InputError: no group has parameters.
     """
-    found = [match.groups() for path in paths.all_paths(params) if (match := _LAYER.fullmatch(path))]
-    num_layers = {tower: 1 + max(int(layer) for _, other, layer in found if other == tower) for _, tower, _ in found}
+    num_layers: dict[str, int] = {}
+    for _, tower, layer in _layers(params if whole is None else whole):
+        num_layers[tower] = max(num_layers.get(tower, 0), 1 + int(layer))
     prefixes: dict[str, dict[str, None]] = {name: {} for name in _PARTS}
-    for prefix, tower, layer in found:
+    for prefix, tower, layer in _layers(params):
         third = 3 * (2 * int(layer) + 1) // (2 * num_layers[tower])
         prefixes[_PARTS[1 + third]][prefix + layer] = None
     for part in ("embedder", "projection"):
         prefixes[part] = dict.fromkeys(f"{tower}/{part}" for tower, parts in params.items() if parts.get(part))
-    return {name: f"({'|'.join(of_group)})/.*" for name, of_group in prefixes.items() if of_group}
+    patterns = {name: f"({'|'.join(of_group)})/.*" for name, of_group in prefixes.items() if of_group}
+    if not patterns:
+        raise InputError(
+            f"gradient norm groups are {THIRDS!r}, which are of a dual encoder's embedder, layers and projection, but none of them "
+            "is trained here; give a pattern for each name, as {'top': '.*/x/.*'}."
+        )
+    return patterns
+
+
+def _layers(params: Params) -> list[tuple[str, ...]]:
+    """The layer of every parameter that is in one: its path up to the number, its tower, and the number."""
+    return [match.groups() for path in paths.all_paths(params) if (match := _LAYER.fullmatch(path))]
