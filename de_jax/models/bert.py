@@ -104,7 +104,7 @@ class BertEmbedder(nn.Module):
         config = self.config
         words = self.param("embedding", nn.initializers.normal(TABLE_STD), (config.vocab_size, config.model_dim))
         positions = Table(config.max_positions, config.model_dim, name="position")()
-        x = words[tokens] + positions[places_of(segments) + config.position_offset]
+        x = words[tokens].astype(jnp.float32) + positions[places_of(segments) + config.position_offset]
         if config.num_token_types:
             x = x + Table(config.num_token_types, config.model_dim, name="token_type")()[:1][None]
         return Dropout(config.dropout_rate)(norm_of(config, "norm")(x), deterministic)

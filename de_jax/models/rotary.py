@@ -242,7 +242,7 @@ class RotaryEmbedder(nn.Module):
     def __call__(self, tokens: Int[Array, "b L"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
         config = self.config
         table = self.param("embedding", nn.initializers.normal(TABLE_STD), (config.vocab_size, config.model_dim))
-        x = table[tokens]
+        x = table[tokens].astype(jnp.float32)
         if config.scale_embeddings:
             scale: Any = config.model_dim**0.5
             if config.unscaled_token is not None:

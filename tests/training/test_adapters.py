@@ -316,6 +316,16 @@ def test_every_kernel_of_our_encoders_applies_its_adapter(kind):
     adapted.check(jax.eval_shape(adapted.init, jax.random.key(0)))
 
 
+@pytest.mark.parametrize("kind", ["bert", "rotary"])
+def test_tables_of_a_base_in_bfloat16_are_added_as_the_opened_run_adds_them(kind):
+    changes = {"num_token_types": 2, **({"scale_embeddings": True} if kind == "rotary" else {})}
+    model, tokens = model_of(kind, num_layers=0, **changes), jnp.arange(1, 7)[None, :]
+    stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), jax.jit(model.init)(jax.random.key(0)))
+    embedded = jax.jit(functools.partial(model.token_embeddings, "doc"))
+    trained, opened = (embedded(params, tokens) for params in (stored, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), stored)))
+    np.testing.assert_allclose(trained, opened, rtol=1e-6, atol=1e-6)
+
+
 def test_only_matrices_get_adapters():
     params = {"query": {"encoder": {"layers_0": {"heads": {"kernel": np.zeros((8, 2, 4))}}}}}
     with pytest.raises(
