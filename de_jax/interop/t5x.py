@@ -134,7 +134,7 @@ def _model_of(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> DualEncode
         towers[tower] = TowerConfig(
             encoder=_encoder_of(folder, shapes, embedder, encoder),  # type: ignore[arg-type]
             projection_dim=kernel[-1] if kernel else None,
-            projection_bias=f"{projection}/bias" in shapes,
+            projection_bias=kernel is not None and f"{projection}/bias" in shapes,
         )
     return DualEncoder(towers["query"], towers["doc"], shared)
 

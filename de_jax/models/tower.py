@@ -78,10 +78,9 @@ class TowerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.projection_norm and not self.projection_dim:
-            raise InputError("projection_norm is set without a projection; give projection_dim too.")
-        if self.projection_activation != "identity" and not self.projection_dim:
-            raise InputError("projection_activation is set without a projection; give projection_dim too.")
+        for field in dataclasses.fields(self) if self.projection_dim is None else ():
+            if field.name.startswith("projection_") and getattr(self, field.name) not in (None, field.default):
+                raise InputError(f"{field.name} is set without a projection; give projection_dim too.")
 
     @property
     def embedding_dim(self) -> int:

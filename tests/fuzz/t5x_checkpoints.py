@@ -79,7 +79,7 @@ def _naive(folder: Path) -> Any:
     tower = TowerConfig(
         encoder,
         projection_dim=None if projection is None else projection.shape[1],
-        projection_bias="projection_layer/bias" in arrays,
+        projection_bias=projection is not None and "projection_layer/bias" in arrays,
     )
     names = {"token_embedder": "embedder", "encoder": "encoder", "projection_layer": "projection"}
     parts = {name: name.split("/", 1) for name in arrays if not name.startswith("decoder/")}

@@ -261,8 +261,16 @@ def test_texts_longer_than_the_positions_are_refused(offset):
 def test_sizes_that_contradict_are_refused():
     with pytest.raises(InputError, match="model_dim is 32, which num_heads = 5"):
         dataclasses.replace(CONFIG, num_heads=5)
-    with pytest.raises(InputError, match="projection_norm is set without a projection"):
-        TowerConfig(CONFIG, projection_dim=None, projection_norm=True)
+    of_a_projection = {
+        "projection_bias": True,
+        "projection_norm": True,
+        "projection_init": "orthogonal",
+        "projection_activation": "tanh",
+    }
+    for name, value in of_a_projection.items():
+        TowerConfig(CONFIG, **{name: value})
+        with pytest.raises(InputError, match=f"{name} is set without a projection"):
+            TowerConfig(CONFIG, projection_dim=None, **{name: value})
 
 
 def test_fused_attention_computes_what_ours_does(monkeypatch):
