@@ -68,6 +68,11 @@ class Initialization:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if unused := [name for name in ("init_new", "init_layers") if getattr(self, name) and not self.init_from]:
+            raise InputError(
+                f"train.{unused[0]} is {getattr(self, unused[0])!r}, but without train.init_from all parameters start fresh; set "
+                "train.init_from, or leave it out."
+            )
 
 
 @settings_group
@@ -245,9 +250,11 @@ class Recipe:
             AdaptedModel(model, self.adapters).check(state.all_params)
         step = self._step_of(self._trained(model), state.params, watched)
         told = self.most_texts_of_a_pair() if texts is None else [texts]
+        options = self.options or PairsOptions
+        lengths = [min(8, longest) for longest in (options.max_query_length, options.max_doc_length)]
         for one in dict.fromkeys(tuple(one.items()) for one in told):
             shape: dict[str, Any] = dict(one)
-            batch = plan.batch_shapes(8 * self.devices.num_chunks, 8, 8, **shape)
+            batch = plan.batch_shapes(8 * self.devices.num_chunks, *lengths, **shape)
             try:
                 jax.eval_shape(step, state, batch)
             except ValueError as error:

@@ -172,6 +172,14 @@ def test_every_setting_has_an_annotation():
         ("beir_pairs.batch_size=0", "it must be at least 1."),
         ("beir_pairs.dataset_dir=https://host/scifact", "it must be a path, or an address gs:// or s3://, because other addresses"),
         ("train.init_from=hdfs://host/run", "it must be a path, or an address gs:// or s3://"),
+        (
+            "train.init_new=('.*/projection/.*',)",
+            "train.init_new is ('.*/projection/.*',), but without train.init_from all parameters",
+        ),
+        (
+            "train.init_layers={'query': (0,)}",
+            "but without train.init_from all parameters start fresh; set train.init_from, or leave",
+        ),
         ("samtone.temperature=-0.05", "samtone.temperature is -0.05; it must be more than 0, or None."),
     ],
 )

@@ -12,12 +12,15 @@ import pytest
 from scipy import stats
 
 from de_jax.data.batches import layout
+from de_jax.data.sources.options import PairsOptions
+from de_jax.data.sources.training_set import beir_pairs
 from de_jax.losses.combination import combined
 from de_jax.losses.in_batch import in_batch_softmax
 from de_jax.losses.mined import ance, sampled_softmax
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
+from de_jax.recipe import HardNegatives, Recipe
 from de_jax.training.mesh import hlo, sharding, sharding_rules
 from de_jax.training.optim.optimizer import adamw, linear, make_optimizer
 from de_jax.training.run.checkpoint import Checkpoints
@@ -400,6 +403,17 @@ def test_batches_with_negatives_of_their_own_or_several_passages_are_refused():
 def test_a_loss_that_draws_from_a_cache_asks_for_one():
     with pytest.raises(InputError, match=r"set train\.negative_cache = @NegativeCache\(\)"):
         sampled_softmax(PAIRS)
+
+
+def test_a_recipe_with_a_cache_may_have_documents_of_few_tokens():
+    encoder = T5Config(vocab_size=61, model_dim=8, num_layers=1, num_heads=2, head_dim=4, mlp_dim=8, dropout_rate=0.0)
+    recipe = Recipe(
+        model=DualEncoder(TowerConfig(encoder), TowerConfig(encoder)),
+        data=functools.partial(beir_pairs, "x", options=PairsOptions(tokenizer="x", max_query_length=3, max_doc_length=5)),
+        loss=functools.partial(sampled_softmax, temperature=0.05),
+        negatives=HardNegatives(negative_cache=SETTINGS),
+    )
+    assert recipe.check().cache.tokens.shape == (64, 5)
 
 
 def test_draws_have_the_temperature_of_the_loss_that_they_stand_in_for():

@@ -48,7 +48,8 @@ class NegativeCache:
 
     `capacity`: K, documents; at least a batch, and a multiple of the number of devices that split the rows.
     `num_negatives`: N, drawn for each query without replacement.
-    `refresh_fraction`: the share of the slots that are encoded again after every step, rounded up to whole batches.
+    `refresh_fraction`: the share of the slots that are encoded again after every step, rounded up to whole batches; at most as
+        many whole batches as the slots hold.
     `lru`: a drawn document counts as new, so that the least recently used documents leave first.
     """
 
