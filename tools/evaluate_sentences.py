@@ -29,8 +29,8 @@ def main(argv: list[str] | None = None) -> None:
     if others:
         raise InputError(f"{args.dataset_dir} holds {1 + len(others)} data sets; give one of them.")
     run = arguments.run(args)
-    report = evaluate(task, policy, run)
     ranks = {"dense": sentences.dense_ranks(run, task, policy, min_relevance=args.min_relevance)} if run else {}
+    report = evaluate(task, policy, run)
     if "bm25" in report:
         ranks["bm25"] = sentences.bm25_ranks(task, policy, min_relevance=args.min_relevance)
     for system, found in ranks.items():

@@ -17,9 +17,17 @@ QUERY_BLOCK = 64
 
 
 def dense_ranks(run: Run, task: Task, policy: Policy, *, min_relevance: int = 1) -> Ranks:
-    """The rank of each judged query's best correct sentence by a run's embeddings; 0 where none is, or the query is left out."""
+    """The rank of each judged query's best correct sentence by a run's embeddings; 0 where none is, or the query is left out.
+
+    Raises:
+        InputError: settings that give a sentence several vectors, which have no ranks here.
+    """
     if policy.passage_length:
         raise InputError("sentences are not cut into passages; leave --passage_length out.")
+    if run.doc.max_passages > 1:
+        raise InputError(f"documents of {run.run_dir} are several passages, which have no ranks here; give --max_passages=1.")
+    if policy.expansion and policy.expansion.form == "views":
+        raise InputError("documents as views are several vectors, which have no ranks here; give another --expand_as.")
     texts = encoded(run, task, policy)
     index, relevant = ExactIndex(texts.docs, texts.row_ids), _relevant(task, texts.query_ids, texts.doc_ids, min_relevance)
     found = dict(zip(texts.query_ids, index.best_ranks(texts.queries, relevant).tolist(), strict=True))

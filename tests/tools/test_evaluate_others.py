@@ -10,6 +10,7 @@ from tiny_run import DOCS, QRELS, QUERIES
 
 from de_jax.data.text import beir
 from de_jax.evaluation import first_ranks, metrics
+from de_jax.retrieval import encode
 from de_jax.tools import evaluate_beir, evaluate_msmarco, evaluate_openqa, evaluate_sentences, evaluate_trec
 from de_jax.types import InputError
 
@@ -121,6 +122,22 @@ def test_sentences_are_ranked_among_all(trained, dataset_dir, tmp_path, printed)
             firsts.append(min(([found.index(doc_id) + 1 for doc_id in judged if doc_id in found]), default=np.inf))
         assert report[system]["mrr"] == pytest.approx(np.mean([1 / rank for rank in firsts]), abs=1e-5)
         assert report[system]["p@1"] == pytest.approx(np.mean([rank == 1 for rank in firsts]))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"passage_length": 8}, "leave --passage_length out"),
+        ({"max_passages": 2, "max_doc_length": 6}, "documents of .*run are several passages, which have no ranks here"),
+        ({"expansion": "generated.jsonl"}, "documents as views are several vectors, which have no ranks here"),
+    ],
+)
+def test_sentences_of_several_vectors_are_refused_before_anything_is_encoded(
+    trained, dataset_dir, printed, monkeypatch, flags, message
+):
+    monkeypatch.setattr(encode, "encode", None)
+    with pytest.raises(InputError, match=message):
+        printed(evaluate_sentences, run_dir=trained, dataset_dir=dataset_dir, **flags)
 
 
 def test_sentences_of_an_empty_query_count_zero_and_grades_may_be_too_low(trained, tmp_path, printed):
