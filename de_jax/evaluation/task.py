@@ -31,7 +31,7 @@ from de_jax.retrieval.maxp import MaxPIndex, passages_of
 from de_jax.training.run.run_folder import Run
 from de_jax.types import Ranking
 
-FORMAT = f"de_jax {KIND} 5"
+FORMAT = f"de_jax {KIND} 6"
 """Changes where the same inputs come to give another report."""
 
 
@@ -261,7 +261,8 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
 def _key(task: Task, policy: Policy, run: Run) -> str:
     """A key of everything that the scores depend on: towers, texts with vocabularies, judgements and settings."""
     models = [encode.tower_hash(run, tower) for tower in ("query", "doc")]
-    texts = [*(store.content_hash for store in _stores(run, task, policy)), outputs.sha256_of(task.corpus)]
+    stores = (store.content_hash for store in _stores(run, task, policy))
+    texts = [*stores, *map(outputs.sha256_of, (task.corpus, task.queries))]  # BM25 reads words that a vocabulary may not tell apart
     judgements = json.dumps(task.qrels if task.answers is None else task.answers, sort_keys=True)
     settings = json.dumps(_settings(policy, run), sort_keys=True)
     return folders.key_of(FORMAT, task.split, *models, *texts, judgements, settings)

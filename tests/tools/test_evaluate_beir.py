@@ -163,6 +163,15 @@ def test_other_judgements_of_the_same_corpus_encode_nothing(trained, tmp_path, p
     assert [len(rows) for rows in embedded] == [1]  # the one judged query
 
 
+def test_queries_that_differ_in_unknown_words_alone_are_other_queries_to_bm25(trained, tmp_path, printed):
+    reports = []
+    for word in ("лиса", "кит"):
+        beir.write(tmp_path / "words", [("a", "", "лиса"), ("b", "", "кит")], [("q", word)], {"test": {"q": {"a": 1}}})
+        reports.append(printed(evaluate_beir, run_dir=trained, dataset_dir=tmp_path / "words", measures="RR@1"))
+    assert reports[0]["dense"] == reports[1]["dense"]
+    assert [report["bm25"]["mrr@1"] for report in reports] == [1, 0]
+
+
 def test_the_same_corpus_under_another_name_is_not_encoded_again(trained, tmp_path, printed):
     reports = []
     for name in ("one", "two"):
