@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -44,6 +45,10 @@ def export(run: Run, out_dir: str | Path, format: str, *, card: Callable[[Sequen
         params = {name: tree for name, tree in {**run.params, "shared": shared}.items() if tree}
         run = run._replace(model=dataclasses.replace(run.model, initial_temperature=None), params=params)
         notes.append(DROPPED)
+    prompts = {tower: run.side(tower).prompt for tower in ("query", "doc") if run.side(tower).prompt}
+    if prompts and format == "t5x":
+        flags = " ".join(f"--{tower}_prompt={json.dumps(prompt, ensure_ascii=False)}" for tower, prompt in prompts.items())
+        notes.append(f"a T5X checkpoint holds no prompts, so add them where it is read: de-jax import_model {flags}")
     if run.doc.max_passages > 1:
         notes.append(
             f"documents were trained as up to {run.doc.max_passages} passages of {run.doc.max_length} tokens; the best one counts; "

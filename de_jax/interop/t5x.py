@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ MAX_COMPRESSION = 1100
 """Bytes of arrays for one on the disk: gzip cannot do better, so headers that say more lie."""
 SIDES = {"query": "left_", "doc": "right_", "shared": ""}
 """What t5x_retrieval puts before the names of a tower's own parts."""
+OF_TRAINING = ("dtype", "dropout_rate", "dropout_broadcast", "remat", "scan_layers", "initializers", "projection_init")
+"""Settings of a tower that change no embedding beyond rounding, so that a checkpoint need not tell them."""
 
 
 def recognises(folder: str | Path) -> bool:
@@ -77,7 +80,7 @@ def read_generator(folder: str | Path) -> tuple[Generator, Params]:
 
 
 def write(folder: str | Path, model: DualEncoder, params: Params, step: int) -> None:
-    """Writes a checkpoint in the msgpack layout, without an optimizer's state; `read` gives it back bit for bit.
+    """Writes a checkpoint in the msgpack layout, without an optimizer's state; `read` gives parameters and towers back bit for bit.
 
     Args:
         folder: appears by rename; T5X looks for the name `checkpoint_<step>`.
@@ -86,15 +89,28 @@ def write(folder: str | Path, model: DualEncoder, params: Params, step: int) -> 
         step: updates done.
 
     Raises:
-        InputError: a tower that is not T5, a learned temperature, or a projection with an activation, for which T5X has no place.
+        InputError: a tower that is not T5 or has no layers, a learned temperature, or a setting that no array tells, such as a
+            pooling other than the mean.
     """
     towers = (model.query, model.doc)
     if model.initial_temperature is not None or not all(isinstance(tower.encoder, T5Config) for tower in towers):
         raise InputError("a T5X checkpoint holds T5 towers without a learned temperature; choose another format.")
-    if any(tower.projection_activation != "identity" for tower in towers):
-        raise InputError("a T5X checkpoint cannot store projection_activation; choose another format.")
+    if not all(tower.encoder.num_layers for tower in towers):
+        raise InputError("a T5X checkpoint of a tower without layers does not tell its sizes; choose another format.")
+    arrays = disassemble(params, _origins(params))
+    read_again = _model_of(Path(folder), {name: array.shape for name, array in arrays.items()})
+    for tower, again in zip(towers, (read_again.query, read_again.doc), strict=True):
+        for (name, value), found in zip(_told(tower).items(), _told(again).values(), strict=True):
+            if value != found:
+                raise InputError(f"a T5X checkpoint cannot store {name}={value!r}, as no array tells it; choose another format.")
     with folders.atomic_dir(folder) as temporary:
-        t5x_files.write(temporary, disassemble(params, _origins(params)), step)
+        t5x_files.write(temporary, arrays, step)
+
+
+def _told(tower: TowerConfig) -> dict[str, object]:
+    """The settings of a tower and its encoder that its embeddings depend on, by name."""
+    settings = {**vars(tower), **dataclasses.asdict(tower.encoder)}  # type: ignore[call-overload]
+    return {name: value for name, value in settings.items() if name not in ("encoder", *OF_TRAINING)}
 
 
 def _leaves(folder: Path) -> dict[str, Leaf]:

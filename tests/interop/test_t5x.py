@@ -1,5 +1,6 @@
 """T5X checkpoints in both layouts; small ones made here, and the one that t5x_retrieval was tested with, where it is."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -224,6 +225,34 @@ def test_models_that_t5x_has_no_place_for_are_refused(tmp_path):
     with pytest.raises(InputError, match="without a learned temperature"):
         t5x.write(tmp_path / "checkpoint_7", model, params_of(model), 7)
     assert not (tmp_path / "checkpoint_7").exists()
+
+
+@pytest.mark.parametrize(
+    ("of_tower", "of_encoder", "message"),
+    [
+        ({"pooling": "first"}, {}, "cannot store pooling='first', as no array tells it"),
+        ({"normalize": False}, {}, "cannot store normalize=False"),
+        ({"projection_norm": True}, {}, "cannot store projection_norm=True"),
+        ({"projection_activation": "tanh"}, {}, "cannot store projection_activation='tanh'"),
+        ({}, {"max_distance": 64}, "cannot store max_distance=64"),
+        ({}, {"num_layers": 0}, "a tower without layers does not tell its sizes"),
+    ],
+)
+def test_a_tower_that_would_be_read_as_another_is_refused(tmp_path, of_tower, of_encoder, message):
+    changed = dataclasses.replace(tower(**of_encoder), **of_tower)
+    model = DualEncoder(tower(), changed, shared=())
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), model.shapes())
+    with pytest.raises(InputError, match=message):
+        t5x.write(tmp_path / "checkpoint_7", model, params, 7)
+    assert not (tmp_path / "checkpoint_7").exists()
+
+
+def test_settings_of_training_are_no_part_of_a_checkpoint(tmp_path):
+    options = {"dtype": "bfloat16", "dropout_rate": 0.3, "dropout_broadcast": True, "remat": "full", "scan_layers": True}
+    model = symmetric(**options, initializers="t5x")
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), model.shapes())
+    t5x.write(tmp_path / "checkpoint_7", model, params, 7)
+    assert t5x.read(tmp_path / "checkpoint_7").model == symmetric()
 
 
 def test_a_folder_without_a_checkpoint_is_named(tmp_path):
