@@ -66,7 +66,9 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         raise InputError(f"{source} specifies its own pooling; leave pooling={pooling} out.")
     if is_run(folder):
         run = load_run(folder, only_sizes=only_sizes)
-        query, doc = (PretrainedSide(side.tokenizer, side.max_length) for side in (run.query, run.doc))
+        query, doc = (
+            PretrainedSide(side.tokenizer, side.max_length, max_passages=side.max_passages) for side in (run.query, run.doc)
+        )
         return Pretrained(run.model, run.params, query, doc)
     if is_there(folder / sentence_transformers.MODULES_FILE):
         return sentence_transformers.read(folder, ignored=ignored, only_sizes=only_sizes)

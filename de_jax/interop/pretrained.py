@@ -23,6 +23,7 @@ class PretrainedSide(NamedTuple):
     tokenizer: Tokenizer | None  # None where the format carries none, as T5X does
     max_length: int  # tokens
     pad_id: int = 0  # of the weights' vocabulary where there is no tokenizer, see `Origin.swapped_row`
+    max_passages: int = 1  # see `data.text.sides.Side`; other libraries' models have one
 
 
 class Pretrained(NamedTuple):
@@ -81,7 +82,7 @@ def side_of(
             f"{tokenizer} pads with {found.pad_id}, but the weights of the {tower} tower with {pad_id}; give the vocabulary that "
             "the model was trained with."
         )
-    side = Side(with_prompt(found, prompt), max_length or own.max_length)
+    side = Side(with_prompt(found, prompt), max_length or own.max_length, own.max_passages)
     pretrained.model.check_length(tower, side.max_length)
     pretrained.model.check_vocabulary(tower, found.vocab_size)
     return side

@@ -52,6 +52,14 @@ def test_imported_run_gives_the_embeddings_of_the_original(sentence_model, tmp_p
     np.testing.assert_allclose(our_embeddings(again, TEXTS), embed(TEXTS), atol=1e-5)
 
 
+def test_a_run_is_imported_with_the_passages_of_its_documents(sentence_model, tmp_path, capsys):
+    imported(capsys, f"--from={sentence_model[0]}", f"--run_dir={tmp_path / 'run'}")
+    described = tmp_path / "run" / "run.json"
+    described.write_text(json.dumps({**json.loads(described.read_text()), "max_passages": 3}))
+    imported(capsys, f"--from={tmp_path / 'run'}", f"--run_dir={tmp_path / 'again'}")
+    assert [side.max_passages for side in (load_run(tmp_path / "again").query, load_run(tmp_path / "again").doc)] == [1, 3]
+
+
 def test_documents_may_have_a_model_of_their_own(sentence_model, tmp_path, capsys):
     folder, embed = sentence_model
     other = write_sentence_transformer(tmp_path / "t5", "t5", dense=False)
