@@ -121,13 +121,13 @@ def open_encoder(folder: Path) -> EncoderFolder:
     stored = kind.by_own_name(folder, stored_arrays(folder))
     if config.num_layers > len(stored):  # before a name is made up for each
         raise InputError(f"{file} tells of {config.num_layers} layers, but there are only {len(stored)} arrays.")
-    longest = config.max_length or DEFAULT_LENGTH
     told = tokenizer_settings.read(folder)
     if told.is_padded_left and not kind.is_shift_free:
         raise InputError(
             f"{folder}: texts are padded on the left, which moves the positions of a {settings.model_type}; set padding_side to "
             "'right'."
         )
+    longest = config.max_length or told.max_length or DEFAULT_LENGTH
     max_length = min(told.max_length or longest, longest)
     return EncoderFolder(kind, config, tokenizer, pad_id, max_length, stored, kind.origins_of(config, pad_id))
 

@@ -178,9 +178,10 @@ def naive_encoder(folder: Path) -> tuple[T5Config | BertConfig, dict[str, np.nda
     arrays = naive_turned(naive_arrays(folder), _origins(values, config, pad_id))
     settings = folder / "tokenizer_config.json"
     told = strict_json(naive_text(settings)) if settings.is_file() else {}
-    length, longest = told.get("model_max_length", told.get("max_len")), config.max_length or 512
+    length = told.get("model_max_length", told.get("max_len"))
     is_told = isinstance(length, int | float) and not isinstance(length, bool) and 1 <= length < 10**9
-    return config, arrays, vocabulary, min(int(length), longest) if is_told else longest
+    lengths = [one for one in (int(length) if is_told else None, config.max_length) if one]
+    return config, arrays, vocabulary, min(lengths, default=512)
 
 
 def naive_turned(stored: Mapping[str, np.ndarray], origins: Mapping[str, Origin]) -> dict[str, np.ndarray]:

@@ -57,6 +57,15 @@ def test_embeddings_equal_transformers(tmp_path, name, whole):
     np.testing.assert_allclose(our_embeddings(pretrained, TEXTS), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("kind", "told", "length"), [("t5", 1024, 1024), ("t5", 10**30, 512), ("t5", 9, 9), ("bert", 1024, 48), ("bert", 9, 9)]
+)
+def test_texts_are_cut_where_the_tokenizer_says_as_far_as_there_are_positions(tmp_path, kind, told, length):
+    write_encoder(tmp_path, kind)
+    changed_json(tmp_path / "tokenizer_config.json", model_max_length=told)
+    assert huggingface.read(tmp_path, only_sizes=True).doc.max_length == length
+
+
 @pytest.mark.parametrize(("kind", "pad_id"), [("roberta", 0), ("roberta", 5), ("roberta", 13), ("t5", 4)])
 def test_padding_elsewhere_in_the_vocabulary_changes_no_embedding(tmp_path, kind, pad_id):
     hidden = write_encoder(tmp_path / "model", kind, pad_id=pad_id)
