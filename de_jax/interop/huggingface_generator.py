@@ -65,8 +65,7 @@ def read(folder: str | Path) -> PretrainedGenerator:
 
 def _num_decoder_layers(folder: Path, values: Mapping[str, Any], opened: EncoderFolder) -> int:
     number = values.get("num_decoder_layers")
-    if number is None:
-        return opened.config.num_layers
+    number = opened.config.num_layers if number is None else number
     if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= len(opened.stored):
         raise InputError(f"{folder / CONFIG_FILE}: num_decoder_layers is {number!r}; it must be a positive whole number of layers.")
     return number

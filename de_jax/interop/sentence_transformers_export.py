@@ -66,7 +66,7 @@ def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], de
     params = {**run.params.get("shared", {}), **run.params.get(tower, {})}
     side = run.side(tower)
     tokenizer, max_length = with_prompt(side.tokenizer, ""), side.max_length
-    encoder = {part: params[part] for part in ("embedder", "encoder")}
+    encoder = {part: params[part] for part in ("embedder", "encoder") if part in params}  # a BERT without layers has no encoder
     known = registry.kind_of(config.encoder, tokenizer.pad_id)
     save(folder / FILE, disassemble(encoder, known.origins_of(config.encoder, tokenizer.pad_id)))
     write_json(folder / CONFIG_FILE, known.json_of(config.encoder, tokenizer.pad_id))

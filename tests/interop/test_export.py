@@ -200,6 +200,15 @@ def test_what_sentence_transformers_gets_is_imported_again_bit_for_bit(tmp_path,
     assert (found.query.max_length, found.doc.max_length) == (10, 40)
 
 
+@pytest.mark.parametrize("name", ["t5", "umt5", "bert", "roberta"])
+def test_towers_without_layers_are_imported_again_bit_for_bit(tmp_path, vocabularies, name):
+    run = make_run(tmp_path, vocabularies, name, tower_changes={"num_layers": 0})
+    export(run, tmp_path / "out", "sentence_transformers")
+    found = any_model.read(tmp_path / "out")
+    assert found.model == run.model
+    assert_same_params(found.params, run.params)
+
+
 @pytest.mark.parametrize("name", ["t5", "bert_and_t5"])
 def test_safetensors_are_read_again_bit_for_bit(tmp_path, vocabularies, name):
     run = make_run(tmp_path, vocabularies, name, prompts=("query: ", ""), temperature=0.05, lengths=(10, 40))

@@ -36,7 +36,7 @@ def sizes_of(settings: Settings) -> dict[str, Any]:
     return {
         "vocab_size": settings.size("vocab_size"),
         "model_dim": settings.size("hidden_size"),
-        "num_layers": settings.size("num_hidden_layers"),
+        "num_layers": settings.size("num_hidden_layers", at_least=0),
         "num_heads": settings.size("num_attention_heads"),
         "mlp_dim": settings.size("intermediate_size"),
         "max_positions": settings.size("max_position_embeddings"),

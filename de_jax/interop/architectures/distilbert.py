@@ -28,7 +28,7 @@ def config_of(settings: Settings) -> BertConfig:
     return BertConfig(
         vocab_size=settings.size("vocab_size"),
         model_dim=settings.size("dim"),
-        num_layers=settings.size("n_layers"),
+        num_layers=settings.size("n_layers", at_least=0),
         num_heads=settings.size("n_heads"),
         mlp_dim=settings.size("hidden_dim"),
         max_positions=settings.size("max_position_embeddings"),

@@ -42,7 +42,7 @@ def config_of(settings: Settings) -> T5Config:
     return T5Config(
         vocab_size=settings.size("vocab_size"),
         model_dim=settings.size("d_model"),
-        num_layers=settings.size("num_layers"),
+        num_layers=settings.size("num_layers", at_least=0),
         num_heads=settings.size("num_heads"),
         head_dim=settings.size("d_kv"),
         mlp_dim=settings.size("d_ff"),
