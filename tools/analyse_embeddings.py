@@ -15,13 +15,12 @@ from pathlib import Path
 from de_jax import command
 from de_jax.data.text import input_policy
 from de_jax.evaluation import embedding_analysis
-from de_jax.evaluation.task import Policy, beir_tasks
+from de_jax.evaluation.task import Policy, beir_task
 from de_jax.files.folders import atomic_dir, require_replaceable
 from de_jax.files.outputs import write_json
 from de_jax.reports import embedding_plots, html_report
 from de_jax.settings import Seed, numeric
 from de_jax.training.run.run_folder import load_run
-from de_jax.types import InputError
 
 KIND = "analysis of embeddings"
 
@@ -29,24 +28,22 @@ KIND = "analysis of embeddings"
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
-    tasks = beir_tasks(args.dataset_dir, args.split)  # fails here, before the model loads
-    if len(tasks) > 1:
-        raise InputError(f"{args.dataset_dir} holds {len(tasks)} data sets; give the folder of one.")
+    task = beir_task(args.dataset_dir, args.split)  # fails here, before the model loads
     if args.out_dir:
         require_replaceable(args.out_dir, KIND)
     run = load_run(args.run_dir, args.step)
-    out_dir = args.out_dir or run.run_dir / "analysis" / f"{tasks[0].name}-{args.split}-{run.step}"
+    out_dir = args.out_dir or run.run_dir / "analysis" / f"{task.name}-{args.split}-{run.step}"
     require_replaceable(out_dir, KIND)
     policy = Policy(skip_empty=args.skip_empty, drop_identical_ids=not args.keep_identical_ids)
-    texts = embedding_analysis.embed(run, tasks[0], policy=policy, max_docs=args.max_docs, seed=args.seed)
+    texts = embedding_analysis.embed(run, task, policy=policy, max_docs=args.max_docs, seed=args.seed)
     analysis = embedding_analysis.analyse(texts, depth=args.depth, seed=args.seed)
-    about = {"run": str(args.run_dir), "step": run.step, "dataset": tasks[0].name, "split": args.split, "seed": args.seed}
+    about = {"run": str(args.run_dir), "step": run.step, "dataset": task.name, "split": args.split, "seed": args.seed}
     if args.max_docs:
         about["documents"] = f"a sample of {len(texts.docs):,} with all judged ones in it"
     with atomic_dir(out_dir, KIND) as temporary:
         pictures = embedding_plots.draw(analysis, temporary, seed=args.seed)
         write_json(temporary / "analysis.json", {**about, **analysis.numbers})
-        title = f"Embeddings of {run.run_dir.name} on {tasks[0].name}"
+        title = f"Embeddings of {run.run_dir.name} on {task.name}"
         html_report.write_embeddings(temporary / "report.html", title, about, analysis.numbers, pictures)
     print(json.dumps({"report": str(out_dir / "report.html"), **about, **analysis.numbers}))
 

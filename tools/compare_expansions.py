@@ -26,7 +26,7 @@ from de_jax.arguments import named
 from de_jax.data.text import input_policy
 from de_jax.evaluation import metrics, significance
 from de_jax.evaluation.report import Report, kept_ranking
-from de_jax.evaluation.task import Policy, Task, beir_tasks, evaluate
+from de_jax.evaluation.task import Policy, Task, beir_task, evaluate
 from de_jax.files import folders, outputs
 from de_jax.reports import expansion_plots, tables
 from de_jax.reports.expansion_plots import Line
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
     folders.require_replaceable(args.out_dir, KIND)
-    task = beir_tasks(args.dataset_dir, args.split)[0]
+    task = beir_task(args.dataset_dir, args.split)
     (measure,) = metrics.names_of([args.measure])
     expansions = {
         (form, number): Expansion(args.expansion, number, form, args.max_generated_length)

@@ -31,7 +31,7 @@ from de_jax.configurables import read_recipe
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.sides import Side
 from de_jax.evaluation import dev_scores, latency
-from de_jax.evaluation.task import Policy, beir_tasks, evaluate
+from de_jax.evaluation.task import Policy, beir_task, evaluate
 from de_jax.files import folders, outputs
 from de_jax.interop import any_model
 from de_jax.interop.pretrained import Pretrained
@@ -59,7 +59,7 @@ OWN_PROJECTION = {
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args, settings = _parse_args(argv)
-    task = beir_tasks(args.dataset_dir, args.test_split)[0]  # fails here, before anything is trained
+    task = beir_task(args.dataset_dir, args.test_split)  # fails here, before anything is trained
     queries = list(beir.read(args.dataset_dir, args.test_split, skip_empty=args.skip_empty).queries.texts)
     model, query_model = (args.out_dir / name for name in (daft_report.MODEL, QUERY_MODEL))
     if not model.exists():

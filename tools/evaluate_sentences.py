@@ -14,9 +14,8 @@ import sys
 
 from de_jax import arguments, command
 from de_jax.evaluation import first_ranks, sentences
-from de_jax.evaluation.task import beir_tasks, evaluate
+from de_jax.evaluation.task import beir_task, evaluate
 from de_jax.reports import tables
-from de_jax.types import InputError
 
 MEASURES = ("P@1",)
 
@@ -25,9 +24,7 @@ def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
     policy = arguments.policy(args)
-    task, *others = beir_tasks(args.dataset_dir, args.split)
-    if others:
-        raise InputError(f"{args.dataset_dir} holds {1 + len(others)} data sets; give one of them.")
+    task = beir_task(args.dataset_dir, args.split)
     run = arguments.run(args)
     ranks = {"dense": sentences.dense_ranks(run, task, policy, min_relevance=args.min_relevance)} if run else {}
     report = evaluate(task, policy, run)

@@ -29,7 +29,7 @@ from de_jax.retrieval.expanded_search import Expansion
 from de_jax.retrieval.index import Index
 from de_jax.retrieval.maxp import MaxPIndex, passages_of
 from de_jax.training.run.run_folder import Run
-from de_jax.types import Ranking
+from de_jax.types import InputError, Ranking
 
 FORMAT = f"de_jax {KIND} 6"
 """Changes where the same inputs come to give another report."""
@@ -93,6 +93,18 @@ def beir_tasks(dataset_dir: str | Path, split: str) -> list[Task]:
         return [task._replace(name=f"{folder.name}-{task.name}") for part in parts for task in beir_tasks(part, split)]
     qrels = beir.read_qrels(beir.find_qrels(folder, split))
     return [Task(folder.name, beir.find_file(folder, "corpus"), beir.find_file(folder, "queries"), qrels, split=split)]
+
+
+def beir_task(dataset_dir: str | Path, split: str) -> Task:
+    """The task of a BEIR folder that holds one data set.
+
+    Raises:
+        InputError: several data sets, or as of `beir_tasks`.
+    """
+    task, *others = beir_tasks(dataset_dir, split)
+    if others:
+        raise InputError(f"{dataset_dir} holds {1 + len(others)} data sets; give the folder of one.")
+    return task
 
 
 def evaluate(task: Task, policy: Policy, run: Run | None = None) -> Report:

@@ -6,10 +6,10 @@ import pytest
 from de_jax.data.text import beir
 from de_jax.evaluation import metrics
 from de_jax.evaluation.report import KIND, averaged, kept_ranking, kept_report
-from de_jax.evaluation.task import Policy, beir_tasks, bm25_results, evaluate
+from de_jax.evaluation.task import Policy, beir_task, beir_tasks, bm25_results, evaluate
 from de_jax.files import folders
 from de_jax.reports import tables
-from de_jax.tools import compare_runs, evaluate_beir, evaluate_trec
+from de_jax.tools import compare_expansions, compare_runs, daft, evaluate_beir, evaluate_trec
 from de_jax.types import InputError
 
 QRELS = {f"q{number}": {f"d{number}": 1, f"d{number + 1}": 2, f"d{number * 3 % 7}": 1} for number in range(7)}
@@ -31,6 +31,31 @@ def test_a_mean_of_reports_is_that_of_unrounded_scores():
     ]
     expected = (0.782351 + 0.782349 + 0.782353 + 0.1234567) / 4
     assert averaged("all", reports)["dense"]["ndcg@10"] == pytest.approx(expected, abs=1e-15)
+
+
+def test_a_folder_of_data_sets_is_not_one_of_them(tmp_path):
+    for name in ("a", "b"):
+        beir.write(tmp_path / name, [("d", "", "fox")], [("q", "fox")], {"test": {"q": {"d": 1}}})
+    assert beir_task(tmp_path / "a", "test").name == "a"
+    with pytest.raises(InputError, match="holds 2 data sets; give the folder of one"):
+        beir_task(tmp_path, "test")
+    compared = ["--runs", "a=/nowhere", f"--dataset_dir={tmp_path}", "--expansion=x", f"--out_dir={tmp_path / 'out'}"]
+    for tool, flags in ((compare_expansions, compared), (daft, ["--model=x", "--query_layers=1", f"--dataset_dir={tmp_path}"])):
+        with pytest.raises(InputError, match="holds 2 data sets"):
+            tool.main(flags)
+
+
+def test_half_widths_are_those_before_the_cut(tmp_path):
+    docs = [(f"d{number}", "", word) for number, word in enumerate(("fox", "wolf", "owl", "elk"))]
+    judged = {"q0": {"d0": 1}, "q1": {"d1": 1}, "q2": {"d0": 1}, "q3": {"d0": 1}}
+    queries = [(f"q{number}", word) for number, word in enumerate(("fox", "wolf", "owl", "elk"))]
+    beir.write(tmp_path / "ends", docs, queries, {"test": judged})
+    report = evaluate(beir_task(tmp_path / "ends", "test"), Policy(measures=["RR@1"]))
+    assert report["intervals"]["bm25"]["mrr@1"] == (0.0, 1.0)
+    assert report["half_widths"]["bm25"]["mrr@1"] == pytest.approx(0.9187, abs=1e-4)
+    assert tables.report_tables([report]).split()[-1] == "0.9187"
+    average = averaged("all", [report, report])
+    assert average["half_widths"]["bm25"]["mrr@1"] == pytest.approx(0.9187 / 2**0.5, abs=1e-4)
 
 
 def test_a_score_is_rounded_once_where_it_is_shown():
