@@ -132,6 +132,7 @@ def _import(args: argparse.Namespace, source: str, folder: Path) -> None:
         model=pretrained.model.with_dtype(args.dtype),
         query=Side(query, args.max_query_length),
         doc=Side(doc, args.max_doc_length),
+        origin=[source],
     )
 
 

@@ -247,7 +247,8 @@ def _cut(ranking: Ranking, query_ids: list[str], doc_ids: Sequence[str], policy:
 
 def settings_of_run(run: Run) -> dict[str, Any]:
     """The settings of a report that are the run's own."""
-    lengths = {"max_query_length": run.query.max_length, "max_doc_length": run.doc.max_length}
+    lengths: dict[str, Any] = {"max_query_length": run.query.max_length, "max_doc_length": run.doc.max_length}
+    lengths["max_passages"] = run.doc.max_passages if run.doc.max_passages > 1 else None
     return {"step": run.step, **lengths, "query_prompt": run.query.prompt or None, "doc_prompt": run.doc.prompt or None}
 
 
@@ -260,8 +261,8 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
     if run:
         settings |= settings_of_run(run)
         settings |= {name: getattr(policy, name) for name in ("embedding_dim", "passage_length", "passage_stride")}
-        if run.doc.max_passages > 1 and not policy.passage_length:
-            settings["max_passages"] = run.doc.max_passages
+        if policy.passage_length:
+            settings["max_passages"] = None
         settings["index"] = policy.index_choice
     if policy.expansion:
         settings["expansion"] = policy.expansion._asdict() | {"path": generated_queries.fingerprint(policy.expansion.path)}

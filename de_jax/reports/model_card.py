@@ -108,7 +108,7 @@ def model_card(
     head = _front_matter(format, name, sources, recipe, reports, license, is_known=bool(base_model))
     body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items() if text)
     towers = "one model for queries and documents" if set(run.params) == {"shared"} else "a query tower and a document tower"
-    made = "written by" if source else "trained with"
+    made = "trained with" if recipe else "written by"
     return f"---\n{head}\n---\n\n# {name}\n\nA dual encoder for dense retrieval, {towers}, {made} de_jax.\n\n{body}\n"
 
 
@@ -135,11 +135,10 @@ def _front_matter(
             dataset_split=report.get("split") or None,
             metric_type=_metric(measure),
             metric_name=measure,
-            metric_value=round(value, 4),
+            metric_value=round(report["dense"][measure], 4),
         )
-        for report in reports
-        if not _changed(report)
-        for measure, value in report.get("dense", {}).items()
+        for report, changed, measure in _score_rows(reports)
+        if not changed and "dense" in report
     ]
     loss = [f"loss:{_last(recipe['loss']['function'])}"] if _is_function(recipe.get("loss")) else []
     on_hub = [found for source in sources if (found := source if is_known else _name_on_hub(source))]
@@ -308,11 +307,10 @@ def _scores(reports: Sequence[Report]) -> str:
     """Each measure of each data set, with its 95 % confidence interval over queries."""
     systems = [system for system in SYSTEMS if any(system in report for report in reports)]
     rows = []
-    for report in reports:
-        name = ", ".join([f"{report['dataset']} {report.get('split', '')}".strip(), *_changed(report)])
-        for measure in report[systems[0]]:
-            cells = [_score(report, system, measure) for system in systems]
-            rows.append((name, f"{report['num_queries']:,}", f"{report['num_docs']:,}", measure, *cells))
+    for report, changed, measure in _score_rows(reports):
+        cells = [_score(report, system, measure) for system in systems]
+        counts = (f"{report[count]:,}" for count in ("num_queries", "num_docs"))
+        rows.append((", ".join([" ".join(_data_set(report)).strip(), *changed]), *counts, measure, *cells))
     if not rows:
         return ""
     names = {"dense": "this model", "bm25": "BM25", "fusion": "both, fused by rank"}
@@ -320,11 +318,37 @@ def _scores(reports: Sequence[Report]) -> str:
     return f"Means over queries, with 95 % confidence intervals (Student's t) in brackets.\n\n{table}"
 
 
-def _changed(report: Report) -> list[str]:
-    """The settings of a report that change the embeddings or the documents, in words."""
+def _score_rows(reports: Sequence[Report]) -> list[tuple[Report, list[str], str]]:
+    """The measures of each data set once, with the settings that set them apart: from the report that has the most systems."""
+    found: dict[Any, tuple[Report, list[str], str]] = {}
+    for report in reports:
+        changed = _changed(report, [other for other in reports if _data_set(other) == _data_set(report)])
+        systems = [system for system in SYSTEMS if system in report]
+        for measure in report[systems[0]]:
+            key = (*_data_set(report), report["num_queries"], report["num_docs"], *changed, measure)
+            if key not in found or len(systems) > sum(system in found[key][0] for system in SYSTEMS):
+                found[key] = (report, changed, measure)
+    return list(found.values())
+
+
+def _data_set(report: Report) -> tuple[str, str]:
+    return report["dataset"], report.get("split", "")
+
+
+def _changed(report: Report, same_data: Sequence[Report]) -> list[str]:
+    """The settings of a report that change the embeddings or the documents, and those in which reports on its data differ."""
     settings = report.get("settings", {})
     changed = [f"{key} {settings[key]}" for key in ("embedding_dim", "passage_length", "expansion") if key in settings]
-    return [*changed, f"index {settings['index']}"] if settings.get("index", "exact") != "exact" else changed
+    changed += [f"index {settings['index']}"] if settings.get("index", "exact") != "exact" else []
+    for key, usual in _USUAL.items():
+        given = {other["settings"][key] for other in same_data if key in other.get("settings", {})}
+        if len(given) > 1 and settings.get(key, usual) != usual:
+            changed.append(f"{key} {settings[key]}")
+    return changed
+
+
+_USUAL = {"identical_ids": "dropped", "skip_empty": False, "k1": 0.9, "b": 0.4}
+"""Settings of a report and their defaults. Tools without BEIR's rule for identical ids keep them, which alone is no change."""
 
 
 def _score(report: Report, system: str, measure: str) -> str:

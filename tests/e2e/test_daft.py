@@ -15,6 +15,7 @@ from de_jax.data.text import beir
 from de_jax.tools import daft, measure_query_latency
 from de_jax.training.run.run_folder import complete_steps, load_run
 from de_jax.training.run.run_log import read_metrics
+from de_jax.training.run.run_settings import origins
 from de_jax.types import InputError
 
 SMALL = ["--gin.make_mesh.data=1", "--max_query_length=16", "--max_doc_length=16", "--batch_size=8", "--num_calls=3"]
@@ -81,6 +82,7 @@ def test_one_command_gives_a_pair_of_towers_and_pictures(folders, tmp_path, caps
     assert {row["batch_size"] for row in light["latency"]} == {1, 32}
     for picture in ("tradeoff", "alignment", "towers"):
         assert (tmp_path / f"{picture}.png").stat().st_size > 5000
+    assert origins(tmp_path / "0_layers" / "tuned") == [str(folders / "model")]
     before, aligned, tuned = (load_run(tmp_path / folder) for folder in ("model", "0_layers/aligned", "0_layers/tuned"))
     assert (aligned.model.query.encoder.num_layers, aligned.model.doc.encoder.num_layers) == (0, 1)
     for part in ("embedder", "encoder"):  # the document tower has not moved by one bit

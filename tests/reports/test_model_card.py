@@ -69,7 +69,11 @@ def test_scores_of_other_prompts_are_left_out_and_those_of_fewer_dimensions_are_
     copy = shutil.copytree(run_dir, tmp_path / "run")
     (kept,) = (copy / "evaluations").glob("*/result.json")
     report = json.loads(kept.read_text())
-    for name, changed in (("prompt", {"query_prompt": "whale "}), ("short", {"embedding_dim": 4})):
+    for name, changed in (
+        ("prompt", {"query_prompt": "whale "}),
+        ("passages", {"max_passages": 3}),
+        ("short", {"embedding_dim": 4}),
+    ):
         folder = copy / "evaluations" / f"tiny-{name}"
         folder.mkdir()
         (folder / "result.json").write_text(json.dumps(report | {"settings": report["settings"] | changed}))
@@ -77,6 +81,35 @@ def test_scores_of_other_prompts_are_left_out_and_those_of_fewer_dimensions_are_
     card = loaded(tmp_path / "card")
     assert len(card.data.eval_results) == len(report["dense"])
     assert card.text.count("| tiny test |") == card.text.count("| tiny test, embedding_dim 4 |") == len(report["dense"])
+
+
+def test_scores_stand_once_and_those_by_other_settings_are_named(run_dir, tmp_path):
+    copy = shutil.copytree(run_dir, tmp_path / "run")
+    (kept,) = (copy / "evaluations").glob("*/result.json")
+    report = json.loads(kept.read_text())
+    alone = {name: value for name, value in report.items() if name not in ("bm25", "fusion")}
+    changed = alone | {"dense": dict.fromkeys(report["dense"], 0.125)}
+    usual = {name: value for name, value in report["settings"].items() if name not in ("k1", "b")}
+    for name, settings, one in (
+        ("0", {}, alone),
+        ("kept", {"identical_ids": "kept"}, changed),
+        ("skip", {"skip_empty": True}, changed),
+    ):
+        folder = copy / "evaluations" / f"tiny-{name}"
+        folder.mkdir()
+        (folder / "result.json").write_text(json.dumps(one | {"settings": usual | settings}))
+    model_card.export(load_run(copy, 7), tmp_path / "card", "sentence_transformers")
+    card = loaded(tmp_path / "card")
+    values = sorted(result.metric_value for result in card.data.eval_results)
+    assert values == sorted(round(value, 4) for value in report["dense"].values())
+    for name in ("", ", identical_ids kept", ", skip_empty True"):
+        assert card.text.count(f"| tiny test{name} |") == len(report["dense"])
+    assert f"{report['bm25']['ndcg@10']:.4f}" in card.text, "of the same scores, those beside BM25's"
+
+
+def test_ids_that_a_command_always_keeps_are_no_change(run_dir):
+    report = {"dataset": "tiny", "num_docs": 1, "num_queries": 1, "settings": {"identical_ids": "kept"}, "dense": {"mrr@10": 0.5}}
+    assert model_card._score_rows([report]) == [(report, [], "mrr@10")]
 
 
 def test_the_text_says_data_loss_recipe_scores_and_commands_and_no_folder_of_this_machine(run_dir, tmp_path, dataset_dir):
@@ -127,11 +160,13 @@ def test_a_run_of_an_imported_model_names_it(run_dir, tmp_path):
     described = {"model": run.model, "query": run.query, "doc": run.doc}
     write_run(tmp_path / "imported", run.params, **described, origin=["intfloat/e5-base"])
     assert run_settings.origins(tmp_path / "imported") == ["intfloat/e5-base"]
+    assert ", written by de_jax." in model_card.model_card(load_run(tmp_path / "imported"), "safetensors", name="imported")
     write_run(tmp_path / "tuned", run.params, **described)
     (tmp_path / "tuned" / "recipe.json").write_text(json.dumps({"initialization": {"init_from": str(tmp_path / "imported")}}))
     assert run_settings.origins(tmp_path / "tuned") == ["intfloat/e5-base"]
     text = model_card.model_card(load_run(tmp_path / "tuned"), "safetensors", name="tuned")
     assert "| started from | `intfloat/e5-base` |" in text
+    assert ", trained with de_jax." in text
     assert "base_model" not in text  # nothing shows that the hub has a model of that name
 
 
