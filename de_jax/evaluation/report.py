@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from de_jax.types import InputError
 
 Report = dict[str, Any]
 """A JSON object: the data set, the settings, and the measures of "dense", "bm25" and "fusion", each if it was asked for. With at
-least 2 queries, "intervals" holds the 95 % confidence interval of each measure."""
+least 2 queries, "intervals" holds the 95 % confidence interval of each measure, and "half_widths" half its width before it was cut
+to the range of the measure."""
 
 SYSTEMS = ("dense", "bm25", "fusion")
 RESULT_FILE = "result.json"
@@ -60,6 +61,7 @@ def kept_report(evaluation_dir: str | Path, names: Sequence[str]) -> Report:
             **dict.fromkeys(_COUNTS, schema.integer()),
             **dict.fromkeys(SYSTEMS, scores),
             "intervals": schema.Maybe(schema.map_of(schema.map_of(ends))),
+            "half_widths": schema.Maybe(schema.map_of(schema.map_of(schema.number()))),
         }
     )
     report: Report = schema.read(folder / RESULT_FILE, kept, mend=_MEND)
@@ -98,18 +100,18 @@ def averaged(name: str, reports: Sequence[Report]) -> Report:
     }
     counts = {count: sum(report[count] for report in reports) for count in _COUNTS}
     average = {"dataset": name, **counts, **means}
-    if any("intervals" not in report for report in reports):
+    if any("half_widths" not in report for report in reports):
         return average
-    intervals = {
-        system: {
-            measure: significance.interval_of_average(
-                [report[system][measure] for report in reports], [report["intervals"][system][measure] for report in reports]
-            )
-            for measure in means[system]
+
+    def of_each(of_average: Callable[..., Any], *parts: str) -> dict[str, dict[str, Any]]:
+        return {
+            system: {name: of_average(*([report[part][system][name] for report in tables] for part in parts)) for name in found}
+            for system, found in means.items()
         }
-        for system in systems
-    }
-    return {**average, "intervals": intervals}
+
+    tables = [{**report, "means": report} for report in reports]
+    intervals = of_each(significance.interval_of_average, "means", "intervals", "half_widths")
+    return {**average, "intervals": intervals, "half_widths": of_each(significance.half_width_of_average, "half_widths")}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -45,6 +45,23 @@ class Spread(NamedTuple):
     num_seeds: int
 
 
+def half_width(values: Sequence[float]) -> float:
+    """Half the width of the `confidence_interval` of a mean before it is cut.
+
+    Example:
+        >>> round(half_width([0.0, 0.0, 1.0, 1.0]), 4)
+        0.9187
+
+    Raises:
+        InputError: fewer than 2 queries.
+    """
+    from scipy import stats
+
+    if len(values) < 2:
+        raise InputError(f"{len(values)} query is too few for a significance test; score at least 2.")
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+
+
 def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     """The 95 % confidence interval of the mean of a measure over queries, by Student's t distribution (Sakai 2014, section 3).
 
@@ -63,29 +80,30 @@ def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     Raises:
         InputError: fewer than 2 queries.
     """
-    from scipy import stats
-
-    if len(values) < 2:
-        raise InputError(f"{len(values)} query is too few for a significance test; score at least 2.")
-    mean = math.fsum(values) / len(values)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    mean, half = math.fsum(values) / len(values), half_width(values)
     return _within_range(mean - half, mean + half, values)
 
 
-def half_width(mean: float, interval: Sequence[float]) -> float:
-    """Half the width of a `confidence_interval` before it was cut to the range of its measure."""
-    return max(mean - interval[0], interval[1] - mean)
-
-
-def interval_of_average(means: Sequence[float], intervals: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """The confidence interval of the average of several sets' means, given those of the sets, whose queries are independent.
+def half_width_of_average(half_widths: Sequence[float]) -> float:
+    """`half_width` of the average of several sets' means, given those of the sets, whose queries are independent.
 
     Example:
-        >>> [round(end, 4) for end in interval_of_average([0.5, 0.8], [(0.4, 0.6), (0.7, 0.9)])]
+        >>> round(half_width_of_average([0.1, 0.1]), 4)
+        0.0707
+    """
+    return math.hypot(*half_widths) / len(half_widths)
+
+
+def interval_of_average(
+    means: Sequence[float], intervals: Sequence[Sequence[float]], half_widths: Sequence[float]
+) -> tuple[float, float]:
+    """The confidence interval of the average of several sets' means; cut to [0, 1] where those of the sets are in that range.
+
+    Example:
+        >>> [round(end, 4) for end in interval_of_average([0.5, 0.8], [(0.4, 0.6), (0.7, 0.9)], [0.1, 0.1])]
         [0.5793, 0.7207]
     """
-    mean = math.fsum(means) / len(means)
-    half = math.hypot(*map(half_width, means, intervals)) / len(means)
+    mean, half = math.fsum(means) / len(means), half_width_of_average(half_widths)
     return _within_range(mean - half, mean + half, [end for interval in intervals for end in interval])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -216,14 +216,14 @@ def _score(task: Task, policy: Policy, run: Run | None) -> tuple[Report, dict[st
     values = {system: score(found, task, policy) for system, found in results.items()}
     report |= {"settings": _settings(policy, run)} | {system: metrics.means(of_queries) for system, of_queries in values.items()}
     if all(len(of_queries) > 1 for of_queries in values.values()):
-        report["intervals"] = {system: _intervals(of_queries) for system, of_queries in values.items()}
+        for name, of_mean in (("intervals", significance.confidence_interval), ("half_widths", significance.half_width)):
+            report[name] = {system: _of_means(of_mean, of_queries) for system, of_queries in values.items()}
     return report | ({"cost": cost} if policy.expansion and cost else {}), results
 
 
-def _intervals(values: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float, float]]:
-    """The confidence interval of each measure."""
-    names = next(iter(values.values()))
-    return {name: significance.confidence_interval([query[name] for query in values.values()]) for name in names}
+def _of_means(of_mean: Callable[[Sequence[float]], Any], values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """`of_mean` of each measure, given the values of its queries."""
+    return {name: of_mean([query[name] for query in values.values()]) for name in next(iter(values.values()))}
 
 
 def _stores(run: Run, task: Task, policy: Policy) -> tuple[TokenStore, TokenStore]:

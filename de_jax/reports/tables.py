@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from de_jax.evaluation.report import SYSTEMS, Report
-from de_jax.evaluation.significance import half_width
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -31,7 +30,7 @@ def report_tables(reports: Sequence[Report]) -> str:
     The last column is half the width of the first system's confidence interval, where a report has one.
     """
     systems = [system for system in SYSTEMS if any(system in report for report in reports)]
-    has_intervals = any("intervals" in report for report in reports)
+    has_intervals = any("half_widths" in report for report in reports)
     tables = []
     for measure in reports[0][systems[0]]:
         rows = []
@@ -61,5 +60,5 @@ def design_tables(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _half_width(report: Report, system: str, measure: str) -> str:
-    interval = report.get("intervals", {}).get(system, {}).get(measure)
-    return "" if interval is None else f"{half_width(report[system][measure], interval):.4f}"
+    half = report.get("half_widths", {}).get(system, {}).get(measure)
+    return "" if half is None else f"{half:.4f}"
