@@ -5,19 +5,29 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from de_jax.command import Parser
 from de_jax.data.text import input_policy
 from de_jax.data.text.sides import Side
 from de_jax.data.text.table_files import Table
 from de_jax.data.text.tokenizing import with_prompt
 from de_jax.evaluation import metrics
 from de_jax.evaluation.task import Policy
-from de_jax.retrieval import expanded_search, faiss_index
+from de_jax.retrieval import expanded_search, faiss_index, milvus_index
 from de_jax.retrieval.expanded_search import Expansion
 from de_jax.retrieval.parts import Part
 from de_jax.settings import NonNegativeFloat, Share, numeric
 from de_jax.training.mesh import distributed
 from de_jax.training.run.run_folder import Run, load_run
 from de_jax.types import InputError
+
+OF_EXPANSION = ("expand_as", "num_generated", "max_generated_length")
+OF_RUN = (
+    *("step", "max_query_length", "max_doc_length", "max_passages", "query_prompt", "doc_prompt", "embedding_dim"),
+    *("index", "nprobe", "ef_search", "faiss_device", "faiss_gpu_mode", "faiss_float16", "faiss_on_disk"),
+    *("passage_length", "passage_stride", "expand_as", "max_generated_length", "no_bm25"),
+)
+"""Flags of `add` without a meaning for BM25 alone, which reads whole documents, generated queries behind them."""
+OF_BM25 = ("k1", "b")
 
 
 def add(parser: argparse.ArgumentParser, *, measures: Sequence[str] = (), beir: bool = False) -> None:
@@ -60,6 +70,29 @@ def add_expansion(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> 
     )
     parser.add_argument("--num_generated", type=int, default=10, help="generated queries used per document (default 10)")
     parser.add_argument("--max_generated_length", type=int, default=32, help="tokens of a generated query (default 32)")
+
+
+def parsed(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments of a command that has the flags of `add` or `add_expansion`; see `check`."""
+    args = parser.parse_args(argv)
+    check(parser, args)
+    return args
+
+
+def check(parser: Parser, args: argparse.Namespace) -> None:
+    """Refuses flags of `add` or `add_expansion` that have no meaning beside the others.
+
+    Raises:
+        InputError: a flag of the run without one, of BM25 where it is left out, or of document expansion without generated queries.
+    """
+    if not args.expansion:
+        parser.refuse_without(args, OF_EXPANSION, "--expansion")
+    if not hasattr(args, "no_bm25"):  # `add_expansion` alone
+        return
+    if args.run_dir is None:
+        parser.refuse_without(args, OF_RUN, "--run_dir")
+    if args.no_bm25:
+        parser.refuse(args, OF_BM25, beside="--no_bm25")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +181,12 @@ def policy(args: argparse.Namespace) -> Policy:
     depth = metrics.default_depth(measures) if args.depth is None else args.depth
     if depth < deepest or depth < 1:
         raise InputError(f"--depth is {depth}; ask for at least {max(1, deepest)} documents, the depth of the measures.")
-    search = search_options(args)
+    search, expanded = search_options(args), expansion(args)
+    if args.index.startswith(milvus_index.PREFIX) and (args.embedding_dim or (expanded and expanded.is_typical)):
+        raise InputError(
+            "Milvus holds embeddings as the model gives them; leave --embedding_dim and --expand_as=typical out, or take another "
+            "--index."
+        )
     faiss_index.index_builder(args.index, search)
     if args.passage_stride and not args.passage_length:
         raise InputError("--passage_stride is for passages; give --passage_length too.")
@@ -167,7 +205,7 @@ def policy(args: argparse.Namespace) -> Policy:
         passage_stride=args.passage_stride,
         index_choice=args.index,
         search=search,
-        expansion=expansion(args),
+        expansion=expanded,
     )
 
 

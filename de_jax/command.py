@@ -96,6 +96,11 @@ class Parser(argparse.ArgumentParser):
         if given := [name for name in names if getattr(args, name) != self.get_default(name)]:
             raise InputError(f"--{given[0]} changes nothing beside {beside}; leave one of them out.")
 
+    def refuse_without(self, args: argparse.Namespace, names: Collection[str], flag: str) -> None:
+        """Refuses these arguments where another flag is not given, without which they have no meaning."""
+        if given := [name for name in names if getattr(args, name) != self.get_default(name)]:
+            raise InputError(f"--{given[0]} changes nothing without {flag}; give both, or leave --{given[0]} out.")
+
     def _local(self, text: str) -> str:
         """A path here; the copy of an address is fetched later."""
         if buckets.foreign(text):

@@ -10,6 +10,7 @@ import pytest
 from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 
 from de_jax import command, configurables
+from de_jax.arguments import OF_EXPANSION, OF_RUN, parsed
 from de_jax.cli import VERBS
 from de_jax.settings import Seed, numeric
 from de_jax.tools import completion
@@ -66,6 +67,12 @@ def test_every_number_of_every_command_has_a_range(verb):
         ("search", ["--dataset_dir=x", "--run_dir=", "--query=fox"], "--run_dir is empty; give a value"),
         ("import_pairs", ["x.csv", "--model=m", "--out_dir=o", "--dev_table=y.csv", "--dev_fraction=0.5"],
          "--dev_fraction changes nothing beside --dev_table"),
+        ("evaluate_beir", ["--dataset_dir=x", "--run_dir=r", "--num_generated=3"],
+         "--num_generated changes nothing without --expansion; give both, or leave --num_generated out"),
+        ("encode_corpus", ["--dataset_dir=x", "--run_dir=r", "--out_dir=o", "--expand_as=typical"],
+         "--expand_as changes nothing without --expansion"),
+        ("evaluate_trec", ["--qrels=x", "--topics=x", "--corpus=x", "--no_bm25"], "--no_bm25 changes nothing without --run_dir"),
+        ("evaluate_beir", ["--dataset_dir=x", "--run_dir=r", "--no_bm25", "--k1=1"], "--k1 changes nothing beside --no_bm25"),
     ],
 )  # fmt: skip
 def test_empty_paths_and_flags_without_effect_are_refused(verb, arguments, sentence, tmp_path, monkeypatch):
@@ -73,6 +80,19 @@ def test_empty_paths_and_flags_without_effect_are_refused(verb, arguments, sente
     (tmp_path / "x.csv").write_text("query,doc\na,b\n")
     with pytest.raises(InputError, match=sentence):
         importlib.import_module(VERBS[verb][0]).main(arguments)
+
+
+def test_every_flag_of_a_run_is_refused_without_one():
+    parser = parser_of("evaluate_beir")
+    (of_run,) = [group._group_actions for group in parser._action_groups if group.title == "the run"]
+    assert {action.dest for action in of_run} - {"run_dir"} <= set(OF_RUN)
+    for action in parser._actions:
+        if action.dest in OF_RUN:
+            value = action.choices[-1] if action.choices else "3"
+            flag = action.option_strings[-1] if action.nargs == 0 else given(action, value)
+            more = ["--expansion=x"] if action.dest in OF_EXPANSION else []
+            with pytest.raises(InputError, match=f"^--{action.dest} changes nothing without --run_dir; give both"):
+                parsed(parser, ["--dataset_dir=x", flag, *more])
 
 
 @pytest.mark.parametrize("name", ["n" * 300, "loop/x"])

@@ -83,7 +83,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     input_policy.add_flags(parser)
     arguments.add_shard(parser)
     arguments.add_expansion(parser)
-    return parser.parse_args(argv)
+    return arguments.parsed(parser, argv)
 
 
 if __name__ == "__main__":

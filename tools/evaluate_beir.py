@@ -48,7 +48,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     datasets.add_argument("--dataset_dirs", nargs="+", help="several BEIR folders; one row of the table each")
     parser.add_argument("--split", default="test", help="split of the judgements (default test)")
     arguments.add(parser, measures=metrics.MEASURES, beir=True)
-    return parser.parse_args(argv)
+    return arguments.parsed(parser, argv)
 
 
 if __name__ == "__main__":

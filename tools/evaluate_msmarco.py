@@ -42,7 +42,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--kind", default="passages", choices=msmarco.KINDS, help="passages or documents (default passages)")
     parser.add_argument("--split", default="dev.small", help="split of queries and judgements (default dev.small)")
     arguments.add(parser)
-    return parser.parse_args(argv)
+    return arguments.parsed(parser, argv)
 
 
 if __name__ == "__main__":

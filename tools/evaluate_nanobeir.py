@@ -61,7 +61,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     datasets.add_argument("--hub_name", help="a data set to fetch from the Hugging Face hub")
     parser.add_argument("--sets", nargs="+", help="names of sets, such as NanoNQ; default all in the folder")
     arguments.add(parser, measures=MEASURES)
-    return parser.parse_args(argv)
+    return arguments.parsed(parser, argv)
 
 
 if __name__ == "__main__":

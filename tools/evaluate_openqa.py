@@ -40,7 +40,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--dataset_dir", type=Path, required=True, help="corpus and queries in the BEIR layout")
     parser.add_argument("--answers", help="jsonl of _id and answers; default answers.jsonl of the data set, plain or .gz")
     arguments.add(parser, measures=answers.MEASURES)
-    return parser.parse_args(argv)
+    return arguments.parsed(parser, argv)
 
 
 if __name__ == "__main__":

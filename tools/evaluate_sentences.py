@@ -44,7 +44,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--split", default="test", help="split of the judgements (default test)")
     parser.add_argument("--out_ranks", help="keep the rank of each query's first correct sentence in this JSON file")
     arguments.add(parser, measures=MEASURES)
-    return parser.parse_args(argv)
+    return arguments.parsed(parser, argv)
 
 
 if __name__ == "__main__":

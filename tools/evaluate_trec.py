@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.run_file:
         parser.refuse_others(args, "--run_file", used=("run_file", "qrels", "measures", "min_relevance"))
+    arguments.check(parser, args)
     policy = arguments.policy(args)
     qrels = beir.read_qrels(args.qrels)
     if args.run_file:

@@ -267,6 +267,8 @@ def test_a_prompt_stands_before_every_text(trained, dataset_dir, tmp_path, print
         (["--measures", "nDGC@10"], "measure 'nDGC@10' is unknown"),
         (["--min_relevance", "0"], "--min_relevance is 0; it must be at least 1"),
         (["--passage_stride", "4"], "give --passage_length too"),
+        (["--index=milvus:x.db", "--embedding_dim=2"], "Milvus holds embeddings as the model gives them; leave --embedding_dim"),
+        (["--index=milvus:x.db", "--expansion=x", "--expand_as=typical"], "Milvus holds embeddings as the model gives them"),
     ],
 )
 def test_bad_flags_are_refused_before_a_model_loads(dataset_dir, flags, message):
