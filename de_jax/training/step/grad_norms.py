@@ -27,7 +27,7 @@ def group_norms(params: Params, groups: Mapping[str, str] | str | None, whole: P
         whole: the model's, where `params` are a part of them.
 
     Raises:
-        InputError: a pattern matches nothing, a string other than `THIRDS`, or nothing that `THIRDS` name.
+        InputError: a pattern matches nothing, a string other than `THIRDS`, or `THIRDS` that are all empty.
     """
     if isinstance(groups, str) and groups != THIRDS:
         raise InputError(
@@ -53,7 +53,7 @@ def thirds(params: Params, whole: Params | None = None) -> dict[str, str]:
     layers some thirds hold none; a group without parameters is left out.
 
     Args:
-        params: those that are grouped.
+        params: the parameters to group.
         whole: the model's, whose layers are counted; by default `params`.
 
     Raises:
