@@ -71,7 +71,9 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
             aligned.measure(0, run.state.all_params)
         hooks.append(aligned)
     for name, mined in data.all_mined.items():
+        mines_in = None
         if negatives.miner and negatives.mine_every_steps:
+            mines_in = run.run_dir
             hooks.append(
                 MineNegatives(
                     run_at[name],
@@ -84,7 +86,7 @@ def make_hooks(recipe: Recipe, data: TrainingSet, run: Session, best: Checkpoint
                 )
             )
         if between := negatives.steps_between_looks():
-            own_sinks, mines_in = [_naming(name, sink) for sink in sinks], run.run_dir if negatives.mine_every_steps else None
+            own_sinks = [_naming(name, sink) for sink in sinks]
             hooks.append(FollowNegatives(mined, every_steps=between, run_dir=mines_in, sinks=own_sinks))
     save = run.save(
         log,

@@ -261,8 +261,6 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
     if run:
         settings |= settings_of_run(run)
         settings |= {name: getattr(policy, name) for name in ("embedding_dim", "passage_length", "passage_stride")}
-        if policy.passage_length:
-            settings["max_passages"] = None
         settings["index"] = policy.index_choice
     if policy.expansion:
         settings["expansion"] = policy.expansion._asdict() | {"path": generated_queries.fingerprint(policy.expansion.path)}

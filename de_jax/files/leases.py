@@ -92,7 +92,7 @@ class Lease:
         self._waits, self._is_told = waits, False
         self._last_session = mirror_record.beside(path, ".session")
         self._stop = threading.Event()
-        self._is_lost = False
+        self._is_lost, self._written_at = False, 0.0
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     def take(self) -> bool:
@@ -136,6 +136,7 @@ class Lease:
         if not self._objects.create("", self._body()):
             self._refuse(self._read() or {})
             return False
+        self._written_at = time.time()
         return self._is_settled()
 
     def _overtake(self, found: dict[str, Any], was_ours: bool) -> bool:
@@ -187,8 +188,10 @@ class Lease:
                 self._write()
 
     def _is_own(self, found: dict[str, Any] | None) -> bool:
-        """Whether a lease is this process's; an absent one is not, as another one has taken and freed it."""
-        return found is not None and found.get("session") == self._session
+        """Whether a lease is this process's; an absent one is not after a silence, in which another one took and freed it."""
+        if found is None:
+            return time.time() - self._written_at < LEASE_SECONDS  # by the clock on the wall, which goes on where a machine sleeps
+        return found.get("session") == self._session
 
     def _read(self) -> dict[str, Any] | None:
         data = self._objects.read("")
@@ -200,6 +203,7 @@ class Lease:
     def _write(self) -> None:
         self._beat += 1
         self._objects.write("", self._body())
+        self._written_at = time.time()
 
     def _body(self, *, is_free: bool = False) -> bytes:
         owner = f"process {os.getpid()} on {socket.gethostname()}"

@@ -40,7 +40,7 @@ class FollowNegatives:
         if step % self._every_steps:
             return None
         within = None if self._run_dir else LOOK_SECONDS
-        newest = self._mined.newer(within, self._later(step)) if distributed.is_first() else None
+        newest = self._mined.newer(within, lambda: self._later(step)) if distributed.is_first() else None
         number = distributed.agreed_number(newest or 0)
         if number and distributed.all_agree(self._mined.accepts(number, within)):
             first_step = max(step + BATCHES_AHEAD, self._mined.switches[-1].step + 1)

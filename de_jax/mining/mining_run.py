@@ -197,11 +197,11 @@ def own_generations(mined: MinedNegatives, run_dir: Path) -> dict[int, Mapping[s
     """The manifests of the generations that a run's checkpoints mined, by number; not those of a warm-up, for example."""
     own = by_run(run_dir, mined.negatives_dir)
 
-    def isown_generations(manifest: Mapping[str, Any]) -> bool:
+    def is_own(manifest: Mapping[str, Any]) -> bool:
         named = _RUN if _RUN in manifest else "mined_by"  # of earlier versions
         return manifest.get(named, own[named]) == own[named]
 
-    return {number: manifest for number, manifest in mined.manifests().items() if isown_generations(manifest)}
+    return {number: manifest for number, manifest in mined.manifests().items() if is_own(manifest)}
 
 
 def by_run(run_dir: str | Path, negatives_dir: str | Path) -> dict[str, str]:

@@ -319,13 +319,14 @@ def _scores(reports: Sequence[Report]) -> str:
 
 
 def _score_rows(reports: Sequence[Report]) -> list[tuple[Report, list[str], str]]:
-    """The measures of each data set once, with the settings that set them apart: from the report that has the most systems."""
+    """The measures of each data set with the settings that set them apart; equal scores once, by the report with most systems."""
     found: dict[Any, tuple[Report, list[str], str]] = {}
     for report in reports:
         changed = _changed(report, [other for other in reports if _data_set(other) == _data_set(report)])
         systems = [system for system in SYSTEMS if system in report]
         for measure in report[systems[0]]:
-            key = (*_data_set(report), report["num_queries"], report["num_docs"], *changed, measure)
+            counts = (report["num_queries"], report["num_docs"])
+            key = (*_data_set(report), *counts, *changed, measure, report[systems[0]][measure])
             if key not in found or len(systems) > sum(system in found[key][0] for system in SYSTEMS):
                 found[key] = (report, changed, measure)
     return list(found.values())
@@ -338,7 +339,7 @@ def _data_set(report: Report) -> tuple[str, str]:
 def _changed(report: Report, same_data: Sequence[Report]) -> list[str]:
     """The settings of a report that change the embeddings or the documents, and those in which reports on its data differ."""
     settings = report.get("settings", {})
-    changed = [f"{key} {settings[key]}" for key in ("embedding_dim", "passage_length", "expansion") if key in settings]
+    changed = [f"{key} {settings[key]}" for key in _SET_APART if key in settings]
     changed += [f"index {settings['index']}"] if settings.get("index", "exact") != "exact" else []
     for key, usual in _USUAL.items():
         given = {other["settings"][key] for other in same_data if key in other.get("settings", {})}
@@ -347,6 +348,7 @@ def _changed(report: Report, same_data: Sequence[Report]) -> list[str]:
     return changed
 
 
+_SET_APART = ("embedding_dim", "passage_length", "passage_stride", "nprobe", "ef_search", "expansion")
 _USUAL = {"identical_ids": "dropped", "skip_empty": False, "k1": 0.9, "b": 0.4}
 """Settings of a report and their defaults. Tools without BEIR's rule for identical ids keep them, which alone is no change."""
 

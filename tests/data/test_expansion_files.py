@@ -13,6 +13,7 @@ from de_jax.data.expansion.generated_queries import (
     ExpansionWriter,
     iter_released,
     read_expansion,
+    read_plan,
     write_released,
 )
 from de_jax.data.expansion.query_texts import queries_by_row
@@ -143,6 +144,10 @@ def test_files_of_one_name_are_told_apart(tmp_path):
         file.write_text(f"d{i}\tx\n")
     write = functools.partial(write_released, corpus=tmp_path / "corpus.jsonl", folder=tmp_path / "out", about={})
     assert write(files) == write(files) == 2
+    assert isinstance(read_plan(tmp_path / "out")["predictions"], list)
+    shutil.copy(files[0], tmp_path / "alone.tsv")
+    write([tmp_path / "alone.tsv"], folder=tmp_path / "other")
+    assert list(read_plan(tmp_path / "other")["predictions"]) == ["alone.tsv"]  # as earlier versions wrote it
     files[0].write_text("d0\tanother\n")
     for changed in (files, files[::-1]):
         with pytest.raises(InputError, match="predictions"):

@@ -378,7 +378,26 @@ def test_a_trainer_that_was_overtaken_learns_it_also_after_the_other_one_ended(b
         first.check()
     first._stop.clear()
     monkeypatch.setattr(leases, "BEAT_SECONDS", 0.0)
+    timer = threading.Timer(1.0, first._stop.set)
+    timer.start()
     first._keep()
+    timer.cancel()
+    assert bucket() == set()
+
+
+def test_a_lease_that_its_holder_frees_is_not_lost_meanwhile(bucket, monkeypatch):
+    lease = leases.Lease(buckets.path_of(RUN) / ".train.lock", f"training in {RUN}")
+    lease.take()
+    remove, checked = buckets.Objects.remove, []
+
+    def removed(self, names):
+        remove(self, names)
+        lease.check()  # by an upload in another thread
+        checked.append(names)
+
+    monkeypatch.setattr(buckets.Objects, "remove", removed)
+    lease.release(is_all_sent=True)
+    assert checked
     assert bucket() == set()
 
 

@@ -107,6 +107,18 @@ def test_scores_stand_once_and_those_by_other_settings_are_named(run_dir, tmp_pa
     assert f"{report['bm25']['ndcg@10']:.4f}" in card.text, "of the same scores, those beside BM25's"
 
 
+def test_other_scores_by_the_same_settings_are_all_listed():
+    report = {"dataset": "tiny", "num_docs": 1, "num_queries": 1, "settings": {}, "dense": {"mrr@10": 0.5}}
+    other = report | {"dense": {"mrr@10": 0.75}}  # of mended judgements, for example
+    searched = [report | {"settings": {"index": "IVF4,Flat", "nprobe": nprobe}} for nprobe in (1, 4)]
+    rows = model_card._score_rows([report, other, report, *searched])
+    assert [(found["dense"]["mrr@10"], changed) for found, changed, _ in rows] == [
+        (0.5, []),
+        (0.75, []),
+        *((0.5, [f"nprobe {nprobe}", "index IVF4,Flat"]) for nprobe in (1, 4)),
+    ]
+
+
 def test_ids_that_a_command_always_keeps_are_no_change(run_dir):
     report = {"dataset": "tiny", "num_docs": 1, "num_queries": 1, "settings": {"identical_ids": "kept"}, "dense": {"mrr@10": 0.5}}
     assert model_card._score_rows([report]) == [(report, [], "mrr@10")]

@@ -158,7 +158,9 @@ def write_released(
     """
     corpus_ids, num_docs = _TextIds(corpus, skip_empty=skip_empty), 0
     input_policy.tell_skipped(corpus, corpus_ids.empty)
-    sources = [[Path(path).name, outputs.sha256_of(path)] for path in paths]  # in the order that they are read in
+    read = [[Path(path).name, outputs.sha256_of(path)] for path in paths]
+    names = {name for name, _ in read}
+    sources: Any = dict(read) if len(names) == len(read) else read  # files of one name in several folders
     with outputs.in_turn(Path(folder)):
         writer = ExpansionWriter(folder, {**about, "predictions": sources, "docs_per_part": docs_per_part})
         if writer.is_complete:

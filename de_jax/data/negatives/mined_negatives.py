@@ -15,7 +15,7 @@ import json
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent import futures
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,7 +179,7 @@ class MinedNegatives:
                 return held
         return None
 
-    def newer(self, within: float | None = None, without: Set[int] = frozenset()) -> int | None:
+    def newer(self, within: float | None = None, without: Callable[[], Set[int]] = frozenset) -> int | None:
         """The newest generation beyond the last switch's that is whole and fits the training pairs.
 
         Each other generation is skipped with one warning. If its folder changes later, for example by the end of a copy, it is read
@@ -187,10 +187,11 @@ class MinedNegatives:
 
         Args:
             within: seconds to wait for the generation to be read. After that None is returned, and a later call finds it in memory.
-            without: generations that are not looked at.
+            without: gives generations that are passed over; it is called if there are newer ones.
         """
-        for number in reversed([number for number in self._numbers() if number not in without]):
-            if number <= self.switches[-1].generation or not self._is_read(number, within):
+        newer = {number for number in self._numbers() if number > self.switches[-1].generation}
+        for number in sorted(newer - without(), reverse=True) if newer else ():
+            if not self._is_read(number, within):
                 return None
             if self.accepts(number):
                 return number
