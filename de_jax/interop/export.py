@@ -49,7 +49,7 @@ def export(run: Run, out_dir: str | Path, format: str, *, card: Callable[[Sequen
     if prompts and format == "t5x":
         flags = " ".join(f"--{tower}_prompt={json.dumps(prompt, ensure_ascii=False)}" for tower, prompt in prompts.items())
         notes.append(f"a T5X checkpoint holds no prompts, so add them where it is read: de-jax import_model {flags}")
-    if run.doc.max_passages > 1:
+    if run.doc.max_passages > 1 and format != "safetensors":
         notes.append(
             f"documents were trained as up to {run.doc.max_passages} passages of {run.doc.max_length} tokens; the best one counts; "
             "what reads this embeds one text, so cut documents before and rank them by their best passage"

@@ -28,6 +28,7 @@ MODEL_FOLDER = Kind(
         "tokenizers": schema.record({"query": schema.relative, "doc": schema.relative}, only=True),
         "max_query_length": schema.integer(1, schema.MAX_SIZE),
         "max_doc_length": schema.integer(1, schema.MAX_SIZE),
+        "max_passages": schema.Maybe(schema.integer(1, schema.MAX_SIZE), 1),
     },
     make="write it with de-jax export_model",
     file="model.json",
@@ -48,6 +49,7 @@ def write(folder: Path, run: Run) -> None:
         "tokenizers": names,
         "max_query_length": run.query.max_length,
         "max_doc_length": run.doc.max_length,
+        "max_passages": run.doc.max_passages,
     }
     MODEL_FOLDER.write_manifest(folder, description)
 
@@ -70,7 +72,8 @@ def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         params = assemble(str(folder), stored_arrays(folder), _origins(params), params, ignored=ignored)
     tokenizers = {tower: load_tokenizer(folder / name) for tower, name in description["tokenizers"].items()}
     query = PretrainedSide(tokenizers["query"], description["max_query_length"])
-    return Pretrained(model, params, query, PretrainedSide(tokenizers["doc"], description["max_doc_length"]))
+    doc = PretrainedSide(tokenizers["doc"], description["max_doc_length"], max_passages=description["max_passages"])
+    return Pretrained(model, params, query, doc)
 
 
 def _origins(params: Params) -> dict[str, Origin]:

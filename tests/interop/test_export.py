@@ -298,8 +298,10 @@ def test_an_export_of_a_run_in_bfloat16_says_that_its_readers_multiply_in_float3
 def test_a_run_of_several_passages_a_document_says_that_its_reader_must_cut_them(tmp_path, vocabularies):
     run = make_run(tmp_path, vocabularies, "t5")
     run = run._replace(doc=run.doc._replace(max_passages=3))
-    (note,) = export(run, tmp_path / "out", "safetensors")
+    (note,) = export(run, tmp_path / "out", "sentence_transformers")
     assert note.startswith("documents were trained as up to 3 passages of 40 tokens")
+    assert export(run, tmp_path / "own", "safetensors") == []
+    assert [side.max_passages for side in (any_model.read(tmp_path / "own").query, any_model.read(tmp_path / "own").doc)] == [1, 3]
 
 
 def test_a_prompt_that_its_reader_takes_apart_is_refused(tmp_path, vocabularies):
