@@ -188,9 +188,9 @@ class Lease:
                 self._write()
 
     def _is_own(self, found: dict[str, Any] | None) -> bool:
-        """Whether a lease is this process's; an absent one is not after a silence, in which another one took and freed it."""
+        """Whether a lease is this process's; one that is gone is not after a silence, in which others may have had it."""
         if found is None:
-            return time.time() - self._written_at < LEASE_SECONDS  # by the clock on the wall, which goes on where a machine sleeps
+            return time.time() - self._written_at <= LEASE_SECONDS  # by the clock on the wall, which goes on where a machine sleeps
         return found.get("session") == self._session
 
     def _read(self) -> dict[str, Any] | None:

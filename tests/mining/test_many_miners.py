@@ -246,7 +246,8 @@ def test_miners_with_copies_of_a_bucket_mine_what_one_mines_though_killed_while_
     monkeypatch.setitem(buckets.CLIENTS, "memory", "fsspec")
     monkeypatch.setattr(mirror, "NUM_THREADS", 1)
     monkeypatch.setattr(mirrors, "LAST_SECONDS", 0.0)
-    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: turns.step() if seconds else None)
+    no_silence = {"monotonic": time.monotonic, "time": lambda: 0.0}
+    clock = SimpleNamespace(**no_silence, sleep=lambda seconds: turns.step() if seconds else None)
     monkeypatch.setattr(leases, "time", clock)
     for name, value in {"LEASE_SECONDS": 0.0, "SETTLE_SECONDS": 0.0, "LOOK_SECONDS": 1.0}.items():
         monkeypatch.setattr(leases, name, value)
