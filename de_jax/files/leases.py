@@ -188,7 +188,7 @@ class Lease:
                 self._write()
 
     def _is_own(self, found: dict[str, Any] | None) -> bool:
-        """Whether a lease is this process's; one that is gone is not after a silence, in which others may have had it."""
+        """Whether a lease is this process's; a missing one is not after a silence, in which others may have had it."""
         if found is None:
             return time.time() - self._written_at <= LEASE_SECONDS  # by the clock on the wall, which goes on where a machine sleeps
         return found.get("session") == self._session
