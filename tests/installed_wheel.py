@@ -19,7 +19,7 @@ from pathlib import Path
 import de_jax
 from de_jax import cli
 
-FORMATS = ("sentence_transformers", "safetensors", "t5x", "serving")
+FORMATS = ("sentence_transformers", "safetensors", "serving")  # the quickstart's tower has no layers, which T5X cannot store
 QUICKSTART = ("--run_dir=runs/quickstart", "--max_docs=1000", "--num_steps=4")
 RUN = "--run_dir=runs/quickstart"
 PLAN = ("--gin_file=recipes/sde.gin", "--gin_file=models/t5_1_1_tiny.gin", "--gin.T5Config.num_layers=1")
