@@ -233,15 +233,15 @@ def sum_of_softmaxes(
             loss += label_smoothing * (logit - mean_logit)
         return scores.weighted_mean(loss, weights)
 
-    losses, chances, shares = {}, [], []
+    losses, contrasts, shares = {}, dict(across), []
     for direction, negatives in across.items():
         if direction in within:
-            negatives = scores.merge([negatives, within[direction]])
+            negatives = contrasts[direction] = scores.merge([negatives, within[direction]])
             share = jnp.exp(within[direction].log_sum_exp - jnp.logaddexp(logit, negatives.log_sum_exp))
             shares.append(scores.mean_of_real(share, is_real))
         losses[direction] = mean_loss(logit, negatives)
-        chances.append(mean_loss(jnp.zeros_like(logit) - margin_of_logit, scores.alike(negatives)))
+    chance = mean_loss(jnp.zeros_like(logit) - margin_of_logit, scores.alike(contrasts[names[0]]))
     reduce = jnp.mean if reduce_directions == "mean" else jnp.sum
     metrics: Metrics = {f"loss_{direction}": loss for direction, loss in losses.items()}
-    metrics |= {"loss_of_chance": chances[0], **scores.score_metrics(e, positive, across[names[0]])}
+    metrics |= {"loss_of_chance": chance, **scores.score_metrics(e, positive, across[names[0]])}
     return reduce(jnp.stack(list(losses.values()))), metrics, shares
