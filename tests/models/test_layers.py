@@ -222,3 +222,13 @@ def test_cudnns_attention_is_for_gpus_that_have_it(monkeypatch, capability, has_
     gpu = types.SimpleNamespace(platform="gpu", compute_capability=capability)
     monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
     assert layers.has_cudnn_attention.__wrapped__() == has_it
+
+
+def test_parameters_of_equal_layers_are_one_draw_with_the_values_of_their_own_keys():
+    encoder = BertConfig(vocab_size=16, model_dim=8, num_layers=3, num_heads=2, mlp_dim=8, dropout_rate=0.0)
+    tower = Tower(TowerConfig(encoder, projection_dim=4))
+    alone = jax.jit(lambda key: tower.init(key, jnp.ones((1, 2), jnp.int32))["params"])
+    together = jax.jit(lambda key: layers.drawn_together(lambda: alone.__wrapped__(key)))
+    jax.tree.map(np.testing.assert_array_equal, together(jax.random.key(1)), alone(jax.random.key(1)))
+    draws = [program.lower(jax.random.key(1)).as_text().count("call @_normal") for program in (together, alone)]
+    assert draws[0] < draws[1]
