@@ -10,24 +10,29 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float, Int
 
 from de_jax.models.layers import (
+    HEAD_AXIS,
     Dropout,
     Linear,
     has_cudnn_attention,
     num_head_shares,
+    num_row_shares,
     platform,
     product,
     split_by_heads,
     stream_dtype,
 )
-from de_jax.types import Array, InputError
+from de_jax.types import ROW_AXES, Array, InputError
 
 MASKED = -1e9
 """The score of a token of another text; finite, as cuDNN's kernel has it."""
 FAR = 2**30
 """A distance in tokens that no row has."""
+FUSED, PLAIN = "fused_attention", "plain_attention"
+"""The scopes of a compiled program's instructions, by how attention is computed."""
 
 AttentionDropout = Literal["per_weight", "per_key"]
 """How attention weights are dropped: each for itself, as in BERT, or a key for all queries of its text at once, as in T5X."""
@@ -118,12 +123,14 @@ def attend(
     Raises:
         InputError: `attention` is "fused", and no kernel takes these arrays.
     """
-    lack = _lack_of_fused(query, key, cap, drop)
+    lack = _lack_of_fused(query, key, bias, cap, drop)
     if attention == "fused" and lack:
         raise InputError(f"attention is 'fused', but {lack}; use 'auto' or 'plain'.")
     if attention != "plain" and not lack:
-        return _by_cudnn(query, key, value, bias, segments, window=window, scale=scale)
-    return attend_visible(query, key, value, bias, _visible(segments, window), scale=scale, cap=cap, drop=drop)
+        with jax.named_scope(FUSED):
+            return _by_kernel(query, key, value, bias, segments, window, scale, cap)
+    with jax.named_scope(PLAIN):
+        return attend_visible(query, key, value, bias, _visible(segments, window), scale=scale, cap=cap, drop=drop)
 
 
 def _visible(segments: Int[Array, "b L"], window: Window | None) -> Bool[Array, "b 1 L L"]:
@@ -169,22 +176,49 @@ def attend_visible(
 
 
 def _lack_of_fused(
-    query: Float[Array, "b L H d"], key: Float[Array, "b L G d"], cap: float | None, drop: Drop | None
+    query: Float[Array, "b L H d"], key: Float[Array, "b L G d"], bias: Array | None, cap: float | None, drop: Drop | None
 ) -> str | None:
-    """A clause on why no fused kernel takes these arrays; None if one does.
+    """A clause on why no fused kernel takes these arrays; None if one does."""
+    if platform() == "gpu" and has_cudnn_attention():
+        if drop is not None or cap is not None:
+            return "cuDNN's attention has no cap of scores and no dropout of weights here"
+        if query.dtype != jnp.bfloat16 or query.shape[1] % 2 or query.shape[3] % 8 or query.shape[3] > 128:
+            return "cuDNN's attention needs bfloat16, an even length, and heads of 8 to 128 dimensions"
+    elif platform() == "tpu":
+        from de_jax.models import attention_tpu
 
-    cuDNN's partitioning wants the heads of queries and keys split alike, so both must divide among the devices that share them.
-    """
-    if platform() != "gpu" or not has_cudnn_attention():
+        if lack := attention_tpu.lack(query, bias, drop):
+            return lack
+    else:
         return f"there is no fused kernel for this {platform()}"
-    if drop is not None or cap is not None:
-        return "cuDNN's attention has no cap of scores and no dropout of weights here"
-    _, length, num_heads, head_dim = query.shape
-    fits = query.dtype == jnp.bfloat16 and length % 2 == 0 and head_dim % 8 == 0 and head_dim <= 128
-    is_split = num_heads % num_head_shares() == 0 and key.shape[2] % num_head_shares() == 0
-    if not fits or not is_split:
-        return "cuDNN's attention needs bfloat16, an even length, heads of 8 to 128 dimensions, and heads that the mesh divides"
+    if query.shape[0] % num_row_shares() or query.shape[2] % num_head_shares() or key.shape[2] % num_head_shares():
+        return "the mesh does not divide the rows or the heads"
     return None
+
+
+def _by_kernel(
+    query: Float[Array, "b L H d"],
+    key: Float[Array, "b L G d"],
+    value: Float[Array, "b L G d"],
+    bias: Float[Array, "H L L"] | None,
+    segments: Int[Array, "b L"],
+    window: Window | None,
+    scale: float,
+    cap: float | None,
+) -> Float[Array, "b L H d"]:
+    """As `attend`; each device of a mesh has its rows and its heads."""
+    if platform() == "gpu":
+        return _by_cudnn(query, key, value, bias, segments, window=window, scale=scale)
+    from de_jax.models import attention_tpu  # most processes need no Pallas, which takes .4 s to import
+
+    widths = jnp.stack([jnp.asarray(width, jnp.int32) for width in window or (FAR, FAR)])
+    kernel = functools.partial(attention_tpu.attend, scale=scale, cap=cap)
+    if num_row_shares() * num_head_shares() > 1:
+        rows, heads, everywhere = PartitionSpec(ROW_AXES), PartitionSpec(HEAD_AXIS), PartitionSpec()
+        of_heads = PartitionSpec(ROW_AXES, None, HEAD_AXIS)
+        specs = (of_heads, of_heads, of_heads, heads, rows, everywhere)
+        kernel = jax.shard_map(kernel, in_specs=specs, out_specs=of_heads, check_vma=False)
+    return kernel(query, key, value, bias, segments, widths)
 
 
 def _by_cudnn(

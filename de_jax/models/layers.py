@@ -73,6 +73,12 @@ def num_head_shares() -> int:
     return dict(jax.sharding.get_abstract_mesh().shape).get(HEAD_AXIS, 1)
 
 
+def num_row_shares() -> int:
+    """Among how many devices the rows of a batch are divided."""
+    shape = dict(jax.sharding.get_abstract_mesh().shape)
+    return math.prod(shape.get(axis, 1) for axis in ROW_AXES)
+
+
 def split_by_heads(x: Float[Array, ...], axis: int) -> Float[Array, ...]:
     """`x`, with its heads along `axis` on the devices that compute them; see `split_by_rows`."""
     if num_head_shares() == 1:
