@@ -213,7 +213,8 @@ class Dropout(nn.Module):
     Args:
         rate: the share.
         per_text: all tokens of a text share one draw [E], as T5X has it (`broadcast_dims=(-2,)`); else each value has its own.
-        hashed: a hash of its place decides on each value, see `hashed_bits`; for as many values as attention weights are.
+        hashed: a hash of its place decides on each value, see `hashed_bits`; for as many values as attention weights are. Accelerators
+            always do so unless a text shares a draw: drawn bits would be written to memory and read back.
     """
 
     rate: float
@@ -226,7 +227,7 @@ class Dropout(nn.Module):
         dropped = min(round(self.rate * 2**16), 2**16 - 1)  # of 65,536
         if deterministic or dropped == 0:
             return x
-        if self.hashed:
+        if self.hashed or (platform() != "cpu" and not self.per_text):
             bits = hashed_bits(self.make_rng("dropout"), x.shape) >> 16
             return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), jnp.zeros_like(x))
         half = (*x.shape[:-1], -(-x.shape[-1] // 2))
