@@ -15,6 +15,7 @@ from de_jax.interop import any_model, huggingface
 from de_jax.interop.huggingface import ASSUMED
 from de_jax.interop.pretrained import Pretrained
 from de_jax.interop.sentence_transformers import SCORED_BY_PRODUCT
+from de_jax.models.attention import AttentionKernel
 from de_jax.models.layer_stack import Remat
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.tower import PARTS, ProjectionInit, TowerConfig
@@ -55,6 +56,7 @@ def pretrained_tower(
     dropout_broadcast: bool | None = None,
     remat: Remat | None = None,
     scan_layers: bool | None = None,
+    attention: AttentionKernel | None = None,
 ) -> TowerConfig:
     """The tower of a model that `any_model.read` knows; its parameters come by `train.init_from`.
 
@@ -68,7 +70,8 @@ def pretrained_tower(
             the tokens' vectors, however the model pools. None for all.
         projection_dim, projection_bias, projection_init: of the projection, where it should differ from the model's or the model
             has none; `train.init_new` names it then.
-        dtype, dropout_rate, dropout_broadcast, remat, scan_layers: of the encoder, where they should differ from the model's.
+        dtype, dropout_rate, dropout_broadcast, remat, scan_layers, attention: of the encoder, where they should differ from the
+            model's.
 
     Raises:
         InputError: a setting that the model's encoder does not have.
@@ -93,6 +96,7 @@ def pretrained_tower(
         dropout_broadcast=dropout_broadcast,
         remat=remat,
         scan_layers=scan_layers,
+        attention=attention,
     )
     head = {"projection_dim": projection_dim, "projection_bias": projection_bias, "projection_init": projection_init}
     pooled = None if pooling is None else huggingface.checked_pooling(pooling)

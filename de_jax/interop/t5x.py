@@ -30,7 +30,7 @@ MAX_COMPRESSION = 1100
 """Bytes of arrays for one on the disk: gzip cannot do better, so headers that say more lie."""
 SIDES = {"query": "left_", "doc": "right_", "shared": ""}
 """What t5x_retrieval puts before the names of a tower's own parts."""
-OF_TRAINING = ("dtype", "dropout_rate", "dropout_broadcast", "remat", "scan_layers", "initializers", "projection_init")
+OF_TRAINING = ("dtype", "dropout_rate", "dropout_broadcast", "remat", "scan_layers", "attention", "initializers", "projection_init")
 """Settings of a tower that change no embedding beyond rounding, so that a checkpoint need not tell them."""
 
 

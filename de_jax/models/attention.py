@@ -5,31 +5,47 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float, Int
 
 from de_jax.models.layers import (
+    HEAD_AXIS,
     Dropout,
     Linear,
     has_cudnn_attention,
     num_head_shares,
+    num_row_shares,
     platform,
     product,
     split_by_heads,
     stream_dtype,
 )
-from de_jax.types import Array
+from de_jax.types import ROW_AXES, Array, InputError
 
 MASKED = -1e9
 """The score of a token of another text; finite, as cuDNN's kernel has it."""
+FAR = 2**30
+"""A distance in tokens that no row has."""
+FUSED, PLAIN = "fused_attention", "plain_attention"
+"""The scopes of a compiled program's instructions, by how attention is computed."""
 
 AttentionDropout = Literal["per_weight", "per_key"]
 """How attention weights are dropped: each for itself, as in BERT, or a key for all queries of its text at once, as in T5X."""
+AttentionKernel = Literal["auto", "fused", "plain"]
+"""How attention is computed: by a kernel that never holds the scores of all pairs of tokens, by XLA, or by the kernel if it can."""
 Drop = Callable[[Array], Array]
+
+
+class Window(NamedTuple):
+    """The farthest earlier and the farthest later token that a token sees; integers, or traced scalars where a loop chooses."""
+
+    before: int | Int[Array, ""]
+    after: int | Int[Array, ""]
 
 
 class SelfAttention(nn.Module):
@@ -43,6 +59,7 @@ class SelfAttention(nn.Module):
         scale: factor of the scores. The query kernel's initial scale makes up for the difference from 1/sqrt(head_dim); T5, for
             example, uses 1 (Raffel et al. 2020).
         use_bias: of the four linear maps.
+        attention: see `attend`.
     """
 
     num_heads: int
@@ -52,6 +69,7 @@ class SelfAttention(nn.Module):
     dtype: jnp.dtype
     scale: float = 1.0
     use_bias: bool = False
+    attention: AttentionKernel = "auto"
 
     @nn.compact
     def __call__(
@@ -70,7 +88,8 @@ class SelfAttention(nn.Module):
             value = value * dropout(jnp.ones(heads[:-1], self.dtype), deterministic)[..., None]
         elif self.dropout_rate and not deterministic:
             drop = functools.partial(dropout, deterministic=False)
-        context = attend(query, key, value, bias, segments, scale=self.scale, drop=drop)
+        kernel: AttentionKernel = "plain" if self.is_initializing() else self.attention
+        context = attend(query, key, value, bias, segments, scale=self.scale, drop=drop, attention=kernel)
         context = context.reshape(*x.shape[:-1], joined)
         return Linear(model_dim, joined**-0.5, self.dtype, self.use_bias, name="out")(context)
 
@@ -82,10 +101,11 @@ def attend(
     bias: Float[Array, "H L L"] | None,
     segments: Int[Array, "b L"],
     *,
-    seen: Bool[Array, "1 1 L L"] | None = None,
+    window: Window | None = None,
     scale: float = 1.0,
     cap: float | None = None,
     drop: Drop | None = None,
+    attention: AttentionKernel = "auto",
 ) -> Float[Array, "b L H d"]:
     """softmax(scale * query . key + bias) . value, over the tokens of a query's own segment.
 
@@ -93,21 +113,34 @@ def attend(
         query: in the precision of the products; the softmax is in float32.
         key, value: as `query`, of as many heads or of fewer, each for an equal group of the query's.
         bias: added to the scores.
-        segments: which text of its row a token belongs to; tokens of other segments are not seen.
-        seen: which keys a query sees of its own segment, by their places in the row; None for all.
+        segments: which text of its row a token belongs to; tokens of other segments are not seen. Texts are contiguous.
+        window: which keys a query sees of its own segment; None for all.
         scale: factor of the scores.
         cap: scores are cap * tanh(score / cap) before the bias; None leaves them.
-        drop: dropout of the weights [b, H, L, L]; cuDNN's kernel never holds them.
+        drop: dropout of the weights [b, H, L, L]; a fused kernel never holds them.
+        attention: "fused" for the platform's fused kernel, "plain" for none, "auto" for the kernel if it takes these arrays.
+
+    Raises:
+        InputError: `attention` is "fused", and no kernel takes these arrays.
     """
-    own = segments[:, None, :, None] == segments[:, None, None, :]  # [b, 1, L, L]
-    own = own if seen is None else own & seen
-    if drop is None and cap is None and _has_fused_kernel(query, key):
-        query, key, value = (split_by_heads(x, axis=2) for x in (query, key, value))
-        position_scores = None if bias is None else split_by_heads(bias[None].astype(query.dtype), axis=1)
-        return jax.nn.dot_product_attention(query, key, value, position_scores, own, scale=scale, implementation="cudnn").astype(
-            query.dtype
-        )
-    return attend_visible(query, key, value, bias, own, scale=scale, cap=cap, drop=drop)
+    lack = _lack_of_fused(query, key, bias, cap, drop)
+    if attention == "fused" and lack:
+        raise InputError(f"attention is 'fused', but {lack}; use 'auto' or 'plain'.")
+    if attention != "plain" and not lack:
+        with jax.named_scope(FUSED):
+            return _by_kernel(query, key, value, bias, segments, window, scale, cap)
+    with jax.named_scope(PLAIN):
+        return attend_visible(query, key, value, bias, _visible(segments, window), scale=scale, cap=cap, drop=drop)
+
+
+def _visible(segments: Int[Array, "b L"], window: Window | None) -> Bool[Array, "b 1 L L"]:
+    """Which keys each query sees."""
+    own = segments[:, None, :, None] == segments[:, None, None, :]
+    if window is None:
+        return own
+    row = jnp.arange(segments.shape[1])
+    distance = row[None, :] - row[:, None]  # key - query
+    return own & ((distance >= -window.before) & (distance <= window.after))[None, None]
 
 
 def attend_visible(
@@ -142,15 +175,61 @@ def attend_visible(
     return jnp.swapaxes(context, 1, 2).astype(stream_dtype(query.dtype))
 
 
-def _has_fused_kernel(query: Float[Array, "b L H d"], key: Float[Array, "b L G d"]) -> bool:
-    """Whether cuDNN's attention can run; it never holds the scores of all pairs of tokens.
+def _lack_of_fused(
+    query: Float[Array, "b L H d"], key: Float[Array, "b L G d"], bias: Array | None, cap: float | None, drop: Drop | None
+) -> str | None:
+    """A clause on why no fused kernel takes these arrays; None if one does."""
+    if platform() == "gpu" and has_cudnn_attention():
+        if drop is not None or cap is not None:
+            return "cuDNN's attention has no cap of scores and no dropout of weights here"
+        if query.dtype != jnp.bfloat16 or query.shape[1] % 2 or query.shape[3] % 8 or query.shape[3] > 128:
+            return "cuDNN's attention needs bfloat16, an even length, and heads of 8 to 128 dimensions"
+    elif platform() == "tpu":
+        from de_jax.models import attention_tpu
 
-    Its partitioning wants the heads of queries and keys split alike, so both must divide among the devices that share them.
-    """
-    _, length, num_heads, head_dim = query.shape
-    fits = query.dtype == jnp.bfloat16 and length % 2 == 0 and head_dim % 8 == 0 and head_dim <= 128
-    is_split = num_heads % num_head_shares() == 0 and key.shape[2] % num_head_shares() == 0
-    return platform() == "gpu" and fits and is_split and has_cudnn_attention()
+        if lack := attention_tpu.lack(query, bias, drop):
+            return lack
+    else:
+        return f"there is no fused kernel for this {platform()}"
+    if query.shape[0] % num_row_shares() or query.shape[2] % num_head_shares() or key.shape[2] % num_head_shares():
+        return "the mesh does not divide the rows or the heads"
+    return None
+
+
+def _by_kernel(
+    query: Float[Array, "b L H d"],
+    key: Float[Array, "b L G d"],
+    value: Float[Array, "b L G d"],
+    bias: Float[Array, "H L L"] | None,
+    segments: Int[Array, "b L"],
+    window: Window | None,
+    scale: float,
+    cap: float | None,
+) -> Float[Array, "b L H d"]:
+    """As `attend`; each device of a mesh has its rows and its heads."""
+    if platform() == "gpu":
+        return _by_cudnn(query, key, value, bias, segments, window=window, scale=scale)
+    from de_jax.models import attention_tpu  # most processes need no Pallas, which takes .4 s to import
+
+    widths = jnp.stack([jnp.asarray(width, jnp.int32) for width in window or (FAR, FAR)])
+    kernel = functools.partial(attention_tpu.attend, scale=scale, cap=cap)
+    if num_row_shares() * num_head_shares() > 1:
+        rows, heads, everywhere = PartitionSpec(ROW_AXES), PartitionSpec(HEAD_AXIS), PartitionSpec()
+        of_heads = PartitionSpec(ROW_AXES, None, HEAD_AXIS)
+        specs = (of_heads, of_heads, of_heads, heads, rows, everywhere)
+        kernel = jax.shard_map(kernel, in_specs=specs, out_specs=of_heads, check_vma=False)
+    return kernel(query, key, value, bias, segments, widths)
+
+
+def _by_cudnn(
+    query: Array, key: Array, value: Array, bias: Array | None, segments: Array, *, window: Window | None, scale: float
+) -> Array:
+    """As `attend`."""
+    query, key, value = (split_by_heads(x, axis=2) for x in (query, key, value))
+    position_scores = None if bias is None else split_by_heads(bias[None].astype(query.dtype), axis=1)
+    visible = _visible(segments, window)
+    context = jax.nn.dot_product_attention(query, key, value, position_scores, visible, scale=scale, implementation="cudnn")
+    return context.astype(query.dtype)
 
 
 class RelativePositionBias(nn.Module):

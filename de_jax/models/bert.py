@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Float, Int
 
-from de_jax.models.attention import AttentionDropout, RelativePositionBias, SelfAttention
+from de_jax.models.attention import AttentionDropout, AttentionKernel, RelativePositionBias, SelfAttention
 from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
 from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, gelu, places_of, split_by_rows, stream_dtype
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Range, ShareBelowOne, check_fields
@@ -42,7 +42,7 @@ class BertConfig:
         dropout_rate: share dropped of the embeddings, the attention weights and each sub-layer's result.
         attention_dropout_rate: of the attention weights, where it differs.
         dtype: of the matrix products; parameters, norms and softmax stay float32.
-        remat, scan_layers: as of `T5Config`.
+        remat, scan_layers, attention: as of `T5Config`.
     """
 
     attention_dropout: ClassVar[AttentionDropout] = "per_weight"
@@ -62,6 +62,7 @@ class BertConfig:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Remat = "none"
     scan_layers: bool = False
+    attention: AttentionKernel = dataclasses.field(default="auto", repr=False)  # says nothing about a model with its parameters
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -137,6 +138,7 @@ class BertLayer(nn.Module):
             jnp.dtype(config.dtype),
             scale=config.head_dim**-0.5,
             use_bias=True,
+            attention=config.attention,
         )
         self.attention_layer_norm = norm_of(config)
         self.mlp = BertFeedForward(config)

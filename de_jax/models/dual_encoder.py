@@ -27,7 +27,7 @@ OWN_ENCODERS = (T5Config, BertConfig, RotaryConfig)
 ARCHITECTURES: dict[str, type[Any]] = {kind.__name__: kind for kind in OWN_ENCODERS}
 """The encoders that a run may have, by the names that its description gives them; see `register_encoder`."""
 MIN_TEMPERATURE = 0.01
-TRAINING_SETTINGS = ("remat", "scan_layers", "initializers")
+TRAINING_SETTINGS = ("remat", "scan_layers", "attention", "initializers")
 """Settings of encoders that change how a training step is computed, or how parameters start, and no trained model's numbers."""
 
 

@@ -75,6 +75,12 @@ def num_head_shares() -> int:
     return dict(jax.sharding.get_abstract_mesh().shape).get(HEAD_AXIS, 1)
 
 
+def num_row_shares() -> int:
+    """Among how many devices the rows of a batch are divided."""
+    shape = dict(jax.sharding.get_abstract_mesh().shape)
+    return math.prod(shape.get(axis, 1) for axis in ROW_AXES)
+
+
 def split_by_heads(x: Float[Array, ...], axis: int) -> Float[Array, ...]:
     """`x`, with its heads along `axis` on the devices that compute them; see `split_by_rows`."""
     if num_head_shares() == 1:
@@ -253,7 +259,8 @@ class Dropout(nn.Module):
     Args:
         rate: the share.
         per_text: all tokens of a text share one draw [E], as T5X has it (`broadcast_dims=(-2,)`); else each value has its own.
-        hashed: a hash of its place decides on each value, see `hashed_bits`; for as many values as attention weights are.
+        hashed: a hash of its place decides on each value, see `hashed_bits`; for as many values as attention weights are. Accelerators
+            always do so unless a text shares a draw: drawn bits would be written to memory and read back.
     """
 
     rate: float
@@ -266,7 +273,7 @@ class Dropout(nn.Module):
         dropped = min(round(self.rate * 2**16), 2**16 - 1)  # of 65,536
         if deterministic or dropped == 0:
             return x
-        if self.hashed:
+        if self.hashed or (platform() != "cpu" and not self.per_text):
             bits = hashed_bits(self.make_rng("dropout"), x.shape) >> 16
             return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), jnp.zeros_like(x))
         half = (*x.shape[:-1], -(-x.shape[-1] // 2))

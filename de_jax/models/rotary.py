@@ -18,7 +18,7 @@ from flax import linen as nn
 from jaxtyping import Bool, Float, Int
 
 from de_jax.models import positions
-from de_jax.models.attention import AttentionDropout, attend
+from de_jax.models.attention import FAR, AttentionDropout, AttentionKernel, Window, attend
 from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
 from de_jax.models.layers import TABLE_STD, Dropout, Linear, Table, gelu, places_of, split_by_rows, stream_dtype
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, ShareBelowOne, check_fields
@@ -70,7 +70,7 @@ class RotaryConfig:
         dropout_rate: share dropped of the embeddings, the attention weights and each half's result.
         attention_dropout_rate: of the attention weights, where it differs.
         dtype: of the matrix products; parameters, norms, positions and softmax stay float32.
-        remat, scan_layers: as of `T5Config`.
+        remat, scan_layers, attention: as of `T5Config`.
 
     Example:
         >>> config = RotaryConfig(vocab_size=20, model_dim=8, num_layers=3, num_heads=2, head_dim=4, mlp_dim=8)
@@ -122,6 +122,7 @@ class RotaryConfig:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Remat = "none"
     scan_layers: bool = False
+    attention: AttentionKernel = dataclasses.field(default="auto", repr=False)  # says nothing about a model with its parameters
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -219,11 +220,8 @@ def global_pattern(are_global: Sequence[bool], preferred: tuple[int, int]) -> tu
     return next((candidate for candidate in candidates if fits(*candidate)), None)
 
 
-class View(NamedTuple):
-    """The masks and angles that all texts and layers share: first entries are for global layers, second for local layers."""
-
-    seen: tuple[Bool[Array, "1 1 L L"], ...]
-    turns: tuple[tuple[Float[Array, "b L h"], Float[Array, "b L h"]], ...]  # cosine and sine of each position's angles
+Turns = tuple[Float[Array, "b L h"], Float[Array, "b L h"]]
+"""Cosine and sine of each position's angles."""
 
 
 class Place(NamedTuple):
@@ -262,7 +260,7 @@ class RotaryAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, seen: Any, turns: Any
+        self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, window: Window | None, turns: Turns
     ) -> Float[Array, "b L E"]:
         config, dtype, std = self.config, jnp.dtype(self.config.dtype), x.shape[-1] ** -0.5
 
@@ -282,10 +280,11 @@ class RotaryAttention(nn.Module):
             value.astype(dtype),
             None,
             segments,
-            seen=seen,
+            window=window,
             scale=config.query_scale or config.head_dim**-0.5,
             cap=config.attention_cap,
             drop=functools.partial(dropout, deterministic=False) if is_dropped else None,
+            attention="plain" if self.is_initializing() else config.attention,
         )
         joined = config.num_heads * config.head_dim
         out = Linear(config.model_dim, joined**-0.5, dtype, config.has_out_bias, name="out")
@@ -324,17 +323,22 @@ class RotaryLayer(nn.Module):
             self.post_attention_layer_norm, self.post_mlp_layer_norm = _norm(config), _norm(config)
 
     def __call__(
-        self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool, view: View, place: Place
+        self,
+        x: Float[Array, "b L E"],
+        segments: Int[Array, "b L"],
+        deterministic: bool,
+        of_kinds: tuple[Turns, ...],
+        place: Place,
     ) -> Float[Array, "b L E"]:
         x = split_by_rows(x)
-        seen, turns = _chosen(view.seen, place.is_global), _chosen(view.turns, place.is_global)
+        view = _window(self.config, place.is_global), _chosen(of_kinds, place.is_global)
         if self.config.norm_sums:
-            x = self.attention_layer_norm(x + self.dropout(self.attention(x, segments, deterministic, seen, turns), deterministic))
+            x = self.attention_layer_norm(x + self.dropout(self.attention(x, segments, deterministic, *view), deterministic))
             return self.mlp_layer_norm(x + self.dropout(self.mlp(x), deterministic))
         normed = self.pre_attention_layer_norm(x)
         if self.config.norm_embeddings:
             x = jnp.where(place.is_first, normed, x)
-        attended = self.attention(normed, segments, deterministic, seen, turns)
+        attended = self.attention(normed, segments, deterministic, *view)
         x = x + self.dropout(self.post_attention_layer_norm(attended) if self.config.post_norms else attended, deterministic)
         hidden = self.mlp(self.pre_mlp_layer_norm(x))
         return x + self.dropout(self.post_mlp_layer_norm(hidden) if self.config.post_norms else hidden, deterministic)
@@ -353,7 +357,7 @@ class RotaryEncoder(nn.Module):
     def __call__(self, x: Float[Array, "b L E"], segments: Int[Array, "b L"], deterministic: bool) -> Float[Array, "b L E"]:
         numbers = np.arange(self.config.num_layers)
         places = Place(numbers % self.config.global_every == self.config.first_global, numbers == 0)
-        x = through_layers(self, x, segments, deterministic, _view(self.config, segments), of_layer=places)
+        x = through_layers(self, x, segments, deterministic, _turns(self.config, segments), of_layer=places)
         return x if self.config.norm_sums else self.encoder_norm(x)
 
 
@@ -364,14 +368,22 @@ def turn(x: Float[Array, "b L H d"], cosine: Float[Array, "b L h"], sine: Float[
     return jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
 
 
-def _view(config: RotaryConfig, segments: Int[Array, "b L"]) -> View:
-    # Texts of a row are contiguous, so that distances between two tokens of one text are those within the row.
-    row = jnp.arange(segments.shape[1])
-    distance = (row[None, :] - row[:, None])[None, None]  # key - query
-    everything = distance <= 0 if config.causal else jnp.ones_like(distance, bool)
+def _window(config: RotaryConfig, is_global: Any) -> Window | None:
+    """Of a global or a local layer; a choice between them is traced in a loop over layers and where a layer is rematerialised."""
+    everything, is_known = Window(FAR, 0 if config.causal else FAR), isinstance(is_global, np.bool_)
+    if config.global_every == 1 or (is_known and is_global):
+        return everything if config.causal else None
+    if is_known:
+        return Window(*config.windows)
+    pairs = zip(everything, config.windows, strict=True)
+    return Window(*(whole if whole == near else jnp.where(is_global, whole, near) for whole, near in pairs))
+
+
+def _turns(config: RotaryConfig, segments: Int[Array, "b L"]) -> tuple[Turns, ...]:
+    """Of global layers, then of local ones if there are any."""
     places = places_of(segments)[..., None].astype(jnp.float32)
 
-    def turns(speeds: np.ndarray, size: float) -> tuple[Array, Array]:
+    def turns(speeds: np.ndarray, size: float) -> Turns:
         angles = places * jnp.asarray(speeds, jnp.float32)[None, None, :]
         return jnp.cos(angles) * size, jnp.sin(angles) * size
 
@@ -386,10 +398,8 @@ def _view(config: RotaryConfig, segments: Int[Array, "b L"]) -> View:
     )
     of_global = turns(speeds, positions.size(*scaling))
     if config.global_every == 1:
-        return View((everything,), (of_global,))
-    before, after = config.windows
-    near = everything & (distance >= -before) & (distance <= after)
-    return View((everything, near), (of_global, turns(positions.speeds(config.head_dim, config.local_rope_base), 1.0)))
+        return (of_global,)
+    return of_global, turns(positions.speeds(config.head_dim, config.local_rope_base), 1.0)
 
 
 def _chosen(of_kinds: tuple[Any, ...], is_global: Any) -> Any:

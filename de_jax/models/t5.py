@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Float, Int
 
-from de_jax.models.attention import AttentionDropout, RelativePositionBias, SelfAttention
+from de_jax.models.attention import AttentionDropout, AttentionKernel, RelativePositionBias, SelfAttention
 from de_jax.models.layer_stack import NumLayers, Remat, make_layers, through_layers
 from de_jax.models.layers import Dropout, Linear, split_by_rows, stream_dtype
 from de_jax.settings import PositiveInt, Range, ShareBelowOne, check_fields
@@ -40,6 +40,8 @@ class T5Config:
             the input of each layer only.
         scan_layers: compiles one layer instead of all. Parameters, checkpoints and patterns are the same with and without; a
             step holds a second, stacked copy of the layers' parameters.
+        attention: how it is computed: "fused" by the platform's kernel, which never holds the scores of all pairs of tokens,
+            "plain" by XLA, "auto" by the kernel if it takes the shapes at hand. The model is the same.
         initializers: of parameters that start at random: None for normal draws, of variance 1 for position biases; "t5x" for T5X's,
             where those of feed-forward layers are cut at two deviations, and position biases are uniform, of variance
             2 / (num_heads + num_buckets).
@@ -61,7 +63,8 @@ class T5Config:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Remat = "none"
     scan_layers: bool = False
-    # Not shown, as it says nothing about a model that has its parameters.
+    # Not shown, as they say nothing about a model that has its parameters.
+    attention: AttentionKernel = dataclasses.field(default="auto", repr=False)
     initializers: Literal["t5x"] | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -150,7 +153,12 @@ class T5Layer(nn.Module):
             self.relpos_bias = config.position_bias()
         self.pre_attention_layer_norm = RMSNorm(config.dtype)
         self.attention = SelfAttention(
-            config.num_heads, config.head_dim, config.dropout_rate, config.attention_dropout, jnp.dtype(config.dtype)
+            config.num_heads,
+            config.head_dim,
+            config.dropout_rate,
+            config.attention_dropout,
+            jnp.dtype(config.dtype),
+            attention=config.attention,
         )
         self.pre_mlp_layer_norm = RMSNorm(config.dtype)
         self.mlp = FeedForward(config)

@@ -115,20 +115,21 @@ def heads(rng, dtype=np.float64):
 
 SEGMENTS = np.array([[1] * 8, [1, 1, 1, 2, 2, 3, 0, 0]])
 SEEN = np.abs(np.arange(8)[:, None] - np.arange(8)) <= 2
+WINDOW = attention.Window(2, 2)
 
 
 def test_capped_attention_of_groups_within_a_window_is_that_of_loops():
     query, key, value = heads(np.random.default_rng(0))
     expected = naive_attention(query, key, value, SEGMENTS, SEEN, 0.5, 1.5)
     arrays = [jnp.asarray(array, jnp.float32) for array in (query, key, value)]
-    actual = jax.jit(lambda *of: attention.attend(*of, None, SEGMENTS, seen=SEEN[None, None], scale=0.5, cap=1.5))(*arrays)
+    actual = jax.jit(lambda *of: attention.attend(*of, None, SEGMENTS, window=WINDOW, scale=0.5, cap=1.5))(*arrays)
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_fused_attention_has_the_same_groups_and_window(monkeypatch):
     """The call that becomes cuDNN's kernel on a GPU, here by jax's own implementation of it."""
     arrays = [jnp.asarray(array, jnp.bfloat16) for array in heads(np.random.default_rng(0))]
-    attend = lambda: np.asarray(jax.jit(lambda *of: attention.attend(*of, None, SEGMENTS, seen=SEEN[None, None]))(*arrays))  # noqa: E731
+    attend = lambda: np.asarray(jax.jit(lambda *of: attention.attend(*of, None, SEGMENTS, window=WINDOW))(*arrays))  # noqa: E731
     expected = attend().astype(np.float32)
     original = jax.nn.dot_product_attention
     by_xla = lambda *args, implementation, **kwargs: original(*args, implementation="xla", **kwargs)  # noqa: E731
@@ -148,11 +149,12 @@ def test_fused_attention_has_the_same_groups_and_window(monkeypatch):
 )
 def test_a_window_reaches_as_far_as_its_two_widths(changes, distances):
     config = dataclasses.replace(CONFIG, **changes)
-    everything, near = rotary._view(config, jnp.ones((1, 8), int)).seen
-    seen = np.array([[key - query in distances for key in range(8)] for query in range(8)])
-    np.testing.assert_array_equal(near[0, 0], seen)
-    assert everything.all() != config.causal
     assert config.windows == (-min(distances), max(distances))
+    chosen = jax.jit(lambda is_global: rotary._window(config, is_global))
+    for is_global, reach in ((True, range(-7, 1 if config.causal else 8)), (False, distances)):
+        seen = np.array([[key - query in reach for key in range(8)] for query in range(8)])
+        for window in (rotary._window(config, np.bool_(is_global)), chosen(is_global)):
+            np.testing.assert_array_equal(attention._visible(jnp.ones((1, 8), int), window)[0, 0], seen)
 
 
 def test_one_token_is_not_scaled():

@@ -148,7 +148,7 @@ def held_by(
 
 def _comparable(config: RotaryConfig, told: RotaryConfig) -> RotaryConfig:
     """`config`, without what changes nothing."""
-    same: dict[str, Any] = {name: getattr(told, name) for name in ("dtype", "remat", "scan_layers")}
+    same: dict[str, Any] = {name: getattr(told, name) for name in ("dtype", "remat", "scan_layers", "attention")}
     if config.kv_heads == told.kv_heads:
         same["num_kv_heads"] = told.num_kv_heads
     if config.weights_dropout_rate == told.weights_dropout_rate:
