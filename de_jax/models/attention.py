@@ -10,22 +10,24 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import PartitionSpec
 from jaxtyping import Bool, Float, Int
 
 from de_jax.models.layers import (
+    HEAD_AXIS,
     Dropout,
     Linear,
-    has_cudnn_attention,
+    has_bfloat16_units,
     num_head_shares,
+    num_row_shares,
     platform,
     product,
-    split_by_heads,
     stream_dtype,
 )
-from de_jax.types import Array, InputError
+from de_jax.types import ROW_AXES, Array, InputError
 
 MASKED = -1e9
-"""The score of a token of another text; finite, as cuDNN's kernel has it."""
+"""Added to the score of a token of another text; finite, so that a row of padding has weights too."""
 FAR = 2**30
 """A distance in tokens that no row has."""
 
@@ -118,11 +120,11 @@ def attend(
     Raises:
         InputError: `attention` is "fused", and no kernel takes these arrays.
     """
-    lack = _lack_of_fused(query, key, cap, drop)
+    lack = _lack_of_fused(query, key, drop)
     if attention == "fused" and lack:
         raise InputError(f"attention is 'fused', but {lack}; use 'auto' or 'plain'.")
     if attention != "plain" and not lack:
-        return _by_cudnn(query, key, value, bias, segments, window=window, scale=scale)
+        return _by_kernel(query, key, value, bias, segments, window, scale, cap)
     return attend_visible(query, key, value, bias, _visible(segments, window), scale=scale, cap=cap, drop=drop)
 
 
@@ -168,34 +170,40 @@ def attend_visible(
     return jnp.swapaxes(context, 1, 2).astype(stream_dtype(query.dtype))
 
 
-def _lack_of_fused(
-    query: Float[Array, "b L H d"], key: Float[Array, "b L G d"], cap: float | None, drop: Drop | None
-) -> str | None:
-    """A clause on why no fused kernel takes these arrays; None if one does.
-
-    cuDNN's partitioning wants the heads of queries and keys split alike, so both must divide among the devices that share them.
-    """
-    if platform() != "gpu" or not has_cudnn_attention():
+def _lack_of_fused(query: Float[Array, "b L H d"], key: Float[Array, "b L G d"], drop: Drop | None) -> str | None:
+    """A clause on why no fused kernel takes these arrays; None if one does."""
+    if platform() != "gpu" or not has_bfloat16_units():
         return f"there is no fused kernel for this {platform()}"
-    if drop is not None or cap is not None:
-        return "cuDNN's attention has no cap of scores and no dropout of weights here"
-    _, length, num_heads, head_dim = query.shape
-    fits = query.dtype == jnp.bfloat16 and length % 2 == 0 and head_dim % 8 == 0 and head_dim <= 128
-    is_split = num_heads % num_head_shares() == 0 and key.shape[2] % num_head_shares() == 0
-    if not fits or not is_split:
-        return "cuDNN's attention needs bfloat16, an even length, heads of 8 to 128 dimensions, and heads that the mesh divides"
+    from de_jax.models import attention_gpu  # most processes need no Pallas, which takes .4 s to import
+
+    if lack := attention_gpu.lack(query, drop):
+        return lack
+    if query.shape[0] % num_row_shares() or query.shape[2] % num_head_shares() or key.shape[2] % num_head_shares():
+        return "the mesh does not divide the rows or the heads"
     return None
 
 
-def _by_cudnn(
-    query: Array, key: Array, value: Array, bias: Array | None, segments: Array, *, window: Window | None, scale: float
-) -> Array:
-    """As `attend`."""
-    query, key, value = (split_by_heads(x, axis=2) for x in (query, key, value))
-    position_scores = None if bias is None else split_by_heads(bias[None].astype(query.dtype), axis=1)
-    visible = _visible(segments, window)
-    context = jax.nn.dot_product_attention(query, key, value, position_scores, visible, scale=scale, implementation="cudnn")
-    return context.astype(query.dtype)
+def _by_kernel(
+    query: Float[Array, "b L H d"],
+    key: Float[Array, "b L G d"],
+    value: Float[Array, "b L G d"],
+    bias: Float[Array, "H L L"] | None,
+    segments: Int[Array, "b L"],
+    window: Window | None,
+    scale: float,
+    cap: float | None,
+) -> Float[Array, "b L H d"]:
+    """As `attend`; each device of a mesh has its rows and its heads."""
+    from de_jax.models import attention_gpu
+
+    widths = None if window is None else jnp.stack([jnp.asarray(width, jnp.int32) for width in window])
+    kernel = functools.partial(attention_gpu.attend, scale=scale, cap=cap)
+    if num_row_shares() * num_head_shares() > 1:
+        rows, heads, everywhere = PartitionSpec(ROW_AXES), PartitionSpec(HEAD_AXIS), PartitionSpec()
+        of_heads = PartitionSpec(ROW_AXES, None, HEAD_AXIS)
+        specs = (of_heads, of_heads, of_heads, heads, rows, everywhere)
+        kernel = jax.shard_map(kernel, in_specs=specs, out_specs=of_heads, check_vma=False)
+    return kernel(query, key, value, bias, segments, widths)
 
 
 class RelativePositionBias(nn.Module):
