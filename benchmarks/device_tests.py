@@ -6,6 +6,7 @@ python -m benchmarks.device_tests -k "not killed"
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from benchmarks import measure
 from de_jax import command
 
 PYTEST = "-m pytest -v --durations=8 -p no:cacheprovider -o addopts=--import-mode=importlib -m gpu tests/gpu"
+UNTUNED = "--xla_gpu_autotune_level=0"
+"""XLA takes the first kernel for a product; it would spend most of the time trying others."""
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|deselected)")
 
 
@@ -34,7 +37,8 @@ def measured(argv: list[str]) -> dict[str, Any]:
         RuntimeError: a test failed or was skipped, or none was run; with the end of pytest's output.
     """
     start, lines = time.monotonic(), []
-    with subprocess.Popen([sys.executable, *PYTEST.split(), *argv], stdout=subprocess.PIPE, text=True) as process:
+    env = {**os.environ, "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {UNTUNED}"}
+    with subprocess.Popen([sys.executable, *PYTEST.split(), *argv], env=env, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():
             measure.log(line.rstrip())
             lines.append(line.rstrip())

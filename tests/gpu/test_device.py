@@ -18,6 +18,7 @@ from random_params import random_params
 from de_jax import losses
 from de_jax.data.batches import layout
 from de_jax.models import attention
+from de_jax.models.attention import FAR, Window
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.rotary import RotaryConfig
@@ -102,23 +103,35 @@ def test_packed_texts_are_those_of_a_row_each_with_their_gradients(name, dtype):
         assert np.abs(a - b).max() <= limit * max(np.abs(b).max(), 1e-3)
 
 
-@pytest.mark.parametrize("with_bias", [True, False], ids=["t5", "bert"])
-@pytest.mark.parametrize("length", [64, 256])
-def test_fused_attention_is_the_plain_form_in_float32_with_its_gradient(with_bias, length, monkeypatch):
+ATTENTION = {
+    "t5": (4, True, None),
+    "bert": (4, False, None),
+    "causal, grouped heads": (2, False, Window(FAR, 0)),
+    "windows": (4, False, Window(16, 16)),
+}
+"""By kind of encoder: heads of keys beside four of queries, whether there is a position bias, and the window."""
+
+
+@pytest.mark.parametrize("kind", ATTENTION)
+@pytest.mark.parametrize("length", [48, 256])
+def test_fused_attention_is_the_plain_form_in_float32_with_its_gradient(kind, length):
+    num_key_heads, has_bias, window = ATTENTION[kind]
     rng = np.random.default_rng(2)
-    query, key, value = (jnp.asarray(rng.standard_normal((4, length, 4, 64)), jnp.bfloat16) for _ in range(3))
-    bias = jnp.asarray(rng.standard_normal((4, length, length)), jnp.float32) if with_bias else None
+    query, key, value = (
+        jnp.asarray(rng.standard_normal((4, length, n, 64)), jnp.bfloat16) for n in (4, num_key_heads, num_key_heads)
+    )
+    bias = jnp.asarray(rng.standard_normal((4, length, length)), jnp.float32) if has_bias else None
     segments = jnp.asarray(np.repeat([[1, 2, 3, 0]], 4, 0).repeat(length // 4, axis=1), jnp.int32)
     real = (segments > 0)[:, :, None, None]
 
-    def total(query, key, value, bias):
-        context = attention.attend(query, key, value, bias, segments, scale=0.125)
+    def total(query, key, value, bias, form):
+        context = attention.attend(query, key, value, bias, segments, window=window, scale=0.125, attention=form)
         return jnp.sum(jnp.where(real, jnp.sin(context.astype(jnp.float32)), 0.0))
 
-    gradient = jax.value_and_grad(total, argnums=(0, 1, 2, 3) if with_bias else (0, 1, 2))
-    found = jax.jit(gradient)(query, key, value, bias)
-    monkeypatch.setattr(attention, "platform", lambda: "cpu")
-    expected = jax.jit(lambda *args: gradient(*args))(*(x.astype(jnp.float32) for x in (query, key, value)), bias)
+    gradient = jax.jit(jax.value_and_grad(total, argnums=range(4 if has_bias else 3)), static_argnames="form")
+    on_device = "fused" if jax.default_backend() == "gpu" else "auto"
+    found = gradient(query, key, value, bias, form=on_device)
+    expected = gradient(*(x.astype(jnp.float32) for x in (query, key, value)), bias, form="plain")
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
         assert np.linalg.norm(a - b) <= 0.02 * np.linalg.norm(b)
