@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float, Int
 
-from de_jax.models.attention import FUSED, MASKED
+from de_jax.models.attention import FAR, FUSED, MASKED
 from de_jax.models.layers import first_of_text
 from de_jax.types import Array
 
@@ -67,12 +67,13 @@ def attend(
     value: Float[Array, "b L G d"],
     bias: Float[Array, "H L L"] | None,
     segments: Int[Array, "b L"],
-    window: Int[Array, " two"],
+    window: Int[Array, " two"] | None,
     *,
     scale: float,
     cap: float | None,
 ) -> Float[Array, "b L H d"]:
     """As `attention.attend`, with `window` as an array of before and after."""
+    window = jnp.full(2, FAR, jnp.int32) if window is None else window
     (_, length, num_heads, head_dim), num_kv_heads = query.shape, key.shape[2]
     more = -length % (TILE if length <= BLOCKS[0] else LANES)
     block = length + more if length <= BLOCKS[0] else next(size for size in BLOCKS if (length + more) % size == 0)

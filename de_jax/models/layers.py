@@ -28,14 +28,12 @@ LINEAR_OUTPUT = "linear output"
 
 HEAD_AXIS = "tensor"
 """The axis of the mesh along which kernels, and so the heads of attention, are split."""
-ABSENT_GPU = "absent gpu"
-"""A GPU that is compiled for on a machine without one, so without the kernels of cuDNN."""
 
 _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("target", default=None)
 
 
 def platform() -> str:
-    """The platform that the model is compiled for: "cpu", "gpu", "tpu" or `ABSENT_GPU`."""
+    """The platform that the model is compiled for: "cpu", "gpu" or "tpu"."""
     return _target.get() or jax.default_backend()
 
 
@@ -79,22 +77,13 @@ def num_row_shares() -> int:
     return math.prod(shape.get(axis, 1) for axis in ROW_AXES)
 
 
-def split_by_heads(x: Float[Array, ...], axis: int) -> Float[Array, ...]:
-    """`x`, with its heads along `axis` on the devices that compute them; see `split_by_rows`."""
-    if num_head_shares() == 1:
-        return x
-    rows = ROW_AXES if axis > 1 else None
-    places = [rows, *[None] * (axis - 1), HEAD_AXIS]
-    return jax.lax.with_sharding_constraint(x, jax.sharding.PartitionSpec(*places))
-
-
 @functools.cache
-def has_cudnn_attention() -> bool:
-    """Whether this process's GPU runs cuDNN's attention, which needs a compute capability of 8; true on a machine without a GPU."""
+def has_bfloat16_units() -> bool:
+    """Whether this process's NVIDIA GPU multiplies bfloat16, from a compute capability of 8; true on a machine without a GPU."""
     device = jax.local_devices()[0]
     if device.platform != "gpu":
         return True
-    capability = str(getattr(device, "compute_capability", ""))  # "9.0"; "gfx90a" of ROCm, which has no cuDNN
+    capability = str(getattr(device, "compute_capability", ""))  # "9.0"; "gfx90a" of ROCm
     return capability.partition(".")[0].isdecimal() and int(capability.partition(".")[0]) >= 8
 
 

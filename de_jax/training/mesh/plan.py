@@ -189,8 +189,7 @@ def compile_for(mesh: Mesh, function: Any, *args: Any, effort: float = 0.0) -> P
         effort: see `compiler_options`; at -1 the compiler is done several times sooner.
     """
     start = time.perf_counter()
-    platform = mesh.devices.flat[0].platform
-    with layers.compiling_for(layers.ABSENT_GPU if platform == "gpu" else platform):
+    with layers.compiling_for(mesh.devices.flat[0].platform):
         lowered = function.lower(*args)
     try:
         compiled = lowered.compile(compiler_options=compiler_options(effort))
