@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float, Int
 
-from de_jax.models.attention import FAR, FUSED, MASKED
+from de_jax.models.attention import FUSED, MASKED
 from de_jax.models.layers import first_of_text
 from de_jax.types import Array
 
