@@ -65,18 +65,18 @@ _KILL = "killed"
 PARTS = {
     "ceilings": Part("ceilings", 25, "--size 64"),
     "correctness": Part(f"device_tests -n 4 -k 'not {_KILL}'", 120),
-    "compile": Part("compile", 150),
-    "base_packed": _step(f"--real_lengths {_SCAN}", 90, device_gib=30),
-    "base_full": _step(f"{_FULL} --remat dots {_SCAN}", 60, small=_TINY_FULL, device_gib=60),
+    "compile": Part("compile", 100),
+    "base_packed": _step(f"--real_lengths {_SCAN}", 30, device_gib=40),
+    "base_full": _step(f"{_FULL} --remat dots {_SCAN}", 40, small=_TINY_FULL, device_gib=60),
     "encode": Part(
         f"{_ENCODE} --peer_batch_size 512 --gin T5Config.scan_layers=True",
-        90,
+        50,
         "--model tiny --num_passages 20 --num_queries 20 --repeats 1",
         compiles="--num_passages 300 --num_queries 300 --repeats 1 --no_peer",
     ),
-    "base_torch": _step("--real_lengths --no_ours", 70, small="--no_ours --model tiny", device_gib=60, peer=True),
-    "large_packed": _step(f"--remat dots {_SCAN} --real_lengths", 70, model="large", device_gib=45),
-    "xl_chunks": _step(f"--real_lengths --remat full --gin train.num_chunks=8 {_SCAN}", 80, model="xl", device_gib=40),
+    "base_torch": _step("--real_lengths --no_ours", 60, small="--no_ours --model tiny", device_gib=60, peer=True),
+    "large_packed": _step(f"--remat dots {_SCAN} --real_lengths", 35, model="large", device_gib=45),
+    "xl_chunks": _step(f"--real_lengths --remat full --gin train.num_chunks=8 {_SCAN}", 45, model="xl", device_gib=40),
     "index": Part(
         "index_throughput --num_docs 1000000 --dim 768 --indexes exact --num_queries 2048",
         30,
@@ -157,7 +157,7 @@ class _Visit:
         parts = {name: PARTS[name] for name in names if PARTS[name].compiles and name not in self._done}
         lines = [" ".join([part.line, part.small if self._rehearse else "", part.compiles]) for part in parts.values()]
         workers = [_Worker(False, self._log) for _ in parts]
-        start, seconds = time.monotonic(), self._left()
+        start, seconds = time.monotonic(), min(PARTS["compile"].seconds, self._left())
         with concurrent.futures.ThreadPoolExecutor(max(len(parts), 1)) as pool:
             answers = list(pool.map(lambda worker, line: worker.ask(line, seconds), workers, lines))
         for worker in workers:
