@@ -31,8 +31,8 @@ MASKED = -1e9
 """The score of a token of another text; finite, as cuDNN's kernel has it."""
 FAR = 2**30
 """A distance in tokens that no row has."""
-FUSED, PLAIN = "fused_attention", "plain_attention"
-"""The scopes of a compiled program's instructions, by how attention is computed."""
+SCOPES = {"fused": "fused_attention", "plain": "plain_attention"}
+"""By how attention is computed, the scope of its instructions in a compiled program."""
 
 AttentionDropout = Literal["per_weight", "per_key"]
 """How attention weights are dropped: each for itself, as in BERT, or a key for all queries of its text at once, as in T5X."""
@@ -127,9 +127,9 @@ def attend(
     if attention == "fused" and lack:
         raise InputError(f"attention is 'fused', but {lack}; use 'auto' or 'plain'.")
     if attention != "plain" and not lack:
-        with jax.named_scope(FUSED):
+        with jax.named_scope(SCOPES["fused"]):
             return _by_kernel(query, key, value, bias, segments, window, scale, cap)
-    with jax.named_scope(PLAIN):
+    with jax.named_scope(SCOPES["plain"]):
         return attend_visible(query, key, value, bias, _visible(segments, window), scale=scale, cap=cap, drop=drop)
 
 

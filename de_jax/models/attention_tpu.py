@@ -1,15 +1,15 @@
 """Attention on TPUs by a kernel that never holds the scores of all pairs of tokens (Rabe and Staats 2021; Dao et al. 2022).
 
-Arrays stay as linear maps write and read them, [b, L, H * d]: a program takes one row, some heads and a block of queries, and goes
-through the blocks of keys that they see. Scores lie keys by queries, so that what belongs to a query is a row [1, queries] and only
-arrays of `d` columns are transposed. Rows of a batch follow one another, so that a position bias stays on the chip and its gradient is
-summed there. Beside the result, one number for each query and head is kept for the backward pass.
+Arrays stay as linear maps write and read them, [b, L, H * d]. A program takes one row, some heads and a block of queries, and goes
+through the blocks of keys that they see. Scores lie keys by queries, so that each query's maximum and sum are a row [1, queries],
+and only arrays of `d` columns are transposed. Rows of a batch follow one another, so that a position bias and its gradient stay on the
+chip. Beside the result, one number for each query and head is kept for the backward pass.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float, Int
 
-from de_jax.models.attention import FUSED, MASKED
+from de_jax.models.attention import MASKED
 from de_jax.models.layers import first_of_text
 from de_jax.types import Array
 
@@ -115,7 +115,7 @@ _fused.defvjp(_fused_forward, _fused_backward)
 
 def _call(
     form: Form, kernel: Callable[..., None], name: str, arrays: Any, more: Any, results: list[Any], products: int, scratch: Any = ()
-) -> list[Array]:
+) -> Sequence[Array]:
     """Runs a kernel over (blocks of heads, rows, blocks of queries)."""
     query, key, value, bias, segments, reach = arrays
     num_rows, length, _ = query.shape
@@ -148,7 +148,7 @@ def _call(
             transcendentals=scores,
             bytes_accessed=sum(one.size * one.dtype.itemsize for one in (*operands, *results)),
         ),
-        name=f"{FUSED}_{name}",
+        name=f"attention_{name}",
     )(_seen_blocks(segments, reach, block), reach, *operands)
 
 

@@ -213,8 +213,8 @@ class Dropout(nn.Module):
     Args:
         rate: the share.
         per_text: all tokens of a text share one draw [E], as T5X has it (`broadcast_dims=(-2,)`); else each value has its own.
-        hashed: a hash of its place decides on each value, see `hashed_bits`; for as many values as attention weights are. Accelerators
-            always do so unless a text shares a draw: drawn bits would be written to memory and read back.
+        hashed: a hash of its place decides on each value, see `hashed_bits`; for as many values as attention weights are, and on
+            accelerators for all, where drawn bits would be written to memory and read again.
     """
 
     rate: float
