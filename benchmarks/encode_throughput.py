@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
 def measured(argv: list[str] | None = None) -> dict[str, Any]:
     """The report that the command prints."""
     args = _parse_args(argv)
-    settings = [f"{measure.encoder_settings(args.model)}.dtype='{args.dtype}'"]
+    settings = [f"{measure.encoder_settings(args.model)}.dtype='{args.dtype}'", *args.gin]
     recipe = measure.read_model(args.model, "recipes/sde.gin", settings)
     model, max_length = recipe.model, {"doc": args.max_doc_length, "query": args.max_query_length}
     for kind in TEXTS:
@@ -127,6 +127,7 @@ def _report(
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="small", help=measure.MODEL_HELP)
+    parser.add_argument("--gin", action="append", default=[], metavar="NAME=VALUE", help="another setting of the model")
     parser.add_argument("--dataset_dir", help="a BEIR folder, whose texts are encoded; needs a model in a folder")
     parser.add_argument("--max_doc_length", type=int, default=256, help="tokens of a passage (default 256)")
     parser.add_argument("--max_query_length", type=int, default=64, help="tokens of a query (default 64)")

@@ -1,159 +1,234 @@
-"""Everything to measure on one GPU, part by part: correctness first, then training, encoding, XXL and the indexes.
+"""One visit to a machine with a GPU: correctness on the device first, then training, encoding and search, in one command.
 
-python -m benchmarks.gpu --out=gpu_results
-python -m benchmarks.gpu --out=gpu_results --part correctness train_base
+python -m benchmarks.gpu --out=gpu_results --seconds=540
+python -m benchmarks.gpu --out=gpu_results --part ceilings correctness
 
-Each part is a process of its own with a time limit, and one file `<out>/<part>.json`: the command, its seconds, and the JSON lines
-that it printed, or the end of its error output. A part that cannot run here is skipped, and its file says why. Finished parts are
-not repeated: the same command continues, and takes failed and skipped parts again. The last line counts the parts by outcome; the
-exit code is 1 if a part failed. `--rehearse` runs all parts in small sizes on whatever device there is, to see that they work.
+`<out>/results.jsonl` gets a line when a part ends, `<out>/log.txt` all error output. The first line describes the machine.
+Without a GPU the exit code is 3 and nothing is written. Parts run in the order of their worth. A part that takes twice its expected
+seconds is stopped; a part for which too little time is left is skipped by name. The same command continues with the parts that are
+not done. The last line printed counts the parts by outcome; the exit code is 1 if a part failed. `--rehearse` runs all parts in
+small sizes on any device.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import importlib
 import json
 import os
+import shlex
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
+
+import jax
 
 from benchmarks import measure
 from de_jax import command
-from de_jax.files import outputs
+from de_jax.settings import PositiveFloat, numeric
 
-LIMIT = 480
-"""Seconds of a part."""
-TAIL = 4000
-"""Characters of error output that are kept."""
-PYTEST = "pytest -q -p no:cacheprovider -o addopts=--import-mode=importlib -m gpu tests/gpu"
+NO_GPU = 3
+"""The exit code where JAX sees no GPU."""
+MEMORY = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_CLIENT_MEM_FRACTION": "0.95"}
+"""Settings of JAX: almost all of the GPU for the process that measures, and nothing before it asks."""
+RESERVE = 10
+"""Seconds at the end that no part may use."""
 
 
 class Part(NamedTuple):
-    """A command with its needs."""
+    """A benchmark with its needs."""
 
-    line: str  # behind `python -m`
-    small: str = ""  # flags of a rehearsal; later ones win
+    line: str  # a module of `benchmarks`, and the arguments of its `measured`
+    seconds: float  # expected on an H100
+    small: str = ""  # arguments of a rehearsal; later ones win
     device_gib: float = 0.0  # of the GPU's memory
-    host_gib: float = 0.0
+    peer: bool = False  # torch alone, in a process without JAX's memory
 
 
-def _step(model: str, flags: str, small: str = "", device_gib: float = 16.0) -> Part:
-    tiny = "--model tiny --batch_size 8 --num_batches 1 --repeats 1 --query_length 16 --doc_length 32"
-    line = f"benchmarks.step_time --model {model} --batch_size 512 --loss samtone --dtype bfloat16 {flags}"
-    return Part(line, f"{tiny} {small}", device_gib)
+def _step(flags: str, seconds: float, *, model: str = "base", small: str = "--no_peer", **needs: Any) -> Part:
+    line = f"step_time --model {model} --batch_size 512 --loss samtone --dtype bfloat16 --repeats 3 {flags}"
+    tiny = "--model tiny --batch_size 8 --num_batches 1 --repeats 1"
+    return Part(line, seconds, f"{tiny} {small}", **needs)
 
 
-def _index(num_docs: int, device_gib: float, host_gib: float) -> Part:
-    line = f"benchmarks.index_throughput --num_docs {num_docs} --indexes flat ivf --num_queries 2048"
-    return Part(line, "--num_docs 2000 --num_queries 64 --repeats 1", device_gib, host_gib)
-
-
-_FULL = "--query_length 64 --doc_length 256 --repeats 5"
-_REAL = "--real_lengths --repeats 5"
-_ENCODE = "--num_passages 50000 --num_queries 100000 --peer_dtypes bfloat16 --peer_batch_size 512 --peer_compiled"
-_FEW = "--model tiny --num_passages 20 --num_queries 20 --repeats 1"
+_SCAN = "--gin T5Config.scan_layers=True --no_peer"
+_FULL, _TINY_FULL = "--query_length 64 --doc_length 256", "--query_length 16 --doc_length 32 --no_peer"
+_ENCODE = "encode_throughput --model base --num_passages 20000 --num_queries 20000 --repeats 2 --peer_dtypes bfloat16"
+_KILL = "killed"
 PARTS = {
-    "correctness": Part(PYTEST),
-    "train_base": _step("base", f"{_FULL} --peer_compiled", "--no_peer"),
-    "train_base_real": _step("base", f"{_REAL} --peer_compiled", "--no_peer"),
-    "train_large": _step("large", f"{_FULL} --remat dots --peer_compiled", "--no_peer", 48.0),
-    "train_large_real": _step("large", f"{_REAL} --remat dots --peer_compiled", "--no_peer", 48.0),
-    "train_small": _step("small", f"{_FULL} --peer_compiled", "--no_peer"),
-    "encode_base": Part(f"benchmarks.encode_throughput --model base {_ENCODE}", f"{_FEW} --no_peer", 16.0),
-    "encode_large": Part(f"benchmarks.encode_throughput --model large {_ENCODE}", f"{_FEW} --no_peer", 16.0),
-    "train_xxl": _step(
-        "xxl", f"{_FULL} --remat full --gin T5Config.scan_layers=True --gin train.num_chunks=8 --no_peer", device_gib=75.0
+    "ceilings": Part("ceilings", 25, "--size 64"),
+    "correctness": Part(f"device_tests -n 4 -k 'not {_KILL}'", 120),
+    "base_packed": _step(f"--real_lengths {_SCAN}", 90, device_gib=30),
+    "base_full": _step(f"{_FULL} --remat dots {_SCAN}", 60, small=_TINY_FULL, device_gib=60),
+    "encode": Part(
+        f"{_ENCODE} --peer_batch_size 512 --gin T5Config.scan_layers=True",
+        90,
+        "--model tiny --num_passages 20 --num_queries 20 --repeats 1",
     ),
-    "index_1m": _index(1_000_000, 8.0, 16.0),
-    "index_10m": _index(10_000_000, 48.0, 96.0),
+    "base_torch": _step("--real_lengths --no_ours", 70, small="--no_ours --model tiny", device_gib=60, peer=True),
+    "large_packed": _step(f"--remat dots {_SCAN} --real_lengths", 70, model="large", device_gib=45),
+    "xl_chunks": _step(f"--real_lengths --remat full --gin train.num_chunks=8 {_SCAN}", 80, model="xl", device_gib=40),
+    "index": Part(
+        "index_throughput --num_docs 1000000 --dim 768 --indexes exact --num_queries 2048",
+        30,
+        "--num_docs 2000 --num_queries 64 --repeats 1",
+    ),
+    "kill": Part(f"device_tests -k {_KILL}", 120),
+    "base_torch_compiled": _step(
+        "--real_lengths --no_ours --peer_compiled", 150, small="--no_ours --model tiny", device_gib=60, peer=True
+    ),
 }
-"""In this order: where time runs out, the most important figures are there."""
+"""In the order of their worth."""
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
-    device = _device()
-    outcomes: collections.Counter[str] = collections.Counter()
-    for name in args.part:
-        path = args.out / f"{name}.json"
-        if path.is_file() and (kept := outputs.read_json(path))["outcome"] == "done" and kept["rehearsed"] == args.rehearse:
-            outcomes["done"] += 1
-            continue
-        part = PARTS[name]
-        why_not = None if args.rehearse else _why_not(part, device)
-        found = {"outcome": "skipped", "because": why_not} if why_not else _run(part, rehearse=args.rehearse, limit=args.limit)
-        outputs.write_json(path, {"part": name, **found, "rehearsed": args.rehearse, "device": device, **measure.environment()})
-        measure.log(f"{name}: {found['outcome']} {found.get('because', '')}".rstrip())
-        outcomes[found["outcome"]] += 1
+    if args.worker:
+        return _work()
+    deadline = time.monotonic() + args.seconds
+    os.environ |= MEMORY | ({"DE_JAX_REHEARSAL": "1"} if args.rehearse else {})
+    if jax.default_backend() != "gpu" and not args.rehearse:
+        measure.log(f"JAX sees no GPU, only {jax.default_backend()}; nothing was measured. See de-jax doctor.")
+        sys.exit(NO_GPU)
+    outcomes = _Visit(args, deadline).run(args.part)
     print(json.dumps({"out": str(args.out), **outcomes}))
     if outcomes["failed"]:
         sys.exit(1)
 
 
-def _device() -> dict[str, Any]:
-    """The platform, kind and memory of JAX's first device; asked in a process of its own, which frees it."""
-    program = (
-        "import jax, json; d = jax.devices()[0]; s = d.memory_stats() or {}; "
-        "print(json.dumps({'platform': d.platform, 'kind': d.device_kind, 'bytes': s.get('bytes_limit', 0)}))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], env=_env(), stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+class _Visit:
+    """Parts, one after another, and the file of their results."""
+
+    def __init__(self, args: argparse.Namespace, deadline: float) -> None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        self._rehearse, self._deadline = args.rehearse, deadline
+        self._path = args.out / "results.jsonl"
+        self._log = (args.out / "log.txt").open("a")
+        self._worker: _Worker | None = None
+        self._memory_gib = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 0) / 2**30
+        lines = [json.loads(line) for line in self._path.read_text().splitlines()] if self._path.is_file() else []
+        of_kind = [line for line in lines if line["rehearsed"] == args.rehearse]
+        self._done = {line["part"]: line for line in of_kind if line["outcome"] == "done"}
+        if "machine" not in self._done:
+            about = {"driver": _driver(), "memory_gib": round(self._memory_gib, 1), **measure.environment()}
+            self._keep("machine", {"outcome": "done", **about, "commit": args.commit or about["commit"]})
+
+    def run(self, names: list[str]) -> collections.Counter[str]:
+        """How many parts came to each outcome: done, failed or skipped."""
+        outcomes: collections.Counter[str] = collections.Counter()
+        for name in names:
+            if name not in self._done:
+                self._keep(name, self._skipped(PARTS[name]) or self._measured(PARTS[name]))
+            outcomes[self._done[name]["outcome"]] += 1
+        if self._worker:
+            self._worker.close()
+        return outcomes
+
+    def _keep(self, name: str, found: dict[str, Any]) -> None:
+        self._done[name] = {"part": name, "rehearsed": self._rehearse, **found}
+        with self._path.open("a") as file:
+            file.write(f"{json.dumps(self._done[name])}\n")
+        measure.log(f"{name}: {found['outcome']} {found.get('because', '')}".rstrip())
+
+    def _left(self) -> float:
+        return self._deadline - RESERVE - time.monotonic()
+
+    def _skipped(self, part: Part) -> dict[str, Any] | None:
+        if self._rehearse:
+            return None
+        if self._memory_gib < part.device_gib:
+            return _skip(f"it needs {part.device_gib:g} GiB of the GPU, and JAX has {self._memory_gib:.1f}")
+        if self._left() < part.seconds:
+            return _skip(f"it needs about {part.seconds:g} seconds, and {max(self._left(), 0):.0f} are left")
+        return None
+
+    def _measured(self, part: Part) -> dict[str, Any]:
+        line = f"{part.line} {part.small}" if self._rehearse else part.line
+        if "ceilings" in self._done and line.startswith(("step_time", "encode")):
+            line += f" --peak_tflops {self._done['ceilings']['result']['product_tflops']}"
+        if self._worker and (self._worker.peer != part.peer or not self._worker.is_alive()):
+            self._worker.close()
+            self._worker = None
+        if self._worker is None:
+            self._worker = _Worker(part.peer, self._log)
+        start = time.monotonic()
+        answer = self._worker.ask(line, min(2 * part.seconds, self._left()))
+        about = {"command": f"python -m benchmarks.{line}", "seconds": round(time.monotonic() - start, 1)}
+        return {"outcome": "failed" if "because" in answer else "done", **answer, **about}
 
 
-def _why_not(part: Part, device: dict[str, Any]) -> str | None:
-    """The reason for which a part cannot run here."""
-    if device["platform"] != "gpu":
-        return f"JAX sees no GPU, only {device['platform']}; see de-jax doctor"
-    own, host = device["bytes"] / 2**30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    if own < part.device_gib:
-        return f"it needs {part.device_gib:g} GiB of the GPU, and JAX has {own:.1f}"
-    if host < part.host_gib:
-        return f"it needs {part.host_gib:g} GiB of memory, and the machine has {host:.1f}"
-    return None
+class _Worker:
+    """A process that measures parts, several one after another; if one kills it, the next part gets another process."""
+
+    def __init__(self, peer: bool, log: IO[str]) -> None:
+        self.peer = peer
+        env = {**os.environ, **({"JAX_PLATFORMS": "cpu"} if peer else {})}  # then JAX only draws the parameters
+        line = [sys.executable, "-m", "benchmarks.gpu", "--worker", "--out=."]
+        self._process = subprocess.Popen(line, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+
+    def ask(self, line: str, seconds: float) -> dict[str, Any]:
+        """The part's report as {"result"}, or {"because"}, why there is none."""
+        start, stop = time.monotonic(), threading.Timer(seconds, self._process.kill)
+        stop.start()
+        print(line, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline() if self._process.stdout else ""
+        stop.cancel()
+        if answer:
+            found: dict[str, Any] = json.loads(answer)
+            return found
+        code = self._process.wait()
+        late = time.monotonic() - start >= seconds
+        return {"because": f"it took longer than {seconds:.0f} seconds" if late else f"its process ended with {code}; see log.txt"}
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """Ends the process, which frees its memory."""
+        self._process.kill()
+        self._process.wait()
 
 
-def _env() -> dict[str, str]:
-    """Almost all of the GPU for the process that measures, and nothing before it asks."""
-    others = {name: value for name, value in os.environ.items() if name != "XLA_PYTHON_CLIENT_MEM_FRACTION"}
-    return {**others, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_CLIENT_MEM_FRACTION": "0.95"}
+def _work() -> None:
+    """Answers each line of stdin, a part, with a line of JSON."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print goes to the log
+    command.keep_compiled()
+    for line in sys.stdin:
+        module, *argv = shlex.split(line)
+        try:
+            answer = {"result": importlib.import_module(f"benchmarks.{module}").measured(argv)}
+        except (Exception, SystemExit) as error:  # the next part may do better
+            traceback.print_exc()
+            answer = {"because": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
-def _run(part: Part, *, rehearse: bool, limit: float) -> dict[str, Any]:
-    """The outcome of a part with its output."""
-    line = f"{part.line} {part.small}" if rehearse else part.line
-    start = time.monotonic()
-    told: dict[str, Any] = {"command": f"python -m {line}"}
+def _skip(because: str) -> dict[str, Any]:
+    return {"outcome": "skipped", "because": because}
+
+
+def _driver() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm", "--format=csv,noheader"]
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", *line.split()], env=_env(), capture_output=True, text=True, timeout=limit, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        tail = (error.stderr or b"").decode(errors="replace")[-TAIL:]
-        return {"outcome": "failed", "because": f"it took longer than {limit:g} seconds", **told, "stderr": tail}
-    told |= {"seconds": round(time.monotonic() - start, 1)}
-    results = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
-    if done.returncode:
-        return {
-            "outcome": "failed",
-            "because": f"exit code {done.returncode}",
-            **told,
-            "stderr": (done.stdout + done.stderr)[-TAIL:],
-        }
-    return {"outcome": "done", **told, "results": results or done.stdout.splitlines()[-1:]}
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="gets a JSON file for each part")
+    parser.add_argument("--out", type=Path, required=True, help="gets results.jsonl and log.txt")
+    parser.add_argument("--seconds", type=numeric(PositiveFloat), default=3600.0, help="of the whole visit (default 3600)")
     parser.add_argument("--part", nargs="+", choices=list(PARTS), default=list(PARTS), help="default all, in this order")
-    parser.add_argument("--limit", type=float, default=LIMIT, help=f"seconds of a part (default {LIMIT})")
+    parser.add_argument("--commit", help="of the code, if it is not a clone")
     parser.add_argument("--rehearse", action="store_true", help="small sizes on any device")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 

@@ -131,6 +131,25 @@ class TorchStep:
             self._optimizer.step()
             self.last_loss = loss.item()
 
+    def fit(self) -> int:
+        """Halves the batches until a step fits into the device's memory; returns the pairs of a batch."""
+        import torch
+
+        while True:
+            try:
+                self()
+                return len(self._batches[0][0])
+            except torch.OutOfMemoryError:
+                self._batches = [tuple(side[: len(side) // 2] for side in batch) for batch in self._batches]
+            self._optimizer.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+
+    def memory_gib(self) -> float | None:
+        """The most memory of the device that torch held; None without a GPU."""
+        import torch
+
+        return round(torch.cuda.max_memory_reserved() / 2**30, 3) if torch.cuda.is_available() else None
+
     def _loss_of(self, query: Any, doc: Any) -> Any:
         import torch
 

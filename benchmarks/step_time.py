@@ -17,6 +17,7 @@ import argparse
 import json
 import math
 import statistics
+import time
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +30,7 @@ from de_jax.interop.fine_tuning import TowerName
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.recipe import Recipe
 from de_jax.training.mesh import plan
-from de_jax.types import Batch, InputError, Packed
+from de_jax.types import Batch, InputError, Packed, Params
 
 REAL_LENGTH: dict[TowerName, int] = {"query": 64, "doc": 256}
 LOSSES = ("in_batch_softmax", "samtone")
@@ -48,24 +49,28 @@ def measured(argv: list[str] | None = None) -> dict[str, Any]:
     recipe = measure.read_model(args.model, args.recipe, _bindings(args))
     peak = args.peak_tflops or measure.peak_tflops(args.dtype, args.clock)
     batches = _batches(recipe.model, args)
-    ours = Ours(recipe, [drawn.ours for drawn in batches])
-    runs: dict[str, Any] = {"ours": ours}
-    reason = _why_no_peer(args)
+    params = measure.params_of(recipe)
+    runs: dict[str, Any] = {} if args.no_ours else {"ours": Ours(recipe, params, [drawn.ours for drawn in batches])}
+    pairs, reason = dict.fromkeys(runs, args.batch_size), _why_no_peer(args)
     if reason is None:
         options = {name: getattr(args, name) for name in ("optimizer", "loss", "temperature", "dtype")}
         options["learning_rate"] = args.peer_learning_rate
         for name in ("peer", "peer_compiled") if args.peer_compiled else ("peer",):
             padded = [drawn.padded for drawn in batches]
             compiled = name == "peer_compiled"
-            module = peers.same_tower(args.model, recipe.model, ours.state.params, "query", "float32", compiled=compiled)
+            module = peers.same_tower(args.model, recipe.model, params, "query", "float32", compiled=compiled)
             runs[name] = peers.TorchStep(module, padded, **options)
-    parts = model_parts.of_step(recipe.model, ours.state.params, [drawn.ours for drawn in batches]) if args.parts else {}
+            pairs[name] = runs[name].fit()
+    parts = model_parts.of_step(recipe.model, params, [drawn.ours for drawn in batches]) if args.parts else {}
     timed = measure.in_turns({**runs, **parts}, args.repeats, args.clock)
     seconds = {name: timed[name] for name in runs}
     report: dict[str, Any] = {"benchmark": "step_time", "model": args.model, "dtype": args.dtype, "clock": args.clock}
-    report |= {"loss": args.loss, "optimizer": args.optimizer, "batch_size": args.batch_size, "peak_tflops": round(peak, 4)}
-    report |= _lengths(batches) | _speed(seconds, recipe.model, batches, args.batch_size, peak)
-    report |= {"memory_gib": ours.memory_gib(), "last_loss": {name: round(run.last_loss, 4) for name, run in runs.items()}}
+    report |= {"loss": args.loss, "optimizer": args.optimizer, "batch_size": pairs, "peak_tflops": round(peak, 4)}
+    report |= _lengths(batches) | _speed(seconds, recipe.model, batches, pairs, args.batch_size, peak)
+    report |= {"memory_gib": {name: run.memory_gib() for name, run in runs.items()}}
+    report |= {"last_loss": {name: round(run.last_loss, 4) for name, run in runs.items()}}
+    if not args.no_ours:
+        report |= {"compile_seconds": runs["ours"].compile_seconds}
     if args.parts:
         needed = [name for name in timed if name != "peer_compiled"]
         report["parts"] = model_parts.shares({name: statistics.median(timed[name]) / len(batches) for name in needed})
@@ -76,11 +81,13 @@ def measured(argv: list[str] | None = None) -> dict[str, Any]:
 class Ours:
     """Our step over the batches in turn; one call is one pass over all of them."""
 
-    def __init__(self, recipe: Recipe, batches: list[Batch]) -> None:
-        self.state = jax.jit(recipe.init)()._replace(params=measure.params_of(recipe))
+    def __init__(self, recipe: Recipe, params: Params, batches: list[Batch]) -> None:
+        self.state = jax.jit(recipe.init)(params)
         self._batches = batches
         jitted = jax.jit(recipe.train_step(jax.eval_shape(recipe.init).params), donate_argnums=0)
+        start = time.perf_counter()
         self._compiled = {_shape(batch): jitted.lower(self.state, batch).compile() for batch in batches}
+        self.compile_seconds = round(time.perf_counter() - start, 2)
         self.last_loss = float("nan")
 
     def __call__(self) -> None:
@@ -153,9 +160,16 @@ def _packed(padded: list[np.ndarray], sizes: list[np.ndarray]) -> list[Packed]:
 
 
 def _speed(
-    seconds: dict[str, list[float]], model: DualEncoder, batches: list[Drawn], batch_size: int, peak: float
+    seconds: dict[str, list[float]],
+    model: DualEncoder,
+    batches: list[Drawn],
+    pairs: dict[str, int],
+    batch_size: int,
+    peak: float,
 ) -> dict[str, Any]:
+    """Times, speeds and speed-ups a pair; `pairs` of each run's batch, fewer than `batch_size` if a whole one did not fit."""
     medians = {name: statistics.median(values) / len(batches) for name, values in seconds.items()}
+    a_pair = {name: [value / pairs[name] for value in values] for name, values in seconds.items()}
     useful, computed, padded = (
         3 * sum(_forward_flops(model, *sides(batch)) for batch in batches) / len(batches)
         for sides in (
@@ -166,11 +180,13 @@ def _speed(
     )
     return {
         "seconds_per_step": {name: round(value, 4) for name, value in medians.items()},
-        "pairs_per_second": {name: round(batch_size / value, 2) for name, value in medians.items()},
+        "pairs_per_second": {name: round(pairs[name] / value, 2) for name, value in medians.items()},
         "computed_over_useful": {"ours": round(computed / useful, 3), "peer": round(padded / useful, 3)},
-        "mfu_useful": round(useful / medians["ours"] / (peak * 1e12), 4),
-        "mfu_computed": round(computed / medians["ours"] / (peak * 1e12), 4),
-        "speedup": {name: measure.speedup(seconds, "ours", name) for name in seconds if name != "ours"},
+        "mfu_useful": {
+            name: round(useful * pairs[name] / batch_size / value / (peak * 1e12), 4) for name, value in medians.items()
+        },
+        "mfu_computed": round(computed / medians["ours"] / (peak * 1e12), 4) if "ours" in medians else None,
+        "speedup": {name: measure.speedup(a_pair, "ours", name) for name in seconds if name != "ours" and "ours" in seconds},
     }
 
 
@@ -233,6 +249,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="measured runs of each side (default 3)")
     parser.add_argument("--peer_compiled", action="store_true", help="time the peer by torch.compile too")
     parser.add_argument("--no_peer", action="store_true", help="time ours alone")
+    parser.add_argument("--no_ours", action="store_true", help="time the peer alone; its batch is halved until it fits")
     parser.add_argument("--parts", action="store_true", help="time products and attention alone too, for BERT's and T5's kinds")
     parser.add_argument("--peak_tflops", type=float, help="what MFU is relative to (H200: 790); default: measured by a matmul")
     parser.add_argument("--clock", default="wall", choices=tuple(measure.CLOCKS), help="wall, or cpu seconds of one core")

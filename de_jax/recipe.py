@@ -204,11 +204,11 @@ class Recipe:
 
     def shapes(self) -> TrainState:
         """Of what `init` gives; towers that are equal are traced once."""
-        return jax.eval_shape(lambda params: self._first_state(_giving(params)), self.model.shapes())
+        return jax.eval_shape(self.init, self.model.shapes())
 
-    def init(self) -> TrainState:
-        """The state before the first step."""
-        return self._first_state(self.model)
+    def init(self, params: Params | None = None) -> TrainState:
+        """The state before the first step, with these parameters of the model or fresh ones."""
+        return self._first_state(self.model if params is None else _giving(params))
 
     def merged(self, params: Params) -> Params:
         """What `model` takes, of all parameters of a state: adapters are added to their kernels."""

@@ -16,8 +16,6 @@ from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 from real_data import SHARED_DATA
 
-jax.config.update("jax_num_cpu_devices", 8)
-jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 WITH_SHAPES = (
     *("types", "losses", "models", "retrieval", "evaluation", "mining", "training.step"),
@@ -34,8 +32,10 @@ QUICK_TO_COMPILE = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusio
 def pytest_configure(config):
     """Tests trace and compile much and compute little: nothing is optimized, programs hold no tracebacks, here and in processes."""
     config.pluginmanager.register(timing)
-    if config.option.markexpr == "gpu":  # what users run is under test there
+    if config.option.markexpr == "gpu":  # the device and the programs that users have are under test; see gpu/conftest.py
         return
+    jax.config.update("jax_num_cpu_devices", 8)
+    jax.config.update("jax_platforms", "cpu")
     with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)  # what threads free is whole again, so that it can be returned
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_TO_COMPILE}"

@@ -17,22 +17,21 @@ from de_jax.models.layers import (
     HEAD_AXIS,
     Dropout,
     Linear,
-    has_cudnn_attention,
+    has_bfloat16_units,
     num_head_shares,
     num_row_shares,
     platform,
     product,
-    split_by_heads,
     stream_dtype,
 )
 from de_jax.types import ROW_AXES, Array, InputError
 
 MASKED = -1e9
-"""The score of a token of another text; finite, as cuDNN's kernel has it."""
+"""Added to the score of a token of another text; finite, so that a row of padding has weights too."""
 FAR = 2**30
 """A distance in tokens that no row has."""
-SCOPES = {"fused": "fused_attention", "plain": "plain_attention"}
-"""By how attention is computed, the scope of its instructions in a compiled program."""
+FUSED, PLAIN = "fused_attention", "plain_attention"
+"""The scopes of a compiled program's instructions, by how attention is computed."""
 
 AttentionDropout = Literal["per_weight", "per_key"]
 """How attention weights are dropped: each for itself, as in BERT, or a key for all queries of its text at once, as in T5X."""
@@ -123,13 +122,13 @@ def attend(
     Raises:
         InputError: `attention` is "fused", and no kernel takes these arrays.
     """
-    lack = _lack_of_fused(query, key, bias, cap, drop)
+    lack = _lack_of_fused(query, key, bias, drop)
     if attention == "fused" and lack:
         raise InputError(f"attention is 'fused', but {lack}; use 'auto' or 'plain'.")
     if attention != "plain" and not lack:
-        with jax.named_scope(SCOPES["fused"]):
+        with jax.named_scope(FUSED):
             return _by_kernel(query, key, value, bias, segments, window, scale, cap)
-    with jax.named_scope(SCOPES["plain"]):
+    with jax.named_scope(PLAIN):
         return attend_visible(query, key, value, bias, _visible(segments, window), scale=scale, cap=cap, drop=drop)
 
 
@@ -175,22 +174,28 @@ def attend_visible(
     return jnp.swapaxes(context, 1, 2).astype(stream_dtype(query.dtype))
 
 
-def _lack_of_fused(
-    query: Float[Array, "b L H d"], key: Float[Array, "b L G d"], bias: Array | None, cap: float | None, drop: Drop | None
-) -> str | None:
-    """A clause on why no fused kernel takes these arrays; None if one does."""
-    if platform() == "gpu" and has_cudnn_attention():
-        if drop is not None or cap is not None:
-            return "cuDNN's attention has no cap of scores and no dropout of weights here"
-        if query.dtype != jnp.bfloat16 or query.shape[1] % 2 or query.shape[3] % 8 or query.shape[3] > 128:
-            return "cuDNN's attention needs bfloat16, an even length, and heads of 8 to 128 dimensions"
-    elif platform() == "tpu":
+def _kernels() -> Any:
+    """The module of this platform's fused kernels, or None; most processes need no Pallas, which takes .4 s to import."""
+    if platform() == "gpu" and has_bfloat16_units():
+        from de_jax.models import attention_gpu
+
+        return attention_gpu
+    if platform() == "tpu":
         from de_jax.models import attention_tpu
 
-        if lack := attention_tpu.lack(query, bias, drop):
-            return lack
-    else:
+        return attention_tpu
+    return None
+
+
+def _lack_of_fused(
+    query: Float[Array, "b L H d"], key: Float[Array, "b L G d"], bias: Array | None, drop: Drop | None
+) -> str | None:
+    """A clause on why no fused kernel takes these arrays; None if one does."""
+    kernels = _kernels()
+    if kernels is None:
         return f"there is no fused kernel for this {platform()}"
+    if lack := kernels.lack(query, bias, drop):
+        return lack
     if query.shape[0] % num_row_shares() or query.shape[2] % num_head_shares() or key.shape[2] % num_head_shares():
         return "the mesh does not divide the rows or the heads"
     return None
@@ -207,29 +212,14 @@ def _by_kernel(
     cap: float | None,
 ) -> Float[Array, "b L H d"]:
     """As `attend`; each device of a mesh has its rows and its heads."""
-    if platform() == "gpu":
-        return _by_cudnn(query, key, value, bias, segments, window=window, scale=scale)
-    from de_jax.models import attention_tpu  # most processes need no Pallas, which takes .4 s to import
-
-    widths = jnp.stack([jnp.asarray(width, jnp.int32) for width in window or (FAR, FAR)])
-    kernel = functools.partial(attention_tpu.attend, scale=scale, cap=cap)
+    widths = None if window is None else jnp.stack([jnp.asarray(width, jnp.int32) for width in window])
+    kernel = functools.partial(_kernels().attend, scale=scale, cap=cap)
     if num_row_shares() * num_head_shares() > 1:
         rows, heads, everywhere = PartitionSpec(ROW_AXES), PartitionSpec(HEAD_AXIS), PartitionSpec()
         of_heads = PartitionSpec(ROW_AXES, None, HEAD_AXIS)
         specs = (of_heads, of_heads, of_heads, heads, rows, everywhere)
         kernel = jax.shard_map(kernel, in_specs=specs, out_specs=of_heads, check_vma=False)
     return kernel(query, key, value, bias, segments, widths)
-
-
-def _by_cudnn(
-    query: Array, key: Array, value: Array, bias: Array | None, segments: Array, *, window: Window | None, scale: float
-) -> Array:
-    """As `attend`."""
-    query, key, value = (split_by_heads(x, axis=2) for x in (query, key, value))
-    position_scores = None if bias is None else split_by_heads(bias[None].astype(query.dtype), axis=1)
-    visible = _visible(segments, window)
-    context = jax.nn.dot_product_attention(query, key, value, position_scores, visible, scale=scale, implementation="cudnn")
-    return context.astype(query.dtype)
 
 
 class RelativePositionBias(nn.Module):

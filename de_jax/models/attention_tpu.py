@@ -1,9 +1,9 @@
 """Attention on TPUs by a kernel that never holds the scores of all pairs of tokens (Rabe and Staats 2021; Dao et al. 2022).
 
-Arrays stay as linear maps write and read them, [b, L, H * d]. A program takes one row, some heads and a block of queries, and goes
-through the blocks of keys that they see. Scores lie keys by queries, so that each query's maximum and sum are a row [1, queries],
-and only arrays of `d` columns are transposed. Rows of a batch follow one another, so that a position bias and its gradient stay on the
-chip. Beside the result, one number for each query and head is kept for the backward pass.
+Arrays stay as linear maps write and read them, [b, L, H * d]: a program takes one row, some heads and a block of queries, and goes
+through the blocks of keys that they see. Scores lie keys by queries, so that what belongs to a query is a row [1, queries] and only
+arrays of `d` columns are transposed. Rows of a batch follow one another, so that a position bias stays on the chip and its gradient
+is summed there. Beside the result, one number for each query and head is kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float, Int
 
-from de_jax.models.attention import MASKED
+from de_jax.models.attention import FUSED, MASKED
 from de_jax.models.layers import first_of_text
 from de_jax.types import Array
 
@@ -67,12 +67,13 @@ def attend(
     value: Float[Array, "b L G d"],
     bias: Float[Array, "H L L"] | None,
     segments: Int[Array, "b L"],
-    window: Int[Array, " two"],
+    window: Int[Array, " two"] | None,
     *,
     scale: float,
     cap: float | None,
 ) -> Float[Array, "b L H d"]:
     """As `attention.attend`, with `window` as an array of before and after."""
+    window = jnp.full(2, query.shape[1], jnp.int32) if window is None else window
     (_, length, num_heads, head_dim), num_kv_heads = query.shape, key.shape[2]
     more = -length % (TILE if length <= BLOCKS[0] else LANES)
     block = length + more if length <= BLOCKS[0] else next(size for size in BLOCKS if (length + more) % size == 0)
@@ -148,7 +149,7 @@ def _call(
             transcendentals=scores,
             bytes_accessed=sum(one.size * one.dtype.itemsize for one in (*operands, *results)),
         ),
-        name=f"attention_{name}",
+        name=f"{FUSED}_{name}",
     )(_seen_blocks(segments, reach, block), reach, *operands)
 
 

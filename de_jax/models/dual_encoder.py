@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from de_jax.models import layers
 from de_jax.models.bert import BertConfig
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
@@ -292,7 +293,7 @@ _at_most.defvjp(_at_most_forward, _at_most_backward)
 
 
 def _init(tower: TowerConfig, rng: Array) -> dict[str, Any]:
-    return Tower(tower).init(rng, jnp.ones((1, 2), jnp.int32))["params"]
+    return layers.drawn_together(lambda: Tower(tower).init(rng, jnp.ones((1, 2), jnp.int32))["params"])
 
 
 @functools.lru_cache(maxsize=64)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import contextvars
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
-from de_jax.types import ROW_AXES, Array
+from de_jax.types import ROW_AXES, Array, Params
 
 TABLE_STD = 0.02
 """Of a table's initial rows."""
@@ -28,14 +30,12 @@ LINEAR_OUTPUT = "linear output"
 
 HEAD_AXIS = "tensor"
 """The axis of the mesh along which kernels, and so the heads of attention, are split."""
-ABSENT_GPU = "absent gpu"
-"""A GPU that is compiled for on a machine without one, so without the kernels of cuDNN."""
 
 _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("target", default=None)
 
 
 def platform() -> str:
-    """The platform that the model is compiled for: "cpu", "gpu", "tpu" or `ABSENT_GPU`."""
+    """The platform that the model is compiled for: "cpu", "gpu" or "tpu"."""
     return _target.get() or jax.default_backend()
 
 
@@ -79,22 +79,13 @@ def num_row_shares() -> int:
     return math.prod(shape.get(axis, 1) for axis in ROW_AXES)
 
 
-def split_by_heads(x: Float[Array, ...], axis: int) -> Float[Array, ...]:
-    """`x`, with its heads along `axis` on the devices that compute them; see `split_by_rows`."""
-    if num_head_shares() == 1:
-        return x
-    rows = ROW_AXES if axis > 1 else None
-    places = [rows, *[None] * (axis - 1), HEAD_AXIS]
-    return jax.lax.with_sharding_constraint(x, jax.sharding.PartitionSpec(*places))
-
-
 @functools.cache
-def has_cudnn_attention() -> bool:
-    """Whether this process's GPU runs cuDNN's attention, which needs a compute capability of 8; true on a machine without a GPU."""
+def has_bfloat16_units() -> bool:
+    """Whether this process's NVIDIA GPU multiplies bfloat16, from a compute capability of 8; true on a machine without a GPU."""
     device = jax.local_devices()[0]
     if device.platform != "gpu":
         return True
-    capability = str(getattr(device, "compute_capability", ""))  # "9.0"; "gfx90a" of ROCm, which has no cuDNN
+    capability = str(getattr(device, "compute_capability", ""))  # "9.0"; "gfx90a" of ROCm
     return capability.partition(".")[0].isdecimal() and int(capability.partition(".")[0]) >= 8
 
 
@@ -149,9 +140,53 @@ def _split(subscripts: str) -> tuple[str, str, str]:
     return left, right, result
 
 
+class _Draw(NamedTuple):
+    """A parameter that `drawn_together` is asked for; `place` stands for it among the others until all are known."""
+
+    draw: nn.initializers.Initializer
+    key: Array
+    place: Array
+
+
+_draws: contextvars.ContextVar[list[_Draw] | None] = contextvars.ContextVar("draws", default=None)
+
+
+@functools.cache
 def normal(std: float, truncated: bool) -> nn.initializers.Initializer:
     """Draws of this standard deviation; `truncated` ones come from a normal distribution that is cut at two of its own."""
-    return nn.initializers.truncated_normal(std / STD_OF_TRUNCATED) if truncated else nn.initializers.normal(std)
+    draw = nn.initializers.truncated_normal(std / STD_OF_TRUNCATED) if truncated else nn.initializers.normal(std)
+
+    def later(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+        draws = _draws.get()
+        if draws is None:
+            return draw(key, shape, dtype)
+        draws.append(_Draw(draw, key, jnp.zeros(shape, dtype)))
+        return draws[-1].place
+
+    return later
+
+
+def drawn_together(init: Callable[[], Params]) -> Params:
+    """The parameters that `init` makes, those of all layers that are alike by one draw with the same keys.
+
+    A GPU's compiler needs a fifth of a second for each draw, and the layers of an encoder have a hundred of them.
+    """
+    draws: list[_Draw] = []
+    token = _draws.set(draws)
+    try:
+        params = init()
+    finally:
+        _draws.reset(token)
+    alike = collections.defaultdict(list)
+    for draw in draws:
+        alike[draw.draw, draw.place.shape, draw.place.dtype].append(draw)
+    drawn: dict[int, Array] = {}
+    for (draw, *size), group in alike.items():
+        # Without barriers, XLA would compute all keys in each draw, and the whole draw for each of its parts.
+        keys = jax.lax.optimization_barrier(jnp.stack([jax.lax.optimization_barrier(one.key) for one in group]))
+        values = jax.lax.optimization_barrier(jax.vmap(lambda key: draw(key, *size))(keys))  # noqa: B023, called at once
+        drawn |= {id(one.place): values[number] for number, one in enumerate(group)}
+    return jax.tree.map(lambda leaf: drawn.get(id(leaf), leaf), params)
 
 
 class Linear(nn.Module):
@@ -213,8 +248,8 @@ class Dropout(nn.Module):
     Args:
         rate: the share.
         per_text: all tokens of a text share one draw [E], as T5X has it (`broadcast_dims=(-2,)`); else each value has its own.
-        hashed: a hash of its place decides on each value, see `hashed_bits`; for as many values as attention weights are, and on
-            accelerators for all, where drawn bits would be written to memory and read again.
+        hashed: a hash of its place decides on each value, see `hashed_bits`; for as many values as attention weights are. It
+            does so on accelerators unless a text shares a draw: drawn bits would be written to memory and read back.
     """
 
     rate: float

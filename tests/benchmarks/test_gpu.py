@@ -1,55 +1,95 @@
-"""The GPU suite: a part a file, reasons for what was not run, and nothing done twice."""
+"""The visit to a GPU: a line a part, reasons for skipped parts, nothing done twice, and no GPU test that a CPU can pass."""
 
 import json
+import subprocess
+import sys
+import types
+from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu
+from benchmarks import device_tests, gpu
 from benchmarks.gpu import Part
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def suite(tmp_path, monkeypatch, capsys):
-    """Runs the suite on an imagined GPU of 80 GiB; its report and files."""
-    monkeypatch.setattr(gpu, "_device", lambda: {"platform": "gpu", "kind": "toy", "bytes": 80 << 30})
-    parts = {"well": Part("json.tool --help"), "large": Part("json.tool --help", device_gib=90.0), "absent": Part("no_such_module")}
+def visit(tmp_path, monkeypatch, capsys):
+    """Runs the visit on an imagined GPU of 80 GiB with parts of its own; its exit code, report and lines."""
+    stats = {"bytes_limit": 80 << 30}
+    device = types.SimpleNamespace(memory_stats=lambda: stats, device_kind="toy")
+    monkeypatch.setattr(gpu.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(gpu.jax, "devices", lambda: [device])
+    monkeypatch.setattr(gpu.measure, "environment", lambda: {"commit": None})
+    small = "ceilings --size 64 --calls 1"
+    parts = {"ceilings": Part(small, 60), "large": Part(small, 60, device_gib=90.0), "absent": Part("no_such_module", 60)}
+    parts["long"] = Part(small, 10_000)
     monkeypatch.setattr(gpu, "PARTS", parts)
 
     def run(*flags):
         code = 0
         try:
-            gpu.main([f"--out={tmp_path}", *flags])
+            gpu.main([f"--out={tmp_path}", "--seconds=900", "--commit=abc", "--part", *(flags or parts)])
         except SystemExit as error:
             code = error.code
-        files = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
-        return code, json.loads(capsys.readouterr().out), files
+        lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+        return code, json.loads(capsys.readouterr().out), lines
 
     return run
 
 
-def test_a_part_that_fails_or_does_not_fit_says_why_and_stops_no_other(suite, tmp_path):
-    code, report, files = suite()
-    assert (code, report) == (1, {"out": str(tmp_path), "done": 1, "skipped": 1, "failed": 1})
-    assert files["large"]["because"] == "it needs 90 GiB of the GPU, and JAX has 80.0"
-    assert "No module named no_such_module" in files["absent"]["stderr"]
-    assert files["well"]["command"] == "python -m json.tool --help"
+def test_a_part_that_fails_or_does_not_fit_says_why_and_stops_no_other(visit, tmp_path):
+    code, report, lines = visit()
+    assert (code, report) == (1, {"out": str(tmp_path), "done": 1, "skipped": 2, "failed": 1})
+    machine, ceilings, large, absent, long = lines
+    assert (machine["part"], machine["commit"], machine["memory_gib"]) == ("machine", "abc", 80.0)
+    assert ceilings["result"]["product_tflops"] > 0
+    assert large["because"] == "it needs 90 GiB of the GPU, and JAX has 80.0"
+    assert "No module named 'benchmarks.no_such_module'" in absent["because"]
+    assert long["because"].startswith("it needs about 10000 seconds, and ")
+    assert "no_such_module" in (tmp_path / "log.txt").read_text()
 
 
-def test_finished_parts_are_not_repeated_and_others_are(suite, monkeypatch):
-    seconds = suite()[2]["well"]["seconds"]
-    monkeypatch.setitem(gpu.PARTS, "absent", Part("json.tool --help"))
-    monkeypatch.setitem(gpu.PARTS, "well", Part("no_such_module"))
-    code, report, files = suite()
-    assert (code, report["done"], files["well"]["seconds"]) == (0, 2, seconds)
+def test_a_second_visit_continues_with_what_is_missing(visit, monkeypatch):
+    visit("ceilings")
+    monkeypatch.setitem(gpu.PARTS, "ceilings", Part("no_such_module", 1))
+    code, report, lines = visit("ceilings", "large")
+    assert (code, report["done"], report["skipped"]) == (0, 1, 1)
+    assert [line["part"] for line in lines] == ["machine", "ceilings", "large"]
 
 
-def test_a_part_ends_at_its_limit(suite, monkeypatch):
-    monkeypatch.setattr(gpu, "PARTS", {"endless": Part("http.server --bind 127.0.0.1 0")})
-    assert suite("--limit=1")[2]["endless"]["because"] == "it took longer than 1 seconds"
+def test_a_part_ends_at_twice_its_seconds_and_the_next_is_measured(visit, monkeypatch):
+    monkeypatch.setitem(gpu.PARTS, "long", Part("ceilings --size 4096 --calls 100000", 5))
+    _, report, lines = visit("long", "ceilings")
+    assert (report["failed"], report["done"]) == (1, 1)
+    assert lines[1]["because"] == "it took longer than 10 seconds"
 
 
-def test_without_a_gpu_every_part_says_so(suite, monkeypatch):
-    monkeypatch.setattr(gpu, "_device", lambda: {"platform": "cpu", "kind": "cpu", "bytes": 0})
-    code, report, files = suite()
-    assert (code, report["skipped"]) == (0, 3)
-    assert files["well"]["because"] == "JAX sees no GPU, only cpu; see de-jax doctor"
+def test_without_a_gpu_nothing_is_measured(tmp_path, capsys):
+    with pytest.raises(SystemExit, match=str(gpu.NO_GPU)):
+        gpu.main([f"--out={tmp_path / 'out'}"])
+    assert "JAX sees no GPU, only cpu" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_part_names_a_benchmark_and_its_own_settings():
+    for part in gpu.PARTS.values():
+        assert (ROOT / "benchmarks" / f"{part.line.split()[0]}.py").is_file()
+
+
+@pytest.mark.parametrize("test", ["losses_are_those", "exact_index"])
+def test_no_test_of_a_device_passes_on_a_cpu(monkeypatch, test):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.delenv("DE_JAX_REHEARSAL", raising=False)
+    with pytest.raises(RuntimeError, match=r"ended with 1[\s\S]*ERROR"):
+        device_tests.measured(["-k", test])
+
+
+def test_a_skipped_test_of_a_device_is_a_failure(tmp_path):
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "gpu" / "conftest.py").read_text())
+    (tmp_path / "test_it.py").write_text("import pytest\n\ndef test_it():\n    pytest.skip('no reason')\n")
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False, env={"DE_JAX_REHEARSAL": "1"})
+    assert done.returncode == 1
+    assert "1 failed" in done.stdout

@@ -11,7 +11,6 @@ import torch
 import transformers
 from random_params import tower_params
 
-from de_jax.models import attention
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.layers import places_of
@@ -271,18 +270,3 @@ def test_sizes_that_contradict_are_refused():
         TowerConfig(CONFIG, **{name: value})
         with pytest.raises(InputError, match=f"{name} is set without a projection"):
             TowerConfig(CONFIG, projection_dim=None, **{name: value})
-
-
-def test_fused_attention_computes_what_ours_does(monkeypatch):
-    """The call that becomes cuDNN's kernel on a GPU, here by jax's own implementation of it; T5's, with a bias, is in test_t5."""
-    rng = np.random.default_rng(0)
-    query, key, value = (jnp.asarray(rng.standard_normal((2, 8, 4, 16)), jnp.bfloat16) for _ in range(3))
-    segments = jnp.asarray([[1] * 8, [1, 1, 1, 2, 2, 3, 0, 0]])
-    attend = lambda: np.asarray(jax.jit(lambda: attention.attend(query, key, value, None, segments, scale=0.25))(), np.float32)  # noqa: E731
-    expected = attend()
-    original = jax.nn.dot_product_attention
-    by_xla = lambda *args, implementation, **kwargs: original(*args, implementation="xla", **kwargs)  # noqa: E731
-    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
-    monkeypatch.setattr(attention, "platform", lambda: "gpu")
-    actual = attend()
-    assert np.abs(actual - expected).max() < 0.03 * np.abs(expected).max()  # bfloat16: 8 bits a factor

@@ -1,7 +1,6 @@
 """Products of low precision with their own derivative, and dropout."""
 
 import functools
-import re
 import types
 
 import jax
@@ -10,14 +9,13 @@ import numpy as np
 import pytest
 from random_params import random_params, tower_params
 
-from de_jax.models import attention, layers
-from de_jax.models.attention import SelfAttention, attend
+from de_jax.models import layers
+from de_jax.models.attention import SelfAttention
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.layers import Dropout, Linear, compiling_for, gelu, product
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import Tower, TowerConfig
-from de_jax.training.mesh import sharding
 
 FLOAT32 = jnp.dtype(jnp.float32)
 PRODUCTS = {
@@ -191,34 +189,18 @@ def test_products_of_float32_are_float32s_on_an_accelerator_too(encoder, target)
     assert not [line for line in products if "precision = [HIGHEST, HIGHEST]" not in line]
 
 
-@pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "tensor", "is_fused"), [(4, 4, 2, True), (6, 6, 4, False), (4, 1, 2, False), (6, 3, 1, True)]
-)
-def test_heads_are_split_alike_for_cudnns_attention(monkeypatch, num_heads, num_kv_heads, tensor, is_fused):
-    """Its partitioning gives a device all heads of a bias beside its own ones of the query, unless all are told to be split."""
-    calls, original = [], jax.nn.dot_product_attention
-
-    def by_xla(*args, implementation, **kwargs):
-        calls.append(implementation)
-        return original(*args, implementation="xla", **kwargs)
-
-    rng, segments = np.random.default_rng(0), jnp.ones((8, 4), int)
-    arrays = [jnp.asarray(rng.normal(size=(8, 4, heads, 8)), jnp.bfloat16) for heads in (num_heads, num_kv_heads, num_kv_heads)]
-    bias = jnp.asarray(rng.normal(size=(num_heads, 4, 4)), jnp.float32)
-    of = lambda *arrays: attend(*arrays, bias, segments)  # noqa: E731
-    expected = np.asarray(jax.jit(of)(*arrays), np.float32)
-    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
-    monkeypatch.setattr(attention, "platform", lambda: "gpu")
-    step = jax.jit(sharding.traced_on(sharding.make_mesh(data=2, tensor=tensor, devices=jax.devices()[: 2 * tensor]), of))
-    actual = np.asarray(step(*arrays), np.float32)
-    assert np.abs(actual - expected).max() < 0.03 * np.abs(expected).max()
-    assert calls == (["cudnn"] if is_fused else [])
-    split = re.findall(r"sharding_constraint.*", step.lower(*arrays).as_text())
-    assert len(split) == (4 if is_fused and tensor > 1 else 0)
-
-
 @pytest.mark.parametrize(("capability", "has_it"), [("9.0", True), ("8.0", True), ("7.5", False), ("gfx90a", False)])
-def test_cudnns_attention_is_for_gpus_that_have_it(monkeypatch, capability, has_it):
+def test_the_fused_kernel_is_for_gpus_that_multiply_bfloat16(monkeypatch, capability, has_it):
     gpu = types.SimpleNamespace(platform="gpu", compute_capability=capability)
     monkeypatch.setattr(jax, "local_devices", lambda: [gpu])
-    assert layers.has_cudnn_attention.__wrapped__() == has_it
+    assert layers.has_bfloat16_units.__wrapped__() == has_it
+
+
+def test_parameters_of_equal_layers_are_one_draw_with_the_values_of_their_own_keys():
+    encoder = BertConfig(vocab_size=16, model_dim=8, num_layers=3, num_heads=2, mlp_dim=8, dropout_rate=0.0)
+    tower = Tower(TowerConfig(encoder, projection_dim=4))
+    alone = jax.jit(lambda key: tower.init(key, jnp.ones((1, 2), jnp.int32))["params"])
+    together = jax.jit(lambda key: layers.drawn_together(lambda: alone.__wrapped__(key)))
+    jax.tree.map(np.testing.assert_array_equal, together(jax.random.key(1)), alone(jax.random.key(1)))
+    draws = [program.lower(jax.random.key(1)).as_text().count("call @_normal") for program in (together, alone)]
+    assert draws[0] < draws[1]

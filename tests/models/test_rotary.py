@@ -126,18 +126,6 @@ def test_capped_attention_of_groups_within_a_window_is_that_of_loops():
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-def test_fused_attention_has_the_same_groups_and_window(monkeypatch):
-    """The call that becomes cuDNN's kernel on a GPU, here by jax's own implementation of it."""
-    arrays = [jnp.asarray(array, jnp.bfloat16) for array in heads(np.random.default_rng(0))]
-    attend = lambda: np.asarray(jax.jit(lambda *of: attention.attend(*of, None, SEGMENTS, window=WINDOW))(*arrays))  # noqa: E731
-    expected = attend().astype(np.float32)
-    original = jax.nn.dot_product_attention
-    by_xla = lambda *args, implementation, **kwargs: original(*args, implementation="xla", **kwargs)  # noqa: E731
-    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
-    monkeypatch.setattr(attention, "platform", lambda: "gpu")
-    assert np.abs(attend().astype(np.float32) - expected).max() < 0.03 * np.abs(expected).max()  # bfloat16: 8 bits a factor
-
-
 @pytest.mark.parametrize(
     ("changes", "distances"),
     [

@@ -14,8 +14,7 @@ from transformers import T5Config as TorchConfig
 from transformers import T5EncoderModel, UMT5EncoderModel
 from transformers import UMT5Config as TorchUMT5Config
 
-from de_jax.models import attention
-from de_jax.models.attention import attend, relative_position_bucket
+from de_jax.models.attention import relative_position_bucket
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import Tower, TowerConfig, pool, segments_of
 
@@ -209,30 +208,6 @@ def test_mean_pooling_leaves_padding_and_other_texts_out():
 def test_segments_follow_the_lengths():
     lengths = jnp.asarray([[2, 1, 0], [0, 0, 0], [4, 0, 0]])
     np.testing.assert_array_equal(segments_of(lengths, 4), [[1, 1, 2, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
-
-
-def test_fused_attention_computes_what_ours_does(monkeypatch):
-    """The call that becomes cuDNN's kernel on a GPU, here by jax's own implementation of it."""
-    rng = np.random.default_rng(0)
-    query, key, value = (jnp.asarray(rng.standard_normal((3, 8, 4, 16)), jnp.bfloat16) for _ in range(3))
-    bias = jnp.asarray(rng.standard_normal((4, 8, 8)), jnp.float32)
-    segments = jnp.asarray([[1] * 8, [1, 1, 1, 2, 2, 3, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0]])
-    ours = lambda *args: jnp.sum(jnp.sin(attend(*args, segments).astype(jnp.float32)))  # noqa: E731
-    expected = jax.value_and_grad(ours, argnums=(0, 1, 2, 3))(query, key, value, bias)
-    original = jax.nn.dot_product_attention
-    used = []
-
-    def by_xla(*args, implementation, **kwargs):
-        used.append(implementation)
-        return original(*args, implementation="xla", **kwargs)
-
-    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
-    monkeypatch.setattr(attention, "platform", lambda: "gpu")
-    actual = jax.value_and_grad(ours, argnums=(0, 1, 2, 3))(query, key, value, bias)
-    assert used == ["cudnn"]
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
-        assert np.abs(a - b).max() < 0.03 * np.abs(b).max()  # bfloat16: 8 bits a factor
 
 
 TOKENS = random_tokens([7, 3], 8)

@@ -1,7 +1,6 @@
 """Described GPUs to compile for: JAX's CUDA plugin compiles without a GPU, its driver or CUDA's libraries.
 
-XLA then knows a GPU by a description. Nothing is tuned on a device. cuDNN's attention is missing; the plain form replaces it and
-keeps the scores of all pairs of tokens.
+XLA then knows a GPU by a description. Nothing is tuned on a device.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def devices(gpu: Gpu, num_hosts: int, num_per_host: int) -> list[Any]:
     Raises:
         InputError: JAX's CUDA plugin is not installed, or cannot compile for an absent GPU.
     """
-    if not any(_is_installed(name) for name in PLUGINS):
+    if not is_installed():
         raise InputError(
             "JAX's CUDA plugin is not installed, without which nothing compiles for a GPU; pip install 'de_jax[plan_gpu]', "
             "which needs no GPU."
@@ -93,7 +92,8 @@ def devices(gpu: Gpu, num_hosts: int, num_per_host: int) -> list[Any]:
         raise InputError(f"JAX {jax.__version__}'s CUDA plugin does not compile without a GPU: {reason}.") from error
 
 
-def _is_installed(module: str) -> bool:
+def is_installed() -> bool:
+    """Whether one of JAX's CUDA plugins is."""
     with contextlib.suppress(ModuleNotFoundError):  # `jax_plugins` itself is absent
-        return importlib.util.find_spec(module) is not None
+        return any(importlib.util.find_spec(module) for module in PLUGINS)
     return False

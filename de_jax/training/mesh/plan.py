@@ -190,8 +190,7 @@ def compile_for(mesh: Mesh, function: Any, *args: Any, effort: float = 0.0) -> P
         effort: see `compiler_options`; at -1 the compiler is done several times sooner.
     """
     start = time.perf_counter()
-    platform = mesh.devices.flat[0].platform
-    with layers.compiling_for(layers.ABSENT_GPU if platform == "gpu" else platform):
+    with layers.compiling_for(mesh.devices.flat[0].platform):
         lowered = function.lower(*args)
     try:
         compiled = lowered.compile(compiler_options=compiler_options(effort))
@@ -209,7 +208,7 @@ def compile_for(mesh: Mesh, function: Any, *args: Any, effort: float = 0.0) -> P
         sizes.generated_code_size_in_bytes,
     )
     text = compiled.as_text()
-    kinds = tuple(kind for kind, scope in attention.SCOPES.items() if f"/{scope}/" in text)
+    kinds = tuple(kind for kind, scope in (("fused", attention.FUSED), ("plain", attention.PLAIN)) if f"/{scope}/" in text)
     return Plan(memory, hlo.read_costs(text, mesh.size), None, seconds, kinds)
 
 
