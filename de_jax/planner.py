@@ -50,10 +50,10 @@ def plan(
         JSON values: the topology, the mesh and the batch's shape; num_parameters, and how many of them are not the base of
         adapters; what each device needs (state_gib with its part base_gib, negative_cache_gib, memory_gib by kind) beside
         available_gib, and whether it fits, with the reason in why_not; checkpoint_gib, what each checkpoint takes on
-        the disk before it is compressed;
-        executed_flops of a step on all devices together and useful_flops, those of the towers by formula; collectives, each with
-        the bytes that a device receives; estimate, the seconds that products and links take at least. A simulated device has no
-        memory of its own and no speed: available_gib, fits and estimate are None.
+        the disk before it is compressed; attention, how the step computes it, ("fused",), ("plain",) or both; executed_flops of a
+        step on all devices together and useful_flops, those of the towers by formula; collectives, each with the bytes that a
+        device receives; estimate, the seconds that products and links take at least. A simulated device has no memory of its own
+        and no speed: available_gib, fits and estimate are None.
 
     Raises:
         InputError: an unknown topology, a mesh or a batch that it cannot share out, or sizes that neither the recipe nor the call
@@ -110,6 +110,7 @@ def plan(
         "available_gib": _gib(chip.memory_bytes) if chip else None,
         "fits": why_not is None if chip else None,
         "why_not": why_not,
+        "attention": compiled.attention,
         **_needs(compiled, mesh.size, chip),
         "useful_flops": _useful_flops(recipe, shape),
         "compile_seconds": round(compiled.compile_seconds, 1),

@@ -9,7 +9,7 @@ is summed there. Beside the result, one number for each query and head is kept f
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -116,7 +116,7 @@ _fused.defvjp(_fused_forward, _fused_backward)
 
 def _call(
     form: Form, kernel: Callable[..., None], name: str, arrays: Any, more: Any, results: list[Any], products: int, scratch: Any = ()
-) -> list[Array]:
+) -> Sequence[Array]:
     """Runs a kernel over (blocks of heads, rows, blocks of queries)."""
     query, key, value, bias, segments, reach = arrays
     num_rows, length, _ = query.shape

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from de_jax.models import layers
+from de_jax.models import attention, layers
 from de_jax.training.mesh import absent_gpus, hlo
 from de_jax.types import Batch, Guide, InputError, Packed
 
@@ -72,12 +72,13 @@ class Memory(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A compiled step. If it does not fit, `memory` and `costs` are None and `why_not` is the compiler's sentence."""
+    """A compiled step. If it does not fit, `why_not` is the compiler's sentence, and the others but `compile_seconds` are empty."""
 
     memory: Memory | None
     costs: hlo.Costs | None
     why_not: str | None
     compile_seconds: float
+    attention: tuple[str, ...] = ()  # "fused" and "plain", whichever the step has
 
 
 class Estimate(NamedTuple):
@@ -206,7 +207,9 @@ def compile_for(mesh: Mesh, function: Any, *args: Any, effort: float = 0.0) -> P
         sizes.temp_size_in_bytes,
         sizes.generated_code_size_in_bytes,
     )
-    return Plan(memory, hlo.read_costs(compiled.as_text(), mesh.size), None, seconds)
+    text = compiled.as_text()
+    kinds = tuple(kind for kind, scope in (("fused", attention.FUSED), ("plain", attention.PLAIN)) if f"/{scope}/" in text)
+    return Plan(memory, hlo.read_costs(text, mesh.size), None, seconds, kinds)
 
 
 def lacks(memory: Memory | None, chip: Chip | None) -> str | None:
