@@ -4,8 +4,8 @@ FlashAttention-2 (Dao 2023) in Pallas for Triton, which compiles without a GPU t
 where no text or window has both. Every sum has one order, so that a repeated step gives the same bits. Scores, weights and sums are
 float32, and factors of products have the precision of the queries.
 
-cuDNN's attention wants a bias as [b, H, L, L] once texts are packed or, with offsets of texts, their largest number in a row; both
-were several times slower on an H100 (docs/results/gpu.md), and the latter's gradients differed from run to run.
+cuDNN's attention wants a bias as [b, H, L, L] once texts are packed, or the largest number of texts in a row; on an H100 the former
+took 1.8 times as long as these kernels, and the latter 3.8 times, with gradients that differed from run to run.
 """
 
 from __future__ import annotations
