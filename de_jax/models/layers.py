@@ -178,8 +178,8 @@ def drawn_together(init: Callable[[], Params]) -> Params:
     finally:
         _draws.reset(token)
     alike = collections.defaultdict(list)
-    for draw in draws:
-        alike[draw.draw, draw.place.shape, draw.place.dtype].append(draw)
+    for one in draws:
+        alike[one.draw, one.place.shape, one.place.dtype].append(one)
     drawn: dict[int, Array] = {}
     for (draw, *size), group in alike.items():
         # Without barriers, XLA would compute all keys in each draw, and the whole draw for each of its parts.
