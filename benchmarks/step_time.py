@@ -7,7 +7,8 @@ python -m benchmarks.step_time --model base --batch_size 512 --query_length 64 -
 A step is what `de-jax train` compiles: both towers, the loss, the gradient, clipping and the optimizer. The peer is the same
 model in torch (transformers' encoder, dropout, autocast for bfloat16, clipping, the optimizer of the same name), padded to the
 longest text of each batch; ours is packed, as in `beir_pairs`. Useful FLOPs count only real tokens, computed FLOPs all tokens of
-the rows. Runs alternate; the speed-up is the median of the ratios within one repeat. On a machine that others use, put
+the rows. Before anything is timed, both sides compute the loss of the first batch without dropout, and the report has its relative
+difference. Runs alternate; the speed-up is the median of the ratios within one repeat. On a machine that others use, put
 `taskset -c 0` before the command and add `--clock cpu`.
 """
 
@@ -53,19 +54,21 @@ def measured(argv: list[str] | None = None) -> dict[str, Any]:
     reason = _why_no_peer(args)
     if reason is None:
         options = {name: getattr(args, name) for name in ("optimizer", "loss", "temperature", "dtype")}
-        options["learning_rate"] = args.peer_learning_rate
+        options["rates"] = recipe.optimization.rates()
         for name in ("peer", "peer_compiled") if args.peer_compiled else ("peer",):
             padded = [drawn.padded for drawn in batches]
             compiled = name == "peer_compiled"
             module = peers.same_tower(args.model, recipe.model, ours.state.params, "query", "float32", compiled=compiled)
             runs[name] = peers.TorchStep(module, padded, **options)
+    first_loss = {name: run.first_loss() for name, run in runs.items()}
     parts = model_parts.of_step(recipe.model, ours.state.params, [drawn.ours for drawn in batches]) if args.parts else {}
     timed = measure.in_turns({**runs, **parts}, args.repeats, args.clock)
     seconds = {name: timed[name] for name in runs}
     report: dict[str, Any] = {"benchmark": "step_time", "model": args.model, "dtype": args.dtype, "clock": args.clock}
     report |= {"loss": args.loss, "optimizer": args.optimizer, "batch_size": args.batch_size, "peak_tflops": round(peak, 4)}
     report |= _lengths(batches) | _speed(seconds, recipe.model, batches, args.batch_size, peak)
-    report |= {"memory_gib": ours.memory_gib(), "last_loss": {name: round(run.last_loss, 4) for name, run in runs.items()}}
+    apart = {name: loss / first_loss["ours"] - 1 for name, loss in first_loss.items() if name != "ours"}
+    report |= {"memory_gib": ours.memory_gib(), "first_loss": first_loss, "first_loss_apart": apart}
     if args.parts:
         needed = [name for name in timed if name != "peer_compiled"]
         report["parts"] = model_parts.shares({name: statistics.median(timed[name]) / len(batches) for name in needed})
@@ -81,13 +84,16 @@ class Ours:
         self._batches = batches
         jitted = jax.jit(recipe.train_step(jax.eval_shape(recipe.init).params), donate_argnums=0)
         self._compiled = {_shape(batch): jitted.lower(self.state, batch).compile() for batch in batches}
-        self.last_loss = float("nan")
+        self._loss_of = jax.jit(lambda params, batch: recipe.loss(recipe.model.embed(params, batch))[0])
 
     def __call__(self) -> None:
         for batch in self._batches:
-            self.state, metrics = self._compiled[_shape(batch)](self.state, batch)
-        self.last_loss = float(metrics["loss"])
+            self.state, _ = self._compiled[_shape(batch)](self.state, batch)
         jax.block_until_ready(self.state)
+
+    def first_loss(self) -> float:
+        """The loss of the first batch without dropout."""
+        return float(self._loss_of(self.state.params, self._batches[0]))
 
     def memory_gib(self) -> dict[str, float]:
         """Arguments and temporaries of the largest step by the compiler, and the device's own peak where it keeps one."""
@@ -229,7 +235,6 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--loss", default="in_batch_softmax", choices=LOSSES, help="default in_batch_softmax, both directions")
     parser.add_argument("--temperature", type=float, default=0.01, help="of the loss (default .01)")
     parser.add_argument("--optimizer", default="adafactor", choices=("adafactor", "adamw"), help="default adafactor")
-    parser.add_argument("--peer_learning_rate", type=float, default=1e-3, help="constant; ours is the recipe's (default 1e-3)")
     parser.add_argument("--repeats", type=int, default=3, help="measured runs of each side (default 3)")
     parser.add_argument("--peer_compiled", action="store_true", help="time the peer by torch.compile too")
     parser.add_argument("--no_peer", action="store_true", help="time ours alone")
