@@ -5,8 +5,8 @@ python -m benchmarks.layer_bytes --topology=v5e:2x2 --model=base --attention=fus
 Compiles one layer forward and backward for one chip (minutes), with the rows that it has of 512 pairs of MS MARCO's mean lengths on
 four chips: 39 of 256 tokens and 19 of 64. Needs `pip install 'de_jax[plan]'`, no TPU; nothing is run.
 
-`accessed_gb` is the compiler's own count. It adds up all memories: what is copied from HBM to a core's VMEM counts at both ends, and
-once more for each use. `hbm_gb` counts what HBM reads and writes, by the compiled program's text.
+`accessed_gb` is the compiler's own count. It adds up all memories: what is copied from HBM to a core's VMEM counts at both ends,
+and once more for each use. `hbm_gb` counts what HBM reads and writes, by the compiled program's text.
 """
 
 from __future__ import annotations
