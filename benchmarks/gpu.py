@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import importlib
 import json
 import os
@@ -48,12 +49,13 @@ class Part(NamedTuple):
     small: str = ""  # arguments of a rehearsal; later ones win
     device_gib: float = 0.0  # of the GPU's memory
     peer: bool = False  # torch alone, in a process without JAX's memory
+    compiles: str = ""  # arguments with which it only compiles its programs
 
 
 def _step(flags: str, seconds: float, *, model: str = "base", small: str = "--no_peer", **needs: Any) -> Part:
     line = f"step_time --model {model} --batch_size 512 --loss samtone --dtype bfloat16 --repeats 3 {flags}"
     tiny = "--model tiny --batch_size 8 --num_batches 1 --repeats 1"
-    return Part(line, seconds, f"{tiny} {small}", **needs)
+    return Part(line, seconds, f"{tiny} {small}", compiles="" if needs.get("peer") else "--compile_only", **needs)
 
 
 _SCAN = "--gin T5Config.scan_layers=True --no_peer"
@@ -63,16 +65,18 @@ _KILL = "killed"
 PARTS = {
     "ceilings": Part("ceilings", 25, "--size 64"),
     "correctness": Part(f"device_tests -n 4 -k 'not {_KILL}'", 120),
-    "base_packed": _step(f"--real_lengths {_SCAN}", 90, device_gib=30),
-    "base_full": _step(f"{_FULL} --remat dots {_SCAN}", 60, small=_TINY_FULL, device_gib=60),
+    "compile": Part("compile", 100),
+    "base_packed": _step(f"--real_lengths {_SCAN}", 30, device_gib=40),
+    "base_full": _step(f"{_FULL} --remat dots {_SCAN}", 40, small=_TINY_FULL, device_gib=60),
     "encode": Part(
         f"{_ENCODE} --peer_batch_size 512 --gin T5Config.scan_layers=True",
-        90,
+        50,
         "--model tiny --num_passages 20 --num_queries 20 --repeats 1",
+        compiles="--num_passages 300 --num_queries 300 --repeats 1 --no_peer",
     ),
-    "base_torch": _step("--real_lengths --no_ours", 70, small="--no_ours --model tiny", device_gib=60, peer=True),
-    "large_packed": _step(f"--remat dots {_SCAN} --real_lengths", 70, model="large", device_gib=45),
-    "xl_chunks": _step(f"--real_lengths --remat full --gin train.num_chunks=8 {_SCAN}", 80, model="xl", device_gib=40),
+    "base_torch": _step("--real_lengths --no_ours", 60, small="--no_ours --model tiny", device_gib=60, peer=True),
+    "large_packed": _step(f"--remat dots {_SCAN} --real_lengths", 35, model="large", device_gib=45),
+    "xl_chunks": _step(f"--real_lengths --remat full --gin train.num_chunks=8 {_SCAN}", 45, model="xl", device_gib=40),
     "index": Part(
         "index_throughput --num_docs 1000000 --dim 768 --indexes exact --num_queries 2048",
         30,
@@ -83,7 +87,7 @@ PARTS = {
         "--real_lengths --no_ours --peer_compiled", 150, small="--no_ours --model tiny", device_gib=60, peer=True
     ),
 }
-"""In the order of their worth."""
+"""In the order of their worth. The programs of all are compiled at once before the first of them is measured."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -107,7 +111,7 @@ class _Visit:
 
     def __init__(self, args: argparse.Namespace, deadline: float) -> None:
         args.out.mkdir(parents=True, exist_ok=True)
-        self._rehearse, self._deadline = args.rehearse, deadline
+        self._rehearse, self._deadline, self._commit = args.rehearse, deadline, args.commit
         self._path = args.out / "results.jsonl"
         self._log = (args.out / "log.txt").open("a")
         self._worker: _Worker | None = None
@@ -117,21 +121,21 @@ class _Visit:
         self._done = {line["part"]: line for line in of_kind if line["outcome"] == "done"}
         if "machine" not in self._done:
             about = {"driver": _driver(), "memory_gib": round(self._memory_gib, 1), **measure.environment()}
-            self._keep("machine", {"outcome": "done", **about, "commit": args.commit or about["commit"]})
+            self._keep("machine", {**about, "outcome": "done"})
 
     def run(self, names: list[str]) -> collections.Counter[str]:
         """How many parts came to each outcome: done, failed or skipped."""
         outcomes: collections.Counter[str] = collections.Counter()
         for name in names:
             if name not in self._done:
-                self._keep(name, self._skipped(PARTS[name]) or self._measured(PARTS[name]))
+                self._keep(name, self._skipped(PARTS[name]) or self._measured(PARTS[name], names))
             outcomes[self._done[name]["outcome"]] += 1
         if self._worker:
             self._worker.close()
         return outcomes
 
     def _keep(self, name: str, found: dict[str, Any]) -> None:
-        self._done[name] = {"part": name, "rehearsed": self._rehearse, **found}
+        self._done[name] = {"part": name, "rehearsed": self._rehearse, **found, "commit": self._commit}
         with self._path.open("a") as file:
             file.write(f"{json.dumps(self._done[name])}\n")
         measure.log(f"{name}: {found['outcome']} {found.get('because', '')}".rstrip())
@@ -148,7 +152,25 @@ class _Visit:
             return _skip(f"it needs about {part.seconds:g} seconds, and {max(self._left(), 0):.0f} are left")
         return None
 
-    def _measured(self, part: Part) -> dict[str, Any]:
+    def _compiled(self, names: list[str]) -> dict[str, Any]:
+        """Compiles the programs of parts at the same time, on all processors; JAX keeps them for the parts."""
+        parts = {name: PARTS[name] for name in names if PARTS[name].compiles and name not in self._done}
+        lines = [" ".join([part.line, part.small if self._rehearse else "", part.compiles]) for part in parts.values()]
+        workers = [_Worker(False, self._log) for _ in parts]
+        start, seconds = time.monotonic(), min(PARTS["compile"].seconds, self._left())
+        with concurrent.futures.ThreadPoolExecutor(max(len(parts), 1)) as pool:
+            answers = list(pool.map(lambda worker, line: worker.ask(line, seconds), workers, lines))
+        for worker in workers:
+            worker.close()
+        found = {
+            name: answer.get("because") or answer["result"].get("compile_seconds")
+            for name, answer in zip(parts, answers, strict=True)
+        }
+        return {"outcome": "done", "result": found, "seconds": round(time.monotonic() - start, 1)}
+
+    def _measured(self, part: Part, names: list[str]) -> dict[str, Any]:
+        if part.line == "compile":
+            return self._compiled(names)
         line = f"{part.line} {part.small}" if self._rehearse else part.line
         if "ceilings" in self._done and line.startswith(("step_time", "encode")):
             line += f" --peak_tflops {self._done['ceilings']['result']['product_tflops']}"
@@ -226,7 +248,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="gets results.jsonl and log.txt")
     parser.add_argument("--seconds", type=numeric(PositiveFloat), default=3600.0, help="of the whole visit (default 3600)")
     parser.add_argument("--part", nargs="+", choices=list(PARTS), default=list(PARTS), help="default all, in this order")
-    parser.add_argument("--commit", help="of the code, if it is not a clone")
+    parser.add_argument("--commit", default=measure.commit(), help="of the code (default: of the clone)")
     parser.add_argument("--rehearse", action="store_true", help="small sizes on any device")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)

@@ -128,7 +128,7 @@ def environment() -> dict[str, Any]:
         "load_average": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "versions": installed,
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -153,7 +153,8 @@ def _processor() -> str:
         return platform.processor()
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
+    """Of the clone that the benchmarks are in, if they are in one."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()

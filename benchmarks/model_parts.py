@@ -20,7 +20,7 @@ import numpy as np
 from de_jax.models.attention import attend
 from de_jax.models.bert import BertConfig, norm_of
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.models.layers import Dropout, gelu, product, stream_dtype
+from de_jax.models.layers import HashedDropout, gelu, product, stream_dtype
 from de_jax.retrieval.encode import EncodeFn
 from de_jax.training.optim import paths
 from de_jax.types import Array, Batch, Packed, Params
@@ -115,13 +115,11 @@ def _attention(encoder: Any, segments: Array, layer: int) -> Call:
 def _attention_and_gradient(
     rate: float, random: Array, query: Array, key: Array, value: Array, segments: Array, gradient: Array
 ) -> Any:
-    def drop(weights: Array) -> Array:
-        return Dropout(rate, hashed=True).apply({}, weights, deterministic=False, rngs={"dropout": random})
-
+    drop = HashedDropout(jax.random.bits(random, (2,), jnp.uint32), round(rate * 2**16)) if rate else None
     scale = query.shape[-1] ** -0.5
 
     def forward(query: Array, key: Array, value: Array) -> Array:
-        return attend(query, key, value, None, segments, scale=scale, drop=drop if rate else None)
+        return attend(query, key, value, None, segments, scale=scale, drop=drop)
 
     context, backward = jax.vjp(forward, query, key, value)
     return context, backward(gradient.astype(context.dtype))

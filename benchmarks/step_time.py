@@ -51,6 +51,8 @@ def measured(argv: list[str] | None = None) -> dict[str, Any]:
     batches = _batches(recipe.model, args)
     params = measure.params_of(recipe)
     runs: dict[str, Any] = {} if args.no_ours else {"ours": Ours(recipe, params, [drawn.ours for drawn in batches])}
+    if args.compile_only:
+        return {"compile_seconds": runs["ours"].compile_seconds}
     pairs, reason = dict.fromkeys(runs, args.batch_size), _why_no_peer(args)
     if reason is None:
         options = {name: getattr(args, name) for name in ("optimizer", "loss", "temperature", "dtype")}
@@ -249,6 +251,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="measured runs of each side (default 3)")
     parser.add_argument("--peer_compiled", action="store_true", help="time the peer by torch.compile too")
     parser.add_argument("--no_peer", action="store_true", help="time ours alone")
+    parser.add_argument("--compile_only", action="store_true", help="compile our step, which JAX keeps for later runs")
     parser.add_argument("--no_ours", action="store_true", help="time the peer alone; its batch is halved until it fits")
     parser.add_argument("--parts", action="store_true", help="time products and attention alone too, for BERT's and T5's kinds")
     parser.add_argument("--peak_tflops", type=float, help="what MFU is relative to (H200: 790); default: measured by a matmul")

@@ -12,6 +12,7 @@ from jax import export
 from de_jax.data.text.tokenizing import Tokenizer, prompt_of, with_prompt
 from de_jax.files import outputs
 from de_jax.interop import served_encoder
+from de_jax.models.layers import compiling_for
 from de_jax.training.optim import paths
 from de_jax.training.run.run_folder import Run
 from de_jax.types import Array
@@ -48,7 +49,8 @@ def _exported(run: Run, tower: str, arrays: dict[str, np.ndarray]) -> bytes:
     texts, length = export.symbolic_shape("texts, length")
     shapes = {path: jax.ShapeDtypeStruct(array.shape, array.dtype) for path, array in arrays.items()}
     tokens = jax.ShapeDtypeStruct((texts, length), np.int32)
-    return bytes(export.export(jax.jit(encode), platforms=PLATFORMS)(shapes, tokens).serialize())
+    with compiling_for("cpu"):  # wherever it is exported, without kernels of one platform
+        return bytes(export.export(jax.jit(encode), platforms=PLATFORMS)(shapes, tokens).serialize())
 
 
 def _tokenizer_settings(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:

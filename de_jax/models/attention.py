@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from de_jax.models.layers import (
     HEAD_AXIS,
     Dropout,
+    HashedDropout,
     Linear,
     has_bfloat16_units,
     num_head_shares,
@@ -37,7 +37,6 @@ AttentionDropout = Literal["per_weight", "per_key"]
 """How attention weights are dropped: each for itself, as in BERT, or a key for all queries of its text at once, as in T5X."""
 AttentionKernel = Literal["auto", "fused", "plain"]
 """How attention is computed: by a kernel that never holds the scores of all pairs of tokens, by XLA, or by the kernel if it can."""
-Drop = Callable[[Array], Array]
 
 
 class Window(NamedTuple):
@@ -81,12 +80,12 @@ class SelfAttention(nn.Module):
             Linear(joined, std, self.dtype, self.use_bias, name=name)(x).astype(self.dtype).reshape(heads)
             for name, std in (("query", query_std), ("key", model_dim**-0.5), ("value", model_dim**-0.5))
         )
-        dropout, drop = Dropout(self.dropout_rate, hashed=self.attention_dropout == "per_weight"), None
+        dropout, drop = Dropout(self.dropout_rate), None
         if self.attention_dropout == "per_key":
             # One mask of the weights for all queries of a text is a mask of whole value vectors.
             value = value * dropout(jnp.ones(heads[:-1], self.dtype), deterministic)[..., None]
         elif self.dropout_rate and not deterministic:
-            drop = functools.partial(dropout, deterministic=False)
+            drop = dropout.hashed()
         kernel: AttentionKernel = "plain" if self.is_initializing() else self.attention
         context = attend(query, key, value, bias, segments, scale=self.scale, drop=drop, attention=kernel)
         context = context.reshape(*x.shape[:-1], joined)
@@ -103,7 +102,7 @@ def attend(
     window: Window | None = None,
     scale: float = 1.0,
     cap: float | None = None,
-    drop: Drop | None = None,
+    drop: HashedDropout | None = None,
     attention: AttentionKernel = "auto",
 ) -> Float[Array, "b L H d"]:
     """softmax(scale * query . key + bias) . value, over the tokens of a query's own segment.
@@ -116,7 +115,7 @@ def attend(
         window: which keys a query sees of its own segment; None for all.
         scale: factor of the scores.
         cap: scores are cap * tanh(score / cap) before the bias; None leaves them.
-        drop: dropout of the weights [b, H, L, L]; a fused kernel never holds them.
+        drop: dropout of the weights [b, H, L, L].
         attention: "fused" for the platform's fused kernel, "plain" for none, "auto" for the kernel if it takes these arrays.
 
     Raises:
@@ -127,7 +126,7 @@ def attend(
         raise InputError(f"attention is 'fused', but {lack}; use 'auto' or 'plain'.")
     if attention != "plain" and not lack:
         with jax.named_scope(FUSED):
-            return _by_kernel(query, key, value, bias, segments, window, scale, cap)
+            return _by_kernel(query, key, value, bias, segments, window, scale, cap, drop)
     with jax.named_scope(PLAIN):
         return attend_visible(query, key, value, bias, _visible(segments, window), scale=scale, cap=cap, drop=drop)
 
@@ -151,7 +150,7 @@ def attend_visible(
     *,
     scale: float = 1.0,
     cap: float | None = None,
-    drop: Drop | None = None,
+    drop: HashedDropout | None = None,
 ) -> Float[Array, "b Q H d"]:
     """As `attend`, of any queries over any keys: `visible`, which broadcasts to [b, H, Q, K], says which see which.
 
@@ -188,7 +187,7 @@ def _kernels() -> Any:
 
 
 def _lack_of_fused(
-    query: Float[Array, "b L H d"], key: Float[Array, "b L G d"], bias: Array | None, drop: Drop | None
+    query: Float[Array, "b L H d"], key: Float[Array, "b L G d"], bias: Array | None, drop: HashedDropout | None
 ) -> str | None:
     """A clause on why no fused kernel takes these arrays; None if one does."""
     kernels = _kernels()
@@ -210,16 +209,20 @@ def _by_kernel(
     window: Window | None,
     scale: float,
     cap: float | None,
+    drop: HashedDropout | None,
 ) -> Float[Array, "b L H d"]:
     """As `attend`; each device of a mesh has its rows and its heads."""
     widths = None if window is None else jnp.stack([jnp.asarray(width, jnp.int32) for width in window])
-    kernel = functools.partial(_kernels().attend, scale=scale, cap=cap)
+    kernel, arrays = functools.partial(_kernels().attend, scale=scale, cap=cap), [query, key, value, bias, segments, widths]
+    if drop is not None:
+        kernel = functools.partial(kernel, dropped=drop.dropped, all_heads=query.shape[2])
+        arrays.append(drop.seeds)
     if num_row_shares() * num_head_shares() > 1:
         rows, heads, everywhere = PartitionSpec(ROW_AXES), PartitionSpec(HEAD_AXIS), PartitionSpec()
         of_heads = PartitionSpec(ROW_AXES, None, HEAD_AXIS)
-        specs = (of_heads, of_heads, of_heads, heads, rows, everywhere)
+        specs = (of_heads, of_heads, of_heads, heads, rows, everywhere, everywhere)[: len(arrays)]
         kernel = jax.shard_map(kernel, in_specs=specs, out_specs=of_heads, check_vma=False)
-    return kernel(query, key, value, bias, segments, widths)
+    return kernel(*arrays)
 
 
 class RelativePositionBias(nn.Module):

@@ -4,8 +4,8 @@ FlashAttention-2 (Dao 2023) in Pallas for Triton, which compiles without a GPU t
 where no text or window has both. Every sum has one order, so that a repeated step gives the same bits. Scores, weights and sums are
 float32, and factors of products have the precision of the queries.
 
-cuDNN's attention wants a bias as [b, H, L, L] once texts are packed or, with offsets of texts, their largest number in a row; both
-were several times slower on an H100 (docs/results/gpu.md), and the latter's gradients differed from run to run.
+cuDNN's attention wants a bias as [b, H, L, L] once texts are packed, or the largest number of texts in a row; on an H100 the former
+took 1.8 times as long as these kernels, and the latter 3.8 times, with gradients that differed from run to run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt32
 
-from de_jax.types import Array
+from de_jax.models.layers import HEAD_AXIS, HashedDropout, num_head_shares, num_row_shares
+from de_jax.types import ROW_AXES, Array
 
 LOG2E = math.log2(math.e)
 MASKED = -1e30
@@ -38,12 +40,12 @@ class Form(NamedTuple):
     warps: int  # of a program
     scale: float
     cap: float | None
+    dropped: int  # of 65,536 weights
+    places: tuple[int, int]  # of weights, from one row and from one query to the next
 
 
 def lack(query: Float[Array, "b L H d"], bias: Array | None, drop: Any) -> str | None:
     """A clause on why the kernels do not take these arrays; None if they do."""
-    if drop is not None:
-        return "the kernel for GPUs drops no weights"
     if query.dtype != jnp.bfloat16 or query.shape[3] > MAX_HEAD_DIM:
         return f"the kernel for GPUs takes bfloat16 and heads of up to {MAX_HEAD_DIM} dimensions"
     return None
@@ -55,16 +57,26 @@ def attend(
     value: Float[Array, "b L G d"],
     bias: Float[Array, "H L L"] | None,
     segments: Int[Array, "b L"],
-    window: Int[Array, 2] | None,
+    window: Int[Array, " 2"] | None,
+    seeds: UInt32[Array, " 2"] | None = None,
     *,
     scale: float,
     cap: float | None,
+    dropped: int = 0,
+    all_heads: int = 0,
 ) -> Float[Array, "b L H d"]:
     """As `attention.attend`, with `window` as an array of before and after, and zeros for padding.
 
-    Rows are padded to whole tiles, and heads to a power of two, which Triton wants. Tiles are as large as a GPU's registers allow.
+    `seeds` and `dropped` are those of `HashedDropout`, and `all_heads` the heads of all devices. Rows are padded to whole tiles,
+    and heads to a power of two, which Triton wants. Tiles are as large as a GPU's registers allow.
     """
-    length, head_dim = query.shape[1], query.shape[3]
+    b, length, heads, head_dim = query.shape
+    if seeds is not None:
+        first = jnp.uint32(0)  # place in the weights of all devices
+        if num_row_shares() * num_head_shares() > 1:
+            row, head = (lax.axis_index(axis).astype(jnp.uint32) for axis in (ROW_AXES, HEAD_AXIS))
+            first = (row * (b * all_heads) + head * heads) * length**2
+        seeds = jnp.stack([*seeds, first])
     tile, warps = (64, 4) if head_dim <= 128 else (32, 8)
     tile = min(tile, max(16, pl.next_power_of_2(length)))
     more, wider = -length % tile, pl.next_power_of_2(max(head_dim, 16)) - head_dim
@@ -72,17 +84,18 @@ def attend(
         query, key, value = (jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, wider))) for x in (query, key, value))
         segments = jnp.pad(segments, ((0, 0), (0, more)))
         bias = None if bias is None else jnp.pad(bias, ((0, 0), (0, more), (0, more)))
-    form = Form(tile, warps, scale, cap)
-    return _attention(form, query, key, value, bias, segments, window)[:, :length, :, :head_dim]
+    form = Form(tile, warps, scale, cap, dropped, (all_heads * length**2 % 2**32, length))
+    return _attention(form, query, key, value, bias, segments, window, seeds)[:, :length, :, :head_dim]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(form: Form, query: Array, key: Array, value: Array, bias: Any, segments: Array, window: Any) -> Array:
-    return _forward(form, query, key, value, bias, segments, window)[0]
+def _attention(form: Form, *arrays: Any) -> Array:
+    return _forward(form, *arrays)[0]
 
 
-def _forward(form: Form, query: Array, key: Array, value: Array, bias: Any, segments: Array, window: Any) -> tuple[Array, Any]:
+def _forward(form: Form, *arrays: Any) -> tuple[Array, tuple[Any, ...]]:
     """The result, with all that its gradient needs."""
+    query, key, _, bias, segments, window, seeds = arrays
     b, length, heads, _ = query.shape
     own, whole, own_sum = _of_queries(form, query, key)
     ranges = _ranges(_meeting(segments, window, form.tile), axis=2)
@@ -90,22 +103,22 @@ def _forward(form: Form, query: Array, key: Array, value: Array, bias: Any, segm
         _forward_kernel,
         form,
         (length // form.tile, heads, b),
-        [own, whole, whole, _of_head(bias), _of_row(segments), _all(window), _of_row(ranges)],
+        [own, whole, whole, _of_head(bias), _of_row(segments), _all(window), _all(seeds), _of_row(ranges)],
         [own, own_sum],
         [query, jax.ShapeDtypeStruct((b, heads, length), jnp.float32)],
-    )(query, key, value, bias, segments, window, ranges)
-    return out, (query, key, value, bias, segments, window, out, total)
+    )(*arrays, ranges)
+    return out, (*arrays, out, total)
 
 
 def _backward(form: Form, saved: tuple[Any, ...], slope: Array) -> tuple[Any, ...]:
-    query, key, value, bias, segments, window, out, total = saved
+    query, key, value, bias, segments, window, seeds, out, total = saved
     (b, length, heads, head_dim), key_heads, num = query.shape, key.shape[2], query.shape[1] // form.tile
     group, slope = heads // key_heads, slope.astype(query.dtype)
     mean = jnp.einsum("blhd,blhd->bhl", out.astype(jnp.float32), slope.astype(jnp.float32))
-    arrays = (query, key, value, bias, segments, window, slope, total, mean)
+    arrays = (*saved[:7], slope, total, mean)
     meeting = _meeting(segments, window, form.tile)
     of_keys, of_queries = _ranges(meeting, axis=2), _ranges(meeting, axis=1)
-    shared = [_of_row(segments), _all(window)]
+    shared = [_of_row(segments), _all(window), _all(seeds)]
 
     own, whole, own_sum = _of_queries(form, query, key)
     specs = [own, whole, whole, _of_head(bias), *shared, own, own_sum, own_sum, _of_row(of_keys)]
@@ -115,7 +128,7 @@ def _backward(form: Form, saved: tuple[Any, ...], slope: Array) -> tuple[Any, ..
     sums = pl.BlockSpec((None, group, length), lambda i, g, b: (b, g, 0))
     specs = [grouped, own, own, _of_head(bias, group), *shared, grouped, sums, sums, _of_row(of_queries)]
     of_both = _call(_key_kernel, form, (num, key_heads, b), specs, [own, own], [key, value])(*arrays, of_queries)
-    return of_query, *of_both, None if bias is None else _bias_slope(form, arrays, meeting), None, None
+    return of_query, *of_both, None if bias is None else _bias_slope(form, arrays, meeting), None, None, None
 
 
 _attention.defvjp(_forward, _backward)
@@ -168,7 +181,7 @@ def _all(x: Array | None) -> pl.BlockSpec | None:
     return None if x is None else pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)
 
 
-def _meeting(segments: Int[Array, "b L"], window: Int[Array, 2] | None, tile: int) -> Bool[Array, "b n n"]:
+def _meeting(segments: Int[Array, "b L"], window: Int[Array, " 2"] | None, tile: int) -> Bool[Array, "b n n"]:
     """Which tiles of queries have to do with which tiles of keys: a text of both may lie between their first and last one."""
     tiles = segments.reshape(segments.shape[0], -1, tile)
     first, last = jnp.min(jnp.where(tiles > 0, tiles, jnp.iinfo(jnp.int32).max), axis=2), jnp.max(tiles, axis=2)
@@ -186,8 +199,8 @@ def _ranges(meeting: Bool[Array, "b n n"], axis: int) -> Int[Array, "b n 2"]:
     return jnp.stack([first, jnp.where(jnp.any(meeting, axis), after, 0)], axis=2).astype(jnp.int32)
 
 
-def _forward_kernel(form: Form, query, key, value, bias, segments, window, ranges, out, total) -> None:
-    tile, place = form.tile, pl.program_id(0)
+def _forward_kernel(form: Form, query, key, value, bias, segments, window, seeds, ranges, out, total) -> None:
+    tile, place, head, row = form.tile, *map(pl.program_id, range(3))
     queries, texts = query[...], segments[pl.ds(place * tile, tile)]
 
     def step(number, carry):
@@ -198,7 +211,8 @@ def _forward_kernel(form: Form, query, key, value, bias, segments, window, range
         new_top = jnp.maximum(top, jnp.max(jnp.where(seen, scores, MASKED), axis=1))
         weights = jnp.where(seen, jnp.exp2(scores - new_top[:, None]), 0.0)
         shrunk = jnp.exp2(top - new_top)
-        summed = summed * shrunk[:, None] + triton.dot(weights.astype(queries.dtype), value[keys, :])
+        kept = weights * _kept(form, seeds, row, head, place, number)
+        summed = summed * shrunk[:, None] + triton.dot(kept.astype(queries.dtype), value[keys, :])
         return summed, new_top, total * shrunk + jnp.sum(weights, axis=1)
 
     none = jnp.zeros(queries.shape, jnp.float32), jnp.full(tile, MASKED, jnp.float32), jnp.zeros(tile, jnp.float32)
@@ -208,23 +222,24 @@ def _forward_kernel(form: Form, query, key, value, bias, segments, window, range
     total[...] = top + jnp.log2(weight)
 
 
-def _query_kernel(form: Form, query, key, value, bias, segments, window, slope, total, mean, ranges, out) -> None:
-    tile, place = form.tile, pl.program_id(0)
+def _query_kernel(form: Form, query, key, value, bias, segments, window, seeds, slope, total, mean, ranges, out) -> None:
+    tile, place, head, row = form.tile, *map(pl.program_id, range(3))
     queries, slopes, totals, means, texts = query[...], slope[...], total[...], mean[...], segments[pl.ds(place * tile, tile)]
 
     def step(number, summed):
         keys = pl.ds(number * tile, tile)
         seen = _seen(texts, segments[keys], number - place, window)
         scores, steepness = _scores(form, queries, key[keys, :], _tile(bias, place, number, tile))
-        _, of_scores = _slopes(scores, seen, value[keys, :], slopes, totals, means)
+        kept = _kept(form, seeds, row, head, place, number)
+        _, of_scores = _slopes(scores, seen, kept, value[keys, :], slopes, totals, means)
         return summed + triton.dot((of_scores * steepness).astype(queries.dtype), key[keys, :])
 
     summed = lax.fori_loop(ranges[place, 0], ranges[place, 1], step, jnp.zeros(queries.shape, jnp.float32))
     out[...] = (summed * form.scale).astype(out.dtype)
 
 
-def _key_kernel(form: Form, query, key, value, bias, segments, window, slope, total, mean, ranges, of_key, of_value) -> None:
-    tile, place = form.tile, pl.program_id(0)
+def _key_kernel(form: Form, query, key, value, bias, segments, window, seeds, slope, total, mean, ranges, of_key, of_value) -> None:
+    tile, place, first_head, row = form.tile, pl.program_id(0), pl.program_id(1) * query.shape[1], pl.program_id(2)
     keys, values, texts = key[...], value[...], segments[pl.ds(place * tile, tile)]
 
     def step(head, number, carry):
@@ -232,7 +247,8 @@ def _key_kernel(form: Form, query, key, value, bias, segments, window, slope, to
         queries, slopes = query[these, head, :], slope[these, head, :]
         seen = _seen(segments[these], texts, place - number, window)
         scores, steepness = _scores(form, queries, keys, _tile(bias, number, place, tile, head))
-        weights, of_scores = _slopes(scores, seen, values, slopes, total[head, these], mean[head, these])
+        kept = _kept(form, seeds, row, first_head + head, number, place)
+        weights, of_scores = _slopes(scores, seen, kept, values, slopes, total[head, these], mean[head, these])
         of_keys, of_values = (x.astype(keys.dtype).T for x in (of_scores * steepness, weights))
         return carry[0] + triton.dot(of_keys, queries), carry[1] + triton.dot(of_values, slopes)
 
@@ -243,7 +259,7 @@ def _key_kernel(form: Form, query, key, value, bias, segments, window, slope, to
     of_value[...] = carry[1].astype(of_value.dtype)
 
 
-def _bias_kernel(form: Form, query, key, value, bias, segments, window, slope, total, mean, meeting, out) -> None:
+def _bias_kernel(form: Form, query, key, value, bias, segments, window, seeds, slope, total, mean, meeting, out) -> None:
     tile, (rows, num, _), head = form.tile, meeting.shape, pl.program_id(1)
     place, number = lax.div(pl.program_id(0), num), lax.rem(pl.program_id(0), num)
     these, keys, key_head = pl.ds(place * tile, tile), pl.ds(number * tile, tile), lax.div(head, query.shape[2] // key.shape[2])
@@ -253,7 +269,8 @@ def _bias_kernel(form: Form, query, key, value, bias, segments, window, slope, t
         seen = _seen(segments[row, these], segments[row, keys], number - place, window)
         scores, _ = _scores(form, query[row, these, head, :], key[row, keys, key_head, :], scores_of_places)
         slopes, totals, means = slope[row, these, head, :], total[row, head, these], mean[row, head, these]
-        return summed + _slopes(scores, seen, value[row, keys, key_head, :], slopes, totals, means)[1]
+        kept = _kept(form, seeds, row, head, place, number)
+        return summed + _slopes(scores, seen, kept, value[row, keys, key_head, :], slopes, totals, means)[1]
 
     step = lambda row, summed: lax.fori_loop(0, meeting[row, place, number], functools.partial(add, row), summed)  # noqa: E731
     share = pl.cdiv(rows, pl.num_programs(2))
@@ -284,7 +301,21 @@ def _seen(texts: Array, of_keys: Array, tiles_ahead: Any, window: Any) -> Array:
     return seen & (distance >= -window[0]) & (distance <= window[1])
 
 
-def _slopes(scores: Array, seen: Array, values: Array, slopes: Array, totals: Array, means: Array) -> tuple[Array, Array]:
-    """Weights, and the gradient of scores with the bias, each [queries, keys] of a tile."""
+def _kept(form: Form, seeds: Any, row: Any, head: Any, place: Any, number: Any) -> Array | float:
+    """Factors of a tile's weights: 0 drops one."""
+    if seeds is None:
+        return 1.0
+    tile, (of_row, of_query) = jnp.arange(form.tile, dtype=jnp.uint32), form.places
+    row, head, place, number = (jnp.asarray(x, jnp.uint32) for x in (row, head, place, number))
+    start = seeds[2] + row * np.uint32(of_row) + head * np.uint32(of_query**2 % 2**32)
+    queries, keys = (place * form.tile + tile) * np.uint32(of_query) + start, number * form.tile + tile
+    drop, ones = HashedDropout((seeds[0], seeds[1]), form.dropped), jnp.ones((form.tile, form.tile), jnp.float32)
+    return drop.at(queries[:, None] + keys[None, :], ones)
+
+
+def _slopes(
+    scores: Array, seen: Array, kept: Array | float, values: Array, slopes: Array, totals: Array, means: Array
+) -> tuple[Array, Array]:
+    """Weights of values, and the gradient of scores with the bias, each [queries, keys] of a tile."""
     weights = jnp.where(seen, jnp.exp2(scores - totals[:, None]), 0.0)
-    return weights, weights * (triton.dot(slopes, values.T) - means[:, None])
+    return weights * kept, weights * (triton.dot(slopes, values.T) * kept - means[:, None])

@@ -293,10 +293,13 @@ _at_most.defvjp(_at_most_forward, _at_most_backward)
 
 
 def _init(tower: TowerConfig, rng: Array) -> dict[str, Any]:
-    if getattr(tower.encoder, "remat", "none") != "none":  # what a rematerialised layer draws cannot leave it for `drawn_together`
-        encoder: Any = tower.encoder
-        tower = dataclasses.replace(tower, encoder=dataclasses.replace(encoder, remat="none"))
-    return layers.drawn_together(lambda: Tower(tower).init(rng, jnp.ones((1, 2), jnp.int32))["params"])
+    encoder: Any = tower.encoder
+    init = lambda tower: Tower(tower).init(rng, jnp.ones((1, 2), jnp.int32))["params"]  # noqa: E731
+    if type(encoder) not in OWN_ENCODERS:
+        return init(tower)  # type: ignore[no-any-return]
+    # What a rematerialised layer draws could not leave it.
+    plain = dataclasses.replace(tower, encoder=dataclasses.replace(encoder, remat="none"))
+    return layers.drawn_together(lambda: init(plain))
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,7 +8,7 @@ import contextvars
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -178,8 +178,8 @@ def drawn_together(init: Callable[[], Params]) -> Params:
     finally:
         _draws.reset(token)
     alike = collections.defaultdict(list)
-    for draw in draws:
-        alike[draw.draw, draw.place.shape, draw.place.dtype].append(draw)
+    for one in draws:
+        alike[one.draw, one.place.shape, one.place.dtype].append(one)
     drawn: dict[int, Array] = {}
     for (draw, *size), group in alike.items():
         # Without barriers, XLA would compute all keys in each draw, and the whole draw for each of its parts.
@@ -248,13 +248,11 @@ class Dropout(nn.Module):
     Args:
         rate: the share.
         per_text: all tokens of a text share one draw [E], as T5X has it (`broadcast_dims=(-2,)`); else each value has its own.
-        hashed: a hash of its place decides on each value, see `hashed_bits`; for as many values as attention weights are. It
-            does so on accelerators unless a text shares a draw: drawn bits would be written to memory and read back.
+            Without it, accelerators take `hashed` draws: drawn bits would be written to memory and read back.
     """
 
     rate: float
     per_text: bool = False
-    hashed: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, ...], deterministic: bool, segments: Int[Array, "b L"] | None = None) -> Float[Array, ...]:
@@ -262,9 +260,8 @@ class Dropout(nn.Module):
         dropped = min(round(self.rate * 2**16), 2**16 - 1)  # of 65,536
         if deterministic or dropped == 0:
             return x
-        if self.hashed or (platform() != "cpu" and not self.per_text):
-            bits = hashed_bits(self.make_rng("dropout"), x.shape) >> 16
-            return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), jnp.zeros_like(x))
+        if platform() != "cpu" and not self.per_text:
+            return self.hashed()(x)
         half = (*x.shape[:-1], -(-x.shape[-1] // 2))
         pairs = jax.lax.bitcast_convert_type(jax.random.bits(self.make_rng("dropout"), half, jnp.uint32), jnp.uint16)
         bits = pairs.reshape(*half[:-1], -1)[..., : x.shape[-1]]
@@ -273,20 +270,34 @@ class Dropout(nn.Module):
             bits = jnp.take_along_axis(bits, first_of_text(segments)[..., None], axis=1)
         return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), jnp.zeros_like(x))
 
+    def hashed(self) -> HashedDropout:
+        """Of one array, which may be as large as attention weights are."""
+        seeds = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
+        return HashedDropout(seeds, min(round(self.rate * 2**16), 2**16 - 1))
 
-def hashed_bits(key: Array, shape: tuple[int, ...]) -> Array:
-    """32 random bits for each place of an array, uint32 [*shape]: a hash of the place and of a key.
 
-    Two multiplications a value where threefry has twenty rounds, and so little that XLA computes it where it is used. The
+class HashedDropout(NamedTuple):
+    """Dropout that decides on a value by a hash of its place in the array, and of seeds.
+
+    Two multiplications a value where threefry has twenty rounds, and so little that it is computed wherever the value is. The
     constants are those of lowbias32 (Wellons 2018). Places repeat after 2^32.
     """
-    first, second = jax.random.bits(key, (2,), jnp.uint32)
-    strides = [math.prod(shape[axis + 1 :]) % 2**32 for axis in range(len(shape))]
-    places = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(stride) for axis, stride in enumerate(strides))
-    x = functools.reduce(jnp.add, places) ^ first
-    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15) ^ second) * np.uint32(0x846CA68B)
-    return x ^ (x >> 16)
+
+    seeds: Any  # uint32 [2]
+    dropped: int  # of 65,536
+
+    def __call__(self, x: Float[Array, ...]) -> Float[Array, ...]:
+        strides = [math.prod(x.shape[axis + 1 :]) % 2**32 for axis in range(x.ndim)]
+        places = (jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * np.uint32(stride) for axis, stride in enumerate(strides))
+        return self.at(functools.reduce(jnp.add, places), x)
+
+    def at(self, places: Array, x: Array) -> Array:
+        """Of values at these places, uint32, of an array."""
+        bits = places ^ self.seeds[0]
+        bits = (bits ^ (bits >> 16)) * np.uint32(0x7FEB352D)
+        bits = (bits ^ (bits >> 15) ^ self.seeds[1]) * np.uint32(0x846CA68B)
+        bits = (bits ^ (bits >> 16)) >> 16
+        return jnp.where(bits >= self.dropped, x * (2**16 / (2**16 - self.dropped)), jnp.zeros_like(x))
 
 
 def gelu(x: Float[Array, ...]) -> Float[Array, ...]:

@@ -7,7 +7,6 @@ and T5Gemma 2.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -272,7 +271,7 @@ class RotaryAttention(nn.Module):
         if config.qk_norm:
             query, key = _norm(config, "query_norm")(query), _norm(config, "key_norm")(key)
         query, key = turn(query, *turns).astype(dtype), turn(key, *turns).astype(dtype)
-        dropout = Dropout(config.weights_dropout_rate, hashed=True)
+        dropout = Dropout(config.weights_dropout_rate)
         is_dropped = config.weights_dropout_rate and not deterministic
         context = attend(
             query,
@@ -283,7 +282,7 @@ class RotaryAttention(nn.Module):
             window=window,
             scale=config.query_scale or config.head_dim**-0.5,
             cap=config.attention_cap,
-            drop=functools.partial(dropout, deterministic=False) if is_dropped else None,
+            drop=dropout.hashed() if is_dropped else None,
             attention="plain" if self.is_initializing() else config.attention,
         )
         joined = config.num_heads * config.head_dim

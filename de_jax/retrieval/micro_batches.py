@@ -17,8 +17,19 @@ from jaxtyping import Int
 from de_jax.data.batches import layout
 from de_jax.types import Packed
 
-SHORT_TEXT, SHORT_ROW, SHORT_TEXTS = 32, 64, 16
-"""Texts of at most so many tokens are packed, into rows of so many tokens and at most so many texts."""
+
+class Packing(NamedTuple):
+    """Texts of at most so many tokens are packed, into rows of so many tokens and at most so many texts."""
+
+    text: int
+    row: int
+    texts: int
+
+
+SHORT = {"cpu": Packing(32, 64, 16)}
+"""By backend; what a processor computes too much in longer rows is more than they save."""
+SHORT_ACCELERATOR = Packing(256, 256, 64)
+"""Nearly all texts take one shape, of which a GPU compiles the program in tens of seconds."""
 LENGTHS_PER_DOUBLING = {"cpu": 8}
 """How many widths of longer texts there are by default between one power of two and the next, by backend."""
 LENGTHS_PER_DOUBLING_ACCELERATOR = 4
@@ -68,13 +79,14 @@ def plan(lengths: Int[np.ndarray, " n"], *, tokens_per_batch: int, length_multip
         tokens_per_batch: bound of rows times width, except for a single longer row.
         length_multiple: see `padded_length`.
     """
+    packing = SHORT.get(jax.default_backend(), SHORT_ACCELERATOR)
     order = np.argsort(-lengths, kind="stable").astype(np.int32)
-    long = order[: int(np.count_nonzero(lengths > SHORT_TEXT))]
+    long = order[: int(np.count_nonzero(lengths > packing.text))]
     start = 0
     while start < len(long):
         row_length = padded_length(int(lengths[long[start]]), length_multiple)
         num_rows = _num_rows(row_length, tokens_per_batch)
-        if row_length <= SHORT_ROW and len(long) - start < num_rows:
+        if row_length <= packing.row and len(long) - start < num_rows:
             break
         positions = long[start : start + num_rows]
         row = np.arange(len(positions), dtype=np.int32)
@@ -82,7 +94,7 @@ def plan(lengths: Int[np.ndarray, " n"], *, tokens_per_batch: int, length_multip
         start += num_rows
     short = order[min(start, len(long)) :]
     if len(short):
-        yield from _packed(short, lengths[short], _num_rows(SHORT_ROW, tokens_per_batch))
+        yield from _packed(short, lengths[short], _num_rows(packing.row, tokens_per_batch), packing)
 
 
 def padded_length(longest: int, length_multiple: int | None) -> int:
@@ -101,12 +113,12 @@ def padded_length(longest: int, length_multiple: int | None) -> int:
     return -(-longest // length_multiple) * length_multiple
 
 
-def _packed(texts: np.ndarray, lengths: np.ndarray, num_rows: int) -> Iterator[MicroBatch]:
-    row, place = layout.fit(lengths, SHORT_ROW, SHORT_TEXTS)
+def _packed(texts: np.ndarray, lengths: np.ndarray, num_rows: int, packing: Packing) -> Iterator[MicroBatch]:
+    row, place = layout.fit(lengths, packing.row, packing.texts)
     order = np.argsort(row, kind="stable")
     ends = np.searchsorted(row[order], np.arange(num_rows, int(row.max()) + 1 + num_rows, num_rows))
     for batch, members in enumerate(np.split(order, ends[:-1])):
-        yield MicroBatch(texts[members], row[members] - batch * num_rows, place[members], num_rows, SHORT_ROW, SHORT_TEXTS)
+        yield MicroBatch(texts[members], row[members] - batch * num_rows, place[members], num_rows, packing.row, packing.texts)
 
 
 def _num_rows(row_length: int, tokens_per_batch: int) -> int:

@@ -21,7 +21,7 @@ def visit(tmp_path, monkeypatch, capsys):
     device = types.SimpleNamespace(memory_stats=lambda: stats, device_kind="toy")
     monkeypatch.setattr(gpu.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(gpu.jax, "devices", lambda: [device])
-    monkeypatch.setattr(gpu.measure, "environment", lambda: {"commit": None})
+    monkeypatch.setattr(gpu.measure, "environment", dict)
     small = "ceilings --size 64 --calls 1"
     parts = {"ceilings": Part(small, 60), "large": Part(small, 60, device_gib=90.0), "absent": Part("no_such_module", 60)}
     parts["long"] = Part(small, 10_000)

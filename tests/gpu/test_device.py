@@ -21,6 +21,7 @@ from de_jax.models import attention
 from de_jax.models.attention import FAR, Window
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.layers import HashedDropout
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
@@ -103,19 +104,20 @@ def test_packed_texts_are_those_of_a_row_each_with_their_gradients(name, dtype):
         assert np.abs(a - b).max() <= limit * max(np.abs(b).max(), 1e-3)
 
 
+DROP = HashedDropout(jnp.asarray([3, 5], jnp.uint32), 2**14)
 ATTENTION = {
-    "t5": (4, True, None),
-    "bert": (4, False, None),
-    "causal, grouped heads": (2, False, Window(FAR, 0)),
-    "windows": (4, False, Window(16, 16)),
+    "t5": (4, True, None, None),
+    "bert": (4, False, None, DROP),
+    "causal, grouped heads": (2, False, Window(FAR, 0), None),
+    "windows": (4, False, Window(16, 16), None),
 }
-"""By kind of encoder: heads of keys beside four of queries, whether there is a position bias, and the window."""
+"""By kind of encoder: heads of keys beside four of queries, whether there is a position bias, the window, dropout of weights."""
 
 
 @pytest.mark.parametrize("kind", ATTENTION)
 @pytest.mark.parametrize("length", [48, 256])
 def test_fused_attention_is_the_plain_form_in_float32_with_its_gradient(kind, length):
-    num_key_heads, has_bias, window = ATTENTION[kind]
+    num_key_heads, has_bias, window, drop = ATTENTION[kind]
     rng = np.random.default_rng(2)
     query, key, value = (
         jnp.asarray(rng.standard_normal((4, length, n, 64)), jnp.bfloat16) for n in (4, num_key_heads, num_key_heads)
@@ -125,7 +127,7 @@ def test_fused_attention_is_the_plain_form_in_float32_with_its_gradient(kind, le
     real = (segments > 0)[:, :, None, None]
 
     def total(query, key, value, bias, form):
-        context = attention.attend(query, key, value, bias, segments, window=window, scale=0.125, attention=form)
+        context = attention.attend(query, key, value, bias, segments, window=window, scale=0.125, drop=drop, attention=form)
         return jnp.sum(jnp.where(real, jnp.sin(context.astype(jnp.float32)), 0.0))
 
     gradient = jax.jit(jax.value_and_grad(total, argnums=range(4 if has_bias else 3)), static_argnames="form")

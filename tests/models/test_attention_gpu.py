@@ -12,6 +12,7 @@ from de_jax.models import attention, attention_gpu
 from de_jax.models.attention import FAR, Window, attend
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import Tower, TowerConfig
+from de_jax.models.layers import HashedDropout
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
 from de_jax.training.mesh import sharding
@@ -54,28 +55,33 @@ def assert_close(found, expected, share):
         assert np.abs(a - b).max() <= share * np.abs(b).max()
 
 
+DROP = HashedDropout(jnp.asarray([3, 5], jnp.uint32), 2**15)
 PACKED = [(30, 1, 61, 20), (100, 28), (5, 3)]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
-    ("lengths", "row_length", "sizes", "has_bias", "window", "cap"),
+    ("lengths", "row_length", "sizes", "has_bias", "window", "cap", "drop"),
     [
-        pytest.param(PACKED, 128, (2, 2, 32), True, None, None, id="T5"),
-        pytest.param(PACKED, 130, (2, 2, 24), True, None, None, id="odd sizes"),
-        pytest.param([(3, 4, 2), (9,)] * 4, 10, (2, 2, 8), True, None, None, id="short rows, summed in two shares"),
-        pytest.param(PACKED, 128, (4, 2, 16), False, Window(FAR, 0), None, id="groups, causal"),
-        pytest.param([(150, 40), (190,)], 192, (2, 1, 16), False, Window(20, 20), None, id="a window leaves tiles out"),
-        pytest.param([(150, 40), (190,)], 192, (2, 1, 16), True, Window(70, 0), 2.0, id="bias, groups, a causal window and a cap"),
-        pytest.param(PACKED, 128, (1, 1, 130), False, None, 2.0, id="a wide head"),
+        pytest.param(PACKED, 128, (2, 2, 32), True, None, None, None, id="T5"),
+        pytest.param(PACKED, 130, (2, 2, 24), True, None, None, None, id="odd sizes"),
+        pytest.param([(3, 4, 2), (9,)] * 4, 10, (2, 2, 8), True, None, None, None, id="short rows, summed in two shares"),
+        pytest.param(PACKED, 128, (4, 2, 16), False, Window(FAR, 0), None, None, id="groups, causal"),
+        pytest.param([(150, 40), (190,)], 192, (2, 1, 16), False, Window(20, 20), None, None, id="a window leaves tiles out"),
+        pytest.param(
+            [(150, 40), (190,)], 192, (2, 1, 16), True, Window(70, 0), 2.0, None, id="bias, groups, causal, a window, a cap"
+        ),
+        pytest.param(PACKED, 128, (1, 1, 130), False, None, 2.0, None, id="a wide head"),
+        pytest.param(PACKED, 130, (4, 2, 16), True, Window(FAR, 0), None, DROP, id="dropout, groups, causal"),
     ],
 )
-def test_kernels_are_the_plain_form_with_its_gradients(lengths, row_length, sizes, has_bias, window, cap, dtype):
+def test_kernels_are_the_plain_form_with_its_gradients(lengths, row_length, sizes, has_bias, window, cap, drop, dtype):
     segments = rows(lengths, row_length)
     inputs = arrays(segments, *sizes, has_bias, dtype)
-    widths = None if window is None else jnp.asarray(window)
-    kernel = lambda *inputs: attention_gpu.attend(*inputs, segments, widths, scale=0.25, cap=cap)  # noqa: E731
-    plain = lambda *inputs: attend(*inputs, segments, window=window, scale=0.25, cap=cap, attention="plain")  # noqa: E731
+    widths, options = None if window is None else jnp.asarray(window), {"scale": 0.25, "cap": cap}
+    seeds = {} if drop is None else {"seeds": drop.seeds, "dropped": drop.dropped, "all_heads": sizes[0]}
+    kernel = lambda *inputs: attention_gpu.attend(*inputs, segments, widths, **options, **seeds)  # noqa: E731
+    plain = lambda *inputs: attend(*inputs, segments, window=window, **options, drop=drop, attention="plain")  # noqa: E731
     expected = result_and_slopes(plain, segments, inputs)
     assert_close(result_and_slopes(kernel, segments, inputs), expected, 1e-5 if dtype == jnp.float32 else 0.02)
 
@@ -104,10 +110,10 @@ def test_each_device_of_a_mesh_has_its_rows_and_heads(monkeypatch, num_heads, nu
     segments = rows([(3, 4), (8,)] * 4, 8)
     inputs = arrays(segments, num_heads, num_kv_heads, 8, True, jnp.bfloat16)
     mesh = sharding.make_mesh(data=2, tensor=tensor, devices=jax.devices()[: 2 * tensor])
-    on_mesh = sharding.traced_on(mesh, lambda *inputs: attend(*inputs, segments))
+    on_mesh = sharding.traced_on(mesh, lambda *inputs: attend(*inputs, segments, drop=DROP))
     found = result_and_slopes(on_mesh, segments, jax.device_put(inputs, sharding.replicated(mesh)))
     assert set(calls) == ({(4, 8, num_heads // tensor, 8)} if is_fused else set())
-    plain = lambda *inputs: attend(*inputs, segments, attention="plain")  # noqa: E731
+    plain = lambda *inputs: attend(*inputs, segments, drop=DROP, attention="plain")  # noqa: E731
     assert_close(found, result_and_slopes(plain, segments, inputs), 0.02)
 
 

@@ -13,7 +13,7 @@ from de_jax.models import layers
 from de_jax.models.attention import SelfAttention
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.models.layers import Dropout, Linear, compiling_for, gelu, product
+from de_jax.models.layers import Dropout, HashedDropout, Linear, compiling_for, gelu, product
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import Tower, TowerConfig
 
@@ -100,7 +100,7 @@ def test_dropout_zeroes_its_share_and_keeps_the_mean(width):
 
 def test_hashed_dropout_decides_on_each_value_alone_by_key_and_place():
     shape, rate = (40, 6, 50, 50), 0.3
-    apply = jax.jit(lambda key: Dropout(rate, hashed=True).apply({}, jnp.ones(shape), False, rngs={"dropout": key}))
+    apply = jax.jit(lambda key: HashedDropout(jax.random.bits(key, (2,), jnp.uint32), round(rate * 2**16))(jnp.ones(shape)))
     kept, other = (np.asarray(apply(jax.random.key(seed))) for seed in (0, 1))
     np.testing.assert_array_equal(kept, apply(jax.random.key(0)))
     assert set(np.unique(kept)) == {0, np.float32(1 / (1 - round(rate * 2**16) / 2**16))}

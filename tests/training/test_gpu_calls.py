@@ -17,7 +17,7 @@ LENGTH, ROWS, LAYERS, HEADS = 128, 12, 2, 2
 SIZES = {"vocab_size": 128, "model_dim": 64, "num_layers": LAYERS, "num_heads": HEADS, "mlp_dim": 64, "dropout_rate": 0.0}
 MODELS = [
     ("t5_1_1_tiny", "T5Config", {"head_dim": 32}, 4),  # of kernels in a layer: forward, of queries, of keys and of the bias
-    ("bert_base", "BertConfig", {}, 3),
+    ("bert_base", "BertConfig", {"dropout_rate": 0.1}, 3),
     ("modernbert_base", "RotaryConfig", {"head_dim": 32, "scan_layers": False}, 3),
 ]
 H100 = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
