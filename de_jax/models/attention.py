@@ -121,7 +121,7 @@ def attend(
     Raises:
         InputError: `attention` is "fused", and no kernel takes these arrays.
     """
-    lack = _lack_of_fused(query, key, bias, drop)
+    lack = _lack_of_fused(query, key, bias)
     if attention == "fused" and lack:
         raise InputError(f"attention is 'fused', but {lack}; use 'auto' or 'plain'.")
     if attention != "plain" and not lack:
@@ -186,14 +186,12 @@ def _kernels() -> Any:
     return None
 
 
-def _lack_of_fused(
-    query: Float[Array, "b L H d"], key: Float[Array, "b L G d"], bias: Array | None, drop: HashedDropout | None
-) -> str | None:
+def _lack_of_fused(query: Float[Array, "b L H d"], key: Float[Array, "b L G d"], bias: Array | None) -> str | None:
     """A clause on why no fused kernel takes these arrays; None if one does."""
     kernels = _kernels()
     if kernels is None:
         return f"there is no fused kernel for this {platform()}"
-    if lack := kernels.lack(query, bias, drop):
+    if lack := kernels.lack(query, bias):
         return lack
     if query.shape[0] % num_row_shares() or query.shape[2] % num_head_shares() or key.shape[2] % num_head_shares():
         return "the mesh does not divide the rows or the heads"

@@ -22,8 +22,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Bool, Float, Int, UInt32
 
-from de_jax.models.layers import HEAD_AXIS, HashedDropout, num_head_shares, num_row_shares
-from de_jax.types import ROW_AXES, Array
+from de_jax.models.layers import HashedDropout, first_weight
+from de_jax.types import Array
 
 LOG2E = math.log2(math.e)
 MASKED = -1e30
@@ -44,7 +44,7 @@ class Form(NamedTuple):
     places: tuple[int, int]  # of weights, from one row and from one query to the next
 
 
-def lack(query: Float[Array, "b L H d"], bias: Array | None, drop: Any) -> str | None:
+def lack(query: Float[Array, "b L H d"], bias: Array | None) -> str | None:
     """A clause on why the kernels do not take these arrays; None if they do."""
     if query.dtype != jnp.bfloat16 or query.shape[3] > MAX_HEAD_DIM:
         return f"the kernel for GPUs takes bfloat16 and heads of up to {MAX_HEAD_DIM} dimensions"
@@ -70,13 +70,9 @@ def attend(
     `seeds` and `dropped` are those of `HashedDropout`, and `all_heads` the heads of all devices. Rows are padded to whole tiles,
     and heads to a power of two, which Triton wants. Tiles are as large as a GPU's registers allow.
     """
-    b, length, heads, head_dim = query.shape
+    _, length, _, head_dim = query.shape
     if seeds is not None:
-        first = jnp.uint32(0)  # place in the weights of all devices
-        if num_row_shares() * num_head_shares() > 1:
-            row, head = (lax.axis_index(axis).astype(jnp.uint32) for axis in (ROW_AXES, HEAD_AXIS))
-            first = (row * (b * all_heads) + head * heads) * length**2
-        seeds = jnp.stack([*seeds, first])
+        seeds = jnp.stack([*seeds, first_weight(query, all_heads)])
     tile, warps = (64, 4) if head_dim <= 128 else (32, 8)
     tile = min(tile, max(16, pl.next_power_of_2(length)))
     more, wider = -length % tile, pl.next_power_of_2(max(head_dim, 16)) - head_dim

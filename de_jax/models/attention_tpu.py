@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt32
 
 from de_jax.models.attention import FUSED, MASKED
-from de_jax.models.layers import first_of_text
+from de_jax.models.layers import HashedDropout, first_of_text, first_weight
 from de_jax.types import Array
 
 LANES, TILE = 128, 16
@@ -44,16 +44,17 @@ class Form(NamedTuple):
     block: int  # of queries and of keys
     scale: float
     cap: float | None
+    dropped: int  # of 65,536 weights
+    all_heads: int  # of all devices
+    length: int  # without padding
 
     def lanes(self, head: int) -> slice:
         return slice(head * self.head_dim, (head + 1) * self.head_dim)
 
 
-def lack(query: Float[Array, "b L H d"], bias: Float[Array, "H L L"] | None, drop: Any) -> str | None:
+def lack(query: Float[Array, "b L H d"], bias: Float[Array, "H L L"] | None) -> str | None:
     """A clause on why the kernel does not take these arrays; None if it does."""
     _, length, _, head_dim = query.shape
-    if drop is not None:
-        return "the kernel for TPUs drops no weights"
     if head_dim % 16 or head_dim > 256:
         return f"the kernel for TPUs takes heads of 16, 32, ... 256 dimensions, not {head_dim}"
     if bias is not None and length > MAX_BIASED:
@@ -68,29 +69,38 @@ def attend(
     bias: Float[Array, "H L L"] | None,
     segments: Int[Array, "b L"],
     window: Int[Array, " two"] | None,
+    seeds: UInt32[Array, " two"] | None = None,
     *,
     scale: float,
     cap: float | None,
+    dropped: int = 0,
+    all_heads: int = 0,
 ) -> Float[Array, "b L H d"]:
-    """As `attention.attend`, with `window` as an array of before and after."""
-    window = jnp.full(2, query.shape[1], jnp.int32) if window is None else window
+    """As `attention.attend`, with `window` as an array of before and after.
+
+    `seeds` and `dropped` are those of `HashedDropout`, and `all_heads` the heads of all devices.
+    """
+    scalars = jnp.full(2, query.shape[1], jnp.int32) if window is None else window
+    if seeds is not None:
+        drawn = jnp.stack([*seeds, first_weight(query, all_heads)])
+        scalars = jnp.concatenate([scalars, jax.lax.bitcast_convert_type(drawn, jnp.int32)])
     (_, length, num_heads, head_dim), num_kv_heads = query.shape, key.shape[2]
     more = -length % (TILE if length <= BLOCKS[0] else LANES)
     block = length + more if length <= BLOCKS[0] else next(size for size in BLOCKS if (length + more) % size == 0)
     group = num_heads // num_kv_heads
     fitting = [n for n in range(1, num_kv_heads + 1) if num_kv_heads % n == 0 and (n == num_kv_heads or n * head_dim % LANES == 0)]
     together = max(n for n in fitting if n == fitting[0] or n * group * block**2 <= SCORES)
-    form = Form(num_heads, head_dim, group, group * together, block, scale, cap)
+    form = Form(num_heads, head_dim, group, group * together, block, scale, cap, dropped, all_heads, length)
     if bias is not None:  # [H, keys, queries]
         bias = jnp.pad(jnp.swapaxes(bias.astype(jnp.float32), 1, 2), ((0, 0), (0, more), (0, more)))
     joined = [jnp.pad(x.reshape(*x.shape[:2], -1), ((0, 0), (0, more), (0, 0))) for x in (query, key, value)]
-    out = _fused(form, *joined, bias, jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1), window)
+    out = _fused(form, *joined, bias, jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1), scalars)
     return out[:, :length].reshape(query.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _fused(form: Form, query: Array, key: Array, value: Array, bias: Array | None, segments: Array, reach: Array) -> Array:
-    return _fused_forward(form, query, key, value, bias, segments, reach)[0]
+def _fused(form: Form, query: Array, key: Array, value: Array, bias: Array | None, segments: Array, scalars: Array) -> Array:
+    return _fused_forward(form, query, key, value, bias, segments, scalars)[0]
 
 
 def _fused_forward(form: Form, *arrays: Any) -> tuple[Array, tuple[Any, ...]]:
@@ -118,7 +128,7 @@ def _call(
     form: Form, kernel: Callable[..., None], name: str, arrays: Any, more: Any, results: list[Any], products: int, scratch: Any = ()
 ) -> Sequence[Array]:
     """Runs a kernel over (blocks of heads, rows, blocks of queries)."""
-    query, key, value, bias, segments, reach = arrays
+    query, key, value, bias, segments, scalars = arrays
     num_rows, length, _ = query.shape
     block, width = form.block, form.heads * form.head_dim
     num_blocks = length // block
@@ -150,24 +160,24 @@ def _call(
             bytes_accessed=sum(one.size * one.dtype.itemsize for one in (*operands, *results)),
         ),
         name=f"{FUSED}_{name}",
-    )(_seen_blocks(segments, reach, block), reach, *operands)
+    )(_seen_blocks(segments, scalars, block), scalars, *operands)
 
 
-def _seen_blocks(segments: Int[Array, "b L"], reach: Int[Array, " two"], block: int) -> Int[Array, " n"]:
+def _seen_blocks(segments: Int[Array, "b L"], scalars: Int[Array, " n"], block: int) -> Int[Array, " blocks"]:
     """The first block of keys that each block of queries sees, and the one after the last, row by row; unread if there is one."""
     num_rows, length = segments.shape
     if length == block:
         return jnp.zeros(1, jnp.int32)
     place = jnp.arange(length)[None, :]
-    first = jnp.maximum(first_of_text(segments), place - reach[0])
-    last = jnp.minimum(length - 1 - first_of_text(segments[:, ::-1])[:, ::-1], place + reach[1])
+    first = jnp.maximum(first_of_text(segments), place - scalars[0])
+    last = jnp.minimum(length - 1 - first_of_text(segments[:, ::-1])[:, ::-1], place + scalars[1])
     lowest = first.reshape(num_rows, -1, block).min(-1) // block
     highest = last.reshape(num_rows, -1, block).max(-1) // block + 1
     return jnp.stack([lowest, highest], axis=-1).astype(jnp.int32).reshape(-1)
 
 
 def _seen(
-    form: Form, num_blocks: int, bounds: Any, reach: Any, segments: Any
+    form: Form, num_blocks: int, bounds: Any, scalars: Any, segments: Any
 ) -> tuple[Callable[[Any, Any], Any], Callable[[Any], Array]]:
     """Of this program's queries: a loop over the blocks of keys that they see, and the mask of such a block.
 
@@ -184,9 +194,24 @@ def _seen(
         of_keys = jnp.broadcast_to(segments[0, :, _block_of(block, size)], (size, size)).T
         key, query = (jax.lax.broadcasted_iota(jnp.int32, (size, size), axis) for axis in (0, 1))
         distance = key - query + (block - part) * size
-        return jnp.where((of_keys == of_queries) & (distance >= -reach[0]) & (distance <= reach[1]), 0.0, MASKED)
+        return jnp.where((of_keys == of_queries) & (distance >= -scalars[0]) & (distance <= scalars[1]), 0.0, MASKED)
 
     return loop, functools.cache(mask) if num_blocks == 1 else mask
+
+
+def _kept(form: Form, num_blocks: int, scalars: Any) -> Callable[[int, Any, Array], Array]:
+    """Dropout of a head's weights [keys, queries] for a block of keys, by their places in [b, H, L, L]."""
+    if not form.dropped:
+        return lambda head, block, weights: weights
+    row, first_head, part = pl.program_id(1), pl.program_id(0) * form.heads, _part(num_blocks)
+    drop = HashedDropout([scalars[place].astype(jnp.uint32) for place in (2, 3)], form.dropped)
+
+    def kept(head: int, block: Any, weights: Array) -> Array:
+        key, query = (jax.lax.broadcasted_iota(jnp.int32, weights.shape, axis) for axis in (0, 1))
+        start = scalars[4] + ((row * form.all_heads + first_head + head) * form.length + part * form.block) * form.length
+        return drop.at((start + block * form.block + query * form.length + key).astype(jnp.uint32), weights)
+
+    return kept
 
 
 def _part(num_blocks: int) -> Any:
@@ -214,10 +239,10 @@ def _scaled(form: Form, query: Array) -> Array:
     return (query.astype(jnp.float32) * form.scale).astype(query.dtype)
 
 
-def _forward_kernel(form: Form, num_blocks: int, has_bias: bool, bounds: Any, reach: Any, segments: Any, *refs: Any) -> None:
+def _forward_kernel(form: Form, num_blocks: int, has_bias: bool, bounds: Any, scalars: Any, segments: Any, *refs: Any) -> None:
     query, key, value, *biases, out, totals = refs
     size, dtype = form.block, query.dtype
-    loop, mask = _seen(form, num_blocks, bounds, reach, segments)
+    (loop, mask), kept = _seen(form, num_blocks, bounds, scalars, segments), _kept(form, num_blocks, scalars)
     for head in range(form.heads):
         own, of_key = form.lanes(head), form.lanes(head // form.group)
         scaled = _scaled(form, query[0, :, own])
@@ -229,9 +254,10 @@ def _forward_kernel(form: Form, num_blocks: int, has_bias: bool, bounds: Any, re
             for bias in biases:
                 scores = scores + bias[head, keys, :]
             higher = jnp.maximum(highest, jnp.max(scores, axis=0, keepdims=True))
-            weights, kept = jnp.exp(scores - higher), jnp.exp(highest - higher)
-            total = total * kept + jnp.sum(weights, axis=0, keepdims=True)
-            return higher, total, context * kept + _dot(value[0, keys, of_key], weights.astype(dtype), 0, 0)
+            weights, faded = jnp.exp(scores - higher), jnp.exp(highest - higher)
+            total = total * faded + jnp.sum(weights, axis=0, keepdims=True)
+            weights = kept(head, block, weights).astype(dtype)
+            return higher, total, context * faded + _dot(value[0, keys, of_key], weights, 0, 0)
 
         start = (jnp.full((1, size), -jnp.inf), jnp.zeros((1, size)), jnp.zeros((form.head_dim, size)))
         highest, total, context = loop(step, start)
@@ -239,12 +265,12 @@ def _forward_kernel(form: Form, num_blocks: int, has_bias: bool, bounds: Any, re
         totals[0, 0, head : head + 1, :] = highest + jnp.log(total)
 
 
-def _backward_kernel(form: Form, num_blocks: int, has_bias: bool, bounds: Any, reach: Any, segments: Any, *refs: Any) -> None:
+def _backward_kernel(form: Form, num_blocks: int, has_bias: bool, bounds: Any, scalars: Any, segments: Any, *refs: Any) -> None:
     (query, key, value), refs = refs[:3], refs[3:]
     biases, refs = refs[:has_bias], refs[has_bias:]
     out, totals, gradient, of_query, of_key, of_value, *of_biases, key_sum, value_sum = refs
     size, dtype, row, part = form.block, query.dtype, pl.program_id(1), _part(num_blocks)
-    loop, mask = _seen(form, num_blocks, bounds, reach, segments)
+    (loop, mask), kept = _seen(form, num_blocks, bounds, scalars, segments), _kept(form, num_blocks, scalars)
 
     @pl.when(part == 0)
     def _() -> None:
@@ -280,8 +306,8 @@ def _backward_kernel(form: Form, num_blocks: int, has_bias: bool, bounds: Any, r
             for bias in biases:
                 scores = scores + bias[head, keys, :]
             weights = jnp.exp(scores - total)
-            value_sum[keys, shared] += _dot(weights.astype(dtype), given, 1, 0)
-            of_scores = weights * (_dot(value[0, keys, shared], given, 1, 1) - mean)
+            value_sum[keys, shared] += _dot(kept(head, block, weights).astype(dtype), given, 1, 0)
+            of_scores = weights * (kept(head, block, _dot(value[0, keys, shared], given, 1, 1)) - mean)
             for of_bias in of_biases:
                 of_bias[head, keys, _block_of(part, size)] += of_scores
             if form.cap is not None:

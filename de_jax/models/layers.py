@@ -300,6 +300,15 @@ class HashedDropout(NamedTuple):
         return jnp.where(bits >= self.dropped, x * (2**16 / (2**16 - self.dropped)), jnp.zeros_like(x))
 
 
+def first_weight(query: Float[Array, "b L H d"], all_heads: int) -> Array:
+    """The place of this device's first attention weight among those of all devices, uint32."""
+    rows, length, heads, _ = query.shape
+    if num_row_shares() * num_head_shares() == 1:
+        return jnp.uint32(0)
+    row, head = (jax.lax.axis_index(axis).astype(jnp.uint32) for axis in (ROW_AXES, HEAD_AXIS))
+    return (row * (rows * all_heads) + head * heads) * length**2
+
+
 def gelu(x: Float[Array, ...]) -> Float[Array, ...]:
     """x times the normal distribution function of x (Hendrycks and Gimpel 2016), in float32: 1 + erf cancels below -2."""
     wide = x.astype(jnp.float32)

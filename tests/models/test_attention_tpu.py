@@ -16,6 +16,7 @@ from de_jax.models import attention, layers
 from de_jax.models.attention import FAR, Window, attend
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
+from de_jax.models.layers import HashedDropout
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
@@ -28,7 +29,7 @@ ROTARY = {**SIZES, "num_kv_heads": 2, "head_dim": 16, "global_every": 2, "window
 ENCODERS = {
     "t5": T5Config(**SIZES, head_dim=16, scan_layers=True, dropout_rate=0.0),
     "umt5": T5Config(**SIZES, head_dim=16, bias_per_layer=True, dropout_rate=0.0),
-    "bert": BertConfig(**SIZES),
+    "bert": BertConfig(**SIZES, dropout_rate=0.0),
     "mpnet": BertConfig(**SIZES, num_buckets=8, num_token_types=0),
     "local": RotaryConfig(**ROTARY, scan_layers=True),
     "causal": RotaryConfig(**ROTARY, causal=True, attention_cap=2.0, remat="full"),
@@ -89,6 +90,8 @@ def errors(query, key, value, bias, kind, segments, **settings):
         (48, 6, 2, 64, False, {"window": Window(FAR, 0), "cap": 2.0}),
         (768, 2, 1, 32, False, {"window": Window(200, 0)}),  # three blocks, of which some see no others
         (640, 2, 2, 64, True, {"cap": 3.0}),
+        (41, 4, 4, 16, True, {"drop": HashedDropout(jnp.arange(7, 9, dtype=jnp.uint32), 20_000)}),
+        (640, 4, 2, 64, False, {"window": Window(30, 9), "drop": HashedDropout(jnp.arange(7, 9, dtype=jnp.uint32), 20_000)}),
     ],
 )
 def test_context_and_gradients_are_those_of_the_plain_form(length, heads, kv_heads, head_dim, with_bias, settings, dtype):
@@ -107,7 +110,7 @@ def test_a_traced_window_is_a_window():
         np.testing.assert_allclose(of(3), expected, atol=1e-5)
 
 
-def loss_and_gradient(config, mesh=None, **changes):
+def loss_and_gradient(config, mesh=None, rng=None, **changes):
     tower = TowerConfig(dataclasses.replace(config, **changes))
     model = DualEncoder(tower, tower)
     params = jax.tree.map(
@@ -117,7 +120,7 @@ def loss_and_gradient(config, mesh=None, **changes):
     lengths = np.array([[7, 6, 11], [24, 0, 0], [3, 2, 1], [5, 5, 5]] * 2)
 
     def loss(params):
-        return jnp.sum(jnp.sin(3 * model.encode_rows("doc", params, tokens, None, lengths)))
+        return jnp.sum(jnp.sin(3 * model.encode_rows("doc", params, tokens, rng, lengths)))
 
     of = jax.value_and_grad(loss)
     if mesh is None:
@@ -133,11 +136,12 @@ def test_every_encoder_has_the_loss_and_the_gradient_of_the_plain_form(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), actual, expected)
 
 
-@pytest.mark.parametrize("name", ["t5", "causal"])
+@pytest.mark.parametrize("name", ["t5", "bert", "causal"])
 def test_devices_of_a_mesh_attend_in_their_own_rows_and_heads(name):
-    expected = loss_and_gradient(ENCODERS[name], attention="plain")
+    settings = {"rng": jax.random.key(3), "attention_dropout_rate": 0.3} if name == "bert" else {}
+    expected = loss_and_gradient(ENCODERS[name], attention="plain", **settings)
     with on_tpu():
-        actual = loss_and_gradient(ENCODERS[name], sharding.make_mesh(fsdp=2, tensor=2), attention="fused")
+        actual = loss_and_gradient(ENCODERS[name], sharding.make_mesh(fsdp=2, tensor=2), attention="fused", **settings)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), actual, expected)
 
 
@@ -145,18 +149,17 @@ def test_devices_of_a_mesh_attend_in_their_own_rows_and_heads(name):
     ("changes", "message"),
     [
         ({"head_dim": 24}, "but the kernel for TPUs takes heads of 16, 32, .* not 24; use 'auto' or 'plain'"),
-        ({"drop": lambda weights: weights}, "drops no weights"),
         ({"length": 1040}, "position biases of up to 1024 tokens, not 1040"),
         ({"heads": 3}, "the mesh does not divide the rows or the heads"),
     ],
 )
 def test_what_the_kernel_does_not_take_is_refused_or_computed_by_xla(changes, message):
-    settings = {"head_dim": 16, "drop": None, "length": 32, "heads": 4, **changes}
+    settings = {"head_dim": 16, "length": 32, "heads": 4, **changes}
     heads = jnp.ones((8, settings["length"], settings["heads"], settings["head_dim"]))
     bias, segments = jnp.ones((settings["heads"], *2 * (settings["length"],))), jnp.ones((8, settings["length"]), jnp.int32)
 
     def of(kind):
-        call = lambda: attend(heads, heads, heads, bias, segments, drop=settings["drop"], attention=kind)  # noqa: E731
+        call = lambda: attend(heads, heads, heads, bias, segments, attention=kind)  # noqa: E731
         return jax.eval_shape(sharding.traced_on(sharding.make_mesh(tensor=2), call))
 
     with on_tpu():
