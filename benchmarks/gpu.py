@@ -204,7 +204,7 @@ class _Worker:
         self._process = subprocess.Popen(line, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
 
     def ask(self, line: str, seconds: float) -> dict[str, Any]:
-        """The part's report as {"result"}, or {"because"}, why there is none."""
+        """The part's report as {"result"}, or the reason for its failure as {"because"}."""
         start, stop = time.monotonic(), threading.Timer(seconds, self._process.kill)
         stop.start()
         print(line, file=self._process.stdin, flush=True)
