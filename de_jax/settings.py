@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import collections.abc
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -21,7 +22,6 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from de_jax.files import buckets, mirrors
 from de_jax.types import InputError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,9 +38,9 @@ class Range(NamedTuple):
     below: bool = False  # `high` itself is left out
 
 
-ADDRESSES = "may be an address"
-AnyPath = Annotated[str, ADDRESSES]
-"""A path that TensorFlow opens, which reads buckets too; any other string that is an address is refused."""
+PATH = "a path"
+LocalPath = Annotated[str, PATH]
+"""A path: "~/" is expanded, an address gs:// or s3:// is fetched, another address is refused. No other string is touched."""
 LARGEST = 2**31 - 1
 PositiveInt = Annotated[int, Range(1, LARGEST)]
 NonNegativeInt = Annotated[int, Range(0, LARGEST)]
@@ -117,17 +117,18 @@ def meant(name: str, known: Iterable[str]) -> str:
 def checked(function: F, name: str | None = None) -> F:
     """A decorator that checks the keyword arguments of every call; `name` replaces the function's own in messages.
 
-    An address of a bucket is fetched, and the function gets the path of its copy.
+    Where an annotation is a `LocalPath`, in fields of a config too, the function gets the path of an address's copy.
     """
+    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(*args: Any, **settings: Any) -> Any:
         check(function, settings, name)
         known = hints(function)
-        local = {key: value if _may_be_address(known.get(key)) else mirrors.localized(value) for key, value in settings.items()}
-        return function(*mirrors.localized(args), **local)
+        local = [_local(value, known.get(parameter)) for value, parameter in zip(args, signature.parameters, strict=False)]
+        return function(*local, *args[len(local) :], **{key: _local(value, known.get(key)) for key, value in settings.items()})
 
-    call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # gin looks for defaults there
+    call.__signature__ = signature  # type: ignore[attr-defined]  # gin looks for defaults there
     return typing.cast(F, call)
 
 
@@ -194,9 +195,25 @@ LOCAL = "a path, or an address gs:// or s3://, because other addresses are not r
 """The kind of a path."""
 
 
-def _may_be_address(hint: Any) -> bool:
-    """Whether an annotation is `AnyPath`, or holds it."""
-    return ADDRESSES in typing.get_args(hint) or any(map(_may_be_address, typing.get_args(hint)))
+def _local(value: Any, hint: Any) -> Any:
+    """A value with local copies in the place of addresses where its annotation is a `LocalPath`, in fields of a config too."""
+    if isinstance(value, str) and _is_path(hint):
+        from de_jax.files import mirrors  # most configurables take no path
+
+        return mirrors.localized(value)
+    if isinstance(value, list | tuple) and _is_path(hint) and all(isinstance(entry, str) for entry in value):
+        return type(value)(_local(entry, hint) for entry in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        known = hints(type(value))
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        changed = {name: new for name, old in fields.items() if (new := _local(old, known.get(name))) is not old}
+        return dataclasses.replace(value, **changed) if changed else value
+    return value
+
+
+def _is_path(hint: Any) -> bool:
+    """Whether an annotation is a `LocalPath`, or a union with one."""
+    return PATH in typing.get_args(hint) or any(map(_is_path, typing.get_args(hint)))
 
 
 def _check_bound(function: Any) -> None:
@@ -217,8 +234,8 @@ def _is_array(value: Any) -> bool:
 def _wanted(value: Any, hint: Any) -> str | None:
     """The required value, or None if the value is valid."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated and ADDRESSES in arguments:
-        return None if _is_text(value) else "a string"
+    if origin is Annotated and PATH in arguments:
+        return "a string" if not _is_text(value) else LOCAL if _is_foreign(value) else None
     if origin is Annotated:
         ranges = [extra for extra in arguments[1:] if isinstance(extra, Range)]
         return _wanted(value, arguments[0]) or next(filter(None, (_outside(value, range_) for range_ in ranges)), None)
@@ -298,7 +315,7 @@ def _wanted_type(value: Any, hint: Any) -> str | None:
             return "a number"
         return None if _is_finite(value) else "a finite number"
     if hint is str:
-        return "a string" if not _is_text(value) else LOCAL if buckets.foreign(value) else None
+        return None if _is_text(value) else "a string"
     if hint in (Any, object) or not inspect.isclass(hint):
         return None  # anything, or a type variable
     if getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False):
@@ -306,6 +323,13 @@ def _wanted_type(value: Any, hint: Any) -> str | None:
     else:
         is_fine = isinstance(value, hint)
     return None if is_fine else f"@{hint.__name__}()" if hasattr(hint, "__dataclass_fields__") else f"of the type {hint.__name__}"
+
+
+def _is_foreign(path: str) -> bool:
+    """Whether a path is an address that is not read."""
+    from de_jax.files import buckets
+
+    return buckets.foreign(path) is not None
 
 
 def _is_text(value: Any) -> bool:

@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.training_set import beir_pairs
+from de_jax.data.text.table_files import Rows
 from de_jax.losses.combination import combined, guided, matryoshka
 from de_jax.losses.in_batch import in_batch_softmax, samtone
 from de_jax.models.bert import BertConfig
@@ -31,6 +32,7 @@ from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import Tower, TowerConfig
 from de_jax.recipe import Recipe
+from de_jax.settings import LocalPath
 from de_jax.training.optim.optimizer import adamw
 from de_jax.training.run.run_settings import read_settings
 from de_jax.training.run.settings import Optimization
@@ -194,6 +196,33 @@ def test_tensorflows_own_folders_may_be_addresses():
     with pytest.raises(InputError, match=r"PairsOptions\.cache_dir is 'hdfs://host'; it must be a path, or an address gs://"):
         PairsOptions(cache_dir="hdfs://host")
     assert PairsOptions(guide_dir="gs://bucket/guide").guide_dir == "gs://bucket/guide"
+
+
+@pytest.mark.parametrize("text", ["~/.bashrc is read by bash", "s3://my-bucket/key", "gs://a/b", "hdfs://host/run"])
+@pytest.mark.parametrize("num_rows", [1, 1001])
+def test_a_text_that_looks_like_a_path_is_trained_on_as_it_is(text, num_rows):
+    rows = [{"question": f"{text} {number}", "answer": text} for number in range(num_rows)]
+
+    @settings.checked
+    def read(path: LocalPath | Rows = "", *, options: PairsOptions = PairsOptions()):
+        return path, options
+
+    found, options = read(rows, options=PairsOptions(query_prompt="~/", doc_prompt=text))
+    assert found is rows
+    assert (options.query_prompt, options.doc_prompt) == ("~/", text)
+
+
+def test_paths_are_those_that_are_annotated_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    @settings.checked
+    def opened(
+        path: LocalPath | None = None, *, paths: Sequence[LocalPath] = (), name: str = "", options: PairsOptions = PairsOptions()
+    ):
+        return path, paths, name, options.cache_dir
+
+    home = str(tmp_path / "a")
+    assert opened("~/a", paths=["~/a"], name="~/a", options=PairsOptions(cache_dir="~/a")) == (home, [home], "~/a", home)
 
 
 def test_a_macro_is_checked_as_the_setting_that_takes_it():

@@ -8,7 +8,6 @@ gs://bucket/run  <->  $DE_JAX_CACHE/buckets/gs/bucket/run
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import functools
 import hashlib
@@ -36,7 +35,6 @@ SMALL_BYTES = 64 * 2**20
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _WITHIN = re.compile(r"(?P<before>^|[=,])(?P<address>(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://[^,]*)")
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-_LONGEST_LIST = 1000  # a longer one is data, such as rows of a table, and no paths
 
 
 class Unreachable(InputError):
@@ -81,26 +79,9 @@ def replaced(text: str, local: Callable[[str], Path]) -> str:
     return _WITHIN.sub(replace, text)
 
 
-def localized(value: Any, local: Callable[[str], Path]) -> Any:
-    """A setting with `local(address)` in the place of each bucket's address and each path below "~/", in tuples and records too.
-
-    A value without an address is given back itself.
-    """
-    if isinstance(value, str):
-        return str(local(value)) if is_bucket(value) or outputs.is_in_home(value) else value
-    if isinstance(value, dict):
-        parts = {key: localized(entry, local) for key, entry in value.items()}
-        return parts if any(parts[key] is not value[key] for key in value) else value
-    if isinstance(value, list | tuple) and len(value) <= _LONGEST_LIST:
-        entries = [localized(entry, local) for entry in value]
-        if all(new is old for new, old in zip(entries, value, strict=True)):
-            return value
-        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value) if field.init]
-        changed = {name: new for name in fields if (new := localized(old := getattr(value, name), local)) is not old}
-        return dataclasses.replace(value, **changed) if changed else value
-    return value
+def localized(path: str, local: Callable[[str], Path]) -> str:
+    """A path, or `local(path)` of an address of a bucket and of a path below "~/"."""
+    return str(local(path)) if is_bucket(path) or outputs.is_in_home(path) else path
 
 
 def root() -> Path:

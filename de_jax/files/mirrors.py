@@ -13,7 +13,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from de_jax.files import buckets, folders, outputs
 from de_jax.files.buckets import Unreachable
@@ -60,9 +59,9 @@ def written(path: str | Path) -> Iterator[Path]:
         push_all()
 
 
-def localized(value: Any) -> Any:
-    """A setting with the path of its copy in the place of each address of a bucket."""
-    return buckets.localized(value, local)
+def localized(path: str) -> str:
+    """A path, or that of the copy of a bucket's address."""
+    return buckets.localized(path, local)
 
 
 def of(path: str | Path) -> tuple[Mirror, str] | None:

@@ -19,7 +19,7 @@ from de_jax.models.attention import AttentionKernel
 from de_jax.models.layer_stack import Remat
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.tower import PARTS, ProjectionInit, TowerConfig
-from de_jax.settings import NonNegativeInt, PositiveInt, ShareBelowOne, checked
+from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, ShareBelowOne, checked
 from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
 from de_jax.training.run.run_folder import load_params
@@ -27,7 +27,7 @@ from de_jax.types import InputError, Params
 
 TowerName = Literal["query", "doc"]
 TOWERS = get_args(TowerName)
-InitFrom = str | Mapping[str, str]
+InitFrom = LocalPath | Mapping[str, LocalPath]
 Layers = Mapping[str, Sequence[NonNegativeInt]]
 """By tower, the layer of the source that each of its own layers starts from."""
 _LAYER = re.compile(r"encoder/layers_(\d+)(/.*)")
@@ -43,7 +43,7 @@ class Place(NamedTuple):
 @checked
 def pretrained_tower(
     *,
-    source: str = "",
+    source: LocalPath = "",
     tower: TowerName = "query",
     pooling: str | None = None,
     normalize: bool | None = None,
@@ -115,7 +115,7 @@ def _changed(config: Any, **changes: Any) -> Any:
 
 
 @checked
-def pretrained_tokenizer(*, source: str = "", tower: TowerName = "query") -> Callable[[], Tokenizer]:
+def pretrained_tokenizer(*, source: LocalPath = "", tower: TowerName = "query") -> Callable[[], Tokenizer]:
     """A function that opens a tower's tokenizer, its prompt included; the arguments are those of `pretrained_tower`."""
 
     def tokenizer() -> Tokenizer:

@@ -112,11 +112,11 @@ def test_the_checksum_of_an_absent_file_or_of_a_folder_is_refused(tmp_path):
 def test_the_home_directory_is_found_where_no_shell_expands_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert mirrors.local("~/run") == tmp_path / "run"
-    assert mirrors.localized(["~/run"]) == [str(tmp_path / "run")]
+    assert mirrors.localized("~/run") == str(tmp_path / "run")
     parser = command.Parser()
     parser.add_argument("--run_dir")
     assert parser.parse_args(["--run_dir=~/run"]).run_dir == str(tmp_path / "run")
-    assert mirrors.localized(["~run", "a/~/b"]) == ["~run", "a/~/b"]
+    assert [mirrors.localized(path) for path in ("~run", "a/~/b")] == ["~run", "a/~/b"]
 
 
 def test_a_name_that_is_not_utf_8_is_refused():

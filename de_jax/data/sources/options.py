@@ -8,9 +8,9 @@ from collections.abc import Callable
 from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.expansion.relevance import MeasureName
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.settings import NonNegativeInt, PositiveInt, Seed, check_fields
+from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, Seed, check_fields
 
-TokenizerSource = str | Tokenizer | Callable[[], Tokenizer]
+TokenizerSource = LocalPath | Tokenizer | Callable[[], Tokenizer]
 """A sentencepiece model or tokenizer.json, or a folder with one; a tokenizer; or a function that opens one when it is needed."""
 
 
@@ -79,17 +79,17 @@ class PairsOptions:
     mask_positives: bool = False
     pack: bool = True
     length_multiple: PositiveInt = 32
-    negatives_dir: str = ""
+    negatives_dir: LocalPath = ""
     num_neg_docs: NonNegativeInt = 1
     num_neg_queries: NonNegativeInt = 0
-    teacher_scores: str = ""
-    guide_dir: str = ""
-    expansion: str = ""
+    teacher_scores: LocalPath = ""
+    guide_dir: LocalPath = ""
+    expansion: LocalPath = ""
     curriculum: Curriculum | None = None
     relevance: MeasureName = "rouge_l"
-    relevance_file: str = ""
+    relevance_file: LocalPath = ""
     max_generated_length: PositiveInt = 32
-    cache_dir: str = ""
+    cache_dir: LocalPath = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -112,7 +112,7 @@ class Share:
     num_hosts: PositiveInt = 1
     row_multiple: PositiveInt = 1
     num_steps: PositiveInt = 1
-    run_dir: str = ""
+    run_dir: LocalPath = ""
     source: str = ""
     is_joined: bool = False
 

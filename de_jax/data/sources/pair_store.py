@@ -30,7 +30,7 @@ from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, prompt_of
 from de_jax.files import outputs, schema
 from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array
-from de_jax.settings import checked
+from de_jax.settings import LocalPath, checked
 from de_jax.types import PADDING_ID, InputError
 
 
@@ -73,7 +73,7 @@ class PairStore(NamedTuple):
 
 
 @checked
-def stored_pairs(pairs_dir: str = "", *, options: PairsOptions = PairsOptions(), share: Share = Share()) -> TrainingSet:
+def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOptions(), share: Share = Share()) -> TrainingSet:
     """Opens a folder of pairs for training, as `import_pairs` and `export_batches` write it; nothing but numpy is needed.
 
     Where the folder holds several tasks, an epoch holds them by rate. Its dev split scores checkpoints, where it has one.

@@ -20,7 +20,7 @@ from de_jax.data.sources.training_set import TrainingSet, opened
 from de_jax.data.text import input_policy
 from de_jax.data.text.sides import Side
 from de_jax.files import folders, outputs
-from de_jax.settings import AnyPath, NonNegativeInt, checked
+from de_jax.settings import NonNegativeInt, checked
 from de_jax.types import InputError
 
 _NEED_ALL_TEXTS = (
@@ -40,7 +40,7 @@ def seqio_pairs(
     dev_task: str = "",
     use_cached: bool = False,
     skip_empty: bool = False,
-    task_cache_dirs: Sequence[AnyPath] = (),
+    task_cache_dirs: Sequence[str] = (),
     window: NonNegativeInt = 0,
     options: PairsOptions = PairsOptions(),
     share: Share = Share(),

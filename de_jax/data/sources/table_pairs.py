@@ -18,7 +18,7 @@ from de_jax.data.text.table_files import Rows, Table
 from de_jax.data.text.table_rows import Reading
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders, outputs
-from de_jax.settings import ShareBelowOne, checked
+from de_jax.settings import LocalPath, ShareBelowOne, checked
 from de_jax.types import InputError
 
 _READ_AS = "table 2"
@@ -27,13 +27,13 @@ _READ_AS = "table 2"
 
 @checked
 def table_pairs(
-    path: str | Rows = "",
+    path: LocalPath | Rows = "",
     *,
     columns: Mapping[str, str] | None = None,
     header: Sequence[str] = (),
     split: str = "train",
     subset: str = "",
-    dev_path: str = "",
+    dev_path: LocalPath = "",
     dev_fraction: ShareBelowOne = 0.0,
     skip_bad_rows: bool = False,
     options: PairsOptions = PairsOptions(),
@@ -92,7 +92,7 @@ def readings_of(
     table: Table,
     columns: Mapping[str, str] | None = None,
     *,
-    dev_path: str = "",
+    dev_path: LocalPath = "",
     dev_split: str | None = None,
     dev_fraction: float = 0.0,
     skip_bad_rows: bool = False,

@@ -20,7 +20,7 @@ from de_jax.data.stores.corpus import TokenStore, cached_token_store
 from de_jax.data.stores.joining import joined
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import Tokenizer, mask_id
-from de_jax.settings import PositiveInt, Range, Seed, check_fields, checked
+from de_jax.settings import LocalPath, PositiveInt, Range, Seed, check_fields, checked
 from de_jax.types import Array, Batch, Batches, InputError, MaskedTexts
 
 NUM_SENTINELS = 100
@@ -47,13 +47,13 @@ class TextsOptions:
         64
     """
 
-    texts: Sequence[str] = ()
+    texts: Sequence[LocalPath] = ()
     tokenizer: TokenizerSource = ""
     batch_size: PositiveInt = 64
     max_length: PositiveInt = 128
     seed: Seed = 0
     skip_empty: bool = False
-    cache_dir: str = ""
+    cache_dir: LocalPath = ""
 
     def __post_init__(self) -> None:
         check_fields(self)

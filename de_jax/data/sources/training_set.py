@@ -30,7 +30,7 @@ from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer, load_tokenizer, with_prompt
 from de_jax.files import folders, outputs
-from de_jax.settings import NonNegativeInt, checked
+from de_jax.settings import LocalPath, NonNegativeInt, checked
 from de_jax.types import Batch, Batches, InputError
 
 _SPELLING = "--gin.beir_pairs.{}=True"
@@ -148,7 +148,7 @@ def of_source(name: str, source: str) -> str:
 
 @checked
 def beir_pairs(
-    dataset_dir: str = "",
+    dataset_dir: LocalPath = "",
     *,
     split: str = "train",
     skip_empty: bool = False,
