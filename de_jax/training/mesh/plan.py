@@ -208,7 +208,7 @@ def compile_for(mesh: Mesh, function: Any, *args: Any, effort: float = 0.0) -> P
         sizes.generated_code_size_in_bytes,
     )
     text = compiled.as_text()
-    kinds = tuple(kind for kind, scope in (("fused", attention.FUSED), ("plain", attention.PLAIN)) if f"/{scope}/" in text)
+    kinds = tuple(kind for kind, scope in (("fused", attention.FUSED), ("plain", attention.PLAIN)) if scope in text)
     return Plan(memory, hlo.read_costs(text, mesh.size), None, seconds, kinds)
 
 
