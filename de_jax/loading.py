@@ -77,8 +77,8 @@ def load(
         run = Run(outputs.cache_dir() / "models" / Path(source).resolve().name, 0, found.model, found.params, query, doc)
     params = jax.device_put(run.params, sharding.replicated(mesh))
     run = run._replace(model=run.model.with_dtype(None if dtype == "auto" else dtype), params=params)
-    name = None if any_model.is_run(folder) else str(source)
-    return Model(run, source=name, truncate_dim=truncate_dim, dtype=dtype)
+    of = None if any_model.is_run(folder) else str(source)
+    return Model(run, source=of, truncate_dim=truncate_dim, dtype=dtype)
 
 
 def _chosen(devices: int | Iterable[Any] | None) -> list[Any]:
