@@ -1,4 +1,4 @@
-"""What a device gives at most: the rate of a large bfloat16 product and of a copy; prints one JSON line.
+"""The ceilings of a device: the rate of a large bfloat16 product and of a copy; prints one JSON line.
 
 python -m benchmarks.ceilings --size 8192
 

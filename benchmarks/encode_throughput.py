@@ -5,8 +5,9 @@ python -m benchmarks.encode_throughput --model all-MiniLM-L6-v2/ --dataset_dir d
 
 Ours is de_jax.retrieval.encode with its defaults. The peer is sentence-transformers' encode where it is installed, else
 transformers with the texts sorted by length as sentence-transformers sorts them; both hold the same parameters, and the cosine of
-its embeddings with ours is reported. Runs alternate; a speed-up is the median of the ratios within one repeat. On a machine
-that others use, put `taskset -c 0` before the command and add `--clock cpu`. Tokenization is left out on both sides.
+its embeddings with ours is reported. On a CPU, ONNX Runtime and OpenVINO run the same model on texts sorted in the same way, where
+they are installed (see benchmarks/runtimes.py). Runs alternate; a speed-up is the median of the ratios within one repeat. On a
+machine that others use, put `taskset -c 0` before the command and add `--clock cpu`. Tokenization is left out on both sides.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import argparse
 import functools
 import json
 import statistics
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks import lengths, measure, model_parts, peers
+from benchmarks import lengths, measure, model_parts, peers, runtimes
 from de_jax import command
 from de_jax.interop.fine_tuning import TowerName
 from de_jax.models.bert import BertConfig
@@ -103,7 +106,19 @@ def _theirs(
             name, peer = peers.encoder_peer(peers.same_tower(args.model, model, params, kind, dtype, compiled=compiled))
             run = f"peer_{dtype}_compiled" if compiled else f"peer_{dtype}"
             runs[run] = functools.partial(peer, texts, args.peer_batch_size)
-    return name, runs
+    return name, runs | _in_runtimes(model, params, texts, kind, args)
+
+
+def _in_runtimes(
+    model: DualEncoder, params: Any, texts: list[np.ndarray], kind: TowerName, args: argparse.Namespace
+) -> dict[str, Callable[[], np.ndarray]]:
+    """The peer's model in the runtimes that are asked for."""
+    if not args.peer_runtimes:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        runtimes.export(peers.same_tower(args.model, model, params, kind, "float32"), file := Path(folder) / "tower.onnx")
+        opened = {name: runtimes.opened(name, file) for name in args.peer_runtimes}
+    return {name: functools.partial(peers.encode_sorted, run, texts, args.peer_batch_size) for name, run in opened.items()}
 
 
 def _report(
@@ -140,6 +155,10 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--peer_dtypes", nargs="*", default=["bfloat16", "float32"], help="the peer's parameters and arithmetic")
     parser.add_argument("--peer_batch_size", type=int, default=32, help="the peer's texts per batch (default 32, as it has it)")
     parser.add_argument("--peer_compiled", action="store_true", help="time the peer by torch.compile too")
+    at_hand = runtimes.installed() if jax.default_backend() == "cpu" else []
+    parser.add_argument(
+        "--peer_runtimes", nargs="*", default=at_hand, choices=runtimes.RUNTIMES, help="runtimes of CPUs; default those installed"
+    )
     parser.add_argument("--no_peer", action="store_true", help="time ours alone")
     parser.add_argument("--parts", action="store_true", help="time the parts of ours alone too, for BERT's kind")
     parser.add_argument("--peak_tflops", type=float, help="what MFU is relative to (H200: 790); default: measured by a matmul")

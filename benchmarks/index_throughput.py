@@ -1,11 +1,14 @@
-"""Queries per second of the exact JAX index and of FAISS, with build time, size and recall; prints one JSON line a size.
+"""Speed, memory, build time, size and recall of the exact JAX index, of NumPy and of FAISS; prints one JSON line a size.
 
 python -m benchmarks.index_throughput --num_docs 10000 100000
+OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.index_throughput --num_docs 100000 --dim 384 --num_queries 256 \
+    --indexes numpy flat --clock cpu
 python -m benchmarks.index_throughput --num_docs 8841823 --dim 128 --indexes ivfpq --faiss_on_disk --num_lists 2048 --work_dir /tmp
 
 Documents are random unit vectors in groups: a document is its group's centre plus as much noise, and a query is another such
 vector, so that its nearest documents are planted. Recall is the part of the exact k best that an index finds. Each index is
-built, searched and freed before the next; queries per second are those of the median call. On a machine that others use, put
+built, searched and freed before the next; queries per second are those of the median call, with all queries and one by one. Peak
+memory is that of the process while it builds and searches an index, less its memory before. On a machine that others use, put
 `taskset -c 0` before the command and add `--clock cpu`. IVF has 4 sqrt(n) lists and visits a sixteenth of them. With --work_dir the
 documents are in a file there, which is mapped, so that they may be larger than memory.
 """
@@ -13,6 +16,8 @@ documents are in a file there, which is mapped, so that they may be larger than 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import importlib.metadata
 import json
 import math
@@ -27,11 +32,11 @@ import numpy as np
 from benchmarks import measure
 from de_jax import command
 from de_jax.retrieval.faiss_index import DEVICES, FaissIndex, SearchOptions
-from de_jax.retrieval.index import ExactIndex
-from de_jax.types import InputError
+from de_jax.retrieval.index import ExactIndex, aligned
+from de_jax.types import InputError, Ranking
 
-INDEXES = ("exact", "flat", "ivf", "hnsw", "ivfpq")
-DEFAULT_INDEXES = INDEXES[:4]
+INDEXES = ("exact", "numpy", "flat", "ivf", "hnsw", "ivfpq")
+DEFAULT_INDEXES = INDEXES[:5]
 CHUNK_DOCS = 65536
 
 
@@ -80,8 +85,7 @@ def planted(
     """Documents [num_docs, dim] and queries [num_queries, dim], unit vectors, float32, made chunk by chunk, in a file if given."""
     rng = np.random.default_rng(seed)
     centres = _unit(rng, np.zeros((-(-num_docs // docs_a_group), dim), np.float32))
-    shape = num_docs, dim
-    docs = np.lib.format.open_memmap(file, "w+", np.float32, shape) if file else np.empty(shape, np.float32)
+    docs = np.lib.format.open_memmap(file, "w+", np.float32, (num_docs, dim)) if file else aligned(num_docs, dim)
     for start in range(0, num_docs, CHUNK_DOCS):
         rows = np.arange(start, min(start + CHUNK_DOCS, num_docs))
         docs[rows] = _unit(rng, centres[rows % len(centres)])
@@ -95,15 +99,39 @@ def recall(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), expected.tolist(), strict=True)]))
 
 
+class _NumpyIndex:
+    """What NumPy users write; its products are those of its BLAS."""
+
+    def __init__(self, docs: np.ndarray) -> None:
+        self._docs = docs
+
+    def search(self, queries: np.ndarray, k: int) -> Ranking:
+        """The k best documents of each query, 128 queries at a time."""
+        found = []
+        for start in range(0, len(queries), 128):
+            scores = queries[start : start + 128] @ self._docs.T
+            best = np.argpartition(scores, -k, axis=1)[:, -k:]
+            best_scores = np.take_along_axis(scores, best, axis=1)
+            order = np.argsort(-best_scores, axis=1)
+            found.append([np.take_along_axis(each, order, axis=1) for each in (best, best_scores)])
+        return Ranking(*map(np.concatenate, zip(*found, strict=True)))
+
+
 def _measured(
     name: str, docs: np.ndarray, ids: Sequence[str], queries: np.ndarray, args: argparse.Namespace, work_dir: Path
 ) -> tuple[dict[str, Any], np.ndarray]:
     """The figures of one index, and the rows [q, k] it finds."""
     report: dict[str, Any] = {}
     clock = measure.CLOCKS[args.clock]
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory that the process kept
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
+    before = _peak_mib()
     start = clock()
     if name == "exact":
-        index: ExactIndex | FaissIndex = ExactIndex(docs, ids)
+        index: ExactIndex | FaissIndex | _NumpyIndex = ExactIndex(docs, ids)
+    elif name == "numpy":
+        index = _NumpyIndex(docs)
     else:
         report, options = _settings(name, len(docs), args)
         named: dict[str, Any] = {"factory": report["factory"], "options": options, "seed": args.seed}
@@ -112,15 +140,24 @@ def _measured(
         else:
             index = FaissIndex.build(docs, ids, **named)
     report["build_seconds"] = round(clock() - start, 3)
-    found = index.search(queries, args.k)  # compiles, and fills caches
-    seconds = []
-    for _ in range(args.repeats):
-        start = clock()
-        index.search(queries, args.k)
-        seconds.append(clock() - start)
-    report["queries_per_second"] = round(len(queries) / statistics.median(seconds), 1)
-    report["bytes"] = docs.nbytes if isinstance(index, ExactIndex) else _num_bytes(index, work_dir)
+    found = index.search(queries, args.k)
+    for size, figure in ((len(queries), "queries_per_second"), (1, "queries_per_second_one_by_one")):
+        index.search(queries[:size], args.k)  # compiles, and fills caches
+        seconds = []
+        for _ in range(args.repeats):
+            start = clock()
+            index.search(queries[:size], args.k)
+            seconds.append(clock() - start)
+        report[figure] = round(size / statistics.median(seconds), 1)
+    report["peak_mib"] = _peak_mib() - before
+    report["bytes"] = _num_bytes(index, work_dir) if isinstance(index, FaissIndex) else docs.nbytes
     return report, found.doc_rows
+
+
+def _peak_mib() -> int:
+    """The most memory that this process has held, without kernel memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) // 1024
 
 
 def _settings(name: str, num_docs: int, args: argparse.Namespace) -> tuple[dict[str, Any], SearchOptions]:

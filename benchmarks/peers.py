@@ -92,7 +92,7 @@ class TorchStep:
         optimizer: "adafactor" or "adamw", torch's own, several parameters at a time.
         loss: "in_batch_softmax" (both directions, summed) or "samtone" (same-tower negatives among the queries).
         temperature: of the loss.
-        learning_rate: constant.
+        rates: the learning rate by step, as ours.
         dtype: "bfloat16" for autocast over float32 parameters, or "float32".
     """
 
@@ -104,7 +104,7 @@ class TorchStep:
         optimizer: str,
         loss: str,
         temperature: float,
-        learning_rate: float,
+        rates: Callable[[int], Any],
         dtype: str,
     ) -> None:
         import torch
@@ -113,23 +113,41 @@ class TorchStep:
         self._batches = [tuple(_cut(side) for side in (batch.query, batch.doc)) for batch in batches]
         fast = {"fused": True} if optimizer == "adamw" else {"foreach": True}
         make = {"adamw": torch.optim.AdamW, "adafactor": torch.optim.Adafactor}[optimizer]
-        self._optimizer = make(self._module.parameters(), lr=learning_rate, **fast)
+        self._optimizer = make(self._module.parameters(), lr=float(rates(0)), **fast)
         self._loss, self._temperature, self._dtype = loss, temperature, dtype
-        self.last_loss = float("nan")
+        self._rates, self._num_steps = rates, 0
 
     def __call__(self) -> None:
         import torch
 
         for batch in self._batches:
-            queries, docs = (torch.from_numpy(side).to(torch_device()) for side in batch)
-            with torch.autocast(torch_device(), torch.bfloat16, enabled=self._dtype == "bfloat16"):
-                embeddings = self._module(queries), self._module(docs)
-            loss = self._loss_of(*embeddings)
+            for group in self._optimizer.param_groups:
+                group["lr"] = float(self._rates(self._num_steps))
+            self._num_steps += 1
+            loss = self._loss_of_batch(batch)
             self._optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self._module.parameters(), 1.0)
             self._optimizer.step()
-            self.last_loss = loss.item()
+            loss.item()  # waits for the device
+
+    def first_loss(self) -> float:
+        """The loss of the first batch without dropout."""
+        import torch
+
+        with torch.no_grad():
+            self._module.eval()
+            loss = float(self._loss_of_batch(self._batches[0]))
+            self._module.train()
+        return loss
+
+    def _loss_of_batch(self, batch: tuple[np.ndarray, ...]) -> Any:
+        import torch
+
+        queries, docs = (torch.from_numpy(side).to(torch_device()) for side in batch)
+        with torch.autocast(torch_device(), torch.bfloat16, enabled=self._dtype == "bfloat16"):
+            embeddings = self._module(queries), self._module(docs)
+        return self._loss_of(*embeddings)
 
     def fit(self) -> int:
         """Halves the batches until a step fits into the device's memory; returns the pairs of a batch."""
@@ -166,7 +184,7 @@ def encoder_peer(module: Any) -> tuple[str, Callable[[Sequence[np.ndarray], int]
     """(which peer, function of texts and batch size): sorted by length and padded to each batch's longest text."""
     if importlib.util.find_spec("sentence_transformers") is not None:
         return "sentence-transformers", _sentence_transformer(module)
-    return "torch, sorted as sentence-transformers does", lambda texts, batch_size: _encode_sorted(module, texts, batch_size)
+    return "torch, sorted as sentence-transformers does", lambda texts, batch_size: encode_sorted(module, texts, batch_size)
 
 
 def pad(texts: Sequence[np.ndarray]) -> np.ndarray:
@@ -188,7 +206,8 @@ def _cut(tokens: np.ndarray) -> np.ndarray:
     return tokens[:, : int(np.sum(tokens != 0, axis=1).max())].astype(np.int64)
 
 
-def _encode_sorted(module: Any, texts: Sequence[np.ndarray], batch_size: int) -> np.ndarray:
+def encode_sorted(module: Callable[[Any], Any], texts: Sequence[np.ndarray], batch_size: int) -> np.ndarray:
+    """Embeddings by a function of token ids, the texts sorted by length and padded to the longest of a batch."""
     import torch
 
     order = np.argsort([-len(text) for text in texts], kind="stable")

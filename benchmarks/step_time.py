@@ -7,7 +7,8 @@ python -m benchmarks.step_time --model base --batch_size 512 --query_length 64 -
 A step is what `de-jax train` compiles: both towers, the loss, the gradient, clipping and the optimizer. The peer is the same
 model in torch (transformers' encoder, dropout, autocast for bfloat16, clipping, the optimizer of the same name), padded to the
 longest text of each batch; ours is packed, as in `beir_pairs`. Useful FLOPs count only real tokens, computed FLOPs all tokens of
-the rows. Runs alternate; the speed-up is the median of the ratios within one repeat. On a machine that others use, put
+the rows. Before anything is timed, both sides compute the loss of the first batch without dropout, and the report has its relative
+difference. Runs alternate; the speed-up is the median of the ratios within one repeat. On a machine that others use, put
 `taskset -c 0` before the command and add `--clock cpu`.
 """
 
@@ -48,7 +49,7 @@ def measured(argv: list[str] | None = None) -> dict[str, Any]:
         raise InputError("no lengths are given; add --real_lengths, --dataset_dir, or both --query_length and --doc_length.")
     recipe = measure.read_model(args.model, args.recipe, _bindings(args))
     peak = args.peak_tflops or measure.peak_tflops(args.dtype, args.clock)
-    batches = _batches(recipe.model, args)
+    batches = _batches(recipe.model, args, recipe.devices.num_chunks)
     params = measure.params_of(recipe)
     runs: dict[str, Any] = {} if args.no_ours else {"ours": Ours(recipe, params, [drawn.ours for drawn in batches])}
     if args.compile_only:
@@ -56,23 +57,25 @@ def measured(argv: list[str] | None = None) -> dict[str, Any]:
     pairs, reason = dict.fromkeys(runs, args.batch_size), _why_no_peer(args)
     if reason is None:
         options = {name: getattr(args, name) for name in ("optimizer", "loss", "temperature", "dtype")}
-        options["learning_rate"] = args.peer_learning_rate
+        options["rates"] = recipe.optimization.rates()
         for name in ("peer", "peer_compiled") if args.peer_compiled else ("peer",):
             padded = [drawn.padded for drawn in batches]
             compiled = name == "peer_compiled"
             module = peers.same_tower(args.model, recipe.model, params, "query", "float32", compiled=compiled)
             runs[name] = peers.TorchStep(module, padded, **options)
-            pairs[name] = runs[name].fit()
+    # Its program is compiled where there is something to compare with.
+    first_loss = {name: run.first_loss() for name, run in runs.items()} if len(runs) > 1 else {}
+    pairs |= {name: run.fit() for name, run in runs.items() if name != "ours"}
     parts = model_parts.of_step(recipe.model, params, [drawn.ours for drawn in batches]) if args.parts else {}
     timed = measure.in_turns({**runs, **parts}, args.repeats, args.clock)
     seconds = {name: timed[name] for name in runs}
     report: dict[str, Any] = {"benchmark": "step_time", "model": args.model, "dtype": args.dtype, "clock": args.clock}
     report |= {"loss": args.loss, "optimizer": args.optimizer, "batch_size": pairs, "peak_tflops": round(peak, 4)}
     report |= _lengths(batches) | _speed(seconds, recipe.model, batches, pairs, args.batch_size, peak)
-    report |= {"memory_gib": {name: run.memory_gib() for name, run in runs.items()}}
-    report |= {"last_loss": {name: round(run.last_loss, 4) for name, run in runs.items()}}
+    report |= {"memory_gib": {name: run.memory_gib() for name, run in runs.items()}, "first_loss": first_loss}
     if not args.no_ours:
-        report |= {"compile_seconds": runs["ours"].compile_seconds}
+        apart = {name: loss / first_loss["ours"] - 1 for name, loss in first_loss.items() if name != "ours"}
+        report |= {"compile_seconds": runs["ours"].compile_seconds, "first_loss_apart": apart}
     if args.parts:
         needed = [name for name in timed if name != "peer_compiled"]
         report["parts"] = model_parts.shares({name: statistics.median(timed[name]) / len(batches) for name in needed})
@@ -90,13 +93,16 @@ class Ours:
         start = time.perf_counter()
         self._compiled = {_shape(batch): jitted.lower(self.state, batch).compile() for batch in batches}
         self.compile_seconds = round(time.perf_counter() - start, 2)
-        self.last_loss = float("nan")
+        self._loss_of = jax.jit(lambda params, batch: recipe.loss(recipe.model.embed(params, batch))[0])
 
     def __call__(self) -> None:
         for batch in self._batches:
-            self.state, metrics = self._compiled[_shape(batch)](self.state, batch)
-        self.last_loss = float(metrics["loss"])
+            self.state, _ = self._compiled[_shape(batch)](self.state, batch)
         jax.block_until_ready(self.state)
+
+    def first_loss(self) -> float:
+        """The loss of the first batch without dropout."""
+        return float(self._loss_of(self.state.params, self._batches[0]))
 
     def memory_gib(self) -> dict[str, float]:
         """Arguments and temporaries of the largest step by the compiler, and the device's own peak where it keeps one."""
@@ -118,7 +124,7 @@ class Drawn(NamedTuple):
     lengths: dict[str, np.ndarray]
 
 
-def _batches(model: DualEncoder, args: argparse.Namespace) -> list[Drawn]:
+def _batches(model: DualEncoder, args: argparse.Namespace, num_chunks: int) -> list[Drawn]:
     """The batches of a run, in our layout and in the peer's."""
     rows = np.arange(args.batch_size, dtype=np.int32)
     texts = {kind: _texts(model, kind, fixed, args) for kind, fixed in (("query", args.query_length), ("doc", args.doc_length))}
@@ -126,7 +132,7 @@ def _batches(model: DualEncoder, args: argparse.Namespace) -> list[Drawn]:
     for kind, of in sizes.items():
         model.check_length(kind, max(int(size.max()) for size in of))
     padded = {kind: [peers.pad(batch).astype(np.int32) for batch in of] for kind, of in texts.items()}
-    ours = padded if args.pad else {kind: _packed(padded[kind], sizes[kind]) for kind in texts}
+    ours = padded if args.pad else {kind: _packed(padded[kind], sizes[kind], num_chunks) for kind in texts}
     return [
         Drawn(
             Batch(ours["query"][i], ours["doc"][i], rows, rows),
@@ -150,12 +156,13 @@ def _texts(model: DualEncoder, kind: TowerName, length: int | None, args: argpar
     return batches
 
 
-def _packed(padded: list[np.ndarray], sizes: list[np.ndarray]) -> list[Packed]:
-    """All batches in one shape, rows as long as the longest text, as `layout.packed` gives them."""
+def _packed(padded: list[np.ndarray], sizes: list[np.ndarray], num_chunks: int) -> list[Packed]:
+    """All batches in one shape, rows as long as the longest text, as `layout.packed` gives them, in equal chunks."""
     row_length = lengths.round_up(max(int(size.max()) for size in sizes), 8)
     max_texts = math.ceil(2 * row_length / float(np.mean(sizes)))
     placed = [layout.fit(size, row_length, max_texts) for size in sizes]
-    shape = {"num_rows": max(int(row.max()) + 1 for row, _ in placed), "row_length": row_length, "max_texts": max_texts}
+    num_rows = lengths.round_up(max(int(row.max()) + 1 for row, _ in placed), num_chunks)
+    shape = {"num_rows": num_rows, "row_length": row_length, "max_texts": max_texts}
     return [
         layout.fill(tokens, size, row, place, **shape) for tokens, size, (row, place) in zip(padded, sizes, placed, strict=True)
     ]
@@ -247,7 +254,6 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--loss", default="in_batch_softmax", choices=LOSSES, help="default in_batch_softmax, both directions")
     parser.add_argument("--temperature", type=float, default=0.01, help="of the loss (default .01)")
     parser.add_argument("--optimizer", default="adafactor", choices=("adafactor", "adamw"), help="default adafactor")
-    parser.add_argument("--peer_learning_rate", type=float, default=1e-3, help="constant; ours is the recipe's (default 1e-3)")
     parser.add_argument("--repeats", type=int, default=3, help="measured runs of each side (default 3)")
     parser.add_argument("--peer_compiled", action="store_true", help="time the peer by torch.compile too")
     parser.add_argument("--no_peer", action="store_true", help="time ours alone")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import typing
 from collections.abc import Sequence
 
 from de_jax.command import Parser
@@ -12,6 +14,7 @@ from de_jax.data.text.table_files import Table
 from de_jax.data.text.tokenizing import with_prompt
 from de_jax.evaluation import metrics
 from de_jax.evaluation.task import Policy
+from de_jax.models import processor
 from de_jax.retrieval import expanded_search, faiss_index, milvus_index
 from de_jax.retrieval.expanded_search import Expansion
 from de_jax.retrieval.parts import Part
@@ -22,7 +25,7 @@ from de_jax.types import InputError
 
 OF_EXPANSION = ("expand_as", "num_generated", "max_generated_length")
 OF_RUN = (
-    *("step", "max_query_length", "max_doc_length", "max_passages", "query_prompt", "doc_prompt", "embedding_dim"),
+    *("step", "max_query_length", "max_doc_length", "max_passages", "query_prompt", "doc_prompt", "embedding_dim", "dtype"),
     *("index", "nprobe", "ef_search", "faiss_device", "faiss_gpu_mode", "faiss_float16", "faiss_on_disk"),
     *("passage_length", "passage_stride", "expand_as", "max_generated_length", "no_bm25"),
 )
@@ -108,7 +111,28 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--doc_prompt", type=str, help="text before every document; default the run's")
     run.add_argument("--embedding_dim", type=int, help="use the first dimensions only, for a Matryoshka model; default all")
+    add_dtype(run)
     add_search(run)
+
+
+def add_dtype(parser: argparse._ActionsContainer) -> None:
+    """Adds the flag that selects the precision of encoding."""
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", *typing.get_args(processor.Dtype)),
+        default="auto",
+        help="type of matrix products in encoding; default bfloat16 where the device multiplies it natively, else float32. Jobs on "
+        "different devices that share work need the same one",
+    )
+
+
+def dtype(args: argparse.Namespace) -> processor.Dtype:
+    """The precision of encoding that --dtype selects; says on stderr what "auto" chose."""
+    if args.dtype != "auto":
+        return args.dtype
+    chosen = processor.fast_dtype()
+    print(f"encoding in {chosen}, chosen for this device ({processor.family()}); --dtype sets it", file=sys.stderr)
+    return chosen
 
 
 def add_search(parser: argparse._ActionsContainer) -> None:
@@ -217,7 +241,7 @@ def run(args: argparse.Namespace) -> Run | None:
     """
     if args.run_dir is None:
         return None
-    loaded = load_run(args.run_dir, args.step)
+    loaded = load_run(args.run_dir, args.step, dtype=dtype(args))
     query = _changed(loaded, "query", args.max_query_length, args.query_prompt)
     doc = _changed(loaded, "doc", args.max_doc_length, args.doc_prompt)
     if args.max_passages is not None:

@@ -31,7 +31,7 @@ def load(
     query_prompt: str | None = None,
     doc_prompt: str | None = None,
     truncate_dim: int | None = None,
-    dtype: str | None = None,
+    dtype: str | None = "auto",
 ) -> Model:
     """A model to encode with.
 
@@ -47,7 +47,8 @@ def load(
         tokenizer: a spiece.model or tokenizer.json, for a model that brings none, as T5X's.
         query_prompt, doc_prompt: before every text, such as "query: "; by default the model's, "" for none.
         truncate_dim: keep the first so many dimensions, for a Matryoshka model; scaled to length 1 again where the model does so.
-        dtype: of matrix products, "float32" or "bfloat16"; by default a run's own, else float32.
+        dtype: of matrix products, "float32" or "bfloat16". By default texts are encoded in bfloat16 on devices that multiply it
+            natively, else in float32, while `model.run` keeps the model's own; None encodes in that too.
 
     Raises:
         InputError: no such model, no such checkpoint, or an option that does not fit it.
@@ -75,8 +76,8 @@ def load(
         # Results computed with the model are kept in the cache, as the model's folder may be another program's.
         run = Run(outputs.cache_dir() / "models" / Path(source).resolve().name, 0, found.model, found.params, query, doc)
     params = jax.device_put(run.params, sharding.replicated(mesh))
-    run = run._replace(model=run.model.with_dtype(dtype), params=params)
-    return Model(run, source=None if any_model.is_run(folder) else str(source), truncate_dim=truncate_dim)
+    run = run._replace(model=run.model.with_dtype(None if dtype == "auto" else dtype), params=params)
+    return Model(run, source=None if any_model.is_run(folder) else str(source), truncate_dim=truncate_dim, dtype=dtype)
 
 
 def _chosen(devices: int | Iterable[Any] | None) -> list[Any]:

@@ -52,6 +52,7 @@ def mine(
     once: bool = False,
     poll_seconds: float = 5.0,
     part: Part | None = None,
+    dtype: str | None = "auto",
     texts_per_shard: int = encode.TEXTS_PER_SHARD,
 ) -> Iterator[Generation]:
     """Yields a generation mined by the run's newest checkpoint, then by each newer one; ends with the run.
@@ -68,6 +69,7 @@ def mine(
         poll_seconds: between two looks for a newer checkpoint.
         part: of the documents, where as many miners as it says mine each generation together. The miner that completes a
             generation yields it.
+        dtype: of matrix products in encoding, see `de_jax.load`; the same for all miners.
         texts_per_shard: see `encode.encode_to_dir`; the same for all miners.
 
     Raises:
@@ -87,7 +89,7 @@ def mine(
         if sync:
             sync.follow(run_dir, *(mined.negatives_dir for mined in data.all_mined.values()))
         newest = shared_checkpoint.newest_step(run_dir)  # if it ended the run, the run may be about to go on
-        mining = _Mining(run_dir, data, recipe.negatives.miner, texts_per_shard, poll_seconds, sync, newest)
+        mining = _Mining(run_dir, data, recipe.negatives.miner, texts_per_shard, poll_seconds, sync, newest, dtype)
         yield from _mine(mining, part, None if once else recipe.optimization.num_steps)
 
 
@@ -101,6 +103,7 @@ class _Mining(NamedTuple):
     poll_seconds: float
     sync: mirrors.Sync | None
     first_seen: int = -1  # the newest checkpoint at the start
+    dtype: str | None = None  # of matrix products; the run's own
 
     def mined_until(self) -> int:
         """The newest checkpoint with a generation of every part of the data."""
@@ -150,7 +153,8 @@ def _mine_alone(mining: _Mining, num_steps: int | None) -> Iterator[Generation]:
     steps = _new_steps(mining, num_steps) if num_steps else iter([_newest_step(run_dir)])
     for step in steps:
         try:
-            run = load_run(run_dir, None if is_once else step)  # the trainer may remove the newest, and another is as good
+            # The trainer may remove the newest, and another is as good.
+            run = load_run(run_dir, None if is_once else step, dtype=mining.dtype)
             _check_same_texts(run, mining.data)
             for own, mined, options in mining.each(run):
                 if not is_once and step in mined_steps(mined, run_dir):  # by a miner that was killed before it came to all sources
@@ -184,7 +188,7 @@ def _mine_parts(mining: _Mining, part: Part, num_steps: int | None) -> Iterator[
                 is_new = lambda: mining.is_over(num_steps) or shared_checkpoint.newest_step(run_dir) > mining.mined_until()  # noqa: E731
                 _wait_until(is_new, f"a checkpoint in {run_dir}", mining.poll_seconds)
                 continue
-            run = load_run(run_dir, MINING_DIR)
+            run = load_run(run_dir, MINING_DIR, dtype=mining.dtype)
             _check_same_texts(run, mining.data)
             left = [(own, mined, options) for own, mined, options in mining.each(run) if step not in mined_steps(mined, run_dir)]
             joins = [mine_part(own, mined, mining.miner, part, **options) for own, mined, options in left]
@@ -245,7 +249,7 @@ def main(argv: list[str] | None = None) -> None:
     part = arguments.part(args)
     recipe = configurables.read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
     options = {name: getattr(args, name) for name in ("once", "poll_seconds", "texts_per_shard")}
-    for generation in mine(recipe, args.run_dir, part=part, **options):
+    for generation in mine(recipe, args.run_dir, part=part, dtype=arguments.dtype(args), **options):
         said = ("checkpoint_step", "num_pairs", "seconds", "statistics")
         print(
             json.dumps({"generation_dir": str(generation.folder)} | {name: generation.manifest[name] for name in said}), flush=True
@@ -308,6 +312,7 @@ def _parser() -> command.Parser:
         default=encode.TEXTS_PER_SHARD,
         help="texts encoded at a time; parts are multiples of this (default 32768)",
     )
+    arguments.add_dtype(parser)
     arguments.add_shard(parser)
     command.add_memory_fraction(parser)
     return parser

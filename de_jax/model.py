@@ -59,6 +59,7 @@ class Model:
 
     Attributes:
         run: the model as the rest of the library takes it.
+        encoding: the same in the precision that it encodes in; `repr` shows which.
         source: the folder or the name on the hub of another library's model; None for a run.
         truncate_dim: dimensions that are kept; None for all.
         reports: what `evaluate` measured of another library's model, for its card.
@@ -74,7 +75,7 @@ class Model:
                 raise AttributeError(f"a Model has no {name!r}; take {_OUR_NAMES[name]}")
             return self.__getattribute__(name)
 
-    def __init__(self, run: Run, *, source: str | None = None, truncate_dim: int | None = None) -> None:
+    def __init__(self, run: Run, *, source: str | None = None, truncate_dim: int | None = None, dtype: str | None = None) -> None:
         """Raises `InputError` where the model has not so many dimensions."""
         dim = run.model.doc.embedding_dim
         check_value("truncate_dim", truncate_dim, PositiveInt | None)
@@ -83,10 +84,12 @@ class Model:
         self.run, self.source, self.truncate_dim = run, source, truncate_dim if truncate_dim is None else int(truncate_dim)
         self.reports: dict[str, Report] = {}
         self.embedding_dim, self.max_passages = self.truncate_dim or dim, run.doc.max_passages
-        self._encoder = functools.cache(functools.partial(encode.encode_fn, run))
+        self.encoding = run._replace(model=run.model.with_dtype(dtype))
+        self._encoder = functools.cache(functools.partial(encode.encode_fn, self.encoding))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.run.run_dir)!r}, step={self.run.step}, embedding_dim={self.embedding_dim})"
+        shown = f"step={self.run.step}, embedding_dim={self.embedding_dim}, dtype={self.encoding.model.dtype!r}"
+        return f"{type(self).__name__}({str(self.run.run_dir)!r}, {shown})"
 
     def encode_query(
         self,

@@ -49,7 +49,11 @@ def minilm():
     """The folder, our model and sentence-transformers'."""
     library = pytest.importorskip("sentence_transformers")
     folder = Path(MINILM.submodule_search_locations[0]) / "model"
-    return folder, de_jax.load(folder, devices=1), library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    return (
+        folder,
+        de_jax.load(folder, devices=1, dtype="float32"),
+        library.SentenceTransformer(str(folder), device="cpu", local_files_only=True),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +77,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sde(folders):
-    return de_jax.load(folders["sde"], devices=1)
+    return de_jax.load(folders["sde"], devices=1, dtype="float32")
 
 
 @pytest.fixture
@@ -124,7 +128,7 @@ def test_minilm_gives_the_numbers_of_sentence_transformers(minilm):
     query = model.encode_query(texts[0])
     assert query.shape == peer.encode_query(texts[0]).shape == (384,)
     np.testing.assert_allclose(model.similarity(query, ours), peer.similarity(query, ours).numpy(), atol=1e-6)
-    cut = de_jax.load(folder, devices=1, truncate_dim=64)
+    cut = de_jax.load(folder, devices=1, truncate_dim=64, dtype="float32")
     ours_cut, theirs_cut = cut.encode_document(texts), peer.encode_document(texts, truncate_dim=64)
     np.testing.assert_allclose(ours_cut, unit(theirs_cut), atol=1e-6)  # theirs get length 1 in their similarity
     np.testing.assert_allclose(cut.similarity(ours_cut, ours_cut), peer.similarity(theirs_cut, theirs_cut).numpy(), atol=1e-6)
@@ -187,7 +191,7 @@ def test_the_training_of_the_readme_is_a_recipe(sde, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["sde", "ade", "light"])
 def test_each_kind_of_run_is_encoded_as_its_towers_do(name, folders):
-    model = de_jax.load(folders[name], devices=1)
+    model = de_jax.load(folders[name], devices=1, dtype="float32")
     for tower, encode_texts in (("query", model.encode_query), ("doc", model.encode_document)):
         expected = our_embeddings(model.run, TEXTS, tower)
         np.testing.assert_allclose(encode_texts(iter(TEXTS)), expected, atol=1e-5)
@@ -212,7 +216,7 @@ def test_small_batches_and_a_bar_change_no_embedding(sde, capsys):
 
 
 def test_documents_of_passages_score_as_their_best_one(folders):
-    model = de_jax.load(folders["maxp"], devices=1)
+    model = de_jax.load(folders["maxp"], devices=1, dtype="float32")
     run = model.run
     docs = model.encode_document(TEXTS)
     assert docs.shape == (len(TEXTS), 3, 8)
@@ -253,7 +257,7 @@ def test_a_few_texts_are_not_computed_as_a_full_batch(sde):
 
 
 def test_devices_share_the_work(sde, folders):
-    two = de_jax.load(folders["sde"], devices=jax.local_devices()[1:3])
+    two = de_jax.load(folders["sde"], devices=jax.local_devices()[1:3], dtype="float32")
     np.testing.assert_allclose(two.encode_document(TEXTS), sde.encode_document(TEXTS), atol=1e-6)
     assert {device for leaf in jax.tree.leaves(two.run.params) for device in leaf.devices()} == {*jax.local_devices()[1:3]}
     docs = sde.encode_document(TEXTS)
@@ -264,14 +268,14 @@ def test_devices_share_the_work(sde, folders):
 def test_a_run_is_the_same_folder_wherever_the_process_goes(folders, tmp_path, monkeypatch):
     folder = Path(folders["sde"])
     monkeypatch.chdir(folder.parent)
-    model = de_jax.load(folder.name, devices=1)
+    model = de_jax.load(folder.name, devices=1, dtype="float32")
     monkeypatch.chdir(tmp_path)
     assert model.run.run_dir == folder.absolute()
 
 
 def test_one_device_and_numbers_of_numpy_are_options(folders):
-    chosen = de_jax.load(folders["sde"], devices=jax.local_devices()[1], truncate_dim=np.int64(4))
-    counted = de_jax.load(folders["sde"], devices=np.int64(1), truncate_dim=4)
+    chosen = de_jax.load(folders["sde"], devices=jax.local_devices()[1], truncate_dim=np.int64(4), dtype="float32")
+    counted = de_jax.load(folders["sde"], devices=np.int64(1), truncate_dim=4, dtype="float32")
     np.testing.assert_array_equal(chosen.encode_query(TEXTS[:2], batch_tokens=np.int64(64)), counted.encode_query(TEXTS[:2]))
     assert chosen._devices == [jax.local_devices()[1]]
 
@@ -287,7 +291,7 @@ def test_texts_are_searched_in_one_call(sde):
 
 
 def test_fewer_dimensions_and_bytes_of_a_run(sde, folders):
-    cut, whole = de_jax.load(folders["sde"], devices=1, truncate_dim=3), sde.encode_document(TEXTS)
+    cut, whole = de_jax.load(folders["sde"], devices=1, truncate_dim=3, dtype="float32"), sde.encode_document(TEXTS)
     expected = whole[:, :3] / np.linalg.norm(whole[:, :3], axis=1, keepdims=True)
     np.testing.assert_allclose(cut.encode_document(TEXTS), expected, atol=1e-6)
     assert cut.encode_document([]).shape == (0, 3)
@@ -319,7 +323,7 @@ def test_what_is_saved_loads_as_the_same_model(format, sde, tmp_path):
             de_jax.load(source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # T5X does not say how long texts are
-        again = de_jax.load(source, devices=1, tokenizer=tmp_path / "spiece.model" if is_t5x else None)
+        again = de_jax.load(source, devices=1, tokenizer=tmp_path / "spiece.model" if is_t5x else None, dtype="float32")
     short = [text for text in TEXTS if len(text) < 20]
     np.testing.assert_allclose(again.encode_document(short), sde.encode_document(short), atol=1e-6)
 
@@ -328,7 +332,7 @@ def test_step_prompts_and_precision_are_chosen_at_loading(folders, sde):
     older = de_jax.load(folders["sde"], step=3, devices=1, query_prompt="the ", dtype="bfloat16")
     assert (older.run.step, older.run.query.prompt, older.run.doc.prompt) == (3, "the ", "")
     assert older.run.model.query.encoder.dtype == "bfloat16"
-    newest = de_jax.load(folders["sde"], devices=1, query_prompt="the ")
+    newest = de_jax.load(folders["sde"], devices=1, query_prompt="the ", dtype="float32")
     np.testing.assert_allclose(newest.encode_query("fox"), sde.encode_query("the fox"), atol=1e-6)
 
 
@@ -336,7 +340,7 @@ def test_evaluate_gives_what_the_command_gives(folders, tmp_path, capsys):
     data = tiny_run.write_dataset(tmp_path / "data")
     shutil.copytree(folders["sde"], tmp_path / "run", ignore=shutil.ignore_patterns("evaluations", "embeddings"))
     for dim in (None, 3):
-        model = de_jax.load(folders["sde"], devices=1, truncate_dim=dim)
+        model = de_jax.load(folders["sde"], devices=1, truncate_dim=dim, dtype="float32")
         scores = de_jax.evaluate(model, data, split="test")
         flags = [f"--embedding_dim={dim}"] if dim else []
         evaluate_beir.main([f"--run_dir={tmp_path / 'run'}", f"--dataset_dir={data}", "--no_bm25", *flags])
@@ -356,9 +360,11 @@ def test_documents_with_the_id_of_their_query_are_left_out_unless_asked_for(sde,
 def test_a_model_of_another_library_is_left_alone_by_its_evaluation(folders, tmp_path):
     export(load_run(folders["sde"]), tmp_path / "exported", "sentence_transformers")
     before = sorted((tmp_path / "exported").rglob("*"))
-    model = de_jax.load(tmp_path / "exported", devices=1)
+    model = de_jax.load(tmp_path / "exported", devices=1, dtype="float32")
     data = tiny_run.write_dataset(tmp_path / "data")
-    assert de_jax.evaluate(model, data) == pytest.approx(de_jax.evaluate(de_jax.load(folders["sde"], devices=1), data))
+    assert de_jax.evaluate(model, data) == pytest.approx(
+        de_jax.evaluate(de_jax.load(folders["sde"], devices=1, dtype="float32"), data)
+    )
     assert sorted((tmp_path / "exported").rglob("*")) == before
     model.save(tmp_path / "again", format="sentence_transformers")
     card = (tmp_path / "again" / "README.md").read_text(encoding="utf-8")

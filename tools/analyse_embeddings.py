@@ -12,7 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
-from de_jax import command
+from de_jax import arguments, command
 from de_jax.data.text import input_policy
 from de_jax.evaluation import embedding_analysis
 from de_jax.evaluation.task import Policy, beir_task
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     task = beir_task(args.dataset_dir, args.split)  # fails here, before the model loads
     if args.out_dir:
         require_replaceable(args.out_dir, KIND)
-    run = load_run(args.run_dir, args.step)
+    run = load_run(args.run_dir, args.step, dtype=arguments.dtype(args))
     out_dir = args.out_dir or run.run_dir / "analysis" / f"{task.name}-{args.split}-{run.step}"
     require_replaceable(out_dir, KIND)
     policy = Policy(skip_empty=args.skip_empty, drop_identical_ids=not args.keep_identical_ids)
@@ -52,6 +52,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(description=__doc__)
     parser.add_argument("--run_dir", type=Path, required=True, help="the run to analyse")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
+    arguments.add_dtype(parser)
     parser.add_argument("--dataset_dir", required=True, help="a BEIR folder")
     parser.add_argument("--split", default="test", help="split of the judgements (default test)")
     input_policy.add_flags(parser, identical_ids=True)

@@ -21,8 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from de_jax import command
-from de_jax.arguments import named
+from de_jax import arguments, command
 from de_jax.data.text import input_policy
 from de_jax.evaluation import metrics, significance
 from de_jax.evaluation.report import Report, kept_ranking
@@ -44,6 +43,7 @@ Cell = tuple[str, int]
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
+    args.dtype = arguments.dtype(args)
     folders.require_replaceable(args.out_dir, KIND)
     task = beir_task(args.dataset_dir, args.split)
     (measure,) = metrics.names_of([args.measure])
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
     }
     for expansion in expansions.values():
         expansion.check()
-    runs = {name: of_seeds.split(",") for name, of_seeds in named("--runs", args.runs).items()}
+    runs = {name: of_seeds.split(",") for name, of_seeds in arguments.named("--runs", args.runs).items()}
     reports = {name: [_reports(folder, task, expansions, args) for folder in of_seeds] for name, of_seeds in runs.items()}
     first, last = next(iter(runs)), list(runs)[-1]
     p_values = _p_values(reports, first, task, args.measure)
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _reports(folder: str, task: Task, expansions: Mapping[Cell, Expansion], args: argparse.Namespace) -> dict[Cell, Report]:
-    run, policy = load_run(folder, args.step), _policy(args, bm25=False)
+    run, policy = load_run(folder, args.step, dtype=args.dtype), _policy(args, bm25=False)
     plain = evaluate(task, policy, run)
     return {("", 0): plain} | {cell: evaluate(task, policy._replace(expansion=one), run) for cell, one in expansions.items()}
 
@@ -166,6 +166,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max_generated_length", type=int, default=32, help="tokens of each query (default 32)")
     parser.add_argument("--measure", default="nDCG@10", help="a measure of ir-measures (default nDCG@10)")
     input_policy.add_flags(parser, identical_ids=True)
+    arguments.add_dtype(parser)
     parser.add_argument("--out_dir", type=Path, default=Path("runs/expansions"), help="folder of comparison.json and the pictures")
     return parser.parse_args(argv)
 

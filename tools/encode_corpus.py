@@ -41,10 +41,10 @@ def main(argv: list[str] | None = None) -> None:
     expansion, part = arguments.expansion(args), arguments.shard(args)
     if part and expansion and expansion.is_typical:
         raise InputError("--shard does not support --expand_as=typical or document; encode in one job, or --expand_as=views.")
-    run = load_run(args.run_dir, args.step)
+    run = load_run(args.run_dir, args.step, dtype=arguments.dtype(args))
     docs = cached_token_store(corpus, run.doc.tokenizer, outputs.cache_dir() / "token_stores", skip_empty=args.skip_empty)
     doc = run.doc._replace(max_length=args.max_doc_length or run.doc.max_length)
-    run = run._replace(model=run.model.with_dtype(args.dtype), doc=doc)
+    run = run._replace(doc=doc)
     options = {name: getattr(args, name) for name in ("tokens_per_batch", "length_multiple", "texts_per_shard")}
     texts = expanded_search.texts(run, docs, expansion) if expansion else passages_of(run, docs) or docs
     with progress_bar(total=texts.num_texts, desc="encode", unit=" texts", delay=0.5) as bar:
@@ -58,8 +58,9 @@ def main(argv: list[str] | None = None) -> None:
         return
     _, embeddings, _ = open_embeddings(args.out_dir)
     report = {"out_dir": args.out_dir, "step": run.step, "num_docs": docs.num_texts, "dim": embeddings.shape[1]}
+    report |= {"dtype": run.model.dtype, "max_doc_length": run.doc.max_length}
     rows = {"num_vectors": len(embeddings)} if texts is not docs else {}
-    print(json.dumps({**report, "max_doc_length": run.doc.max_length, **rows}))
+    print(json.dumps({**report, **rows}))
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -71,7 +72,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out_dir", required=True, help="folder of the embeddings; new, empty or started by this command")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
     parser.add_argument("--max_doc_length", type=int, help="tokens; default the run's")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="type of matrix products; default the run's")
+    arguments.add_dtype(parser)
     parser.add_argument("--tokens_per_batch", type=int, help="size of a micro-batch; default by device")
     parser.add_argument("--length_multiple", type=int, help="pad texts to multiples of this; default by length")
     parser.add_argument(

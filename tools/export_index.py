@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     corpus = beir.find_file(args.dataset_dir, "corpus")
     docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=args.skip_empty)
     texts = dict(zip(*docs, strict=True))
-    run = load_run(args.run_dir, args.step)
+    run = load_run(args.run_dir, args.step, dtype=arguments.dtype(args))
     folder, ids, embeddings = embedded_corpus(run, corpus, embeddings_dir=args.embeddings_dir, skip_empty=args.skip_empty)
     beir.require_known(ids, texts, f"{folder}: documents that are not in {corpus}")
     report: dict[str, Any] = {"step": run.step, "num_rows": len(ids), "dim": embeddings.shape[1]}
@@ -69,6 +69,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="a new file, for parquet")
     parser.add_argument("--uri", type=str, help="Milvus: an address such as http://localhost:19530, or a file ending in .db")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
+    arguments.add_dtype(parser)
     parser.add_argument("--embeddings_dir", help="embeddings from encode_corpus; default the run's own")
     parser.add_argument("--float16", action="store_true", help="write half precision; Milvus Lite does not support it")
     parser.add_argument("--index_type", default="FLAT", help="Milvus's index, such as FLAT (default, exact), HNSW or IVF_FLAT")

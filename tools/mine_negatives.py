@@ -80,14 +80,15 @@ def _mine_by_run(
     args: argparse.Namespace, miner: Miner, part: Part | None, write: Callable[[MinedPairs, dict[str, Any]], Generation]
 ) -> None:
     qrels = beir.read_qrels(beir.find_qrels(args.dataset_dir, args.split))
-    run = load_run(args.run_dir, args.step)
+    run = load_run(args.run_dir, args.step, dtype=arguments.dtype(args))
     stores = open_stores(args.dataset_dir, run.query.tokenizer, run.doc.tokenizer, skip_empty=args.skip_empty)
     name, passages = Path(args.dataset_dir).resolve().name, maxp.passages_of(run, stores[1])
     texts = TrainingTexts(name, *stores, qrel_pairs(qrels, *stores), {}, passages, not args.keep_identical_ids)
 
     def choose(embedded: Embedded, ranking: Ranking | None = None) -> Generation:
         mined, facts = mine(embedded, texts, miner, ranking=ranking)
-        return write(mined, {**facts, "checkpoint_step": run.step, **({"num_jobs": part.total} if part else {})})
+        facts |= {"checkpoint_step": run.step, "dtype": run.model.dtype, **({"num_jobs": part.total} if part else {})}
+        return write(mined, facts)
 
     with progress_bar(total=(passages or stores[1]).num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
         options: dict[str, Any] = {"keep_as": texts.name, "texts_per_shard": args.texts_per_shard, "progress": bar.update}
@@ -109,6 +110,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     by.add_argument("--run_dir", help="the run that ranks")
     by.add_argument("--bm25", action="store_true", help="BM25 ranks")
     parser.add_argument("--step", help="checkpoint of the run: a step, or best; default the newest")
+    arguments.add_dtype(parser)
     parser.add_argument("--negatives_dir", help="folder of generations; default <run_dir>/negatives")
     parser.add_argument("--num_neg_docs", type=int, help="most negatives per pair (default 20)")
     parser.add_argument(

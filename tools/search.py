@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
     docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=args.skip_empty)
     texts = dict(zip(*docs, strict=True))
     searcher = open_searcher(
-        load_run(args.run_dir, args.step),
+        load_run(args.run_dir, args.step, dtype=arguments.dtype(args)),
         corpus,
         texts,
         build_index=build_index,
@@ -78,6 +78,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--query", type=str, help="one query; default a prompt")
     parser.add_argument("--k", type=int, default=10, help="documents to show (default 10)")
     parser.add_argument("--step", help="checkpoint: a step, or best; default the newest")
+    arguments.add_dtype(parser)
     input_policy.add_flags(parser)
     parser.add_argument("--embeddings_dir", help="embeddings from encode_corpus; default the run's own")
     arguments.add_search(parser)

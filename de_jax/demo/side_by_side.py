@@ -112,7 +112,7 @@ class SideBySide:
         self._ids = list(corpus.texts)
         self._bm25 = BM25Index(list(corpus.texts.values()), self._ids)
         self._searchers = {
-            name: open_searcher(model.run, corpus.path, corpus.texts, skip_empty=skip_empty) for name, model in models.items()
+            name: open_searcher(model.encoding, corpus.path, corpus.texts, skip_empty=skip_empty) for name, model in models.items()
         }
         for model, searcher in zip(self._models.values(), self._searchers.values(), strict=True):
             searcher.compile(min(COMPILED_TOKENS, model.run.query.max_length))

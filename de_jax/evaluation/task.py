@@ -259,7 +259,7 @@ def _settings(policy: Policy, run: Run | None) -> dict[str, Any]:
     if policy.bm25 or not run:
         settings |= {"k1": policy.k1, "b": policy.b}
     if run:
-        settings |= settings_of_run(run)
+        settings |= settings_of_run(run) | {"dtype": run.model.dtype}
         settings |= {name: getattr(policy, name) for name in ("embedding_dim", "passage_length", "passage_stride")}
         settings["index"] = policy.index_choice
     if policy.expansion:

@@ -111,7 +111,7 @@ def _write(
         kept, own_dir = embedded.folder.name, encode.embeddings_dir(run.run_dir, _kept_as(source))  # it may lie in another's
         mirrors.clear(own_dir, lambda name: name.startswith(kept) or not name.startswith("step_"))
     mined_by = by_run(run.run_dir, mined.negatives_dir)
-    facts = {**mined.texts.hashes, **mined_by, "checkpoint_step": run.step, **facts, **more}
+    facts = {**mined.texts.hashes, **mined_by, "checkpoint_step": run.step, "dtype": run.model.dtype, **facts, **more}
     return generations.write_generation(mined.negatives_dir, mined.next_number(), pairs, facts)
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from de_jax.models import layers
+from de_jax.models import layers, processor
 from de_jax.models.bert import BertConfig
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
@@ -177,8 +177,17 @@ class DualEncoder:
         return jax.tree_util.tree_map_with_path(rounded, {name: params[name] for name in (tower, "shared") if name in params})
 
     def with_dtype(self, dtype: str | None) -> DualEncoder:
-        """The same model, its encoders' products computed in another precision; None changes nothing."""
-        return self if dtype is None else self._with_encoders(dtype=dtype)
+        """The same model, its encoders' products computed in another precision.
+
+        Args:
+            dtype: "float32", "bfloat16", or "auto" for `processor.fast_dtype`; None changes nothing.
+        """
+        return self if dtype is None else self._with_encoders(dtype=processor.fast_dtype() if dtype == "auto" else dtype)
+
+    @property
+    def dtype(self) -> str:
+        """The precision of the encoders' products; both towers' where they differ, as "float32, bfloat16"."""
+        return ", ".join(dict.fromkeys((self.query.encoder.dtype, self.doc.encoder.dtype)))
 
     def with_scanned_layers(self) -> DualEncoder:
         """The same model with only one traced layer per encoder, whatever their number."""

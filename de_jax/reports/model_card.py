@@ -349,7 +349,7 @@ def _changed(report: Report, same_data: Sequence[Report]) -> list[str]:
 
 
 _SET_APART = ("embedding_dim", "passage_length", "passage_stride", "nprobe", "ef_search", "expansion")
-_USUAL = {"identical_ids": "dropped", "skip_empty": False, "k1": 0.9, "b": 0.4}
+_USUAL = {"identical_ids": "dropped", "skip_empty": False, "k1": 0.9, "b": 0.4, "dtype": "float32"}
 """Settings of a report and their defaults. Tools without BEIR's rule for identical ids keep them, which alone is no change."""
 
 

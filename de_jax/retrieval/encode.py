@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from de_jax.files import folders, outputs
 from de_jax.retrieval import parts, reuse
 from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter
+from de_jax.retrieval.index import aligned
 from de_jax.retrieval.micro_batches import MicroBatch, Store, plan
 from de_jax.retrieval.parts import Part
 from de_jax.training.mesh import sharding
@@ -71,7 +72,7 @@ def encode(
     for positions, slots, result in _dispatched(encode_fn, store, rows, batches, max_length):
         block = np.asarray(result, np.float32)  # [b, S, D]
         if embeddings is None:
-            embeddings = np.empty((len(rows), block.shape[-1]), np.float32)
+            embeddings = aligned(len(rows), block.shape[-1])
         embeddings[positions] = block.reshape(-1, block.shape[-1])[slots]
         if progress:
             progress(len(positions))

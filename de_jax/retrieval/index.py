@@ -1,4 +1,4 @@
-"""Exact search by inner product, on all devices of this process, in memory bounded by two chunks of documents."""
+"""Exact search by inner product, on all devices of this process, which keep the documents that fit in their memory."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from jaxtyping import Float, Int, Num
 
 from de_jax.types import Array, InputError, Ranking
 
-QUERY_BLOCK = 128
-"""Queries scored at a time. Always all of these rows, so that a query scores the same alone and in company."""
-GROUP_BLOCKS = 64
-"""Blocks of queries that one call to a device searches a chunk for; the blocks that fill no group are searched one a call."""
-TILE_DOCS = 16384
-"""Documents scored at a time, so that the scores of a block stay small beside a chunk."""
-CHUNK_BYTES = 2**28
-"""Of documents on each device at a time, by default; the next chunk loads while one is searched."""
+QUERY_BLOCKS = (2, 8, 128)
+"""Queries scored at a time: the smallest block that holds the rest. A CPU sums one query in another order than two."""
+TILE_BYTES, CPU_TILE_BYTES = 2**27, 2**24
+"""Of a tile of documents in float32 on each device, and of the scores of a block; a processor's cache is small."""
 ROW_MULTIPLE = 1024
 """A tile has a multiple of these documents; an odd remainder is summed in another order on some processors."""
+HOST_BYTES = 160 * 2**20
+"""Of documents that an index keeps on a CPU beside the array that it is given, where it has to copy that."""
+ALIGNMENT = 64
+"""Bytes; XLA copies an array of a CPU that begins elsewhere."""
 DOCS = "docs"
-"""The mesh axis that the documents of a chunk are split along."""
+"""The mesh axis that the documents of a tile are split along."""
+NO_PLACE = 2**31 - 2**24 - 1
+"""The place of no document; as an integer key of `_best`, no larger one is a finite float."""
 
 
 @runtime_checkable
@@ -41,8 +43,8 @@ class ExactIndex:
     """All documents, scored by inner product in float32. They may be stored in fewer bytes, which a device expands, tile by tile.
 
     The ranking is by score, best first; equal scores stand by document id downwards, compared as strings, as trec_eval has them,
-    whatever the order of the corpus, the sizes of chunks and batches and the number of devices. Documents pass through the
-    devices in that order, each device takes its run of a chunk, and each selection keeps the earlier of two equals.
+    whatever the order of the corpus, the sizes of tiles and batches and the number of devices. A document's place in the order
+    by id accompanies its score through every selection.
 
     Example:
         >>> index = ExactIndex(np.eye(3, dtype=np.float32), ["c", "a", "b"])
@@ -55,35 +57,42 @@ class ExactIndex:
         embeddings: Num[Any, "n E"],
         ids: Sequence[str],
         *,
-        chunk_bytes: int = CHUNK_BYTES,
+        kept_bytes: int | None = None,
         devices: Sequence[Any] | None = None,
     ) -> None:
-        """Checks the embeddings; nothing is copied, so that they may be memory-mapped.
+        """Checks the embeddings, and moves them to the devices if they fit; otherwise each search streams them.
+
+        A CPU reads an array where it is if that begins at a multiple of `ALIGNMENT`, such as a memory-mapped file.
 
         Args:
-            embeddings: one row a document: finite floats or int8 [n, D], or uint8 [n, D / 8], whose bits stand for 1 and -1.
+            embeddings: one row a document: finite floats or int8 [n, D], or uint8 [n, D / 8], whose bits stand for 1 and -1; they
+                must not change later.
             ids: the documents' ids, parallel to the rows; of rows with one id and one score the earlier comes first.
-            chunk_bytes: of documents on each device at a time; at least a tile of `ROW_MULTIPLE` documents is there.
+            kept_bytes: of copied documents that each device may keep; by default half of its free memory, `HOST_BYTES` on a CPU.
             devices: that share the work; by default all of this process.
 
         Raises:
-            InputError: no documents, ids that do not match, a value that is not finite, `chunk_bytes` below 1.
+            InputError: no documents, ids that do not match, or a value that is not finite.
         """
         if not len(embeddings):
             raise InputError("the corpus has no documents to search; give embeddings of at least one.")
         if len(ids) != len(embeddings):
             raise InputError(f"{len(ids)} document ids do not match {len(embeddings)} embeddings; give one id a row.")
-        if chunk_bytes < 1:
-            raise InputError(f"chunk_bytes is {chunk_bytes}; give at least 1.")
         check_finite(embeddings, ids)
-        self._embeddings = embeddings
-        self._chunk_dtype = embeddings.dtype if embeddings.dtype in (np.int8, np.uint8) else np.dtype(np.float32)
+        self._embeddings = np.asarray(embeddings) if isinstance(embeddings, jax.Array) else embeddings
+        self._dtype = embeddings.dtype if embeddings.dtype in (np.int8, np.uint8) else np.dtype(np.float32)
         self._dim = embeddings.shape[1] * (8 if embeddings.dtype == np.uint8 else 1)
-        self._order = order_by_id(ids)
+        self.places = ranks_by_id(ids)
+        self._order = np.argsort(self.places).astype(np.int32)
         devices = jax.local_devices() if devices is None else list(devices)
         self._mesh = jax.make_mesh((len(devices),), (DOCS,), axis_types=(AxisType.Auto,), devices=devices)
-        chunk_docs = max(1, chunk_bytes // (embeddings.shape[1] * self._chunk_dtype.itemsize))
-        self._num_tiles, self._tile_docs = _tiles(len(ids), chunk_docs, len(devices))
+        self._everywhere, self._split = (NamedSharding(self._mesh, spec) for spec in (P(), P(DOCS)))
+        self._is_on_cpu = devices[0].platform == "cpu"
+        self._size = _tile_size(len(ids), max(self._dim, QUERY_BLOCKS[-1]), devices)
+        kept_bytes = _room(devices[0]) if kept_bytes is None else kept_bytes
+        is_in_place = self._is_on_cpu and _is_aligned(self._embeddings, self._dtype)
+        num_bytes = 0 if is_in_place else len(ids) * embeddings.shape[1] * self._dtype.itemsize // len(devices)
+        self._kept = list(self._loaded()) if num_bytes <= kept_bytes else None
 
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
         """The k best documents of each query; a corpus of fewer than k fills up with row -1 and score -inf.
@@ -106,14 +115,13 @@ class ExactIndex:
         depth = min(k, num_docs)
         doc_rows = np.full((len(queries), k), -1, np.int32)
         scores = np.full((len(queries), k), -np.inf, np.float32)
-        start = 0
-        for places, found in self._rank(self._groups(queries, GROUP_BLOCKS), depth):
-            places, found = places.reshape(-1, depth), found.reshape(-1, depth)
-            group = slice(start, start + len(places))
-            num_queries = len(doc_rows[group])  # the last block ends with filler rows
-            doc_rows[group, :depth] = self._order[places[:num_queries]]
-            scores[group, :depth] = found[:num_queries]
-            start += len(places)
+        blocks = self._blocks(queries)
+        best = self._scanned(
+            functools.partial(_with_tile, mesh=self._mesh), blocks, [self._nothing(own, depth) for own, _ in blocks]
+        )
+        for (own, _), found in zip(blocks, best, strict=True):
+            found_scores, places = (np.asarray(part)[: own.stop - own.start] for part in _in_order(*found))
+            doc_rows[own, :depth], scores[own, :depth] = self._order[places], found_scores
         return Ranking(doc_rows, scores)
 
     def best_ranks(self, queries: Float[Any, "q D"], relevant: Sequence[Sequence[int]]) -> Int[np.ndarray, " q"]:
@@ -126,147 +134,130 @@ class ExactIndex:
             relevant: rows of the relevant documents of each query.
         """
         check_finite(queries)
-        place_of = np.empty(len(self._order), np.int64)
-        place_of[self._order] = np.arange(len(self._order))
-        places = [np.sort(place_of[list(rows)]) for rows in relevant]
-        scores, ranks = np.full(len(queries), -np.inf, np.float32), np.zeros(len(queries), np.int32)
-        targets = np.full(len(queries), len(self._order))  # the place of the best relevant document
-        for start, query, block in self._all_scores(queries):
-            for row in range(len(block)):
-                among = places[query + row]
-                among = among[(among >= start) & (among < start + block.shape[1])]
-                if len(among) and (best := block[row, among - start].max()) > scores[query + row]:
-                    scores[query + row] = best
-                    targets[query + row] = among[np.argmax(block[row, among - start])]
-        for start, query, block in self._all_scores(queries):
-            own = slice(query, query + len(block))
-            is_before = np.arange(start, start + block.shape[1])[None, :] < targets[own, None]
-            ranks[own] += np.sum((block > scores[own, None]) | ((block == scores[own, None]) & is_before), axis=1)
-        return np.where([len(rows) > 0 for rows in places], ranks + 1, 0)
+        blocks = self._blocks(queries)
+        firsts = [(np.zeros(_block_size(own), np.int32), *self._first(own, block, relevant)) for own, block in blocks]
+        ranks = np.zeros(len(queries), np.int32)
+        for (own, _), (num_before, *_) in zip(blocks, self._scanned(_with_count, blocks, firsts), strict=True):
+            ranks[own] = np.asarray(num_before)[: own.stop - own.start] + 1
+        return np.where([len(rows) > 0 for rows in relevant], ranks, 0)
 
-    def _all_scores(self, queries: Float[Any, "q D"]) -> Iterator[tuple[int, int, np.ndarray]]:
-        """(first place by id downwards, first query, scores) of each chunk of documents with each block of queries."""
-        blocks, size = self._groups(queries, 1), self._mesh.size * self._tile_docs
-        for start in range(0, len(self._order), size):
-            chunk = jax.device_put(self._chunk(start, size), self._on(P(DOCS)))
-            for first, block in zip(range(0, len(queries), QUERY_BLOCK), blocks, strict=True):
-                scores = np.asarray(_scores(block[0], _expanded(chunk)))
-                yield start, first, scores[: len(queries) - first, : len(self._order) - start]
+    def _first(self, own: slice, block: Array, relevant: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+        """The score and the place of the first relevant document of each query of a block."""
+        best, docs = self._nothing(own, 1), np.array(sorted(set().union(*relevant[own])), np.int32)
+        for start in range(0, len(docs), self._size):
+            rows = docs[start : start + self._size]
+            is_relevant = np.zeros((len(block), self._size), bool)
+            for query, its in enumerate(relevant[own]):
+                is_relevant[query, : len(rows)] = np.isin(rows, its)
+            tile, places = self._tile(rows)
+            best = _with_tile(*best, jnp.where(is_relevant, _scores(block, tile), -jnp.inf), places, mesh=self._mesh)
+        return best
 
-    def _rank(self, groups: list[Array], depth: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(places by id downwards, scores) [g, QUERY_BLOCK, depth] of each group; a chunk loads while one is searched."""
-        best = []
-        for group in groups:
-            shape = (*group.shape[:2], depth)
-            nothing = np.zeros(shape, np.int32), np.full(shape, -np.inf, np.float32)
-            best.append(jax.device_put(nothing, self._on(P())))
-        size = self._mesh.size * self._num_tiles * self._tile_docs
-        for start in range(0, len(self._order), size):
-            chunk = jax.device_put(self._chunk(start, size), self._on(P(DOCS)))
-            jax.block_until_ready(best)  # keeps two chunks at most on the device
-            first, num_docs = np.int32(start), np.int32(len(self._order))
-            best = [
-                _merge(*found, queries, chunk, first, num_docs, mesh=self._mesh, tile_docs=self._tile_docs)
-                for found, queries in zip(best, groups, strict=True)
-            ]
-        return [(np.asarray(rows), np.asarray(scores)) for rows, scores in best]
+    def _scanned(self, step: Callable[..., Any], blocks: list[tuple[slice, Array]], states: list[Any]) -> list[Any]:
+        """The state of each block of queries after a step with its scores of each tile."""
+        for tile, places in self._loaded() if self._kept is None else self._kept:
+            if self._kept is None:
+                jax.block_until_ready(states)  # at most two tiles are on the devices
+            states = [step(*state, _scores(block, tile), places) for (_, block), state in zip(blocks, states, strict=True)]
+        return states
 
-    def _groups(self, queries: Float[Any, "q D"], group_blocks: int) -> list[Array]:
-        """The queries [g, QUERY_BLOCK, D] of each call: whole groups, then blocks alone, so that two programs serve any number."""
-        groups, start = [], 0
+    def _blocks(self, queries: Float[Any, "q D"]) -> list[tuple[slice, Array]]:
+        """Which queries a block has, and their embeddings, the last one again for each that is missing."""
+        blocks, start = [], 0
         while start < len(queries):
-            size = group_blocks if len(queries) - start >= group_blocks * QUERY_BLOCK else 1
-            group = np.zeros((size * QUERY_BLOCK, queries.shape[1]), np.float32)
-            group[: len(queries) - start] = queries[start : start + len(group)]
-            groups.append(jax.device_put(group.reshape(size, QUERY_BLOCK, -1), self._on(P())))
-            start += len(group)
-        return groups
+            own = slice(start, min(start + QUERY_BLOCKS[-1], len(queries)))
+            # Other devices may sum few queries in another order, so that they always get a whole block.
+            size = _block_size(own) if self._is_on_cpu else QUERY_BLOCKS[-1]
+            block = np.asarray(queries[np.minimum(np.arange(start, start + size), own.stop - 1)], np.float32)
+            blocks.append((own, jax.device_put(block, self._everywhere)))
+            start = own.stop
+        return blocks
 
-    def _on(self, spec: P) -> NamedSharding:
-        return NamedSharding(self._mesh, spec)
+    def _nothing(self, own: slice, depth: int) -> tuple[Array, Array]:
+        """The best documents of a block before the first tile."""
+        shape = _block_size(own), depth
+        return jax.device_put((np.full(shape, -np.inf, np.float32), np.full(shape, NO_PLACE, np.int32)), self._everywhere)
 
-    def _chunk(self, start: int, size: int) -> Num[np.ndarray, "c E"]:
-        """So many documents by id downwards, zeros after the last; copied a tile at a time."""
-        chunk = np.zeros((size, self._embeddings.shape[1]), self._chunk_dtype)
-        for place in range(0, size, TILE_DOCS):
-            rows = self._order[start + place : start + min(place + TILE_DOCS, size)]
-            chunk[place : place + len(rows)] = self._embeddings[rows]
-        return chunk
+    def _loaded(self) -> Iterator[tuple[Array, Array]]:
+        """All tiles, moved to the devices one by one."""
+        for start in range(0, len(self._order), self._size):
+            yield self._tile(slice(start, start + self._size))
+
+    def _tile(self, rows: slice | Int[np.ndarray, " r"]) -> tuple[Array, Array]:
+        """Some documents and their places by id downwards, filled up to a tile, on the devices."""
+        docs, places = np.asarray(self._embeddings[rows], self._dtype), self.places[rows]
+        if missing := self._size - len(docs):
+            docs, places = np.pad(docs, ((0, missing), (0, 0))), np.pad(places, (0, missing), constant_values=NO_PLACE)
+        return jax.device_put((docs, places), self._split)
 
 
-@functools.partial(jax.jit, static_argnames=("mesh", "tile_docs"))
-def _merge(
-    rows: Int[Array, "g q k"],
-    scores: Float[Array, "g q k"],
-    queries: Float[Array, "g q D"],
-    chunk: Num[Array, "c E"],
-    first: Int[Array, ""],
-    num_docs: Int[Array, ""],
+@jax.jit
+def _scores(queries: Float[Array, "q D"], docs: Num[Array, "p E"]) -> Float[Array, "q p"]:
+    """The scores of a tile, a program of its own, so that all callers get the same bits."""
+    bits = jnp.unpackbits(docs, axis=1) if docs.dtype == jnp.uint8 else None
+    docs = docs.astype(jnp.float32) if bits is None else 2 * bits.astype(jnp.float32) - 1
+    return jnp.einsum("qd,pd->qp", queries, docs, precision=jax.lax.Precision.HIGHEST)
+
+
+@functools.partial(jax.jit, static_argnames="mesh")
+def _with_tile(
+    scores: Float[Array, "b k"],
+    places: Int[Array, "b k"],
+    tile_scores: Float[Array, "q p"],
+    tile_places: Int[Array, " p"],
     *,
     mesh: Mesh,
-    tile_docs: int,
-) -> tuple[Int[Array, "g q k"], Float[Array, "g q k"]]:
-    """The best k of the results so far and one more chunk."""
-    best_of_parts = jax.shard_map(
-        functools.partial(_with_part, tile_docs=tile_docs),
-        mesh=mesh,
-        in_specs=(P(), P(), P(), P(DOCS), P(), P()),
-        out_specs=(P(None, None, DOCS), P(None, None, DOCS)),
-    )
-    found = best_of_parts(rows, scores, queries, chunk, first, num_docs)  # device after device, so by id downwards
-    return found if mesh.size == 1 else _best(*found, k=rows.shape[-1])
+) -> tuple[Float[Array, "b k"], Int[Array, "b k"]]:
+    """The best k of the results so far and of one more tile, in no order; b of the q queries are asked for."""
+    k = scores.shape[1]
+
+    def with_part(scores: Array, places: Array, new_scores: Array, new_places: Array) -> tuple[Array, Array]:
+        is_first = jax.lax.axis_index(DOCS) == 0  # device, which adds its documents to the results so far
+        scores, places = jnp.where(is_first, scores, -jnp.inf), jnp.where(is_first, places, NO_PLACE)
+        new_places = jnp.broadcast_to(new_places, new_scores.shape)
+        new_scores = jnp.where(new_places == NO_PLACE, -jnp.inf, new_scores)
+        return _best(jnp.concatenate([scores, new_scores], axis=1), jnp.concatenate([places, new_places], axis=1), k=k)
+
+    in_specs, out_specs = (P(), P(), P(None, DOCS), P(DOCS)), (P(None, DOCS), P(None, DOCS))
+    best_of_parts = jax.shard_map(with_part, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+    found = best_of_parts(scores, places, tile_scores[: len(scores)], tile_places)
+    return found if mesh.size == 1 else _best(*jax.lax.with_sharding_constraint(found, NamedSharding(mesh, P())), k=k)
 
 
-def _with_part(
-    rows: Int[Array, "g q k"],
-    scores: Float[Array, "g q k"],
-    queries: Float[Array, "g q D"],
-    part: Num[Array, "p E"],
-    first: Int[Array, ""],
-    num_docs: Int[Array, ""],
-    *,
-    tile_docs: int,
-) -> tuple[Int[Array, "g q k"], Float[Array, "g q k"]]:
-    """Places by id downwards and scores of the best of one device's documents; the first device adds them to the results so far."""
-    device = jax.lax.axis_index(DOCS)
-    rows, scores = jnp.where(device == 0, rows, 0), jnp.where(device == 0, scores, -jnp.inf)
-    firsts = first + device * part.shape[0] + jnp.arange(0, part.shape[0], tile_docs, dtype=jnp.int32)
+def _best(scores: Float[Array, "b j"], places: Int[Array, "b j"], *, k: int) -> tuple[Float[Array, "b k"], Int[Array, "b k"]]:
+    """The k best of more, in no order; of equal scores the first places."""
+    best, columns = jax.lax.top_k(scores, k)
+    lowest = jnp.min(best, axis=1, keepdims=True)  # of a slice of `best` XLA would sort all
+    is_cut = jnp.any(jnp.sum(scores >= lowest, axis=1) > k)  # among equal scores
 
-    def with_tile(found: tuple[Array, Array], tile: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
-        docs, first = _expanded(tile[0]), tile[1]
-        is_document = (first + jnp.arange(tile_docs, dtype=jnp.int32) < num_docs)[None, :]
+    def first_of_equals() -> Int[Array, "b k"]:
+        # Whole numbers as positive floats of the same order, which top_k selects many times faster on a CPU.
+        keys = jax.lax.bitcast_convert_type(NO_PLACE + 2**23 - places, jnp.float32)
+        return jax.lax.top_k(jnp.where(scores > lowest, jnp.inf, jnp.where(scores == lowest, keys, 0)), k)[1]
 
-        def of_block(block: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-            rows, scores, queries = block
-            new_scores, best = jax.lax.top_k(
-                jnp.where(is_document, _scores(queries, docs), -jnp.inf), min(rows.shape[1], tile_docs)
-            )
-            rows = jnp.concatenate([rows, first + best.astype(jnp.int32)], axis=1)
-            return _best(rows, jnp.concatenate([scores, new_scores], axis=1), k=scores.shape[1])
-
-        return jax.lax.map(of_block, (*found, queries)), None
-
-    # Tile by tile and not block by block: XLA copies what a loop takes from a larger array, and blocks of queries are smaller.
-    return jax.lax.scan(with_tile, (rows, scores), (part.reshape(-1, tile_docs, part.shape[1]), firsts))[0]
-
-
-def _best(rows: Int[Array, "*b j"], scores: Float[Array, "*b j"], *, k: int) -> tuple[Int[Array, "*b k"], Float[Array, "*b k"]]:
-    """The best k; on equal scores the earlier one stays first, as top_k promises."""
-    scores, best = jax.lax.top_k(scores, k)
-    return jnp.take_along_axis(rows, best, axis=-1), scores
+    columns = jax.lax.cond(is_cut, first_of_equals, lambda: columns)
+    return jnp.take_along_axis(scores, columns, axis=1), jnp.take_along_axis(places, columns, axis=1)
 
 
 @jax.jit
-def _expanded(docs: Num[Array, "p E"]) -> Float[Array, "p D"]:
-    """Documents as floats; bits stand for 1 and -1."""
-    if docs.dtype != jnp.uint8:
-        return docs.astype(jnp.float32)
-    return 2 * jnp.unpackbits(docs, axis=1).astype(jnp.float32) - 1
+def _in_order(scores: Float[Array, "b k"], places: Int[Array, "b k"]) -> tuple[Float[Array, "b k"], Int[Array, "b k"]]:
+    """The best first, and of equal scores the first place."""
+    scores, places = jax.lax.sort((-scores, places), num_keys=2)
+    return -scores, places
 
 
 @jax.jit
-def _scores(queries: Float[Array, "q D"], docs: Float[Array, "p D"]) -> Float[Array, "q p"]:
-    return jnp.einsum("qd,pd->qp", queries, docs, precision=jax.lax.Precision.HIGHEST)
+def _with_count(
+    num_before: Int[Array, " b"],
+    scores: Float[Array, "b 1"],
+    places: Int[Array, "b 1"],
+    tile_scores: Float[Array, "q p"],
+    tile_places: Int[Array, " p"],
+) -> tuple[Int[Array, " b"], Float[Array, "b 1"], Int[Array, "b 1"]]:
+    """Counts a tile's documents that rank before one."""
+    tile_scores, tile_places = tile_scores[: len(scores)], tile_places[None]
+    is_before = (tile_scores > scores) | ((tile_scores == scores) & (tile_places < places))
+    return num_before + jnp.sum(is_before & (tile_places != NO_PLACE), axis=1, dtype=jnp.int32), scores, places
 
 
 Found = Callable[[Float[np.ndarray, "b D"], int], tuple[np.ndarray, np.ndarray]]
@@ -321,9 +312,7 @@ def order_by_id(ids: Sequence[str]) -> Int[np.ndarray, " n"]:
 
 def ranks_by_id(ids: Sequence[str]) -> Int[np.ndarray, " n"]:
     """The place of each row in `order_by_id`."""
-    ranks = np.empty(len(ids), np.int32)
-    ranks[order_by_id(ids)] = np.arange(len(ids), dtype=np.int32)
-    return ranks
+    return np.argsort(order_by_id(ids)).astype(np.int32)
 
 
 def array_of(kind: str, values: Any) -> np.ndarray:
@@ -344,13 +333,32 @@ def check_finite(embeddings: Num[Any, "r D"], ids: Sequence[str] | None = None, 
             raise InputError(f"the embedding of {name} has a value that is not finite; the model diverged or its file is damaged.")
 
 
-def _tiles(num_docs: int, chunk_docs: int, num_devices: int) -> tuple[int, int]:
-    """Tiles of a device's part of a chunk, and documents of a tile: chunks of equal size, so that few rows are filler."""
-    num_chunks = -(-num_docs // (num_devices * chunk_docs))
-    part_docs = -(-num_docs // (num_devices * num_chunks))
-    num_tiles = -(-part_docs // TILE_DOCS)
-    return num_tiles, _round_up(-(-part_docs // num_tiles), ROW_MULTIPLE)
+def _tile_size(num_docs: int, num_columns: int, devices: Sequence[Any]) -> int:
+    """Documents of a tile on all devices: tiles of equal size, so that few rows are filler."""
+    tile_bytes = CPU_TILE_BYTES if devices[0].platform == "cpu" else TILE_BYTES
+    multiple = ROW_MULTIPLE * len(devices)
+    num_tiles = -(-num_docs // (multiple * max(1, tile_bytes // (4 * num_columns * ROW_MULTIPLE))))
+    return -(-num_docs // (num_tiles * multiple)) * multiple
 
 
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+def _block_size(own: slice) -> int:
+    """The smallest block for so many queries."""
+    return next(size for size in QUERY_BLOCKS if own.stop - own.start <= size)
+
+
+def _room(device: Any) -> int:
+    """Bytes of documents that a device may keep."""
+    stats = device.memory_stats() or {}
+    return (stats["bytes_limit"] - stats["bytes_in_use"]) // 2 if "bytes_limit" in stats else HOST_BYTES
+
+
+def _is_aligned(embeddings: Any, dtype: np.dtype) -> bool:
+    """Whether XLA can read an array of a CPU where it is."""
+    is_array = isinstance(embeddings, np.ndarray) and embeddings.dtype == dtype and embeddings.flags.c_contiguous
+    return is_array and embeddings.ctypes.data % ALIGNMENT == 0
+
+
+def aligned(num_rows: int, dim: int) -> Float[np.ndarray, "r D"]:
+    """An array to be filled, which a CPU searches where it is."""
+    memory = np.empty(4 * num_rows * dim + ALIGNMENT, np.uint8)
+    return memory[-memory.ctypes.data % ALIGNMENT :][: 4 * num_rows * dim].view(np.float32).reshape(num_rows, dim)

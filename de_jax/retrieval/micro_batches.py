@@ -24,12 +24,13 @@ class Packing(NamedTuple):
     text: int
     row: int
     texts: int
+    sizes: int  # numbers of rows that a batch may have, up to a full one
 
 
-SHORT = {"cpu": Packing(32, 64, 16)}
-"""By backend; what a processor computes too much in longer rows is more than they save."""
-SHORT_ACCELERATOR = Packing(256, 256, 64)
-"""Nearly all texts take one shape, of which a GPU compiles the program in tens of seconds."""
+SHORT = {"cpu": Packing(32, 64, 16, sizes=8)}
+"""By backend. A CPU computes scores of all pairs of tokens in a row, and compiles in seconds."""
+SHORT_ACCELERATOR = Packing(256, 256, 64, sizes=1)
+"""Nearly all texts take one shape, whose program compiles for tens of seconds."""
 LENGTHS_PER_DOUBLING = {"cpu": 8}
 """How many widths of longer texts there are by default between one power of two and the next, by backend."""
 LENGTHS_PER_DOUBLING_ACCELERATOR = 4
@@ -72,7 +73,7 @@ class MicroBatch(NamedTuple):
 
 
 def plan(lengths: Int[np.ndarray, " n"], *, tokens_per_batch: int, length_multiple: int | None = None) -> Iterator[MicroBatch]:
-    """Micro-batches over all texts; only the last of a width has filler rows.
+    """Micro-batches over all texts, in one shape for each width; only the last of a width has filler rows.
 
     Args:
         lengths: tokens of each text.
@@ -82,14 +83,16 @@ def plan(lengths: Int[np.ndarray, " n"], *, tokens_per_batch: int, length_multip
     packing = SHORT.get(jax.default_backend(), SHORT_ACCELERATOR)
     order = np.argsort(-lengths, kind="stable").astype(np.int32)
     long = order[: int(np.count_nonzero(lengths > packing.text))]
-    start = 0
+    start = previous = 0
     while start < len(long):
         row_length = padded_length(int(lengths[long[start]]), length_multiple)
         num_rows = _num_rows(row_length, tokens_per_batch)
         if row_length <= packing.row and len(long) - start < num_rows:
             break
         positions = long[start : start + num_rows]
-        row = np.arange(len(positions), dtype=np.int32)
+        if row_length != previous:  # else a program for full batches is there
+            num_rows = min(num_rows, _round_up(len(positions), _step(num_rows, packing)))
+        row, previous = np.arange(len(positions), dtype=np.int32), row_length
         yield MicroBatch(positions, row, np.zeros_like(row), num_rows, row_length, 1)
         start += num_rows
     short = order[min(start, len(long)) :]
@@ -110,15 +113,27 @@ def padded_length(longest: int, length_multiple: int | None) -> int:
         steps = LENGTHS_PER_DOUBLING.get(backend, LENGTHS_PER_DOUBLING_ACCELERATOR)
         smallest = 1 if backend == "cpu" else TILE_ACCELERATOR
         length_multiple = max(smallest, 2 ** max(0, longest - 1).bit_length() // (2 * steps))
-    return -(-longest // length_multiple) * length_multiple
+    return _round_up(longest, length_multiple)
 
 
-def _packed(texts: np.ndarray, lengths: np.ndarray, num_rows: int, packing: Packing) -> Iterator[MicroBatch]:
+def _packed(texts: np.ndarray, lengths: np.ndarray, most_rows: int, packing: Packing) -> Iterator[MicroBatch]:
+    """Batches of as many rows each, so that a few rows more than a batch do not cost a second full one."""
     row, place = layout.fit(lengths, packing.row, packing.texts)
+    needed = int(row.max()) + 1
+    num_rows = min(most_rows, _round_up(-(-needed // -(-needed // most_rows)), _step(most_rows, packing)))
     order = np.argsort(row, kind="stable")
-    ends = np.searchsorted(row[order], np.arange(num_rows, int(row.max()) + 1 + num_rows, num_rows))
+    ends = np.searchsorted(row[order], np.arange(num_rows, needed + num_rows, num_rows))
     for batch, members in enumerate(np.split(order, ends[:-1])):
         yield MicroBatch(texts[members], row[members] - batch * num_rows, place[members], num_rows, packing.row, packing.texts)
+
+
+def _step(num_rows: int, packing: Packing) -> int:
+    """The numbers of rows of trimmed batches are multiples of it: few shapes, also from one call to the next."""
+    return max(1, num_rows // packing.sizes)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
 
 
 def _num_rows(row_length: int, tokens_per_batch: int) -> int:

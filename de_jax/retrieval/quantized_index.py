@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int, Int8
 
 from de_jax.retrieval import quantization
-from de_jax.retrieval.index import ExactIndex, ranks_by_id
+from de_jax.retrieval.index import ExactIndex
 from de_jax.types import InputError, Ranking
 
 CANDIDATES = 4
@@ -63,7 +63,6 @@ class QuantizedIndex:
             starts, self._steps = quantization.steps_of(ranges)
             self._middle = starts + (128 + 0.5) * self._steps  # of the step whose number is 0
         self._index = ExactIndex(quantization.packed_bits(codes) if self._is_binary else codes, ids, devices=devices)
-        self._places = ranks_by_id(ids)
 
     def search(self, queries: Float[Any, "q D"], k: int) -> Ranking:
         """The k best documents of each query, as `ExactIndex.search`."""
@@ -73,7 +72,7 @@ class QuantizedIndex:
                 "encode both with the same model and checkpoint."
             )
         is_again = self._is_binary or self._embeddings is not None
-        num_docs = len(self._places)
+        num_docs = len(self._index.places)
         found = self._index.search(self._probes(queries), min(k * CANDIDATES, max(k, num_docs)) if is_again else k)
         if is_again:
             return self._scored_again(queries, found, k)
@@ -93,7 +92,7 @@ class QuantizedIndex:
         for query, candidates in enumerate(found.doc_rows):
             candidates = candidates[candidates >= 0]
             scored = np.einsum("cd,d->c", self._vectors(candidates), queries[query])  # each row alike, whatever their number
-            best = np.lexsort((self._places[candidates], -scored))[:k]
+            best = np.lexsort((self._index.places[candidates], -scored))[:k]
             doc_rows[query, : len(best)], scores[query, : len(best)] = candidates[best], scored[best]
         return Ranking(doc_rows, scores)
 

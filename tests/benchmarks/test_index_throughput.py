@@ -5,7 +5,10 @@ def test_one_json_line_a_size_with_every_index(printed):
     for report in reports:
         assert report["exact"]["bytes"] == report["num_docs"] * 64 * 4
         assert report["flat"]["recall@10"] == 1
-        for index in ("exact", "flat", "ivf", "hnsw"):
+        assert report["numpy"]["recall@10"] == 1
+        for index in ("exact", "numpy", "flat", "ivf", "hnsw"):
             assert report[index]["recall@10"] > 0.5
             assert report[index]["queries_per_second"] > 0
+            assert report[index]["queries_per_second_one_by_one"] > 0
+            assert report[index]["peak_mib"] >= 0
             assert report[index]["bytes"] >= report["exact"]["bytes"]

@@ -34,7 +34,7 @@ def run(printed):
 def encoded():
     """What `encode_throughput` measures."""
     return encode_throughput.measured(
-        [*SMALL, "--num_passages=9", "--num_queries=20", "--dtype=float32", "--peer_dtypes", "float32"]
+        [*SMALL, "--num_passages=9", "--num_queries=20", "--dtype=float32", "--peer_dtypes", "float32", "--peer_runtimes"]
     )
 
 
@@ -98,8 +98,7 @@ def test_texts_longer_than_the_models_positions_are_refused(run, tmp_path, progr
 def stepped():
     """What `step_time` measures, by loss."""
     flags = [*SMALL, "--batch_size=4", "--real_lengths", "--num_batches=1", "--dtype=float32", "--optimizer=adamw"]
-    flags += ["--peer_learning_rate=1e-12", "--gin=train.learning_rate=1e-12", ONE_LAYER]
-    return {loss: step_time.measured([*flags, f"--loss={loss}"]) for loss in step_time.LOSSES}
+    return {loss: step_time.measured([*flags, ONE_LAYER, f"--loss={loss}"]) for loss in step_time.LOSSES}
 
 
 @pytest.mark.soak
@@ -110,7 +109,8 @@ def test_step_time_stands_beside_a_peer_that_has_the_same_loss(stepped, loss):
     assert report["speedup"]["peer"].keys() == {"median", "min", "max"}
     assert report["pairs_per_second"].keys() == {"ours", "peer"}
     assert report["memory_gib"]["temporaries"] > 0
-    assert report["last_loss"]["ours"] == pytest.approx(report["last_loss"]["peer"], rel=1e-3)
+    assert report["first_loss"]["ours"] > 0
+    assert abs(report["first_loss_apart"]["peer"]) < 1e-4
 
 
 @pytest.mark.soak
@@ -190,9 +190,9 @@ def test_a_model_in_a_folder_stands_beside_the_same_model_in_torch_on_real_texts
     for kind, num_texts in (("passages", 10), ("queries", 3)):
         assert report[kind]["num_texts"] == num_texts
         assert report[kind]["min_cosine"]["peer_float32"] > 0.9999
-    still = ("--optimizer=adamw", "--peer_learning_rate=1e-12", "--gin=train.learning_rate=1e-12")
-    report = run("step_time", "--batch_size=2", "--num_batches=1", "--doc_length=12", *still, small=small)
-    assert report["last_loss"]["ours"] == pytest.approx(report["last_loss"]["peer"], rel=1e-3)
+    report = run("step_time", "--batch_size=2", "--num_batches=1", "--doc_length=12", "--optimizer=adamw", small=small)
+    assert report["first_loss"]["ours"] > 0
+    assert abs(report["first_loss_apart"]["peer"]) < 1e-4
     assert report["doc_length"]["longest"] <= 12
 
 

@@ -166,11 +166,11 @@ def test_a_checkpoint_that_disappears_under_the_miner_is_passed_over(beside, mon
     shutil.rmtree(run_dir / "best")  # it may hold the same step
     load = mine.load_run
 
-    def removed_meanwhile(folder, step):
+    def removed_meanwhile(folder, step, **options):
         if step == 24:
             shutil.rmtree(run_dir / "checkpoints" / "24" / removed)
             shutil.copytree(run_dir / "checkpoints" / "16", run_dir / "checkpoints" / "32")
-        return load(folder, step)
+        return load(folder, step, **options)
 
     monkeypatch.setattr(mine, "load_run", removed_meanwhile)
     with pytest.warns(UserWarning, match=r"nothing was mined by step 24 \(.*checkpoints.*\); a newer checkpoint is taken"):

@@ -4,6 +4,7 @@ import shutil
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from de_jax.training.run.run_folder import Run
 from de_jax.types import TrainState
 
 PAIRS = np.array([[0, 0], [1, 1]], np.int32)
+MODEL = SimpleNamespace(dtype="float32")
 STATE = TrainState(np.zeros(()), {}, (), np.zeros(()))
 
 
@@ -142,7 +144,7 @@ def test_a_run_that_mines_itself_passes_over_garbage_and_mines_a_step_again_whos
     monkeypatch.setattr(mining_run, "mine_generation", lambda run, *args, **options: steps.append(run.step))
     write(tmp_path, 2, checkpoint_step=8)
     (write(tmp_path, 3, checkpoint_step=16) / damaged).write_text("garbage")
-    hook = MineNegatives(lambda step, params: Run(tmp_path, step, *[None] * 4), mined, Miner(), every_steps=8, num_steps=32)
+    hook = MineNegatives(lambda step, params: Run(tmp_path, step, MODEL, *[None] * 3), mined, Miner(), every_steps=8, num_steps=32)
     with warnings.catch_warnings(record=True) as warned:
         for step in range(1, 33):
             hook(step, STATE, {})
@@ -167,7 +169,7 @@ def test_mining_compares_with_the_newest_whole_generation_and_writes_beyond_ever
         return Embedded(8, *[None] * 4, {})
 
     monkeypatch.setattr(mining_run, "embed", embed)
-    run = Run(tmp_path, 8, *[None] * 4)
+    run = Run(tmp_path, 8, MODEL, *[None] * 3)
     with pytest.warns(UserWarning, match="generation 2 of the negatives is skipped"):
         generation = mining_run.mine_generation(run, mined, Miner(), source="a")
     monkeypatch.setattr(mining_run.distributed, "is_alone", lambda: False)
@@ -182,15 +184,15 @@ def test_a_generation_by_another_run_does_not_stand_for_the_same_update_of_this_
     monkeypatch.setattr(mining_run, "mine", lambda *args, **options: (mined_pairs.of_lines([Mined("q0", "d0", ["d5"], [])]), {}))
     monkeypatch.setattr(mining_run, "embed", lambda *args, **options: Embedded(8, *[None] * 4, {}))
     run_dir, mined.negatives_dir = tmp_path / "run", tmp_path / "run" / "negatives"
-    mining_run.mine_generation(Run(tmp_path / "warm_up", 8, *[None] * 4), mined, Miner())
+    mining_run.mine_generation(Run(tmp_path / "warm_up", 8, MODEL, *[None] * 3), mined, Miner())
     steps = []
-    hook = MineNegatives(lambda step, params: Run(run_dir, step, *[None] * 4), mined, Miner(), every_steps=8, num_steps=32)
+    hook = MineNegatives(lambda step, params: Run(run_dir, step, MODEL, *[None] * 3), mined, Miner(), every_steps=8, num_steps=32)
     with monkeypatch.context() as patch:
         patch.setattr(mining_run, "mine_generation", lambda run, *args, **options: steps.append(run.step))
         hook(8, STATE, {})
     assert steps == [8]
     assert mining_run.mined_steps(mined, run_dir) == set()
-    mining_run.mine_generation(Run(run_dir, 8, *[None] * 4), mined, Miner())
+    mining_run.mine_generation(Run(run_dir, 8, MODEL, *[None] * 3), mined, Miner())
     monkeypatch.chdir(tmp_path)
     assert mining_run.mined_steps(mined, Path("run")) == {8}
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
@@ -209,7 +211,7 @@ def test_mining_keeps_the_embeddings_that_evaluations_made(tmp_path, mined, monk
     monkeypatch.setattr(mining_run, "mine", lambda *args, **options: (mined_pairs.of_lines([Mined("q0", "d0", ["d5"], [])]), {}))
     of_evaluation = Embedded(7, *[None] * 3, embeddings / "data" / "step_7-b", {})
     monkeypatch.setattr(mining_run, "embed", lambda *args, **options: of_evaluation)
-    mining_run.mine_generation(Run(tmp_path / "run", 7, *[None] * 4), mined, Miner())
+    mining_run.mine_generation(Run(tmp_path / "run", 7, MODEL, *[None] * 3), mined, Miner())
     assert sorted(str(path.relative_to(embeddings)) for path in embeddings.glob("*/step_*")) == [
         "data/step_3-a",
         "data/step_7-b",

@@ -118,9 +118,9 @@ def texts(tmp_path_factory):
 @pytest.fixture
 def without_a_model(monkeypatch, texts):
     """A checkpoint is one table of vectors; a text's embedding is their sum over its tokens."""
-    model = SimpleNamespace(check_length=lambda tower, length: None, as_function=lambda: "a table")
+    model = SimpleNamespace(check_length=lambda tower, length: None, as_function=lambda: "a table", dtype="float64")
 
-    def load_run(run_dir, step):
+    def load_run(run_dir, step, dtype=None):
         found = max(complete_steps(run_dir / MINING_DIR), default=None) if step == MINING_DIR else step
         try:
             table = np.load(run_dir / (MINING_DIR if step == MINING_DIR else "checkpoints") / str(found) / "params" / "table.npy")

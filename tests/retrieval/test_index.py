@@ -3,10 +3,9 @@ import re
 import jax
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
 
 from de_jax.retrieval import index
-from de_jax.retrieval.index import DOCS, QUERY_BLOCK, ExactIndex, _merge
+from de_jax.retrieval.index import QUERY_BLOCKS, ExactIndex, _scores, _with_tile, aligned
 from de_jax.types import InputError
 
 
@@ -55,27 +54,37 @@ def test_ids_are_compared_as_strings():
     assert found.doc_rows.tolist() == [[0, 1, 2]]
 
 
+def assert_same(found, expected):
+    np.testing.assert_array_equal(found.doc_rows, expected.doc_rows)
+    np.testing.assert_array_equal(found.scores, expected.scores)
+
+
+def placed(docs, offset):
+    """A copy that begins so many bytes after a multiple of 64."""
+    memory = aligned(1, docs.nbytes // 4 + 16).view(np.uint8)[0]
+    copy = memory[offset : offset + docs.nbytes].view(docs.dtype).reshape(docs.shape)
+    copy[:] = docs
+    return copy
+
+
 @pytest.mark.parametrize("dim", [7, 64])
-def test_rankings_are_bit_equal_for_any_chunk_and_batch(dim, monkeypatch):
+def test_rankings_are_bit_equal_for_any_tile_and_batch(dim, monkeypatch):
     rng = np.random.default_rng(0)
     distinct = rng.standard_normal((1500, dim), np.float32)
-    docs = distinct[rng.integers(0, 1500, 4200)]  # thousands of duplicates, in all places of a chunk
-    queries = rng.standard_normal((2 * QUERY_BLOCK + 5, dim), np.float32)
+    docs = distinct[rng.integers(0, 1500, 4200)]  # thousands of duplicates, in all places of a tile
+    queries = rng.standard_normal((2 * QUERY_BLOCKS[-1] + 5, dim), np.float32)
     ids = [str(i) for i in rng.permutation(len(docs))]
     whole = ExactIndex(docs, ids).search(queries, 50)
-    for chunk_docs in (1, 1025, 3000):
-        found = ExactIndex(docs, ids, chunk_bytes=chunk_docs * 4 * dim).search(queries, 50)
-        np.testing.assert_array_equal(found.doc_rows, whole.doc_rows)
-        np.testing.assert_array_equal(found.scores, whole.scores)
-    with monkeypatch.context() as patched:
-        patched.setattr(index, "TILE_DOCS", 1024)
-        patched.setattr(index, "GROUP_BLOCKS", 2)
-        found = ExactIndex(docs, ids, chunk_bytes=3000 * 4 * dim, devices=jax.devices()[:1]).search(queries, 50)
-        np.testing.assert_array_equal(found.doc_rows, whole.doc_rows)
-        np.testing.assert_array_equal(found.scores, whole.scores)
-    alone = ExactIndex(docs, ids).search(queries[-3:-2], 50)
-    np.testing.assert_array_equal(alone.doc_rows, whole.doc_rows[-3:-2])
-    np.testing.assert_array_equal(alone.scores, whole.scores[-3:-2])
+    for tile_docs in (1, 2048, 3072):
+        with monkeypatch.context() as patched:
+            patched.setattr(index, "CPU_TILE_BYTES", tile_docs * 4 * QUERY_BLOCKS[-1])
+            for devices in (jax.devices()[:1], None):
+                assert_same(ExactIndex(docs, ids, devices=devices).search(queries, 50), whole)
+    few = ExactIndex(docs, ids)
+    for size in (1, 2, 3, 8, 9, 130):
+        found = few.search(queries[-size:], 50)
+        np.testing.assert_array_equal(found.doc_rows, whole.doc_rows[-size:])
+        np.testing.assert_array_equal(found.scores, whole.scores[-size:])
     for row, scores in zip(whole.doc_rows, whole.scores, strict=True):
         assert [-scores[i] for i in range(50)] == sorted(-scores)
         tied = scores[1:] == scores[:-1]
@@ -86,30 +95,62 @@ def test_rankings_are_bit_equal_for_any_chunk_and_batch(dim, monkeypatch):
     assert len({(key, float(score)) for key, score in zip(keys, whole.scores[0], strict=True)}) == len(set(keys))
 
 
+@pytest.mark.parametrize("dim", [1, 24, 100, 384, 768, 1024])
+def test_a_query_scores_the_same_alone_and_in_company(dim):
+    rng = np.random.default_rng(dim)
+    docs, queries = rng.standard_normal((2048, dim), np.float32), rng.standard_normal((QUERY_BLOCKS[-1], dim), np.float32)
+    together = np.asarray(_scores(queries, docs))
+    for size in QUERY_BLOCKS:
+        np.testing.assert_array_equal(_scores(queries[:size], docs), together[:size])
+        np.testing.assert_array_equal(_scores(queries[:size], docs[:1024]), together[:size, :1024])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint8])
+def test_documents_that_stay_are_ranked_as_documents_that_are_streamed(dtype):
+    rng = np.random.default_rng(1)
+    docs = rng.integers(-9 if np.dtype(dtype).kind != "u" else 0, 9, (40000, 8)).astype(dtype)
+    queries = rng.standard_normal((11, 64 if dtype == np.uint8 else 8), np.float32)
+    ids = [str(i) for i in rng.permutation(len(docs))]
+    stays, streamed = (ExactIndex(placed(docs, 4), ids, kept_bytes=kept) for kept in (2**30, 0))
+    assert streamed._kept is None
+    assert len(stays._kept) == 1
+    assert_same(streamed.search(queries, 30), stays.search(queries, 30))
+    relevant = [[row, row + 100] for row in range(11)]
+    np.testing.assert_array_equal(streamed.best_ranks(queries, relevant), stays.best_ranks(queries, relevant))
+
+
+def test_aligned_and_memory_mapped_documents_stay_where_they_are(tmp_path):
+    docs = np.random.default_rng(0).standard_normal((2048, 8), np.float32)
+    np.save(tmp_path / "docs.npy", docs)
+    for array in (np.load(tmp_path / "docs.npy", mmap_mode="r"), placed(docs, 0)):
+        found = ExactIndex(array, [str(i) for i in range(2048)], kept_bytes=0, devices=jax.devices()[:1])
+        assert [tile.unsafe_buffer_pointer() for tile, _ in found._kept] == [array.ctypes.data]
+    assert ExactIndex(placed(docs, 4), [str(i) for i in range(2048)], kept_bytes=0)._kept is None
+
+
 @pytest.mark.parametrize("num_docs", [5, 3000, 20000])
 def test_rankings_are_bit_equal_on_one_device_and_on_several(num_docs):
     rng = np.random.default_rng(num_docs)
     distinct = np.concatenate([small_integers(rng, 300, 16), rng.standard_normal((300, 16), np.float32)])
     docs, ids = distinct[rng.integers(0, 600, num_docs)], [str(i) for i in rng.permutation(num_docs)]
     queries = np.concatenate([small_integers(rng, 9, 16), rng.standard_normal((9, 16), np.float32)])
-    one = ExactIndex(docs, ids, devices=jax.devices()[:1], chunk_bytes=4096 * 64).search(queries, 200)
+    one = ExactIndex(docs, ids, devices=jax.devices()[:1]).search(queries, 200)
     for num_devices in (3, 8):
-        found = ExactIndex(docs, ids, devices=jax.devices()[:num_devices], chunk_bytes=1024 * 64).search(queries, 200)
-        np.testing.assert_array_equal(found.doc_rows, one.doc_rows)
-        np.testing.assert_array_equal(found.scores, one.scores)
+        found = ExactIndex(docs, ids, devices=jax.devices()[:num_devices]).search(queries, 200)
+        assert_same(found, one)
 
 
 def test_documents_are_split_over_the_devices_and_only_the_best_are_gathered():
     index = ExactIndex(np.zeros((16384, 8), np.float32), [str(i) for i in range(16384)])
-    queries, depth = np.zeros((1, 8), np.float32), 20
-    found = (jax.ShapeDtypeStruct((1, QUERY_BLOCK, depth), dtype) for dtype in (np.int32, np.float32))
-    chunk = jax.device_put(index._chunk(0, 16384), index._on(PartitionSpec(DOCS)))
-    assert {shard.data.shape for shard in chunk.addressable_shards} == {(2048, 8)}
-    (group,), sizes = index._groups(queries, 1), (np.int32(0), np.int32(16384))
-    lowered = _merge.lower(*found, group, chunk, *sizes, mesh=index._mesh, tile_docs=index._tile_docs)
+    depth, size = 20, QUERY_BLOCKS[-1]
+    ((tile, places),) = index._kept
+    assert {shard.data.shape for shard in tile.addressable_shards} == {(2048, 8)}
+    ((own, block),) = index._blocks(np.zeros((size, 8), np.float32))
+    lowered = _with_tile.lower(*index._nothing(own, depth), _scores(block, tile), places, mesh=index._mesh)
     gathered = re.findall(r"\w+\[([\d,]+)\]\S* all-gather\(", lowered.compile().as_text())
     assert gathered
-    assert max(np.prod([int(size) for size in shape.split(",")]) for shape in gathered) < QUERY_BLOCK * (9 + 1) * depth
+    assert max(np.prod([int(size) for size in shape.split(",")]) for shape in gathered) < size * (9 + 1) * depth
+    assert "all-gather" not in _scores.lower(block, tile).compile().as_text()
 
 
 def test_the_order_of_the_corpus_does_not_change_the_ranking():
@@ -144,13 +185,16 @@ def test_embeddings_may_be_memory_mapped(tmp_path):
     assert ExactIndex(docs, list("abcde")).search(np.eye(5, dtype=np.float32), 1).doc_rows[:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_more_queries_and_chunks_compile_nothing_more():
+def test_more_queries_and_documents_compile_nothing_more(monkeypatch):
+    monkeypatch.setattr(index, "CPU_TILE_BYTES", 1024 * 4 * QUERY_BLOCKS[-1])
     rng = np.random.default_rng(0)
-    index = ExactIndex(rng.standard_normal((3000, 8), np.float32), [str(i) for i in range(3000)], chunk_bytes=1024 * 32)
-    index.search(rng.standard_normal((1, 8), np.float32), 7)
-    compiled = _merge._cache_size()
-    index.search(rng.standard_normal((700, 8), np.float32), 7)
-    assert _merge._cache_size() == compiled
+    found = ExactIndex(rng.standard_normal((9000, 8), np.float32), [str(i) for i in range(9000)])
+    for size in QUERY_BLOCKS:
+        found.search(rng.standard_normal((size, 8), np.float32), 7)
+    compiled = _with_tile._cache_size(), _scores._cache_size()
+    found.search(rng.standard_normal((700, 8), np.float32), 7)
+    found.search(rng.standard_normal((5, 8), np.float32), 7)
+    assert (_with_tile._cache_size(), _scores._cache_size()) == compiled
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -169,8 +213,6 @@ def test_bad_sizes_are_refused():
         ExactIndex(np.zeros((0, 3), np.float32), [])
     with pytest.raises(InputError, match="2 document ids do not match 3 embeddings"):
         ExactIndex(eye, ["a", "b"])
-    with pytest.raises(InputError, match="chunk_bytes is 0"):
-        ExactIndex(eye, list("abc"), chunk_bytes=0)
     with pytest.raises(InputError, match="k is 0"):
         ExactIndex(eye, list("abc")).search(eye, 0)
     with pytest.raises(InputError, match="queries have 2 dimensions and documents 3"):
@@ -182,16 +224,17 @@ def test_device_arrays_can_be_searched():
     assert found.doc_rows[:, 0].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 256 * 16])
-def test_the_best_rank_is_that_of_the_whole_ranking(chunk_bytes):
+@pytest.mark.parametrize("num_devices", [1, 8])
+def test_the_best_rank_is_that_of_the_whole_ranking(num_devices, monkeypatch):
+    monkeypatch.setattr(index, "CPU_TILE_BYTES", 1)
     rng = np.random.default_rng(0)
     embeddings = rng.integers(-2, 3, (1100, 4)).astype(np.float32)  # whole numbers: many equal scores
     ids = [f"d{number}" for number in rng.permutation(1100)]
     queries = rng.integers(-2, 3, (150, 4)).astype(np.float32)
     relevant = [rng.choice(1100, size=size, replace=False).tolist() for size in rng.integers(0, 4, 150)]
-    index = ExactIndex(embeddings, ids, chunk_bytes=chunk_bytes)
-    ranking = index.search(queries, 1100).doc_rows
+    found = ExactIndex(embeddings, ids, devices=jax.devices()[:num_devices])
+    ranking = found.search(queries, 1100).doc_rows
     expected = [
         min([1 + rows.tolist().index(row) for row in wanted], default=0) for rows, wanted in zip(ranking, relevant, strict=True)
     ]
-    assert index.best_ranks(queries, relevant).tolist() == expected
+    assert found.best_ranks(queries, relevant).tolist() == expected

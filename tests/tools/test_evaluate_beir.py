@@ -26,7 +26,7 @@ def ranking(report, system="dense"):
 
 
 def test_a_report_has_the_run_bm25_and_their_fusion_and_keeps_their_rankings(trained, dataset_dir, printed, capsys):
-    report = printed(evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, step=7, k1=1.2)
+    report = printed(evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, step=7, k1=1.2, dtype="float32")
     assert {name: report[name] for name in ("dataset", "split", "num_docs", "num_queries")} == {
         "dataset": "tiny",
         "split": "test",
@@ -41,6 +41,7 @@ def test_a_report_has_the_run_bm25_and_their_fusion_and_keeps_their_rankings(tra
         "k1": 1.2,
         "b": 0.4,
         "step": 7,
+        "dtype": "float32",
         "max_query_length": 16,
         "max_doc_length": 24,
         "index": "exact",
@@ -58,7 +59,7 @@ def test_a_report_has_the_run_bm25_and_their_fusion_and_keeps_their_rankings(tra
 
 
 def test_the_dense_ranking_is_that_of_the_inner_products(trained, dataset_dir, printed):
-    report = printed(evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, no_bm25=True)
+    report = printed(evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, no_bm25=True, dtype="float32")
     assert "bm25" not in report
     assert "k1" not in report["settings"]
     queries, docs = embeddings(load_run(trained), dataset_dir)
@@ -97,8 +98,8 @@ def write_sets(folder):
 
 def test_several_sets_end_in_a_table_where_a_folder_of_sets_counts_once(trained, tmp_path, printed, capsys):
     folders = write_sets(tmp_path)
-    report = printed(evaluate_beir, run_dir=trained, dataset_dirs=folders)
-    evaluate_beir.main([f"--run_dir={trained}", "--dataset_dirs", *map(str, folders)])
+    report = printed(evaluate_beir, run_dir=trained, dataset_dirs=folders, dtype="float32")
+    evaluate_beir.main([f"--run_dir={trained}", "--dtype=float32", "--dataset_dirs", *map(str, folders)])
     table = capsys.readouterr().err.split("\n\n")[0].splitlines()
     assert [line.split()[0] for line in table] == ["ndcg@10", "first", "second", "cqa", "average"]
     assert table[0].split()[3:] == ["dense", "bm25", "fusion", "dense", "±"]
@@ -204,12 +205,13 @@ def test_duplicate_documents_stand_by_id_downwards_as_trec_eval_has_them(trained
 
 
 def test_the_first_dimensions_are_scored_as_vectors_of_length_1(trained, dataset_dir, printed):
-    report = printed(evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, embedding_dim=5, no_bm25=True)
+    options = {"run_dir": trained, "dataset_dir": dataset_dir, "embedding_dim": 5, "no_bm25": True, "dtype": "float32"}
+    report = printed(evaluate_beir, **options)
     queries, docs = embeddings(load_run(trained), dataset_dir)
     query = queries["q0"][:5] / np.linalg.norm(queries["q0"][:5])
     scores = {doc_id: float(np.dot(query, doc[:5]) / np.linalg.norm(doc[:5])) for doc_id, doc in docs.items()}
     assert ranking(report)["q0"] == pytest.approx(scores, abs=1e-5)
-    flat = printed(evaluate_beir, run_dir=trained, dataset_dir=dataset_dir, embedding_dim=5, no_bm25=True, index="Flat")
+    flat = printed(evaluate_beir, index="Flat", **options)
     assert flat["dense"] == report["dense"]
 
 

@@ -70,7 +70,7 @@ def test_every_layout_scores_as_the_beir_folders_do(trained, layouts, printed, c
     assert means[0] != means[1]
     assert report["average"]["dense"]["ndcg@10"] == pytest.approx(np.mean(means), abs=1e-12)
     assert len(report["missing"]) == 11
-    evaluate_nanobeir.main([f"--run_dir={trained}", f"--dataset_dir={layouts['beir']}"])
+    evaluate_nanobeir.main([f"--run_dir={trained}", f"--dataset_dir={layouts['beir']}", "--dtype=float32"])
     told = capsys.readouterr().err
     assert "The average is not NanoBEIR's: NanoArguAna, " in told
     assert [line.split()[0] for line in told.split("\n\n")[0].splitlines()] == ["ndcg@10", *NAMES, "average"]

@@ -131,7 +131,7 @@ def test_what_is_no_expansion_is_refused(folder, capsys, options, sentence):
     "form", ["views", "typical", *(pytest.param(form, marks=pytest.mark.soak) for form in ("typical_as_is", "document"))]
 )
 def test_a_written_index_of_expanded_documents_searches_as_they_are_scored(folder, capsys, tmp_path, monkeypatch, form):
-    options = [f"--run_dir={folder / 'run'}", f"--dataset_dir={folder / 'data'}"]
+    options = [f"--run_dir={folder / 'run'}", f"--dataset_dir={folder / 'data'}", "--dtype=float32"]
     expansion = [f"--expansion={folder / 'expansion.jsonl'}", f"--expand_as={form}"]
     arguments = [*options, *expansion, "--num_generated=2", "--max_generated_length=6", "--texts_per_shard=4"]
     encode_corpus.main([*arguments, f"--out_dir={tmp_path / 'whole'}"])

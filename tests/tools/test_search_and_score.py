@@ -13,6 +13,7 @@ from de_jax.data.sources import pair_writer
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.data.text.vocabulary_training import train_sentencepiece
 from de_jax.evaluation import first_ranks
+from de_jax.models import processor
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.retrieval import searcher
 from de_jax.retrieval.embedding_files import open_embeddings
@@ -24,7 +25,8 @@ from de_jax.types import InputError
 def test_encode_corpus_writes_embeddings_that_search_accepts(trained, dataset_dir, tmp_path, printed):
     out_dir = tmp_path / "embeddings"
     summary = printed(encode_corpus, run_dir=trained, dataset_dir=dataset_dir, out_dir=out_dir)
-    assert summary == {"out_dir": str(out_dir), "step": 7, "num_docs": 10, "dim": 8, "max_doc_length": 24}
+    made = {"out_dir": str(out_dir), "step": 7, "num_docs": 10, "dim": 8, "max_doc_length": 24}
+    assert summary == made | {"dtype": processor.fast_dtype()}
     ids, embeddings, _ = open_embeddings(out_dir)
     assert ids == [doc[0] for doc in DOCS]
     np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-5)
@@ -65,7 +67,7 @@ def test_jobs_that_share_a_corpus_write_what_one_writes(trained, dataset_dir, tm
 
 
 def test_search_ranks_by_the_inner_product(trained, dataset_dir, printed):
-    found = printed(search, run_dir=trained, dataset_dir=dataset_dir, query="quick red fox", k=4)
+    found = printed(search, run_dir=trained, dataset_dir=dataset_dir, query="quick red fox", k=4, dtype="float32")
     assert found["query"] == "quick red fox"
     assert [result["rank"] for result in found["results"]] == [1, 2, 3, 4]
     run = load_run(trained)

@@ -9,7 +9,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from de_jax.configurables import read_recipe
 from de_jax.models import attention, layers
-from de_jax.training.mesh import absent_gpus, plan, sharding_rules
+from de_jax.training.mesh import absent_gpus, hlo, plan, sharding_rules
 from de_jax.training.mesh.sharding import AXES
 from de_jax.types import Batch
 
@@ -71,3 +71,5 @@ def test_a_step_compiled_for_h100s_has_them_on_each(mesh):
     rows, heads = (2 * ROWS, HEADS // 2) if mesh.shape["tensor"] == 2 else (ROWS, HEADS)
     assert re.search(rf"bf16\[{rows},{LENGTH},{heads},32\]", text)
     assert not scores(text, rows, heads)
+    of_kernels = 2 * LAYERS * (2 + 3 + 4 + 2) * 2 * rows * heads * LENGTH**2 * 32
+    assert hlo.read_costs(text, 2).flops - hlo.read_costs(text.replace("flops=", ""), 2).flops == of_kernels

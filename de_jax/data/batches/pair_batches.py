@@ -30,8 +30,8 @@ T = TypeVar("T")
 ITEMS_AHEAD = 2
 """What `prefetch` makes before it is asked for."""
 
-# Batches by which the usual number of rows of packed texts is set.
-_SAMPLE_BATCHES = 16
+# Batches and pairs by which the usual number of rows of packed texts is set: a batch that needs more is another shape to compile.
+_SAMPLE_BATCHES, _SAMPLE_PAIRS = 16, 8192
 
 NegativesAt = Callable[[int], Mapping[str, "Drawable"]]
 """Those in force at a step by the name of their field in a batch, "neg_docs" or "neg_queries"; always the same names."""
@@ -227,7 +227,7 @@ def pair_batches(
             return here
 
     def laid_out(first: Mapping[str, Drawable]) -> dict[str, layout.Layout]:
-        sample = [rows_and_texts(number, number, first)[1] for number in range(_SAMPLE_BATCHES)]
+        sample = [rows_and_texts(number, number, first)[1] for number in range(max(_SAMPLE_BATCHES, _SAMPLE_PAIRS // batch_size))]
 
         def layout_of(name: str) -> layout.Layout:
             if not pack:

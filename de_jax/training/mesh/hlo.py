@@ -135,8 +135,9 @@ def _trips(loop: _Instruction, program: _Program) -> int | None:
 
 def _product_flops(instruction: _Instruction, known: dict[str, _Instruction]) -> int:
     """FLOPs of a dot, of a convolution, into which TPUs compile a dot, or told by a kernel; 0 for any other instruction."""
-    if told := re.search(r'"cost_estimate":\{"flops":"(\d+)"', instruction.attributes):
-        return int(told[1])
+    if instruction.opcode == "custom-call":
+        told = re.search(r'"cost_estimate":\{"flops":"(\d+)"|flops=(\d+)[^"]*/pallas_call"', instruction.attributes)
+        return int(told[1] or told[2]) if told else 0
     if instruction.opcode not in ("dot", "convolution"):
         return 0
     left, right = (known[name].result[0].shape for name in instruction.operands[:2])

@@ -92,7 +92,7 @@ def train_language_model(
         mesh: the devices.
         explanation: how faults name rows and settings.
         seed: of fresh parameters and of dropout.
-        start_from: maps fresh parameters to the first ones.
+        start_from: see `loop.Training`.
         begin: called once the run's state is there, before the first update.
         dev_loss: the loss on held-out texts; the checkpoint with the lowest one is kept in `best/`, and the end is at
             `early_stopping_patience` or the last update.

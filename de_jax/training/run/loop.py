@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class Training:
 
     Attributes:
         init: gives the state before the first update; compiled.
-        start_from: maps fresh parameters on the mesh to the first ones.
+        start_from: maps the parameters' shapes on the mesh to their first values; `init` draws the parameters that stay shapes.
         step: one update; compiled.
         like: the shapes of the state, and where each array lies on the mesh.
         mesh: the devices.
@@ -193,11 +194,21 @@ def session(training: Training, run_dir: Path) -> Iterator[Session]:
 
 
 def fresh_state(init: Callable[[], TrainState], start_from: Callable[[Params], Params], like: TrainState) -> TrainState:
-    """The state before the first update; each array lies on the mesh from the start as its counterpart in `like` says."""
-    state = jax.jit(init, out_shardings=_shardings(like))()
-    params = start_from(state.all_params)
-    of_base = None if state.base is None else paths.part_like(params, state.base)
-    return state._replace(params=paths.part_like(params, state.params), base=of_base)
+    """The state before the first update; each array lies on the mesh from the start as its counterpart in `like` says.
+
+    Only parameters that `start_from` leaves as shapes are drawn: to compile unneeded random numbers took seconds.
+    """
+    given = start_from(like.all_params)
+
+    def parts(state: TrainState, chosen: Callable[[Any, Any], Any]) -> TrainState:
+        """The state with `chosen(value, own)` for each parameter, its value one of `given`."""
+        of = lambda own: own and jax.tree.map(chosen, paths.part_like(given, own), own)  # noqa: E731
+        return state._replace(params=of(state.params), base=of(state.base))
+
+    is_given = lambda value: isinstance(value, jax.Array)  # noqa: E731
+    drawn = functools.partial(parts, chosen=lambda value, own: None if is_given(value) else own)
+    state = jax.jit(lambda: drawn(init()), out_shardings=_shardings(drawn(like)))()
+    return parts(state, lambda value, own: value if is_given(value) else own)
 
 
 def _first_state(training: Training, checkpoints: Checkpoints) -> TrainState:

@@ -178,13 +178,14 @@ def write_run(
             checkpoints.save(0, TrainState(np.zeros((), np.int32), params, {}, np.zeros((), np.int32)))
 
 
-def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: bool = False) -> Run:
+def load_run(run_dir: str | Path, step: int | str | None = None, *, dtype: str | None = None, only_sizes: bool = False) -> Run:
     """A run's model with the parameters of one checkpoint, on the first device; adapters are merged into their kernels.
 
     Args:
         run_dir: a folder that `de-jax train` or `de-jax import_model` made.
         step: a step that has a checkpoint, "best" for the best by the dev score, "mining" for the checkpoint of several
             miners, None for the newest.
+        dtype: of matrix products, see `DualEncoder.with_dtype`; None for the run's own.
         only_sizes: `params` are shapes, and the checkpoint is not read.
 
     Raises:
@@ -204,7 +205,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, only_sizes: 
     tokenizers = {name: kept_tokenizer(run_dir, fingerprint) for name, fingerprint in description["tokenizers"].items()}
     query = Side(tokenizers["query"], description["max_query_length"])
     doc = Side(tokenizers["doc"], description["max_doc_length"], description["max_passages"])
-    return Run(run_dir, found, model, params, query, doc)
+    return Run(run_dir, found, model.with_dtype(dtype), params, query, doc)
 
 
 def load_params(run_dir: str | Path, like: Params) -> Params:
