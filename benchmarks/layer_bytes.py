@@ -78,8 +78,10 @@ def compile_layer(config: T5Config, device: Any) -> Any:
     rows = [shape(*size, config.model_dim) for size in ROWS]
     biases = [shape(config.num_heads, length, length, dtype=jnp.float32) for _, length in ROWS]
     segments = [shape(*size, dtype=jnp.int32) for size in ROWS]
-    made = jax.eval_shape(layer.init, jax.random.key(0), rows[0], segments[0], True, biases[0])["params"]
-    params = jax.tree.map(lambda leaf: shape(*leaf.shape, dtype=leaf.dtype), made)
+    made = jax.eval_shape(
+        lambda key, *of: layer.init(key, *of[:2], True, of[2]), jax.random.key(0), rows[0], segments[0], biases[0]
+    )
+    params = jax.tree.map(lambda leaf: shape(*leaf.shape, dtype=leaf.dtype), made["params"])
     with layers.compiling_for("tpu"):
         return jax.jit(step).lower(params, shape(2, dtype=jnp.uint32), rows, segments, biases, rows).compile()
 

@@ -178,7 +178,8 @@ def test_bert_drops_each_attention_weight_and_t5_a_key_for_all_queries_of_its_te
 def test_products_of_float32_are_float32s_on_an_accelerator_too(encoder, target):
     """Whose default for float32 arrays is TF32 or bfloat16."""
     tower = TowerConfig(
-        encoder(vocab_size=32, model_dim=16, num_layers=1, num_heads=2, mlp_dim=16, dtype="float32"), projection_dim=8
+        encoder(vocab_size=32, model_dim=16, num_layers=1, num_heads=2, mlp_dim=16, dtype="float32", attention="plain"),
+        projection_dim=8,
     )
     model, tokens = DualEncoder(tower, tower), jnp.ones((2, 4), int)
     loss = lambda params: jnp.sum(model.encode_query(params, tokens))  # noqa: E731
