@@ -91,46 +91,99 @@ def _attention(form: Form, *arrays: Any) -> Array:
 
 def _forward(form: Form, *arrays: Any) -> tuple[Array, tuple[Any, ...]]:
     """The result, with all that its gradient needs."""
-    query, _, _, _, segments, window, _ = arrays
+    query, key, _, bias, segments, window, seeds = arrays
     b, length, heads, _ = query.shape
+    own, whole, own_sum = _of_queries(form, query, key)
     ranges = _ranges(_meeting(segments, window, form.tile), axis=2)
-    results = [query, jax.ShapeDtypeStruct((b, heads, length), jnp.float32)]
-    out, total = _call(_forward_kernel, 2, form, (length // form.tile, heads, b), (*arrays, ranges), results)
+    out, total = _call(
+        _forward_kernel,
+        2,
+        form,
+        (length // form.tile, heads, b),
+        [own, whole, whole, _of_head(bias), _of_row(segments), _all(window), _all(seeds), _of_row(ranges)],
+        [own, own_sum],
+        [query, jax.ShapeDtypeStruct((b, heads, length), jnp.float32)],
+    )(*arrays, ranges)
     return out, (*arrays, out, total)
 
 
 def _backward(form: Form, saved: tuple[Any, ...], slope: Array) -> tuple[Any, ...]:
-    *inputs, out, total = saved
-    query, key, value, bias, segments, window, _ = inputs
-    b, heads, key_heads, num = query.shape[0], query.shape[2], key.shape[2], query.shape[1] // form.tile
-    slope = slope.astype(query.dtype)
+    query, key, value, bias, segments, window, seeds, out, total = saved
+    (b, length, heads, head_dim), key_heads, num = query.shape, key.shape[2], query.shape[1] // form.tile
+    group, slope = heads // key_heads, slope.astype(query.dtype)
     mean = jnp.einsum("blhd,blhd->bhl", out.astype(jnp.float32), slope.astype(jnp.float32))
-    arrays, meeting = (*inputs, slope, total, mean), _meeting(segments, window, form.tile)
-    of_query = _call(_query_kernel, 3, form, (num, heads, b), (*arrays, _ranges(meeting, axis=2)), query)
-    of_both = _call(_key_kernel, 4, form, (num, key_heads, b), (*arrays, _ranges(meeting, axis=1)), [key, value])
-    of_bias = None
-    if bias is not None:  # each program sums one tile of one head over a share of the rows
-        shares = max(1, min(b // ROWS, PROGRAMS // (num * num * heads)))
-        parts = jax.ShapeDtypeStruct((shares, *bias.shape), jnp.float32)
-        of_bias = _call(_bias_kernel, 2, form, (num * num, heads, shares), (*arrays, meeting.astype(jnp.int32)), parts)
-        of_bias = jnp.sum(of_bias, axis=0).astype(bias.dtype)
-    return of_query, *of_both, of_bias, None, None, None
+    arrays = (*saved[:7], slope, total, mean)
+    meeting = _meeting(segments, window, form.tile)
+    of_keys, of_queries = _ranges(meeting, axis=2), _ranges(meeting, axis=1)
+    shared = [_of_row(segments), _all(window), _all(seeds)]
+
+    own, whole, own_sum = _of_queries(form, query, key)
+    specs = [own, whole, whole, _of_head(bias), *shared, own, own_sum, own_sum, _of_row(of_keys)]
+    of_query = _call(_query_kernel, 3, form, (num, heads, b), specs, own, query)(*arrays, of_keys)
+
+    grouped = pl.BlockSpec((None, length, group, head_dim), lambda i, g, b: (b, 0, g, 0))
+    sums = pl.BlockSpec((None, group, length), lambda i, g, b: (b, g, 0))
+    specs = [grouped, own, own, _of_head(bias, group), *shared, grouped, sums, sums, _of_row(of_queries)]
+    of_both = _call(_key_kernel, 4, form, (num, key_heads, b), specs, [own, own], [key, value])(*arrays, of_queries)
+    return of_query, *of_both, None if bias is None else _bias_slope(form, arrays, meeting), None, None, None
 
 
 _attention.defvjp(_forward, _backward)
 
 
-def _call(kernel: Any, products: int, form: Form, grid: tuple[int, ...], arrays: tuple[Any, ...], results: Any) -> Any:
+def _bias_slope(form: Form, arrays: tuple[Any, ...], meeting: Bool[Array, "b n n"]) -> Float[Array, "H L L"]:
+    """The gradient of a bias: each program sums one tile of one head over a share of the rows."""
+    (rows, num, _), bias = meeting.shape, arrays[3]
+    shares = max(1, min(rows // ROWS, PROGRAMS // (num * num * bias.shape[0])))
+    tile = lambda p: (lax.div(p, num), lax.rem(p, num))  # noqa: E731
+    specs = [*map(_all, arrays), _all(meeting)]
+    specs[3] = pl.BlockSpec((None, form.tile, form.tile), lambda p, h, share: (h, *tile(p)))
+    own = pl.BlockSpec((None, None, form.tile, form.tile), lambda p, h, share: (share, h, *tile(p)))
+    parts = jax.ShapeDtypeStruct((shares, *bias.shape), jnp.float32)
+    kernel = _call(_bias_kernel, 2, form, (num * num, bias.shape[0], shares), specs, own, parts)
+    summed = kernel(*arrays, meeting.astype(jnp.int32))
+    return jnp.sum(summed, axis=0).astype(bias.dtype)
+
+
+def _call(kernel: Any, products: int, form: Form, grid: tuple[int, ...], in_specs: Any, out_specs: Any, results: Any) -> Any:
     """Runs a kernel of so many products for a tile of scores; the name of a scope tells a plan its FLOPs."""
     call = pl.pallas_call(
         functools.partial(kernel, form),
         grid=grid,
+        in_specs=in_specs,
+        out_specs=out_specs,
         out_shape=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), results),
         compiler_params=triton.CompilerParams(num_warps=form.warps, num_stages=2),
         name=f"attention{kernel.__name__.removesuffix('_kernel')}",
     )
-    with jax.named_scope(f"flops={2 * products * arrays[0].size * arrays[0].shape[1]}"):
-        return call(*arrays)
+
+    def counted(query: Array, *others: Any) -> Any:
+        with jax.named_scope(f"flops={2 * products * query.size * query.shape[1]}"):
+            return call(query, *others)
+
+    return counted
+
+
+def _of_queries(form: Form, query: Array, key: Array) -> tuple[pl.BlockSpec, ...]:
+    """For programs of a tile, a head and a row: the tile's vectors, the head's whole keys, and the tile's numbers."""
+    (_, length, _, head_dim), group = query.shape, query.shape[2] // key.shape[2]
+    return (
+        pl.BlockSpec((None, form.tile, None, head_dim), lambda i, h, b: (b, i, h, 0)),
+        pl.BlockSpec((None, length, None, head_dim), lambda i, h, b: (b, 0, lax.div(h, group), 0)),
+        pl.BlockSpec((None, None, form.tile), lambda i, h, b: (b, h, i)),
+    )
+
+
+def _of_head(bias: Array | None, group: int | None = None) -> pl.BlockSpec | None:
+    return None if bias is None else pl.BlockSpec((group, *bias.shape[1:]), lambda i, h, b: (h, 0, 0))
+
+
+def _of_row(x: Array) -> pl.BlockSpec:
+    return pl.BlockSpec((None, *x.shape[1:]), lambda i, h, b: (b, *[0] * (x.ndim - 1)))
+
+
+def _all(x: Array | None) -> pl.BlockSpec | None:
+    return None if x is None else pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)
 
 
 def _meeting(segments: Int[Array, "b L"], window: Int[Array, " 2"] | None, tile: int) -> Bool[Array, "b n n"]:
@@ -153,85 +206,85 @@ def _ranges(meeting: Bool[Array, "b n n"], axis: int) -> Int[Array, "b n 2"]:
 
 def _forward_kernel(form: Form, query, key, value, bias, segments, window, seeds, ranges, out, total) -> None:
     tile, place, head, row = form.tile, *map(pl.program_id, range(3))
-    these, key_head = pl.ds(place * tile, tile), lax.div(head, query.shape[2] // key.shape[2])
-    queries, texts = query[row, these, head, :], segments[row, these]
+    queries, texts = query[...], segments[pl.ds(place * tile, tile)]
 
     def step(number, carry):
         summed, top, total = carry
         keys = pl.ds(number * tile, tile)
-        seen = _seen(texts, segments[row, keys], number - place, window)
-        scores, _ = _scores(form, queries, key[row, keys, key_head, :], None if bias is None else bias[head, these, keys])
+        seen = _seen(texts, segments[keys], number - place, window)
+        scores, _ = _scores(form, queries, key[keys, :], _tile(bias, place, number, tile))
         new_top = jnp.maximum(top, jnp.max(jnp.where(seen, scores, MASKED), axis=1))
         weights = jnp.where(seen, jnp.exp2(scores - new_top[:, None]), 0.0)
         shrunk = jnp.exp2(top - new_top)
-        kept = (weights * _kept(form, seeds, row, head, place, number)).astype(queries.dtype)
-        summed = summed * shrunk[:, None] + triton.dot(kept, value[row, keys, key_head, :])
+        kept = weights * _kept(form, seeds, row, head, place, number)
+        summed = summed * shrunk[:, None] + triton.dot(kept.astype(queries.dtype), value[keys, :])
         return summed, new_top, total * shrunk + jnp.sum(weights, axis=1)
 
     none = jnp.zeros(queries.shape, jnp.float32), jnp.full(tile, MASKED, jnp.float32), jnp.zeros(tile, jnp.float32)
-    summed, top, weight = lax.fori_loop(ranges[row, place, 0], ranges[row, place, 1], step, none)
+    summed, top, weight = lax.fori_loop(ranges[place, 0], ranges[place, 1], step, none)
     weight = jnp.where(weight > 0, weight, 1.0)  # padding sees nothing
-    out[row, these, head, :] = (summed / weight[:, None]).astype(out.dtype)
-    total[row, head, these] = top + jnp.log2(weight)
+    out[...] = (summed / weight[:, None]).astype(out.dtype)
+    total[...] = top + jnp.log2(weight)
 
 
 def _query_kernel(form: Form, query, key, value, bias, segments, window, seeds, slope, total, mean, ranges, out) -> None:
     tile, place, head, row = form.tile, *map(pl.program_id, range(3))
-    these, key_head = pl.ds(place * tile, tile), lax.div(head, query.shape[2] // key.shape[2])
-    queries, slopes, texts = query[row, these, head, :], slope[row, these, head, :], segments[row, these]
-    totals, means = total[row, head, these], mean[row, head, these]
+    queries, slopes, totals, means, texts = query[...], slope[...], total[...], mean[...], segments[pl.ds(place * tile, tile)]
 
     def step(number, summed):
         keys = pl.ds(number * tile, tile)
-        seen, kept = _seen(texts, segments[row, keys], number - place, window), _kept(form, seeds, row, head, place, number)
-        vectors, of_place = key[row, keys, key_head, :], None if bias is None else bias[head, these, keys]
-        scores, steepness = _scores(form, queries, vectors, of_place)
-        _, of_scores = _slopes(scores, seen, kept, value[row, keys, key_head, :], slopes, totals, means)
-        return summed + triton.dot((of_scores * steepness).astype(queries.dtype), vectors)
+        seen = _seen(texts, segments[keys], number - place, window)
+        scores, steepness = _scores(form, queries, key[keys, :], _tile(bias, place, number, tile))
+        kept = _kept(form, seeds, row, head, place, number)
+        _, of_scores = _slopes(scores, seen, kept, value[keys, :], slopes, totals, means)
+        return summed + triton.dot((of_scores * steepness).astype(queries.dtype), key[keys, :])
 
-    summed = lax.fori_loop(ranges[row, place, 0], ranges[row, place, 1], step, jnp.zeros(queries.shape, jnp.float32))
-    out[row, these, head, :] = (summed * form.scale).astype(out.dtype)
+    summed = lax.fori_loop(ranges[place, 0], ranges[place, 1], step, jnp.zeros(queries.shape, jnp.float32))
+    out[...] = (summed * form.scale).astype(out.dtype)
 
 
-def _key_kernel(form: Form, query, key, value, bias, segments, window, seeds, slope, total, mean, ranges, *out) -> None:
-    tile, place, key_head, row = form.tile, *map(pl.program_id, range(3))
-    keys, group = pl.ds(place * tile, tile), query.shape[2] // key.shape[2]
-    vectors, values, texts = key[row, keys, key_head, :], value[row, keys, key_head, :], segments[row, keys]
+def _key_kernel(form: Form, query, key, value, bias, segments, window, seeds, slope, total, mean, ranges, of_key, of_value) -> None:
+    tile, place, first_head, row = form.tile, pl.program_id(0), pl.program_id(1) * query.shape[1], pl.program_id(2)
+    keys, values, texts = key[...], value[...], segments[pl.ds(place * tile, tile)]
 
     def step(head, number, carry):
         these = pl.ds(number * tile, tile)
-        queries, slopes = query[row, these, head, :], slope[row, these, head, :]
-        seen, kept = _seen(segments[row, these], texts, place - number, window), _kept(form, seeds, row, head, number, place)
-        scores, steepness = _scores(form, queries, vectors, None if bias is None else bias[head, these, keys])
-        weights, of_scores = _slopes(scores, seen, kept, values, slopes, total[row, head, these], mean[row, head, these])
-        of_keys, of_values = (x.astype(vectors.dtype).T for x in (of_scores * steepness, weights))
+        queries, slopes = query[these, head, :], slope[these, head, :]
+        seen = _seen(segments[these], texts, place - number, window)
+        scores, steepness = _scores(form, queries, keys, _tile(bias, number, place, tile, head))
+        kept = _kept(form, seeds, row, first_head + head, number, place)
+        weights, of_scores = _slopes(scores, seen, kept, values, slopes, total[head, these], mean[head, these])
+        of_keys, of_values = (x.astype(keys.dtype).T for x in (of_scores * steepness, weights))
         return carry[0] + triton.dot(of_keys, queries), carry[1] + triton.dot(of_values, slopes)
 
-    carry = jnp.zeros(vectors.shape, jnp.float32), jnp.zeros(vectors.shape, jnp.float32)
-    for number in range(group):
-        one_head = functools.partial(step, key_head * group + number)
-        carry = lax.fori_loop(ranges[row, place, 0], ranges[row, place, 1], one_head, carry)
-    for ref, summed, factor in zip(out, carry, (form.scale, 1.0), strict=True):
-        ref[row, keys, key_head, :] = (summed * factor).astype(ref.dtype)
+    carry = jnp.zeros(keys.shape, jnp.float32), jnp.zeros(keys.shape, jnp.float32)
+    for head in range(query.shape[1]):
+        carry = lax.fori_loop(ranges[place, 0], ranges[place, 1], functools.partial(step, head), carry)
+    of_key[...] = (carry[0] * form.scale).astype(of_key.dtype)
+    of_value[...] = carry[1].astype(of_value.dtype)
 
 
 def _bias_kernel(form: Form, query, key, value, bias, segments, window, seeds, slope, total, mean, meeting, out) -> None:
-    tile, (rows, num, _), (pair, head, share) = form.tile, meeting.shape, map(pl.program_id, range(3))
-    place, number = lax.div(pair, num), lax.rem(pair, num)
+    tile, (rows, num, _), head = form.tile, meeting.shape, pl.program_id(1)
+    place, number = lax.div(pl.program_id(0), num), lax.rem(pl.program_id(0), num)
     these, keys, key_head = pl.ds(place * tile, tile), pl.ds(number * tile, tile), lax.div(head, query.shape[2] // key.shape[2])
-    of_place = bias[head, these, keys]
+    scores_of_places = bias[...]
 
     def add(row, _, summed):
         seen = _seen(segments[row, these], segments[row, keys], number - place, window)
-        scores, _ = _scores(form, query[row, these, head, :], key[row, keys, key_head, :], of_place)
+        scores, _ = _scores(form, query[row, these, head, :], key[row, keys, key_head, :], scores_of_places)
         slopes, totals, means = slope[row, these, head, :], total[row, head, these], mean[row, head, these]
         kept = _kept(form, seeds, row, head, place, number)
         return summed + _slopes(scores, seen, kept, value[row, keys, key_head, :], slopes, totals, means)[1]
 
     step = lambda row, summed: lax.fori_loop(0, meeting[row, place, number], functools.partial(add, row), summed)  # noqa: E731
-    size = pl.cdiv(rows, pl.num_programs(2))
-    last, none = jnp.minimum((share + 1) * size, rows), jnp.zeros((tile, tile), jnp.float32)
-    out[share, head, these, keys] = lax.fori_loop(share * size, last, step, none)
+    share = pl.cdiv(rows, pl.num_programs(2))
+    start = pl.program_id(2) * share
+    out[...] = lax.fori_loop(start, jnp.minimum(start + share, rows), step, jnp.zeros((tile, tile), jnp.float32))
+
+
+def _tile(bias: Any, place: Any, number: Any, tile: int, *head: int) -> Array | None:
+    return None if bias is None else bias[(*head, pl.ds(place * tile, tile), pl.ds(number * tile, tile))]
 
 
 def _scores(form: Form, queries: Array, keys: Array, bias: Array | None) -> tuple[Array, Array | float]:
