@@ -5,8 +5,9 @@ python -m benchmarks.layer_bytes --topology=v5e:2x2 --model=base --attention=fus
 Compiles one layer forward and backward for one chip (minutes), with the rows that it has of 512 pairs of MS MARCO's mean lengths on
 four chips: 39 of 256 tokens and 19 of 64. Needs `pip install 'de_jax[plan]'`, no TPU; nothing is run.
 
-`accessed_gb` is the compiler's own count. It adds up all memories: what is copied from HBM to a core's VMEM counts at both ends,
-and once more for each use. `hbm_gb` counts what HBM reads and writes, by the compiled program's text.
+`accessed_gb` is the compiler's own count over all memories. It counts an array that is copied from HBM to VMEM, next to the
+processor, at both ends and once more for each use. `used_gb` leaves such copies out. `hbm_gb` counts all traffic of HBM. Each has a
+ceiling: the time of the products over that of the bytes at HBM's speed, at most 1.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--topology", default="v5e:2x2", help="TPUs, of which one is compiled for (default v5e:2x2)")
+    parser.add_argument("--topology", default="v5e:2x2", help="TPUs; the layer is compiled for one of them (default v5e:2x2)")
     parser.add_argument("--model", default="base", choices=SIZES)
     parser.add_argument("--attention", default="auto", choices=("auto", "fused", "plain"))
     parser.add_argument("--dropout", type=float, default=0.1, help="rate (default .1)")
@@ -51,11 +52,11 @@ def main(argv: list[str] | None = None) -> None:
     compiled = compile_layer(config, topology.devices[0])
     costs = compiled.cost_analysis()
     flops = 3 * sum(plan.forward_flops(config, np.full(rows, length)) for rows, length in ROWS)
-    accessed, hbm = float(costs["bytes accessed"]), hbm_bytes(compiled.as_text())
-    products = flops / topology.chip.peak_flops
-    seconds = {name: size / HBM_BYTES[args.topology.partition(":")[0]] for name, size in (("accessed", accessed), ("hbm", hbm))}
-    report = {**vars(args), "products_ms": 1e3 * products, "accessed_gb": accessed / 1e9, "hbm_gb": hbm / 1e9}
-    report |= {f"ceiling_{name}": products / max(products, value) for name, value in seconds.items()}
+    used, hbm = counted(compiled.as_text())
+    products, speed = flops / topology.chip.peak_flops, HBM_BYTES[args.topology.partition(":")[0]]
+    report = {**vars(args), "products_ms": 1e3 * products}
+    for name, size in (("accessed", float(costs["bytes accessed"])), ("used", used), ("hbm", hbm)):
+        report |= {f"{name}_gb": size / 1e9, f"{name}_ceiling": min(1.0, products / (size / speed))}
     print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in report.items()}))
 
 
@@ -86,21 +87,22 @@ def compile_layer(config: T5Config, device: Any) -> Any:
         return jax.jit(step).lower(params, shape(2, dtype=jnp.uint32), rows, segments, biases, rows).compile()
 
 
-def hbm_bytes(text: str) -> int:
-    """That a TPU's compiled program without loops reads from HBM or writes to it."""
+def counted(text: str) -> tuple[int, int]:
+    """Bytes of a TPU's compiled program without loops: of the operands and results of its instructions, and to and from HBM."""
     entry = [found.groups() for line in text.partition("\nENTRY ")[2].splitlines() if (found := INSTRUCTION.match(line))]
     types = {name: result for name, result, _, _ in entry}
-    total = 0
+    used = hbm = 0
     for _, result, opcode, rest in entry:
-        if opcode in FREE or opcode.endswith("-done"):
+        if opcode in FREE or opcode.endswith("-done") or "ConcatBitcast" in rest:
             continue
         if opcode.endswith("-start"):  # a copy, in pieces or whole, between the two memories or within one
             (a, a_is_far), (b, b_is_far) = _arrays(result)[:2]
-            total += min(a, b) * (a_is_far + b_is_far)
+            hbm += min(a, b) * (a_is_far + b_is_far)
             continue
         operands = [types[name] for name in re.findall(r"%([\w.\-]+)", rest.partition("), ")[0]) if name in types]
-        total += sum(size for one in (result, *operands) for size, is_far in _arrays(one) if is_far)
-    return total
+        arrays = [array for one in (result, *operands) for array in _arrays(one)]
+        used, hbm = used + sum(size for size, _ in arrays), hbm + sum(size for size, is_far in arrays if is_far)
+    return used, hbm
 
 
 def _arrays(text: str) -> list[tuple[int, bool]]:
