@@ -44,7 +44,7 @@ def test_a_part_that_fails_or_does_not_fit_says_why_and_stops_no_other(visit, tm
     assert (code, report) == (1, {"out": str(tmp_path), "done": 1, "skipped": 2, "failed": 1})
     machine, ceilings, large, absent, long = lines
     assert (machine["part"], machine["commit"], machine["memory_gib"]) == ("machine", "abc", 80.0)
-    assert ceilings["result"]["product_tflops"] > 0
+    assert ceilings["result"]["size"] == 64
     assert large["because"] == "it needs 90 GiB of the GPU, and JAX has 80.0"
     assert "No module named 'benchmarks.no_such_module'" in absent["because"]
     assert long["because"].startswith("it needs about 10000 seconds, and ")

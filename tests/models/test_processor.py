@@ -28,7 +28,7 @@ def test_texts_are_encoded_in_bfloat16_where_the_device_multiplies_it(monkeypatc
         described.write_text(f"processor : 0\nflags\t\t: {flags}\n\nprocessor : 1\nflags : fpu\n")
     monkeypatch.setattr(processor, "Path", lambda name: described)
     monkeypatch.setattr(jax, "local_devices", lambda: [types.SimpleNamespace(platform=platform)])
-    monkeypatch.setattr(layers, "has_cudnn_attention", lambda: True)
+    monkeypatch.setattr(layers, "has_bfloat16_units", lambda: True)
     monkeypatch.setattr(processor, "family", processor.family.__wrapped__)
     assert (processor.family(), processor.fast_dtype()) == (family, dtype)
     model = DualEncoder(*[TowerConfig(T5Config(vocab_size=8, num_layers=0, dtype="float32"))] * 2)
