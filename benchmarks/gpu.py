@@ -189,7 +189,7 @@ class _Visit:
         if self._worker is None:
             self._worker = _Worker(part.peer, self._log)
         start = time.monotonic()
-        answer = self._worker.ask(line, min(2 * part.seconds, self._left()))
+        answer = self._worker.ask(line, self._left() if self._rehearse else min(2 * part.seconds, self._left()))
         about = {"command": f"python -m benchmarks.{line}", "seconds": round(time.monotonic() - start, 1)}
         return {"outcome": "failed" if "because" in answer else "done", **answer, **about}
 
