@@ -42,14 +42,18 @@ CHUNK_DOCS = 65536
 
 def main(argv: list[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
-    args = checked(parser.parse_args(argv))
+    args = _parse_args(argv)
     for num_docs in args.num_docs:
-        print(json.dumps({"benchmark": "index_throughput", **measured(num_docs, args), **environment()}), flush=True)
+        print(json.dumps({"benchmark": "index_throughput", **of_size(num_docs, args), **environment()}), flush=True)
 
 
-def measured(num_docs: int, args: argparse.Namespace) -> dict[str, Any]:
+def measured(argv: list[str]) -> dict[str, Any]:
+    """The reports that the command prints, by size."""
+    args = _parse_args(argv)
+    return {str(num_docs): of_size(num_docs, args) for num_docs in args.num_docs}
+
+
+def of_size(num_docs: int, args: argparse.Namespace) -> dict[str, Any]:
     """The figures of every index at one size; `args` are those of `add_arguments`."""
     with tempfile.TemporaryDirectory(dir=args.work_dir) as work_dir:
         return _of_all(num_docs, args, Path(work_dir))
@@ -182,6 +186,12 @@ def _num_bytes(index: FaissIndex, work_dir: Path) -> int:
 
 def _faiss_packages() -> list[str]:
     return [dist for dist in ("faiss-cpu", "faiss-gpu") if any(importlib.metadata.distributions(name=dist))]
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    return checked(parser.parse_args(argv))
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, k: int = 10, docs_a_group: int = 20) -> None:

@@ -51,7 +51,7 @@ def _reports(args: argparse.Namespace, settings: list[str]) -> Iterator[dict[str
         encoding = _encoding(args)
         yield {"setting": "encode", **encoding}
         for num_docs in args.num_docs:
-            report = index_throughput.measured(num_docs, args)
+            report = index_throughput.of_size(num_docs, args)
             rates = encoding["passages_per_second"], encoding["queries_per_second"]
             indexes = [name for name in index_throughput.INDEXES if name in report]
             report["num_train_queries"] = args.num_train_queries
