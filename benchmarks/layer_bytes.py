@@ -33,7 +33,7 @@ SIZES = {
 ROWS = ((39, 256), (19, 64))
 HBM_BYTES = {"v5e": 819e9, "v6e": 1640e9}
 """Per second, of a chip, by docs.cloud.google.com/tpu/docs."""
-WIDTHS = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "u16": 2, "pred": 1}
+WIDTHS = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "u16": 2, "s8": 1, "pred": 1}
 FREE = ("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "after-all")
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 
