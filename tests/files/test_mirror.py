@@ -12,7 +12,7 @@ import pytest
 from de_jax.data.negatives import generations
 from de_jax.files import buckets, folders, leases, mirror, mirror_names, mirrors
 from de_jax.files.mirror import Mirror
-from de_jax.settings import AnyPath, checked
+from de_jax.settings import LocalPath, checked
 from de_jax.tools import doctor
 from de_jax.types import InputError
 
@@ -451,7 +451,7 @@ def test_settings_get_the_copy_and_keep_the_address(bucket, monkeypatch):
     put({"corpus.jsonl": "1"})
 
     @checked
-    def opened(dataset_dir: str = "", tables: tuple[str, ...] = (), cache: AnyPath = ""):
+    def opened(dataset_dir: LocalPath = "", tables: tuple[LocalPath, ...] = (), cache: str = ""):
         return dataset_dir, tables, cache
 
     path = str(buckets.path_of(RUN))

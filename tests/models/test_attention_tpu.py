@@ -199,8 +199,8 @@ def kernels(text):
     return len(re.findall(r'custom_call_target="tpu_custom_call".*fused_attention', text))
 
 
-@pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
-@pytest.mark.parametrize("name", ["t5", "bert", "causal"])
+@pytest.mark.parametrize("topology", ["v5e:2x2", pytest.param("v6e:2x2", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("name", ["t5", pytest.param("bert", marks=pytest.mark.soak), "causal"])
 def test_a_compiled_step_holds_no_scores_of_all_pairs(libtpu, topology, name):
     """The plain form does, which shows that they are looked for as they are written."""
     config = dataclasses.replace(ENCODERS[name], dtype="bfloat16", remat="none", scan_layers=False)
