@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
         runs: dict[str, Callable[[], Any]] = {name: _Input(data, args.num_input_batches) for name, data in sources.items()}
         settings = [f"T5Config.dtype='{args.dtype}'", "T5Config.vocab_size=32128"]
         recipe = measure.read_model(args.model, "recipes/sde.gin", settings)
-        runs["step"] = Ours(recipe, batches["beir_pairs"])
+        runs["step"] = Ours(recipe, measure.params_of(recipe), batches["beir_pairs"])
         seconds = measure.in_turns(runs, args.repeats, args.clock)
         seconds = {name: [one / _count(name, args) for one in values] for name, values in seconds.items()}
         tokens = float(np.mean([_num_tokens(batch.query) + _num_tokens(batch.doc) for batch in batches["beir_pairs"]]))
