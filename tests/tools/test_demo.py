@@ -1,5 +1,6 @@
 """The page to try a model, without Gradio: rankings, marks, HTML and messages."""
 
+import functools
 import json
 import socket
 import sys
@@ -36,7 +37,8 @@ HOSTILE = [
 def systems(trained, dataset_dir, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DE_JAX_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-        models = {"trained": de_jax.load(trained), "earlier": de_jax.load(trained, step=3, devices=1)}
+        load = functools.partial(de_jax.load, trained, dtype="float32")
+        models = {"trained": load(), "earlier": load(step=3, devices=1)}
         return SideBySide(open_corpus(dataset_dir), models)
 
 

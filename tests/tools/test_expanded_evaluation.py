@@ -37,7 +37,7 @@ def cache(folder, monkeypatch):
 
 def report(folder, capsys, *options):
     arguments = [f"--run_dir={folder / 'run'}", f"--dataset_dir={folder / 'data'}", "--measures", "nDCG@10", *options]
-    evaluate_beir.main([*arguments, f"--expansion={folder / 'expansion.jsonl'}", "--max_generated_length=6"])
+    evaluate_beir.main([*arguments, "--dtype=float32", f"--expansion={folder / 'expansion.jsonl'}", "--max_generated_length=6"])
     return json.loads(capsys.readouterr().out)
 
 
