@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from written_folders import (
     describe_generator,
-    describe_masked_lm,
     describe_run,
     write_embeddings,
     write_expansion,
@@ -40,7 +39,6 @@ from de_jax.interop import safetensors_model
 from de_jax.retrieval.embedding_files import EMBEDDINGS, open_embeddings
 from de_jax.retrieval.index_files import SAVED_INDEX
 from de_jax.retrieval.vector_index import VECTOR_INDEX, VectorIndex
-from de_jax.training.run.language_model import MASKED_LM_RUN, load_masked_lm
 from de_jax.training.run.run_folder import RUN, load_run
 from de_jax.types import InputError
 
@@ -60,7 +58,6 @@ KINDS = [
 DESCRIPTIONS = [
     (RUN, describe_run, load_run),
     (GENERATOR_RUN, describe_generator, load_generator),
-    (MASKED_LM_RUN, describe_masked_lm, load_masked_lm),
     (safetensors_model.MODEL_FOLDER, write_model, safetensors_model.read),
 ]
 

@@ -10,10 +10,8 @@ from typing import Any, TypeVar
 
 from de_jax.files import schema
 from de_jax.files.kind import Kind
-from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import ARCHITECTURES, OWN_ENCODERS, require_known_encoder
 from de_jax.models.generator import Generator
-from de_jax.models.masked_lm import MaskedLanguageModel
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import PARTS, TowerConfig
 from de_jax.training.step.adapters import Lora
@@ -91,7 +89,6 @@ ADAPTERS = schema.of_class(
     Lora, rank=schema.integer(1, MAX_SIZE), alpha=_ABOVE_ZERO, dropout=schema.number(0, 1), trained=schema.texts
 )
 GENERATOR = schema.of_class(Generator, t5=_encoder_of(T5Config), num_decoder_layers=schema.nullable(_LAYERS))
-MASKED_LM = schema.of_class(MaskedLanguageModel, encoder=_encoder_of(BertConfig))
 
 
 def described(kind: Kind, folder: Path, make: Callable[[dict[str, Any]], T]) -> tuple[dict[str, Any], T]:

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from de_jax.evaluation import significance
 from de_jax.evaluation.significance import Comparison
 from de_jax.files import outputs
-from de_jax.papers.cells import Reproduction
-from de_jax.papers.needs import Run
-from de_jax.papers.records import write
-from de_jax.papers.tables import Column, Published, Row, Table
+from reproduction.cells import Reproduction
+from reproduction.needs import Run
+from reproduction.records import write
+from reproduction.tables import Column, Published, Row, Table
 
 LEVEL = 0.05
 

@@ -14,9 +14,9 @@ from tiny_run import QRELS
 
 from de_jax import cli
 from de_jax.evaluation import metrics
-from de_jax.papers import commands, tables
-from de_jax.tools import reproduce
 from de_jax.types import InputError
+from reproduction import __main__ as reproduce
+from reproduction import commands, tables
 
 PAPER = """
 title: A toy paper

@@ -8,11 +8,11 @@ import statistics
 import pytest
 
 from de_jax import cli, command, gin_settings
-from de_jax.papers import needs, plans, tables
-from de_jax.papers.cells import Reproduction, jobs_of, score_name
-from de_jax.papers.needs import Run, Sources
-from de_jax.papers.tables import read_paper
 from de_jax.types import InputError
+from reproduction import needs, plans, tables
+from reproduction.cells import Reproduction, jobs_of, score_name
+from reproduction.needs import Run, Sources
+from reproduction.tables import read_paper
 
 PAPERS = tables.names()
 NOT_AVERAGED = {

@@ -6,7 +6,7 @@ import naive
 import numpy as np
 import pytest
 
-from de_jax.data.batches import corruption
+from reproduction import corruption
 
 TENS = np.arange(10, 20)
 T5 = {"noise_density": 0.15, "mean_span_length": 3.0}

@@ -1,4 +1,4 @@
-"""Language models pretrained by the trainer: a run goes on where it was killed, and dual encoders and generators start from it."""
+"""Pretrained language models: a run goes on where it was killed, and dual encoders and generators start from it."""
 
 import json
 
@@ -12,11 +12,12 @@ from de_jax import configurables, trainer
 from de_jax.configurables import read_recipe
 from de_jax.data.text import beir
 from de_jax.data.text.vocabulary_training import train_wordpiece
-from de_jax.doc2query.generator_run import load_generator
 from de_jax.interop import any_model, generators
-from de_jax.pretraining import Pretraining
-from de_jax.training.run.language_model import load_masked_lm
+from de_jax.training.run.language_model import restored
+from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
+from reproduction import pretrain as pretraining
+from reproduction.masked_lm import MaskedLanguageModel
 
 SIZES = {
     "pretrain_t5": {"T5Config.vocab_size": 288, "T5Config.model_dim": 16, "T5Config.num_layers": 1, "T5Config.num_heads": 2,
@@ -27,7 +28,8 @@ SIZES = {
 }  # fmt: skip
 COMMON = {"make_mesh.data": 1, "TextsOptions.batch_size": 8, "TextsOptions.max_length": 24, "linear.warmup_steps": 0,
           "train.learning_rate": 0.02, "train.log_every_steps": 2, "train.save_every_steps": 2}  # fmt: skip
-LOADS = {"pretrain_t5": load_generator, "pretrain_bert": load_masked_lm}
+RECIPES = "reproduction/recipes"
+OTHER_SOURCE = ["train.data=@span_corruption"]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def pretrain(texts, run_dir, recipe, num_steps, **changes):
     settings = {**COMMON, **SIZES[recipe], "TextsOptions.texts": (str(texts),), "TextsOptions.tokenizer": texts / vocabulary,
                 "train.num_steps": num_steps, **{name.replace("__", "."): value for name, value in changes.items()}}  # fmt: skip
     gin = [f"--gin.{name}={value}" for name, value in settings.items()]
-    trainer.main([f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
+    pretraining.main([f"--gin_file={RECIPES}/{recipe}.gin", f"--run_dir={run_dir}", *gin])
 
 
 def test_a_pretrained_bert_is_a_model_to_start_from(texts, tmp_path):
@@ -52,15 +54,12 @@ def test_a_pretrained_bert_is_a_model_to_start_from(texts, tmp_path):
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4]
     assert lines[1]["loss"] < lines[0]["loss"]
-    run, found = load_masked_lm(run_dir), any_model.read(run_dir)
-    assert (run.step, found.model.query.pooling, found.model.query.projection_dim) == (4, "first", None)
-    assert "holds a language model, so these are assumed: cls pooling" in found.notes[0]
-    encoder = {part: run.params[part] for part in found.params["shared"]}
-    jax.tree.map(np.testing.assert_array_equal, found.params["shared"], encoder)
-    assert any_model.read(run_dir, pooling="mean").model.query.pooling == "mean"
-    with pytest.raises(InputError, match=toy_run.DAMAGED_TOKENIZER):
-        load_masked_lm(toy_run.with_another_tokenizer(run_dir, tmp_path / "damaged"))
-    settings = [f"MODEL={run_dir}", "make_mesh.data=1", "PairsOptions.max_query_length=16", "PairsOptions.max_doc_length=16"]
+    found = any_model.read(run_dir / "encoder")
+    assert (found.model.query.pooling, found.model.query.projection_dim, found.query.max_length) == ("first", None, 24)
+    kept = restored(run_dir, None, MaskedLanguageModel(found.model.query.encoder))[1]
+    jax.tree.map(np.testing.assert_array_equal, found.params["shared"], {part: kept[part] for part in found.params["shared"]})
+    settings = [f"MODEL={run_dir / 'encoder'}", "make_mesh.data=1"]
+    settings += ["PairsOptions.max_query_length=16", "PairsOptions.max_doc_length=16"]
     recipe = read_recipe(["recipes/fine_tune.gin"], settings)
     trainer.check(recipe, None)
 
@@ -69,8 +68,13 @@ def test_a_pretrained_bert_is_a_model_to_start_from(texts, tmp_path):
 def test_two_processes_start_from_a_language_model(texts, tmp_path):
     pretrain(texts, tmp_path / "bert", "pretrain_bert", 2, BertConfig__num_layers=0)
     data = toy_run.write_dataset(tmp_path / "data")
-    settings = {"MODEL": tmp_path / "bert", "beir_pairs.dataset_dir": data, "beir_pairs.batch_size": 16, "train.num_steps": 2}
-    settings |= {"beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16, "linear.warmup_steps": 0}
+    settings = {
+        "MODEL": tmp_path / "bert" / "encoder",
+        "beir_pairs.dataset_dir": data,
+        "beir_pairs.batch_size": 16,
+        "train.num_steps": 2,
+    }
+    settings |= {"train.num_steps": 2, "beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16, "linear.warmup_steps": 0}
     settings["train.learning_rate"] = 2e-6  # AdamW turns a gradient of 0 into an update of the rate, of either sign
     argv = ["--gin_file=recipes/fine_tune.gin", *(f"--gin.{name}={value}" for name, value in settings.items())]
     assert TwoProcesses([*argv, f"--run_dir={tmp_path / 'two'}"]).finish()[0] == [0, 0]
@@ -81,11 +85,10 @@ def test_two_processes_start_from_a_language_model(texts, tmp_path):
 @pytest.mark.soak
 @pytest.mark.parametrize("recipe", ["pretrain_bert", "pretrain_t5"])
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(texts, tmp_path, recipe):
-    pretrain(texts, tmp_path / "cut", recipe, 3, linear__end=0.02)
-    with pytest.warns(UserWarning, match="num_steps = 6"):
-        pretrain(texts, tmp_path / "cut", recipe, 6, linear__end=0.02)
+    for num_steps in (3, 6):
+        pretrain(texts, tmp_path / "cut", recipe, num_steps, linear__end=0.02)
     pretrain(texts, tmp_path / "whole", recipe, 6, linear__end=0.02)
-    params = [LOADS[recipe](tmp_path / name).params for name in ("whole", "cut")]
+    params = [load_run(tmp_path / name / "encoder").params for name in ("whole", "cut")]
     jax.tree.map(np.testing.assert_array_equal, *params)
     losses = [[json.loads(line)["loss"] for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()][-1:]
               for name in ("whole", "cut")]  # fmt: skip
@@ -99,9 +102,14 @@ def test_dual_encoders_are_trained_from_a_pretrained_encoder(texts, tmp_path, re
     if recipe == "pretrain_t5":
         run = generators.read(tmp_path / "model")
         assert (run.step, run.max_doc_length) == (2, 24)
-    found = any_model.read(tmp_path / "model")
+    found = any_model.read(tmp_path / "model" / "encoder")
     assert found.model.query.pooling == pooling
-    settings = [f"MODEL={tmp_path / 'model'}", "make_mesh.data=1", "linear.warmup_steps=0", "pretrained_tower.projection_dim=8"]
+    settings = [
+        f"MODEL={tmp_path / 'model' / 'encoder'}",
+        "make_mesh.data=1",
+        "linear.warmup_steps=0",
+        "pretrained_tower.projection_dim=8",
+    ]
     settings += ['train.init_new=("shared/projection/.*",)', f"beir_pairs.dataset_dir={texts}", "train.num_steps=1"]
     settings += ["PairsOptions.batch_size=8", "PairsOptions.max_query_length=16", "PairsOptions.max_doc_length=16"]
     recipe = read_recipe(["recipes/fine_tune.gin"], settings)
@@ -113,15 +121,15 @@ def test_dual_encoders_are_trained_from_a_pretrained_encoder(texts, tmp_path, re
 def test_pretraining_recipes_are_whole_and_know_what_they_learn_from(texts, capsys):
     for name, sizes in SIZES.items():
         settings = [f"{setting}={value}" for setting, value in sizes.items()]
-        built = configurables.build([f"recipes/{name}.gin"], settings).recipe
-        assert isinstance(built, Pretraining)
-        with pytest.raises(InputError, match="pretrains a language model, which de-jax train alone can do"):
-            read_recipe([f"recipes/{name}.gin"], settings)
+        built = configurables.build([f"{RECIPES}/{name}.gin"], settings, also=pretraining.NAMES).recipe
+        assert isinstance(built, pretraining.Pretraining)
+        with pytest.raises(InputError, match=r"train\.model is @(Generator|MaskedLanguageModel)\(\), but recipes have no setting"):
+            read_recipe([f"{RECIPES}/{name}.gin"], settings)
     with pytest.raises(InputError, match="@span_corruption, from which a MaskedLanguageModel cannot learn; take @masked_tokens"):
-        configurables.build(["recipes/pretrain_bert.gin"], ["train.data=@span_corruption"])
+        configurables.build([f"{RECIPES}/pretrain_bert.gin"], OTHER_SOURCE, also=pretraining.NAMES)
     with pytest.raises(InputError, match=r"nothing in this recipe reads samtone\.temperature"):
-        configurables.build(["recipes/pretrain_bert.gin"], ["samtone.temperature=0.1"])
-    trainer.main(["--gin_file=recipes/pretrain_bert.gin", "--dry_run"])
+        configurables.build([f"{RECIPES}/pretrain_bert.gin"], ["samtone.temperature=0.1"], also=pretraining.NAMES)
+    pretraining.main([f"--gin_file={RECIPES}/pretrain_bert.gin", "--dry_run"])
     table, layer = 8000 * 256 + 512 * 256 + 2 * 256 + 2 * 256, 4 * 256 * 257 + 2 * 256 * 1024 + 1024 + 256 + 4 * 256
     assert json.loads(capsys.readouterr().out) == {"num_parameters": table + 4 * layer + 256 * 257 + 2 * 256 + 8000}
 
@@ -137,4 +145,4 @@ def test_pretraining_recipes_are_whole_and_know_what_they_learn_from(texts, caps
 def test_sizes_that_do_not_fit_are_refused_before_anything_is_written(texts, tmp_path, changes, sentence):
     with pytest.raises(InputError, match=sentence):
         pretrain(texts, tmp_path / "run", "pretrain_bert", 2, **changes)
-    assert not (tmp_path / "run" / "language_model.json").exists()
+    assert not (tmp_path / "run" / "checkpoints").exists()

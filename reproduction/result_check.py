@@ -14,10 +14,10 @@ from typing import Any
 
 from de_jax.files import schema
 from de_jax.files.reading import parse_object
-from de_jax.files.yaml_files import read_yaml
 from de_jax.reports import tables
-from de_jax.reports.result_files import Entry, Scores, Table, entries_of, expected, read_all, tolerances
 from de_jax.types import InputError
+from reproduction.result_files import Entry, Scores, Table, entries_of, expected, read_all, tolerances
+from reproduction.yaml_files import read_yaml
 
 RESULTS_DIR = "results"
 _LEVEL = 0.05  # of p
@@ -25,7 +25,7 @@ _DESIGN = schema.record({"results": schema.Maybe(schema.text, "")})
 
 
 def check_entry(name: str) -> None:
-    """Runs `de-jax reproduce --check` in the working directory: one JSON object on stdout, a table on stderr.
+    """Runs `python -m reproduction --check` in the working directory: one JSON object on stdout, a table on stderr.
 
     Raises:
         InputError: as of `check`.

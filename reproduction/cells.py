@@ -20,11 +20,11 @@ from de_jax.data.text import beir
 from de_jax.evaluation import first_ranks, metrics
 from de_jax.evaluation.report import kept_ranking
 from de_jax.files import outputs, schema
-from de_jax.papers.commands import RunCommand
-from de_jax.papers.needs import Needs, Run, Source, Sources
-from de_jax.papers.records import Records
-from de_jax.papers.tables import RANKS, Column, Evaluation, Paper, Row, Table
 from de_jax.types import InputError
+from reproduction.commands import RunCommand
+from reproduction.needs import Needs, Run, Source, Sources
+from reproduction.records import Records
+from reproduction.tables import RANKS, Column, Evaluation, Paper, Row, Table
 
 TRAINED_FILE = "trained.jsonl"
 PerQuery = dict[str, dict[str, float]]
@@ -133,7 +133,7 @@ class Reproduction:
                     waiting.setdefault(source, set()).update(rows[job.run])
         return [Missing(source, self._by_table(found)) for source, found in waiting.items()]
 
-    def fill(self, show: Callable[[], None]) -> None:
+    def fill(self, show: Callable[[], object]) -> None:
         """Trains and scores every run whose data and models are present; calls `show` after each new score.
 
         Raises:

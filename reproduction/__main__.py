@@ -1,16 +1,16 @@
 """Trains and scores the runs of a paper's tables, and puts our numbers beside the published ones; prints one JSON object.
 
-de-jax reproduce samtone --table 1 --dry_run             # runs, steps, FLOPs, and missing data
-de-jax reproduce samtone --table 1 --seeds 0 1 2         # trains and scores, a cell after another
-de-jax reproduce samtone --scale small                   # the design that shows its effect on small data, in hours on a CPU
-de-jax reproduce --check bm25                            # a recorded result again; exit code 1 if a score is out of tolerance
+python -m reproduction samtone --table 1 --dry_run             # runs, steps, FLOPs, and missing data
+python -m reproduction samtone --table 1 --seeds 0 1 2         # trains and scores, a cell after another
+python -m reproduction samtone --scale small                   # the design that shows its effect on small data, in hours on a CPU
+python -m reproduction --check bm25                            # a recorded result again; exit code 1 if a score is out of tolerance
 
 Papers: ance, curriculum, daft, dance, samtone. Nothing is downloaded. Missing data and weights are listed: where to get them, and
 where to put them below --data_dir; cells that have all they need are filled meanwhile. <out_dir>/<paper> gets a table_<number>.md,
 written again after each score, and the same cell by cell as JSON lines. The same command continues a stopped one.
 --dry_run with a --topology of plan_run compiles the step of each recipe for its memory, in minutes each.
 
---scale small and --check are for a clone of the repository: experiments and results are not installed. docs/results.md lists the
+Run it in a clone of the repository, which has the tables, designs and results; they are not installed. docs/results.md lists the
 entries. --scale small first runs the designs, also of other papers, whose missing results the paper's designs need.
 """
 
@@ -26,14 +26,14 @@ from pathlib import Path
 from de_jax import command
 from de_jax.configurables import parse_with_settings
 from de_jax.files import outputs
-from de_jax.papers import commands, designs, filled, plans
-from de_jax.papers.cells import Reproduction
-from de_jax.papers.needs import Sources
-from de_jax.papers.tables import names, read_paper
-from de_jax.reports.result_check import check_entry
-from de_jax.reports.tables import design_tables, text_table
+from de_jax.reports.tables import text_table
 from de_jax.settings import Seed, numeric
 from de_jax.types import InputError
+from reproduction import commands, designs, filled, plans
+from reproduction.cells import Reproduction
+from reproduction.needs import Sources
+from reproduction.result_check import check_entry
+from reproduction.tables import names, read_paper
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -85,7 +85,7 @@ def _small(paper: str, args: argparse.Namespace) -> None:
     for results in (Path(report["results"]) for report in reports if report["results"]):
         _say("", str(results))
         if results.name == "report.json" and results.is_file():
-            _say(*design_tables(outputs.read_json(results)))
+            _say(*designs.design_tables(outputs.read_json(results)))
     print(json.dumps({"paper": paper, "designs": reports}))
 
 

@@ -1,7 +1,7 @@
 """The papers' tables as data: rows are recipes, columns are evaluations, and every cell has the number that the paper prints.
 
-gin_configs/paper/tables/<paper>.yaml   the tables of a paper
-gin_configs/paper/tables/sources.yaml   data, pretrained models, and what recipes are trained on (`needs`)
+reproduction/papers/<paper>.yaml   the tables of a paper
+reproduction/papers/sources.yaml   data, pretrained models, and what recipes are trained on (`needs`)
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax.files import schema
-from de_jax.files.yaml_files import read_yaml
-from de_jax.gin_settings import RECIPES_DIR
 from de_jax.types import InputError
+from reproduction.yaml_files import read_yaml
 
-TABLES_DIR = RECIPES_DIR / "paper" / "tables"
+TABLES_DIR = Path(__file__).parent / "papers"
 SOURCES = "sources"
 RANKS = "ranks"
 """Instead of judgements: the evaluation writes `evaluation.first_ranks` itself."""

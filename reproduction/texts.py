@@ -6,14 +6,14 @@ The corruption of a row depends only on the seed, the step and the row, so a con
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import numpy as np
+from jaxtyping import Int64
 
-from de_jax.data.batches import corruption
-from de_jax.data.batches.text_chunks import TextChunks
 from de_jax.data.sources.options import Share, TokenizerSource
 from de_jax.data.sources.training_set import opened, store_dir
 from de_jax.data.stores.corpus import TokenStore, cached_token_store
@@ -21,7 +21,9 @@ from de_jax.data.stores.joining import joined
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import Tokenizer, mask_id
 from de_jax.settings import LocalPath, PositiveInt, Range, Seed, check_fields, checked
-from de_jax.types import Array, Batch, Batches, InputError, MaskedTexts
+from de_jax.types import Array, Batch, Batches, InputError
+from reproduction import corruption
+from reproduction.masked_lm import MaskedTexts
 
 NUM_SENTINELS = 100
 """Token ids behind the vocabulary that stand for spans, as T5 has them."""
@@ -209,3 +211,58 @@ def _corrupted(
         batches_per_epoch=chunks.num_batches,
         doc_ids=chunks.store.ids,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class TextChunks:
+    """All texts of a store end to end, cut into chunks; every epoch has another offset and another order.
+
+    A chunk may hold the end of one text and the beginning of the next. What fills no chunk or no batch waits for another epoch.
+
+    Attributes:
+        store: the texts.
+        length: tokens of a chunk.
+        batch_size: chunks of a batch.
+        seed: of offsets and orders.
+
+    Raises:
+        InputError: the texts do not fill one batch.
+    """
+
+    store: TokenStore
+    length: int
+    batch_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not self.num_batches:
+            raise InputError(
+                f"the texts have {len(self.store.tokens):,} tokens, which do not fill a batch of {self.batch_size} chunks of "
+                f"{self.length}; take more texts, or a smaller batch_size."
+            )
+
+    @property
+    def num_chunks(self) -> int:
+        """Of an epoch, whatever its offset is."""
+        return max(len(self.store.tokens) - (self.length - 1), 0) // self.length
+
+    @property
+    def num_batches(self) -> int:
+        """Of an epoch."""
+        return self.num_chunks // self.batch_size
+
+    def starts(self, step: int) -> Int64[np.ndarray, " B"]:
+        """Where the chunks of a batch begin in the store's tokens."""
+        epoch, number = divmod(step, self.num_batches)
+        return _starts(self.seed, epoch, self.length, self.num_chunks)[number * self.batch_size : (number + 1) * self.batch_size]
+
+    def text_rows(self, starts: Int64[np.ndarray, " r"]) -> Int64[np.ndarray, " r"]:
+        """The texts that chunks begin in, as rows of the store."""
+        return np.searchsorted(self.store.offsets, starts, side="right") - 1
+
+
+@functools.lru_cache(maxsize=2)  # consecutive batches come from one epoch
+def _starts(seed: int, epoch: int, length: int, num_chunks: int) -> np.ndarray:
+    rng = np.random.default_rng((seed, epoch))
+    offset = rng.integers(length)
+    return offset + length * rng.permutation(num_chunks).astype(np.int64)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from de_jax.files import schema
-from de_jax.papers import stand_ins
-from de_jax.papers.cells import Job, Missing, Reproduction, cells_of
-from de_jax.papers.commands import RunCommand
-from de_jax.papers.needs import Needs
-from de_jax.papers.records import Records
 from de_jax.planner import outline
+from reproduction import stand_ins
+from reproduction.cells import Job, Missing, Reproduction, cells_of
+from reproduction.commands import RunCommand
+from reproduction.needs import Needs
+from reproduction.records import Records
 
 KEPT = ("available_gib", "fits", "why_not", "memory_gib", "executed_flops", "estimate")
 """Fields of a `de-jax plan_run` report that a plan keeps."""

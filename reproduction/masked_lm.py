@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,16 @@ from jaxtyping import Float, Int
 from de_jax.models.bert import BertConfig, norm_of
 from de_jax.models.layers import Linear, product
 from de_jax.settings import check_fields
-from de_jax.types import Array, MaskedTexts, Metrics, Params
+from de_jax.types import Array, Metrics, Params
+
+
+class MaskedTexts(NamedTuple):
+    """A batch for a model that tells masked tokens; int32."""
+
+    tokens: Array  # [B, L], some of them masked; 0 is padding
+    places: Array  # [B, M] which of a row's tokens are asked for
+    targets: Array  # [B, M] what stood there
+    doc_id: Array  # [B] the text in which a row begins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,15 +64,6 @@ class MaskedLanguageModel:
         of_target = jnp.take_along_axis(logits, batch.targets[..., None], axis=-1)[..., 0]
         is_right = (jnp.argmax(logits, axis=-1) == batch.targets).astype(jnp.float32)
         return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - of_target), {"token_accuracy": jnp.mean(is_right)}
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values from which `from_json` makes an equal model."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> MaskedLanguageModel:
-        """The model that `to_json` described."""
-        return cls(BertConfig(**value["encoder"]))
 
     def _module(self) -> _EncoderWithHead:
         return _EncoderWithHead(self.encoder)

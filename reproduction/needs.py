@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from de_jax import gin_settings
 from de_jax.files import schema
-from de_jax.files.yaml_files import read_yaml
 from de_jax.gin_settings import RECIPES_DIR, Setting
-from de_jax.papers import tables
 from de_jax.types import InputError
+from reproduction import tables
+from reproduction.yaml_files import read_yaml
 
 RECIPES = "recipes/paper/"
 RUNS = "runs/"

@@ -1,12 +1,18 @@
 """Pretrains a small language model to start from: a T5 by span corruption, or a BERT by masked tokens.
 
-The run of a T5 is a generator's (`doc2query.generator_run`), which `de-jax doc2query train --init_from` takes. Both kinds are
-sources of `train.init_from` and of a recipe's MODEL (`interop.language_models`).
+python -m reproduction.pretrain --gin_file=reproduction/recipes/pretrain_t5.gin --gin.TextsOptions.texts="('data/scifact',)" \\
+    --gin.TextsOptions.tokenizer=runs/vocabulary --run_dir=runs/t5
+
+Repeat the command to continue a stopped run. After the last update <run_dir>/encoder is a run of a dual encoder to start from, a
+MODEL of recipes: the encoder alone, with mean pooling (T5) or the first token's vector (BERT), no projection, and embeddings of
+length 1. A T5's <run_dir> is a generator's too, which `de-jax doc2query train --init_from` takes.
 """
 
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -16,25 +22,29 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from de_jax import command, recipe_file
+from de_jax import command, configurables
 from de_jax.data.sources.options import Share
-from de_jax.data.sources.texts import CorruptedTexts
+from de_jax.data.text.sides import Side
 from de_jax.doc2query import generator_run
 from de_jax.doc2query.generator_run import GeneratorRun
-from de_jax.files import mirrors
+from de_jax.files.outputs import atomic_file
+from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.generator import Generator
-from de_jax.models.masked_lm import MaskedLanguageModel
+from de_jax.models.tower import TowerConfig
 from de_jax.settings import Seed, check_call, check_fields, name_of
 from de_jax.training.hooks.faults import Explanation
 from de_jax.training.hooks.preemption import StopOnSignal
-from de_jax.training.mesh import sharding
+from de_jax.training.mesh import distributed, sharding
 from de_jax.training.run import language_model
-from de_jax.training.run.run_folder import only_trainer
+from de_jax.training.run.run_folder import only_trainer, write_run
 from de_jax.training.run.settings import Logging, Optimization, settings_group
-from de_jax.types import Array, InputError, MaskedTexts, Params
+from de_jax.types import Array, InputError, Params
+from reproduction.masked_lm import MaskedLanguageModel, MaskedTexts
+from reproduction.texts import CorruptedTexts, TextsOptions, masked_tokens, span_corruption
 
 SOURCES: dict[type, str] = {Generator: "span_corruption", MaskedLanguageModel: "masked_tokens"}
 """What each kind of model learns from."""
+ENCODER_DIR = "encoder"
 
 
 @settings_group
@@ -54,7 +64,6 @@ class Pretraining:
         InputError: a value that its setting cannot have.
 
     Example:
-        >>> from de_jax.data.sources.texts import TextsOptions, span_corruption
         >>> from de_jax.models.t5 import T5Config
         >>> texts = TextsOptions(texts=("data/beir/scifact",), tokenizer="vocabularies/t5", max_length=128)
         >>> recipe = Pretraining(
@@ -100,33 +109,42 @@ class Pretraining:
         return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
+def main(argv: list[str] | None = None) -> None:
+    """The command; prints a JSON object when the run is complete."""
+    args, bindings = configurables.parse_with_settings(_parser(), argv)
+    built = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports, also=NAMES)
+    recipe: Any = built.recipe
+    if args.dry_run:
+        print(json.dumps({"num_parameters": recipe.num_parameters()}))
+        return
+    if not args.run_dir:
+        raise InputError("--run_dir is missing; name the folder that checkpoints and logs go to.")
+    summary = pretrain(recipe, args.run_dir, gin=built.as_gin())
+    print(json.dumps(summary))
+    if summary["stopped"] == StopOnSignal.REASON:
+        sys.exit(command.EXIT_STOPPED)
+
+
 def pretrain(recipe: Pretraining, run_dir: str | Path, *, gin: str = "") -> dict[str, Any]:
     """Trains to the recipe's last step, from the newest checkpoint in `run_dir` if there is one; returns a summary.
 
     Args:
         recipe: the model, the texts and the settings of training.
-        run_dir: gets checkpoints, logs and `recipe.json`.
+        run_dir: gets checkpoints, logs and `encoder/`.
         gin: the text of the recipe's gin file, if it has one; kept as `config.gin`.
 
     Raises:
         InputError: another trainer is at work in `run_dir`, or the texts are unusable or do not fit the model or devices.
-        SystemExit: after SIGTERM, as of `train`.
     """
-    summary = pretrain_or_stop(recipe, run_dir, gin=gin)
-    if summary["stopped"] == StopOnSignal.REASON:
-        sys.exit(command.EXIT_STOPPED)
-    return summary
-
-
-def pretrain_or_stop(recipe: Pretraining, run_dir: str | Path, *, gin: str = "") -> dict[str, Any]:
-    """As `pretrain`, but it also returns after SIGTERM, with "stopped" in the summary."""
-    start, run_dir = time.monotonic(), mirrors.local(run_dir)
+    start, run_dir = time.monotonic(), Path(run_dir)
     num_parameters, mesh = recipe.num_parameters(), recipe.mesh()
     with only_trainer(run_dir):
         host_index, num_hosts = sharding.host_share(mesh)
         data = recipe.data(share=Share(host_index=host_index, num_hosts=num_hosts))
         _check(recipe, data, mesh)
-        _describe(recipe, run_dir, data)
+        if isinstance(recipe.model, Generator):
+            lengths = {"max_query_length": data.max_target_length, "max_doc_length": data.max_length}
+            generator_run.describe(GeneratorRun(run_dir, 0, recipe.model, {}, data.tokenizer, **lengths))
         state, stop = language_model.train_language_model(
             run_dir,
             recipe.model,
@@ -137,8 +155,10 @@ def pretrain_or_stop(recipe: Pretraining, run_dir: str | Path, *, gin: str = "")
             mesh=mesh,
             explanation=_explanation(recipe, data),
             seed=recipe.seed,
-            begin=lambda: recipe_file.keep(recipe, run_dir, gin),
+            begin=lambda: _keep_gin(run_dir, gin),
         )
+        if stop is None and distributed.is_first():
+            _write_encoder(recipe, run_dir, data)
     return {
         "run_dir": str(run_dir),
         "step": int(state.step),
@@ -148,6 +168,22 @@ def pretrain_or_stop(recipe: Pretraining, run_dir: str | Path, *, gin: str = "")
         "epochs": round(int(state.step) / data.batches_per_epoch, 3),
         "stopped": stop.reason if stop else None,
     }
+
+
+def _keep_gin(run_dir: Path, gin: str) -> None:
+    if gin and distributed.is_first():
+        with atomic_file(run_dir / "config.gin") as unfinished:
+            unfinished.write_text(gin, encoding="utf-8")
+
+
+def _write_encoder(recipe: Pretraining, run_dir: Path, data: CorruptedTexts) -> None:
+    """The encoder of the newest checkpoint, as a run of its own."""
+    _, params = language_model.restored(run_dir, None, recipe.model)
+    tower = TowerConfig(recipe.encoder, pooling="mean" if isinstance(recipe.model, Generator) else "first", projection_dim=None)
+    kept = {part: params[part] for part in ("embedder", "encoder") if part in params}  # without layers, no encoder
+    side = Side(data.tokenizer, data.max_length)
+    shutil.rmtree(run_dir / ENCODER_DIR, ignore_errors=True)  # of a run that was continued to more updates
+    write_run(run_dir / ENCODER_DIR, {"shared": kept}, model=DualEncoder(query=tower, doc=tower), query=side, doc=side)
 
 
 def _check(recipe: Pretraining, data: CorruptedTexts, mesh: jax.sharding.Mesh) -> None:
@@ -164,14 +200,6 @@ def _check(recipe: Pretraining, data: CorruptedTexts, mesh: jax.sharding.Mesh) -
             f"TextsOptions.max_length is {data.max_length}, but the encoder has positions for {encoder.max_length} tokens; set "
             f"{name}.max_positions higher."
         )
-
-
-def _describe(recipe: Pretraining, run_dir: Path, data: CorruptedTexts) -> None:
-    if isinstance(recipe.model, Generator):
-        lengths = {"max_query_length": data.max_target_length, "max_doc_length": data.max_length}
-        generator_run.describe(GeneratorRun(run_dir, 0, recipe.model, {}, data.tokenizer, **lengths))
-    else:
-        language_model.describe(run_dir, recipe.model, data.tokenizer, data.max_length)
 
 
 def _explanation(recipe: Pretraining, data: CorruptedTexts) -> Explanation:
@@ -194,3 +222,20 @@ def _explanation(recipe: Pretraining, data: CorruptedTexts) -> Explanation:
 
 def _has_finite_logits(model: MaskedLanguageModel, params: Params, batch: MaskedTexts) -> Array:
     return jnp.isfinite(model.logits(params, batch.tokens, batch.places)).all(axis=(1, 2))
+
+
+def _parser() -> command.Parser:
+    parser = command.Parser(description=__doc__)
+    parser.add_argument("--gin_file", action="append", default=[], required=True, help="a recipe; repeatable")
+    parser.add_argument("--run_dir", help="folder for checkpoints and logs; a run in it continues")
+    parser.add_argument("--dry_run", action="store_true", help="check the recipe without data, and count the parameters")
+    return parser
+
+
+NAMES: dict[str, Any] = {
+    one.__name__: one for one in (Generator, MaskedLanguageModel, span_corruption, masked_tokens, TextsOptions)
+} | {"train": Pretraining}
+"""Names of a recipe of pretraining, beside those of every recipe."""
+
+if __name__ == "__main__":
+    command.run(main)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from de_jax.files import schema
-from de_jax.files.yaml_files import read_yaml
+from de_jax.reports.tables import text_table
 from de_jax.types import InputError
+from reproduction.yaml_files import read_yaml
 
 DESIGNS_DIR = Path("experiments")
 
@@ -77,6 +78,22 @@ def run_designs(designs: list[Design], call: Callable[[str], None]) -> list[dict
             call(line)
         reports.append({"design": design.name, "seconds": round(time.monotonic() - start, 1), "results": design.results or None})
     return reports
+
+
+def design_tables(report: Mapping[str, Any]) -> Iterator[str]:
+    """Two tables for each data set of a report of `experiments.run_design`: the arms' mean scores, and the comparisons of arms."""
+    for name, one in report["sets"].items():
+        measures = list(next(iter(one["arms"].values()))["mean"])
+        rows = [[arm, *(f"{scored['mean'][measure]:.4f}" for measure in measures)] for arm, scored in one["arms"].items()]
+        yield text_table([f"{report['design']}: {name}", *measures], rows)
+        rows = [
+            [f"{arm} beside {pairs['baseline']}", f"{system['difference']:+.4f}", f"{system['holm_permutation']:.4f}"]
+            for pairs in one["compared"]
+            for arm, system in pairs["systems"].items()
+            if arm != pairs["baseline"]
+        ]
+        if rows:
+            yield text_table([f"difference in {one['compared'][0]['measure']}", "", "p (Holm)"], rows)
 
 
 def _in_order(chosen: list[Design], writers: Mapping[str, Design]) -> list[Design]:

@@ -18,8 +18,8 @@ from typing import Any
 
 from de_jax.files import schema
 from de_jax.files.schema import Check, Mismatch
-from de_jax.files.yaml_files import read_yaml
 from de_jax.types import InputError
+from reproduction.yaml_files import read_yaml
 
 _NUMBER = re.compile(r"([-+]?\d*\.?\d+)(?: ± (\d*\.?\d+))?")
 _CHANGE = re.compile(r"([-+]\d*\.?\d+) \(p (\d*\.?\d+)\)")

@@ -7,12 +7,12 @@ import pytest
 from letters import Letters
 from pretrained_folders import write_tokenizer
 
-from de_jax.data.batches import corruption
 from de_jax.data.sources.options import Share
-from de_jax.data.sources.texts import TextsOptions, masked_tokens, span_corruption
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.data.text.vocabulary_training import train_wordpiece
 from de_jax.types import InputError
+from reproduction import corruption
+from reproduction.texts import TextsOptions, masked_tokens, span_corruption
 
 ALPHABET = "abcdefghijklmnopqrstuvwxy"
 
@@ -30,7 +30,7 @@ class Masked(Letters):
 @pytest.fixture
 def options(tmp_path, monkeypatch):
     """40 texts of 25 letters, no two neighbours alike, in two files."""
-    monkeypatch.setattr("de_jax.data.sources.texts.mask_id", lambda tokenizer: getattr(tokenizer, "mask_id", None))
+    monkeypatch.setattr("reproduction.texts.mask_id", lambda tokenizer: getattr(tokenizer, "mask_id", None))
     for name in ("one", "two"):
         (tmp_path / f"{name}.tsv").write_text("".join(f"{row}\t{ALPHABET}\n" for row in range(20)))
     texts = (str(tmp_path / "one.tsv"), str(tmp_path / "two.tsv"))

@@ -3,8 +3,8 @@
 import pytest
 
 from de_jax.files import schema
-from de_jax.files.yaml_files import read_yaml
 from de_jax.types import InputError
+from reproduction.yaml_files import read_yaml
 
 ROWS = schema.record({"rows": schema.list_of(schema.record({"name": schema.some_text, "score": schema.nullable(schema.number())}))})
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from recorded_results import CHANGED, TOY, write_results
 
-from de_jax.files.yaml_files import read_yaml
-from de_jax.reports import result_check
-from de_jax.reports.result_check import check
-from de_jax.reports.result_files import entries_of, read_all
-from de_jax.tools import reproduce
 from de_jax.types import InputError
+from reproduction import __main__ as reproduce
+from reproduction import result_check
+from reproduction.result_check import check
+from reproduction.result_files import entries_of, read_all
+from reproduction.yaml_files import read_yaml
 
 ROOT = Path(__file__).parents[2]
 RECORDED = entries_of(read_all(ROOT / "results"))

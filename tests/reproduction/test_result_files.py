@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from recorded_results import CHANGED, TOY, write_results
 
-from de_jax.reports.result_files import Table, entries_of, read_all, tolerances
 from de_jax.types import InputError
+from reproduction.result_files import Table, entries_of, read_all, tolerances
 
 
 def test_an_entry_is_read_as_it_is_written(tmp_path):

@@ -16,9 +16,9 @@ from de_jax.interop.safetensors_files import FILE, save
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import TowerConfig
-from de_jax.papers.needs import Needs, Run, Source, Sources
 from de_jax.recipe import Recipe
 from de_jax.training.run.run_folder import describe_run
+from reproduction.needs import Needs, Run, Source, Sources
 
 MOST_LAYERS = 24
 _TOWER = TowerConfig(BertConfig(vocab_size=30522), pooling="first", projection_dim=None, normalize=False)
