@@ -198,8 +198,7 @@ def own_generations(mined: MinedNegatives, run_dir: Path) -> dict[int, Mapping[s
     own = by_run(run_dir, mined.negatives_dir)
 
     def is_own(manifest: Mapping[str, Any]) -> bool:
-        named = _RUN if _RUN in manifest else "mined_by"  # of earlier versions
-        return manifest.get(named, own[named]) == own[named]
+        return manifest.get(_RUN, own[_RUN]) == own[_RUN]
 
     return {number: manifest for number, manifest in mined.manifests().items() if is_own(manifest)}
 

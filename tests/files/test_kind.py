@@ -119,7 +119,7 @@ def test_an_entry_that_this_version_does_not_know_is_left_as_it_is(tmp_path, tok
     folder = tmp_path / "000001"
     write(folder, tokenizer)
     for checksums in folder.rglob(folders.CHECKSUMS_FILE):
-        checksums.unlink()  # version 0.1.0 wrote none
+        checksums.unlink()
     outputs.write_json(folder / kind.file, outputs.read_json(folder / kind.file) | {"from_the_future": [1]})
     open_folder(folder)
     assert kind.open(folder)["from_the_future"] == [1]

@@ -331,7 +331,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
 def test_damaged_embeddings_are_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "second"):
         to_dir(CountingTower(), make_store(), folder)
-        (folder / "checksums.json").unlink()  # version 0.1.0 wrote none
+        (folder / "checksums.json").unlink()
     with open(tmp_path / "embeddings.npy", "r+b") as file:
         file.truncate(500)
     with pytest.raises(InputError, match=r"embeddings\.npy (is no \.npy file|has \d+ bytes)"):
