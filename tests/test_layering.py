@@ -49,6 +49,7 @@ RULES = {
     "de_jax.files.buckets": FILES.allowing("fsspec"),
     "de_jax.files.progress": FILES.allowing("tqdm"),
     "de_jax.freed_memory": Rule(()),
+    "de_jax.engine": Rule(("types", "files", "command"), (), ("ray",)),
     "de_jax.command": Rule(("types", "settings", "files", "freed_memory")),
     "de_jax.cli": Rule(("types", "command")),
     "de_jax.__main__": Rule(("cli",)),
@@ -80,7 +81,7 @@ RULES = {
     "de_jax.reports": CONCERN._replace(layers=(*CONCERN.layers, "evaluation")),
     "de_jax.reports.model_card": CONCERN._replace(layers=(*CONCERN.layers, "evaluation", "interop")).allowing("huggingface_hub"),
     "de_jax.reports.plots": CONCERN.allowing("matplotlib", "PIL", "sklearn", "threadpoolctl"),
-    "de_jax.arguments": CONCERN._replace(layers=(*CONCERN.layers, "command", "evaluation")),
+    "de_jax.arguments": CONCERN._replace(layers=(*CONCERN.layers, "command", "engine", "evaluation")),
     "de_jax.interop": ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "doc2query")).allowing(
         "huggingface_hub", "torch", "transformers", "tokenizers"
     ),
@@ -100,7 +101,7 @@ RULES = {
     "de_jax.demo": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model", "loading")).allowing("gradio"),
     "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks")),
-    "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "arguments")),
+    "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "arguments", "engine")),
     "de_jax.planner": PROCESS,
 }
 

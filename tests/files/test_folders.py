@@ -221,13 +221,13 @@ def test_a_folder_of_the_cache_that_cannot_be_opened_once_it_is_built_does_not_s
 
 def test_few_places_remove_folders():
     """Each of them was looked at: temporary names, unfinished checkpoints, the embeddings of a miner's older checkpoints, the
-    checkpoints that several miners share, and parts that became one file or were never finished."""
+    copy of a checkpoint that machines mine with, and parts that became one file or were never finished."""
     callers = set()
     for path in (
         path for name in ("de_jax", "tools", "tasks", "benchmarks", "experiments") for path in (ROOT / name).rglob("*.py")
     ):
         if re.search(r"\brmtree|\brmdir|\bremovedirs|\b(mirrors|folders)\.clear\(", path.read_text()):
             callers.add(path.name)
-    own = {"checkpoint.py", "mining_run.py", "shared_checkpoint.py", "mirror.py", "mirrors.py"}
+    own = {"checkpoint.py", "mining_run.py", "mine.py", "mirror.py", "mirrors.py"}
     joined = {"parts.py", "teacher.py", "faiss_filling.py", "query_tokens.py"}
     assert callers == {"folders.py", "outputs.py"} | own | joined
