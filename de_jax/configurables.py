@@ -59,6 +59,15 @@ MINERS = (Miner, NegativeCache)
 MESH = (make_mesh,)
 HOOKS = (Alignment, CollapseAlarm)
 
+PLACES = {
+    "beir_pairs": "dataset_dir",
+    "stored_pairs": "pairs_dir",
+    "table_pairs": "path",
+    "seqio_pairs": "task",
+    "mixed_pairs": "sources",
+}
+"""The setting that names the data, by source."""
+
 GROUPS = (PairsOptions, TextsOptions, Optimization, Initialization, HardNegatives, Devices, Logging)
 """Settings that several parts share: `PairsOptions.batch_size` is for every source of pairs, `beir_pairs.batch_size` for BEIR's."""
 
@@ -144,6 +153,7 @@ class _Builder:
     """Makes objects from bindings, and remembers the settings that it read; names and values are checked at once."""
 
     def __init__(self, bound: Settings) -> None:
+        _name_source(bound)
         self.bound, self._known = bound, {**known(), "train": _root(bound)}
         self._read: set[Setting] = set()
         self._in_effect: set[Setting] = set()
@@ -295,6 +305,21 @@ def _root(bound: Settings) -> type:
     model = bound.get(Setting("", "train", "model"))
     referred = {part.name for part in values_in(model.value) if isinstance(part, Reference)} if model else set()
     return Pretraining if referred & {part.__name__ for part in LANGUAGE_MODELS} else Recipe
+
+
+def _name_source(bound: Settings) -> None:
+    """Makes `train.data` the source whose data is named last, unless it is typed itself; in a file it yields if it has no data."""
+    data, order = Setting("", "train", "data"), list(bound)
+    if data not in bound or bound[data].is_typed or not isinstance(bound[data].value, Reference):
+        return
+    sources = bound.get(Setting("", "mixed_pairs", "sources"))
+    mixed = {part.name for part in values_in(sources.value) if isinstance(part, Reference)} if sources else set()
+    places = [one for one in order if not one.scope and one.parameter == PLACES.get(one.name, ...) and one.name not in mixed]
+    now = bound[data].value.name
+    if not places or (place := places[-1]).name == now or order.index(place) < order.index(data):
+        return
+    if bound[place].is_typed or now not in {one.name for one in places}:
+        bound[data] = bound[data]._replace(value=Reference("", place.name, False))
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

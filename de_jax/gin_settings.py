@@ -67,15 +67,22 @@ class Bound(NamedTuple):
 
 
 class Settings(dict[Setting, Bound]):
-    """What each setting is bound to, and which modules from outside the package the files import for that."""
+    """What each setting is bound to, in the order of binding, and which modules from outside the package the files import."""
 
     def __init__(self) -> None:
         super().__init__()
         self.modules: list[str] = []
+        self.files: set[Path] = set()
+
+    def __setitem__(self, setting: Setting, bound: Bound) -> None:
+        self.pop(setting, None)  # so that the last one bound stands last
+        super().__setitem__(setting, bound)
 
 
 def read(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Settings:
     """Reads gin files and then `name=value` settings; what comes later wins.
+
+    A file that several others include is read once, so that recipes go together: the second one's `base.gin` takes nothing back.
 
     Args:
         gin_files: paths, or names under the package's own `gin_configs`, such as "recipes/sde.gin".
@@ -165,10 +172,13 @@ def _bare(name: str) -> str:
 def _read_file(path: Path, found: Settings, allow_imports: bool, above: tuple[Path, ...]) -> None:
     if path.resolve() in above:
         raise InputError(f"{path} includes itself, through {' and '.join(one.name for one in above)}; remove one of the includes.")
+    found.files.add(path.resolve())
     for statement in _statements(_text(path), str(path)):
         place = f"{path}, line {statement.location.line_num}"
         if isinstance(statement, config_parser.IncludeStatement):
-            _read_file(_find_included(statement.filename, place), found, allow_imports, (*above, path.resolve()))
+            included = _find_included(statement.filename, place)
+            if included.resolve() not in found.files - {path.resolve(), *above}:
+                _read_file(included, found, allow_imports, (*above, path.resolve()))
         elif isinstance(statement, config_parser.ImportStatement):
             _import(statement.module, place, allow_imports)
             if not _is_ours(statement.module) and statement.module not in found.modules:

@@ -13,7 +13,7 @@ from de_jax.data.expansion import curriculum_texts
 from de_jax.data.sources import unopened
 from de_jax.interop.fine_tuning import check_init_from
 from de_jax.recipe import Recipe
-from de_jax.settings import bound, name_of
+from de_jax.settings import name_of
 from de_jax.training.hooks.alignment import KL
 from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
@@ -40,7 +40,7 @@ def check_before_data(recipe: Recipe, mesh: jax.sharding.Mesh, params: Params, *
             recipe,
             has_mined=any(options.negatives_dir for _, options in known),
             max_passages=max(options.max_passages for _, options in known),
-            has_queries_for_both=name_of(recipe.data) == "beir_pairs" and bound(recipe.data, "num_for_both") > 0,
+            has_queries_for_both=known[0][1].num_for_both > 0,
             has_dev=any(
                 options.dev_split is not None or name_of(source) in ("stored_pairs", "table_pairs") for source, options in known
             ),
@@ -100,10 +100,9 @@ def check_parts(recipe: Recipe, *, has_mined: bool, max_passages: int, has_queri
         miner.check()
     measure = recipe.alignment.measure if recipe.alignment else None
     if measure == KL and not has_queries_for_both:
-        take = "" if name_of(recipe.data) == "beir_pairs" else "take @beir_pairs and "
         raise InputError(
-            f"train.alignment compares the towers on queries, but the data have no queries for that; {take}set "
-            "beir_pairs.num_for_both = 1000."
+            "train.alignment compares the towers on queries, but the data have no queries for that; set "
+            f"{recipe.options_name}.num_for_both = 1000."
         )
     if measure not in (None, KL) and not has_dev:
         raise InputError(f"train.alignment waits for {measure} on the dev set; set dev_split.")

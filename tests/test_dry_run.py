@@ -57,7 +57,7 @@ def test_settings_that_nothing_reads_are_refused(capsys):
         ([*MINED, "Miner.index='IVF'"], "FAISS cannot make an index 'IVF'"),
         ([*MINED, "Miner.judgements='/absent/qrels.tsv'"], "/absent/qrels.tsv"),
         (["train.alignment=@Alignment()"], r"the data have no queries for that; set beir_pairs\.num_for_both = 1000"),
-        (["train.alignment=@Alignment()", "train.data=@stored_pairs"], r"take @beir_pairs and set beir_pairs\.num_for_both = 1000"),
+        (["train.alignment=@Alignment()", "train.data=@stored_pairs"], r"set stored_pairs\.num_for_both = 1000"),
         (
             ["train.alignment=@Alignment()", "Alignment.measure='mrr@10'", "beir_pairs.dev_split=None"],
             "waits for mrr@10 on the dev set; set dev_split",

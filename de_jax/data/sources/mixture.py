@@ -82,6 +82,7 @@ def mixed_pairs(
         query=first.query,
         doc=first.doc,
         dev=None,
+        for_both=first.for_both,
         query_ids=queries.ids,
         doc_ids=docs.ids,
         has_negatives=all(part.has_negatives for part in opened.values()),

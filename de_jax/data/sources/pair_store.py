@@ -12,6 +12,8 @@ manifest.json                      tasks with rates and counts, and the sources 
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +25,7 @@ from de_jax.data.batches import mixing
 from de_jax.data.batches import pair_batches as batches_
 from de_jax.data.expansion.curriculum import RankedQueries, ranked_texts
 from de_jax.data.sources.options import PairsOptions, Share
-from de_jax.data.sources.training_set import Pairs, TrainingSet, opened, store_dir, training_set
+from de_jax.data.sources.training_set import Pairs, TrainingSet, opened, queries_for_both, store_dir, training_set
 from de_jax.data.stores.corpus import TokenStore, open_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer, prompt_of
@@ -125,7 +127,12 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
         is_part=True,
     )
     with input_policy.spelled("--gin.stored_pairs.{}=True"):
-        return training_set(pairs, store.dev_qrels, options, share)
+        found = training_set(pairs, store.dev_qrels, options, share)
+    if options.num_for_both:
+        asked = store.dev_qrels or set(store.query_store.ids)
+        by_doc_tower = functools.partial(_for_doc_tower, store)
+        found = found._replace(for_both=queries_for_both(asked, options.num_for_both, store.query_store, by_doc_tower))
+    return found
 
 
 def _check_tokenizers(store: PairStore, pairs_dir: str, options: PairsOptions) -> None:
@@ -215,6 +222,20 @@ def _negatives(store: PairStore, num_neg_docs: int, num_neg_queries: int) -> dic
     """The folder's own, by the names of `Batch`."""
     mined = {"neg_docs": (store.neg_docs, num_neg_docs), "neg_queries": (store.neg_queries, num_neg_queries)}
     return {name: batches_.Negatives(rows, drawn) for name, (rows, drawn) in mined.items() if rows is not None and drawn}
+
+
+def _for_doc_tower(store: PairStore, rows: np.ndarray) -> TokenStore:
+    """The queries, those of these rows by the document tower's tokenizer: the tokens of what their own tokens spell."""
+    if store.query_tokenizer.fingerprint == store.doc_tokenizer.fingerprint:
+        return store.query_store
+    found, (starts, ends) = copy.copy(store.query_store), (store.query_store.offsets[rows], store.query_store.offsets[rows + 1])
+    texts = store.query_tokenizer.decode([store.query_store.tokens[start:end] for start, end in zip(starts, ends, strict=True)])
+    tokens = dict(zip(rows.tolist(), store.doc_tokenizer.encode(texts), strict=True))
+    lengths = [len(tokens.get(row, ())) for row in range(found.num_texts)]
+    found.tokens = np.concatenate([np.zeros(0, np.int32), *(tokens[row] for row in sorted(tokens))])
+    found.offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    found.prefix_ids, found.suffix_ids = store.doc_tokenizer.prefix_ids, store.doc_tokenizer.suffix_ids
+    return found
 
 
 def _query_texts(store: PairStore) -> list[str]:

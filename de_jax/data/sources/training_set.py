@@ -30,7 +30,7 @@ from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer, load_tokenizer, with_prompt
 from de_jax.files import folders, outputs
-from de_jax.settings import LocalPath, NonNegativeInt, checked
+from de_jax.settings import LocalPath, checked
 from de_jax.types import Batch, Batches, InputError
 
 _SPELLING = "--gin.beir_pairs.{}=True"
@@ -152,7 +152,6 @@ def beir_pairs(
     *,
     split: str = "train",
     skip_empty: bool = False,
-    num_for_both: NonNegativeInt = 0,
     options: PairsOptions = PairsOptions(),
     share: Share = Share(),
 ) -> TrainingSet:
@@ -162,9 +161,8 @@ def beir_pairs(
         dataset_dir: holds corpus.jsonl, queries.jsonl (or .tsv, .gz) and qrels/.
         split: whose judgements are the training pairs.
         skip_empty: leave empty texts out instead of refusing them; no pair of theirs is trained on.
-        num_for_both: queries that both towers embed where a run measures how far apart they are (`Alignment`): of `dev_split`, else
-            of the folder's dev split, else of the training split.
-        options: how the pairs become batches; `tokenizer` must be set.
+        options: how the pairs become batches; `tokenizer` must be set. Queries for both towers are of `dev_split`, else of the
+            folder's dev split, else of the training split.
         share: what this process makes of them.
 
     Raises:
@@ -192,9 +190,11 @@ def beir_pairs(
     with input_policy.spelled(_SPELLING):
         qrels = _read_split(dataset_dir, dev_split) if dev_split is not None else None
         found = training_set(pairs, qrels, options, share)
-    return found._replace(
-        for_both=_for_both(dataset_dir, of_both, doc_tokenizer, stores[0], num_for_both, cache_dir, skip_empty=skip_empty)
-    )
+    if options.num_for_both:
+        asked = _read_split(dataset_dir, of_both).keys() - set(stores[0].skipped_ids)
+        by_doc_tower = _store(dataset_dir, "queries", "queries", doc_tokenizer, cache_dir, skip_empty=skip_empty)
+        found = found._replace(for_both=queries_for_both(asked, options.num_for_both, stores[0], lambda rows: by_doc_tower))
+    return found
 
 
 def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptions, share: Share) -> TrainingSet:
@@ -321,23 +321,13 @@ def _doc_texts(pairs: Pairs, passages: PassageStore | None, options: PairsOption
     return DocTexts(expanded.store, expanded.rows_of)
 
 
-def _for_both(
-    dataset_dir: str,
-    split: str,
-    doc_tokenizer: Tokenizer,
-    queries: TokenStore,
-    number: int,
-    cache_dir: str,
-    *,
-    skip_empty: bool,
-) -> QueriesForBoth | None:
-    """A fixed random sample of a split's queries; None where none is asked for."""
-    if number < 1:
-        return None
-    asked = _read_split(dataset_dir, split).keys() - set(queries.skipped_ids)
+def queries_for_both(
+    asked: Iterable[str], number: int, queries: TokenStore, for_doc_tower: Callable[[np.ndarray], TokenStore]
+) -> QueriesForBoth:
+    """A fixed random sample of queries by their ids; `for_doc_tower` gives the queries of these rows by its tokenizer."""
     sampled = sorted(asked, key=_hash)[:number]
-    store = _store(dataset_dir, "queries", "queries", doc_tokenizer, cache_dir, skip_empty=skip_empty)
-    return QueriesForBoth(queries, store, np.asarray([queries.row_of(query_id) for query_id in sampled], np.int64))
+    rows = np.asarray([queries.row_of(query_id) for query_id in sampled], np.int64)
+    return QueriesForBoth(queries, for_doc_tower(rows), rows)
 
 
 def text_hashes(dataset_dir: str | Path) -> dict[str, str]:
