@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import arguments, command
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources import pair_store, table_pairs, table_store
 from de_jax.data.sources.table_store import Readings
 from de_jax.data.text import beir
@@ -79,7 +80,7 @@ def _write_pairs(args: argparse.Namespace, readings: Readings) -> dict[str, Any]
     }
 
 
-def _open(out_dir: Path, made_from: str) -> pair_store.PairStore | None:
+def _open(out_dir: Path, made_from: str) -> TrainingPairs | None:
     """The output of an earlier call of the same command, or None."""
     if not out_dir.is_dir() or not any(out_dir.iterdir()):
         return None

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives.generations import Generation
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.files import folders, leases, mirrors
 from de_jax.mining.miner import Embedded, Miner, Wanted, index_of_docs, wanted
 from de_jax.retrieval import encode, parts, reuse
@@ -27,7 +27,7 @@ class Searched(NamedTuple):
     """A part that was encoded and searched, or that was left out because it has no documents."""
 
     run: Run
-    texts: TrainingTexts
+    texts: TrainingPairs
     part: Part
     need: Wanted
     whole: Path  # the folder of the embeddings of all documents
@@ -37,7 +37,7 @@ class Searched(NamedTuple):
 
 def search_part(
     run: Run,
-    texts: TrainingTexts,
+    texts: TrainingPairs,
     miner: Miner,
     part: Part,
     *,
@@ -110,7 +110,7 @@ def join_parts(searched: Searched, choose: Choose) -> Generation | list[Part]:
         return generation
 
 
-def _search(texts: TrainingTexts, miner: Miner, docs: np.ndarray, rows: range, queries: np.ndarray, depth: int) -> Ranking:
+def _search(texts: TrainingPairs, miner: Miner, docs: np.ndarray, rows: range, queries: np.ndarray, depth: int) -> Ranking:
     """The best documents of a part, by their rows in the corpus; its texts may be passages."""
     index, doc_rows = index_of_docs(docs, texts, miner, rows)
     found = index.search(queries, min(len(np.unique(doc_rows)), depth))
@@ -143,7 +143,7 @@ def _ranking_folder(whole: Path, part: Part, name: str) -> Path:
     return own.with_name(f"{own.name}-{name}")
 
 
-def _key(run: Run, texts: TrainingTexts, miner: Miner, need: Wanted) -> str:
+def _key(run: Run, texts: TrainingPairs, miner: Miner, need: Wanted) -> str:
     """Tells this search from others: queries, depth and index."""
     queries = f"{encode.tower_hash(run, 'query')} {texts.query_store.content_hash} {run.query.max_length}"
     return folders.key_of(

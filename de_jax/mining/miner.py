@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.data.batches import teacher_scores
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations, mined_pairs
 from de_jax.data.negatives.mined_pairs import MinedPairs
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.near_duplicates import Resemblances
@@ -128,7 +128,7 @@ class Wanted(NamedTuple):
     depth: int  # documents of each query
 
 
-def wanted(texts: TrainingTexts, miner: Miner) -> Wanted:
+def wanted(texts: TrainingPairs, miner: Miner) -> Wanted:
     """The queries of the training pairs, the documents excluded from their negatives, and the depth of the search."""
     query_rows, anchors = np.unique(texts.pairs[:, 0], return_inverse=True)
     known = np.unique(np.stack([anchors, texts.pairs[:, 1]], axis=1), axis=0)
@@ -140,7 +140,7 @@ def wanted(texts: TrainingTexts, miner: Miner) -> Wanted:
 
 def embed(
     run: Run,
-    texts: TrainingTexts,
+    texts: TrainingPairs,
     *,
     keep_as: str | None,
     texts_per_shard: int = encode.TEXTS_PER_SHARD,
@@ -171,7 +171,7 @@ def embed(
 
 def mine(
     embedded: Embedded,
-    texts: TrainingTexts,
+    texts: TrainingPairs,
     miner: Miner,
     *,
     previous: Int[np.ndarray, "P m"] | None = None,
@@ -295,7 +295,7 @@ def mine_bm25(
 
 def index_of_docs(
     docs: Float[np.ndarray, "n D"],
-    texts: TrainingTexts,
+    texts: TrainingPairs,
     miner: Miner,
     rows: range | None = None,
     *,
@@ -321,7 +321,7 @@ def index_of_docs(
     return MaxPIndex(index, doc_rows - doc_rows[0]), doc_rows
 
 
-def _positive_scores(embedded: Embedded, texts: TrainingTexts, anchors: Int[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
+def _positive_scores(embedded: Embedded, texts: TrainingPairs, anchors: Int[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
     """The score of each training pair; for a document of several passages, its best passage's."""
     scores = np.empty(len(anchors), np.float32)
     first, last = texts.pairs[:, 1], texts.pairs[:, 1] + 1
@@ -334,7 +334,7 @@ def _positive_scores(embedded: Embedded, texts: TrainingTexts, anchors: Int[np.n
 
 def _mine_queries(
     embedded: Embedded,
-    texts: TrainingTexts,
+    texts: TrainingPairs,
     miner: Miner,
     anchors: Int[np.ndarray, " P"],
     positive_scores: Float[np.ndarray, " P"],

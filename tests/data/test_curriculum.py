@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from pretrained_folders import write_tokenizer as write_vocabulary
 
-from de_jax.data.batches.pair_batches import qrel_pairs
 from de_jax.data.expansion.curriculum import (
     GOLD,
     NONE,
@@ -21,7 +20,7 @@ from de_jax.data.expansion.curriculum import (
 )
 from de_jax.data.expansion.generated_queries import DocQueries, ExpansionWriter
 from de_jax.data.expansion.relevance import rouge_l
-from de_jax.data.sources.training_set import open_stores
+from de_jax.data.sources.training_set import open_stores, qrel_pairs
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.types import InputError

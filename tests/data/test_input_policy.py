@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from flat_settings import flat
 
-from de_jax.data.batches.pair_batches import qrel_pairs
 from de_jax.data.expansion import curriculum
-from de_jax.data.sources.training_set import beir_pairs, dev_set, open_stores
+from de_jax.data.sources.training_set import beir_pairs, dev_set, open_stores, qrel_pairs
 from de_jax.data.stores import corpus
 from de_jax.data.text import beir, input_policy
 from de_jax.doc2query.doc_query_pairs import doc_query_pairs

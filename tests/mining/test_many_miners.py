@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from de_jax import mine
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_negatives import MinedNegatives
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.data.stores import corpus
 from de_jax.data.text import tokenizing, vocabulary_training
 from de_jax.data.text.sides import Side
@@ -112,7 +112,7 @@ def texts(tmp_path_factory):
     vocabulary_training.train_sentencepiece((text for _, text in sides["d"]), folder / "spiece.model", vocab_size=27)
     tokenizer = tokenizing.load_tokenizer(folder / "spiece.model")
     stores = [corpus.build_token_store(sides[kind], tokenizer, folder / kind, progress=False) for kind in "qd"]
-    return TrainingTexts("toy", *stores, PAIRS, {"docs": "d", "queries": "q"}), Side(tokenizer, 16)
+    return TrainingPairs("toy", *stores, PAIRS, {"docs": "d", "queries": "q"}), Side(tokenizer, 16)
 
 
 @pytest.fixture

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from de_jax.data.batches.pair_batches import Negatives
+from de_jax.data.batches.pair_batches import Negatives, TrainingPairs
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.generations import DamagedGeneration
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts, rows_of_pairs
+from de_jax.data.negatives.rows_of_pairs import rows_of_pairs
 from de_jax.files import outputs, schema
 from de_jax.files.reading import read_bytes
 from de_jax.types import InputError
@@ -78,7 +78,7 @@ class MinedNegatives:
         self,
         negatives_dir: str | Path,
         switches_file: str | Path | None,
-        texts: TrainingTexts,
+        texts: TrainingPairs,
         *,
         num_drawn: Mapping[str, int],
         is_first: bool = True,
@@ -327,7 +327,7 @@ class MinedNegatives:
         return switches
 
 
-def follow(negatives_dir: str, run_dir: str, texts: TrainingTexts, *, source: str = "", **options: Any) -> MinedNegatives:
+def follow(negatives_dir: str, run_dir: str, texts: TrainingPairs, *, source: str = "", **options: Any) -> MinedNegatives:
     """The negatives of a run, or of one source of its mixture.
 
     Args:

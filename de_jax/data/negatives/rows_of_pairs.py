@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
 import numpy as np
 from jaxtyping import Int, Int32
 
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.generations import Generation
-from de_jax.data.stores.corpus import TokenStore
-from de_jax.data.text.passages import PassageStore
 from de_jax.types import PADDING_ID, InputError
 
 
-class TrainingTexts(NamedTuple):
-    """The training pairs, and the texts that their negatives are found among."""
-
-    name: str  # of the data set
-    query_store: TokenStore
-    doc_store: TokenStore
-    pairs: np.ndarray  # int32 [P, 2] (query row, document row)
-    hashes: Mapping[str, str]  # the hashes of "queries" and "docs" that manifests must have; empty for no check
-    passages: PassageStore | None = None  # of documents with several passages; the best one for a query counts
-    drop_identical_ids: bool = True  # a document with the id of a query is no negative of it; see `input_policy`
-
-
-def rows_of_pairs(generation: Generation, texts: TrainingTexts) -> dict[str, np.ndarray]:
+def rows_of_pairs(generation: Generation, texts: TrainingPairs) -> dict[str, np.ndarray]:
     """The negatives of each training pair as rows of the stores, filled up with `PADDING_ID`.
 
     Args:

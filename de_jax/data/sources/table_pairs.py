@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources import pair_store, table_store
 from de_jax.data.sources.options import PairsOptions, Share
 from de_jax.data.sources.table_store import Readings
@@ -79,7 +80,7 @@ def table_pairs(
         made_from = fingerprint(readings, tokenizers)
         folder = _cache_dir(options.cache_dir) / f"{_stem(path)}-{made_from[:16]}"
 
-        def build(out_dir: Path) -> pair_store.PairStore:
+        def build(out_dir: Path) -> TrainingPairs:
             return table_store.write_pairs(out_dir, readings, tokenizers, made_from)
 
         folders.build_once(folder, pair_store.open_pair_store, build)

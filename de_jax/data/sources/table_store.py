@@ -17,8 +17,9 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.sources import pair_store
-from de_jax.data.sources.pair_store import PairStore, Part
+from de_jax.data.sources.pair_store import Part
 from de_jax.data.sources.pair_writer import SIDES, side_by_side
 from de_jax.data.stores.store_writer import StoreWriter, writing
 from de_jax.data.text import beir
@@ -55,7 +56,7 @@ def text_id(text: str) -> str:
     return _digest(text).hex()
 
 
-def write_pairs(out_dir: Path, readings: Readings, tokenizers: Mapping[str, Tokenizer], made_from: str) -> PairStore:
+def write_pairs(out_dir: Path, readings: Readings, tokenizers: Mapping[str, Tokenizer], made_from: str) -> TrainingPairs:
     """Reads the tables once and writes a folder of pairs, in the order of their rows, which appears when it is complete.
 
     Args:
