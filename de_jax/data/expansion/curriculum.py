@@ -40,8 +40,8 @@ _PAIRS = 4096
 """Ranked before they are written."""
 _SIGNS, _KINDS_OF_SIGNS = ".,;:!?'\"", ("Pd", "Ps", "Pe", "Pi", "Pf")
 """Punctuation without the signs that a word can end in, as in C++ and C#; the kinds are dashes, brackets and quotes."""
-GOLD, NONE = -2, -1
-"""In the place of a generated query's index: the pair's own query, and no query at all."""
+NONE = -1
+"""In the place of a generated query's index: no query at all."""
 
 Strategy = Literal["gold", "random", "top_1", "top_k", "bottom_k", "curriculum", "anti_curriculum"]
 STRATEGIES = get_args(Strategy)
@@ -95,15 +95,13 @@ class Curriculum:
         return stage if self.strategy == "anti_curriculum" else self.num_groups - 1 - stage
 
     def choose(self, ranked: RankedQueries, pairs: Int[np.ndarray, " b"], step: int) -> Int32[np.ndarray, " b"]:
-        """The index of the query that each pair's document gets at a step, or `GOLD`, or `NONE` where it has none.
+        """The index of the generated query that each pair's document gets at a step, or `NONE` where it has none.
 
         Args:
             ranked: of all pairs.
             pairs: numbers of pairs; draws of one do not depend on the others.
             step: updates already done.
         """
-        if self.strategy == "gold":
-            return np.full(len(pairs), GOLD, np.int32)
         starts = ranked.offsets[pairs]
         counts = ranked.offsets[pairs + 1] - starts
         first, last = self._bounds(counts, step)

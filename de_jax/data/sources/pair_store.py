@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,17 +80,11 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
 
-    def ranked_queries() -> tuple[list[str], RankedQueries]:
+    def ranked_queries() -> tuple[list[str], Callable[[], RankedQueries]]:
         golds = _query_texts(store)
-        ranked = ranked_texts(
-            lambda: (_ids_of_pairs(store), golds),
-            [outputs.sha256_of(Path(pairs_dir) / "pairs.npy"), store.query_store.content_hash, store.doc_store.content_hash],
-            options.expansion,
-            measure=options.relevance,
-            score_file=options.relevance_file,
-            cache_dir=store_dir(options.cache_dir),
-        )
-        return golds, ranked
+        hashes = [outputs.sha256_of(Path(pairs_dir) / "pairs.npy"), store.query_store.content_hash, store.doc_store.content_hash]
+        by = {"measure": options.relevance, "score_file": options.relevance_file, "cache_dir": store_dir(options.cache_dir)}
+        return golds, lambda: ranked_texts(lambda: (_ids_of_pairs(store), golds), hashes, options.expansion, **by)
 
     sizes, rates = [part.num_pairs for part in store.parts], [part.rate for part in store.parts]
     if options.unique_in_batch and len(store.parts) > 1 and not share.is_joined:

@@ -19,7 +19,6 @@ from de_jax.data.batches.pair_batches import DocTexts, Negatives, PairBatches, T
 from de_jax.data.batches.teacher_scores import ScoresOf
 from de_jax.data.expansion import curriculum_texts
 from de_jax.data.expansion.curriculum import RankedQueries, ranked_pairs
-from de_jax.data.expansion.relevance import MEASURES
 from de_jax.data.negatives.mined_negatives import MinedNegatives, follow
 from de_jax.data.sources.options import PairsOptions, Share, TokenizerSource
 from de_jax.data.stores.corpus import TokenStore, body_room, cached_token_store
@@ -141,11 +140,11 @@ def beir_pairs(
         stores = open_stores(dataset_dir, query_tokenizer, doc_tokenizer, cache_dir, skip_empty=skip_empty)
     rows = qrel_pairs(_read_split(dataset_dir, split), *stores)
 
-    def ranked_queries() -> tuple[Sequence[str], RankedQueries]:
+    def ranked_queries() -> tuple[Sequence[str], Callable[[], RankedQueries]]:
         by = functools.partial(ranked_pairs, measure=options.relevance, score_file=options.relevance_file, skip_empty=skip_empty)
-        ranked = by(dataset_dir, split, options.expansion, cache_dir=store_dir(options.cache_dir))
         texts = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=skip_empty))
-        return [texts[stores[0].ids[int(row)]] for row in rows[:, 0]], ranked
+        golds = [texts[stores[0].ids[int(row)]] for row in rows[:, 0]]
+        return golds, lambda: by(dataset_dir, split, options.expansion, cache_dir=store_dir(options.cache_dir))
 
     with input_policy.spelled(_SPELLING):
         pairs = TrainingPairs(
@@ -287,13 +286,9 @@ def _doc_texts(pairs: TrainingPairs, options: PairsOptions, *, has_neg_docs: boo
     if options.curriculum is None:
         return DocTexts(passages, lambda docs, chosen, step: passages.of_docs(docs)) if passages else None
     curriculum_texts.check(options, has_neg_docs=has_neg_docs)
-    assert pairs.ranked_queries is not None
-    golds, ranked = pairs.ranked_queries()
     expanded = curriculum_texts.open_expansion(
-        options.expansion, pairs.doc_store, pairs.pairs, golds, ranked, options.curriculum, MEASURES[options.relevance],
-        tokenizer=pairs.doc_tokenizer, max_query_length=options.max_generated_length, is_part=pairs.is_part,
-        has_neg_docs=has_neg_docs, cache_dir=store_dir(options.cache_dir),
-    )  # fmt: skip
+        pairs, options, options.curriculum, has_neg_docs=has_neg_docs, cache_dir=store_dir(options.cache_dir)
+    )
     expanded.check_room(options.max_doc_length)
     return DocTexts(expanded.store, expanded.rows_of)
 
