@@ -1,7 +1,5 @@
 """One small folder of every kind that this library writes."""
 
-import json
-
 import jax
 import numpy as np
 from letters import Letters
@@ -14,7 +12,6 @@ from de_jax.data.sources import pair_writer
 from de_jax.data.stores import corpus
 from de_jax.data.text.sides import Side
 from de_jax.doc2query.generator_run import GENERATOR_RUN
-from de_jax.files import outputs
 from de_jax.interop import safetensors_model, t5x
 from de_jax.mining import guide, teacher
 from de_jax.models.bert import BertConfig
@@ -59,20 +56,6 @@ def write_t5x(folder, tokenizer):
 
 def write_generation(folder, tokenizer):
     generations.write_lines(folder.parent, int(folder.name), [Mined("q", "d", [], [])], {})
-
-
-def write_generation_of_lines(negatives_dir, number, lines, facts, lines_per_part=100):
-    """As version 0.1.0 wrote it."""
-    folder = negatives_dir / f"{number:06d}"
-    folder.mkdir(parents=True)
-    parts = {}
-    for start in range(0, len(lines), lines_per_part):
-        part = folder / f"part-{len(parts):05d}.jsonl"
-        part.write_text("".join(json.dumps(line._asdict()) + "\n" for line in lines[start : start + lines_per_part]))
-        parts[part.name] = outputs.sha256_of(part)
-    said = {"format": "de_jax negatives 1", "generation": number, "num_pairs": len(lines), "parts": parts, **facts}
-    outputs.write_json(folder / "manifest.json", said)
-    return generations.open_generation(negatives_dir, number)
 
 
 def import_run(folder, tokenizer):

@@ -13,8 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from de_jax.data.batches.pair_batches import Negatives, TrainingPairs
-from de_jax.data.negatives.generations import Generation
-from de_jax.data.negatives.rows_of_pairs import rows_of_pairs
+from de_jax.data.negatives.generations import Generation, rows_of_pairs
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.passages import PassageStore
 from de_jax.evaluation.embedding_analysis import rounded, summary

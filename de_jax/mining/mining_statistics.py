@@ -9,7 +9,7 @@ from jaxtyping import Int, Int32
 
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
-from de_jax.data.negatives.rows_of_pairs import rows_of_pairs
+from de_jax.data.negatives.generations import rows_of_pairs
 from de_jax.data.text import beir
 from de_jax.types import PADDING_ID, Ranking
 

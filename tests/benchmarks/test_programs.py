@@ -257,7 +257,7 @@ def test_a_switch_of_negatives_is_timed_by_arrays_and_by_lines(run):
     sizes = ("--num_pairs", "60", "--num_docs", "90", "--num_negatives", "3", "--step_seconds", "0.0005")
     report = run("negatives_switch", *sizes, small=())
     assert report.keys() >= ENVIRONMENT - {"sizes"} | {"speedup"}
-    for form in ("arrays", "lines"):
+    for form in ("thread", "loop"):
         assert report[form]["num_steps"] >= 18  # a look at the tenth, and eight more until it gives a batch
         assert report[form]["hook_ms"].keys() == {"longest", "sum", "cpu"}
 

@@ -8,8 +8,8 @@ import pytest
 
 from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
+from de_jax.data.negatives.generations import rows_of_pairs
 from de_jax.data.negatives.mined_pairs import Mined
-from de_jax.data.negatives.rows_of_pairs import rows_of_pairs
 from de_jax.data.stores import corpus
 from de_jax.data.text import beir, tokenizing, vocabulary_training
 from de_jax.data.text.passages import PassageStore

@@ -5,7 +5,7 @@ query_texts-<key>/    texts.npy      uint8 [total]   the queries of each documen
                       counts.npy     int32 [n]       queries of each document
                       ids.npy        bytes [n]       UTF-8, in the order of the expansion
                       id_order.npy   int64 [n]       the rows in ascending order of id
-generated-<key>/      tokens.npy     int32 [total]         of all queries of a corpus, document after document
+generated-<key>/      tokens.npy     uint16 [total] (int32 of a vocabulary that needs it), of all queries, document after document
                       offsets.npy    int64 [queries + 1]   query i is tokens[offsets[i]:offsets[i + 1]]; blank ones have none
 """
 
@@ -192,7 +192,7 @@ def _open(folder: Path) -> dict[str, np.ndarray]:
 class QueryTokens(NamedTuple):
     """Queries of documents as tokens, numbered document after document; document d's are numbers [firsts[d], firsts[d + 1])."""
 
-    tokens: np.ndarray  # int32 [total]
+    tokens: np.ndarray  # uint16 or int32 [total]
     offsets: np.ndarray  # int64 [queries + 1]: query i is tokens[offsets[i] : offsets[i + 1]]
     firsts: np.ndarray  # int64 [n + 1]
     tokenizer_fingerprint: str
@@ -209,10 +209,11 @@ def tokenized_queries(queries: QueryTexts, tokenizer: Tokenizer, cache_dir: str 
     if not firsts[-1]:
         raise InputError("the expansion holds no query; generate some.")
     key = folders.key_of(str(QUERY_TOKENS.format), queries.fingerprint, tokenizer.fingerprint)
+    dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<i4"
 
     def open_tokens(folder: Path) -> QueryTokens:
         manifest, mend = QUERY_TOKENS.open(folder), QUERY_TOKENS.mend
-        tokens = read_array(folder / "tokens.npy", "<i4", (manifest["num_tokens"],), rebuild=mend)
+        tokens = read_array(folder / "tokens.npy", dtype, (manifest["num_tokens"],), rebuild=mend)
         if isinstance(tokens, np.memmap) and hasattr(mmap, "MADV_RANDOM"):  # a page is read, and not the many after it
             tokens._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
         offsets = read_array(folder / "offsets.npy", "<i8", (int(firsts[-1]) + 1,), rebuild=mend)
@@ -222,14 +223,14 @@ def tokenized_queries(queries: QueryTexts, tokenizer: Tokenizer, cache_dir: str 
         num_tokens = 0
         with QUERY_TOKENS.writing(folder) as temporary:
             files = (
-                outputs.growing_array(temporary / f"{name}.npy", dtype) for name, dtype in (("tokens", "<i4"), ("offsets", "<i8"))
+                outputs.growing_array(temporary / f"{name}.npy", kind) for name, kind in (("tokens", dtype), ("offsets", "<i8"))
             )
             with contextlib.ExitStack() as stack:
                 append_tokens, append_offsets = map(stack.enter_context, files)
                 append_offsets(np.zeros(1, np.int64))
                 for start in range(0, len(queries), _DOCS):
                     tokens, lengths = _encoded([query for own in queries[start : start + _DOCS] for query in own], tokenizer)
-                    append_tokens(tokens)
+                    append_tokens(tokens.astype(dtype))
                     append_offsets(num_tokens + np.cumsum(lengths))
                     num_tokens += len(tokens)
             QUERY_TOKENS.write_manifest(temporary, {"num_queries": int(firsts[-1]), "num_tokens": num_tokens})
