@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -50,7 +51,7 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Where rows are.
+    """Where rows are, and how they are read.
 
     Attributes:
         source: the path of a file, with `*` and `?` of several; a folder of `datasets.save_to_disk`; a name of the Hugging Face
@@ -58,12 +59,17 @@ class Table(NamedTuple):
         header: names of the columns, for csv and tsv files without a first line that names them.
         split: of a `datasets` folder with several, or of the hub; other tables have "train" alone.
         subset: of a name of the hub that has several.
+        columns: the column of query, doc, ..., as in `table_rows.NAMES`; several of neg_docs with commas between; "" where the
+            table's column is not to be used. Those not named are found by their names.
+        skip_bad_rows: pass over rows that cannot be used, and count them on stderr, instead of refusing them.
     """
 
     source: str | Rows
     header: tuple[str, ...] = ()
     split: str = "train"
     subset: str = ""
+    columns: Mapping[str, str] = MappingProxyType({})
+    skip_bad_rows: bool = False
 
     @property
     def name(self) -> str:
