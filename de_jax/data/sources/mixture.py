@@ -68,7 +68,7 @@ def mixed_pairs(
     rates = [weights[name] for name in opened] if weights else mixing.shares_of(list(map(_size, parts)), temperature or 1.0)
     names, first = list(opened), next(iter(opened.values()))
     queries, docs = (_joined(names, parts, kind) for kind in _KINDS)
-    turns = _Turns(rates, parts[0].options.seed)
+    turns = _Turns(rates, parts[0].options.seed or 0)
     if not is_joined and share.num_steps > 1:
         _tell_idle(names, turns.before(share.num_steps), share.num_steps)
     if is_joined:
@@ -154,7 +154,7 @@ def _mixed(
         batch_size=options.batch_size,
         max_query_length=max(part.options.max_query_length for part in parts),
         max_doc_length=max(part.options.max_doc_length for part in parts),
-        seed=options.seed,
+        seed=options.seed or 0,
         unique_in_batch=options.unique_in_batch,
         pack=options.pack,
         length_multiple=options.length_multiple,
@@ -162,7 +162,7 @@ def _mixed(
         negatives=joined_negatives([part.negatives for part in parts], mined, sizes),
         positives=positives_of(pairs, queries.num_texts) if options.mask_positives else None,
         scores=joined_scores([part.scores for part in parts], docs.firsts, sizes) if any(part.scores for part in parts) else None,
-        epoch_order=mixing.mixed_epochs(sizes, rates, options.seed, [part.pairs.epoch_order for part in parts]),
+        epoch_order=mixing.mixed_epochs(sizes, rates, options.seed or 0, [part.pairs.epoch_order for part in parts]),
         host_index=share.host_index,
         num_hosts=share.num_hosts,
     )

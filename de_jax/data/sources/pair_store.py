@@ -122,7 +122,7 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
         store.doc_tokenizer,
         ranked_queries,
         negatives=_negatives(store, options.num_neg_docs, options.num_neg_queries),
-        epoch_order=mixing.mixed_epochs(sizes, rates, options.seed) if len(store.parts) > 1 else None,
+        epoch_order=mixing.mixed_epochs(sizes, rates, options.seed or 0) if len(store.parts) > 1 else None,
         scores=store.scores,
         is_part=True,
     )

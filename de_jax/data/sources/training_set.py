@@ -233,7 +233,7 @@ def training_set(pairs: Pairs, dev_qrels: beir.Qrels | None, options: PairsOptio
         batch_size=options.batch_size,
         max_query_length=options.max_query_length,
         max_doc_length=options.max_doc_length,
-        seed=options.seed,
+        seed=options.seed or 0,
         unique_in_batch=options.unique_in_batch,
         pack=options.pack,
         length_multiple=options.length_multiple,
