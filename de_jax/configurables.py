@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import gin
 
@@ -20,7 +20,7 @@ from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.table_pairs import table_pairs
 from de_jax.data.sources.texts import TextsOptions, masked_tokens, span_corruption
 from de_jax.data.sources.training_set import beir_pairs
-from de_jax.gin_settings import Macro, Reference, Setting, Settings, is_literal, replaced, values_in
+from de_jax.gin_settings import Macro, Reference, Setting, Settings, replaced, values_in
 from de_jax.interop.fine_tuning import pretrained_tokenizer, pretrained_tower
 from de_jax.losses.combination import combined, guided, matryoshka
 from de_jax.losses.distillation import kl_distillation, margin_mse, relevance_weighted
@@ -89,29 +89,12 @@ def known() -> dict[str, Any]:
     return {**{part.__name__: part for part in parts}, "train": Recipe, **_own}
 
 
-class Built(NamedTuple):
-    """A recipe, and the settings that it was built with."""
-
-    recipe: Recipe | Pretraining
-    settings: dict[str, Any]  # by name: the value as it was written, or the default
-    modules: Sequence[str] = ()  # imported for them, from outside the package
-
-    def as_gin(self) -> str:
-        """Every setting that was read, as a gin file."""
-        by_part: dict[str, list[str]] = {}
-        for name, value in sorted(self.settings.items(), key=lambda item: item[0].lower()):
-            by_part.setdefault(name.rpartition(".")[0], []).append(f"{name} = {value!r}")
-        imports = "".join(f"import {module}\n" for module in self.modules) + ("\n" if self.modules else "")
-        parts = (f"# {part or 'Macros'}\n" + "".join(f"{line}\n" for line in lines) for part, lines in by_part.items())
-        return imports + "\n".join(parts)
-
-
 def read(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Settings:
     """What `gin_settings.read` gives, once every setting's name and value were checked."""
     return _Builder(gin_settings.read(gin_files, bindings, allow_imports=allow_imports)).bound
 
 
-def build(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Built:
+def build(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Recipe | Pretraining:
     """The recipe that gin files and `name=value` settings describe; see `gin_settings.read`.
 
     Raises:
@@ -119,9 +102,9 @@ def build(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_impor
             fit the others, or a setting that nothing reads.
     """
     builder = _Builder(gin_settings.read(gin_files, bindings, allow_imports=allow_imports))
-    recipe = builder.call("train", "")
+    recipe: Recipe | Pretraining = builder.call("train", "")
     builder.check_all_read()
-    return Built(recipe, builder.operative, builder.bound.modules)
+    return recipe
 
 
 def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Recipe:
@@ -130,7 +113,7 @@ def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow
     Raises:
         InputError: what `build` raises, or it is of a language model.
     """
-    recipe = build(gin_files, bindings, allow_imports=allow_imports).recipe
+    recipe = build(gin_files, bindings, allow_imports=allow_imports)
     if isinstance(recipe, Pretraining):
         raise InputError(
             f"{gin_files[0]} pretrains a language model, which de-jax train alone can do; take a dual encoder's recipe."
@@ -160,7 +143,6 @@ class _Builder:
         self._hidden_by: dict[Setting, Setting] = {}
         self._called: set[str] = set()
         self._open: list[str] = []
-        self.operative: dict[str, Any] = {}
         for setting, (value, place, is_typed) in bound.items():
             try:
                 self._check(setting, value)
@@ -214,9 +196,6 @@ class _Builder:
         self._in_effect.update(collected.values())
         found = {key: self.bound[setting] for key, setting in collected.items()}
         allowed = hints_of(configurable) or {}
-        defaults = {key: default for key, default in defaults_of(configurable).items() if is_literal(default)}
-        written = defaults | {key: bound.value for key, bound in found.items()}
-        self.operative |= {str(Setting(scope, name, key)): value for key, value in written.items()}
         values = {key: self._value(bound.value, scope) for key, bound in found.items()}
         for key, value in values.items():
             if key in allowed:  # once more, as a reference can be of the wrong kind
@@ -259,7 +238,6 @@ class _Builder:
     def _macro(self, macro: Macro) -> Any:
         setting = Setting("", macro.name)
         self._read.add(setting)
-        self.operative[macro.name] = self.bound[setting].value
         return self.bound[setting].value
 
     def _check(self, setting: Setting, value: Any) -> None:
@@ -340,16 +318,6 @@ def hints_of(configurable: Any) -> dict[str, Any] | None:
     for group in groups_of(configurable).values():
         found |= hints_of(group) or {}
     return found
-
-
-def defaults_of(configurable: Any) -> dict[str, Any]:
-    """What holds where nothing is set, by name, groups resolved."""
-    found: dict[str, Any] = {}
-    for group in groups_of(configurable).values():
-        found |= defaults_of(group)
-    parameters = inspect.signature(configurable).parameters.values()
-    own = {one.name: one.default for one in parameters if one.default is not one.empty and one.name not in groups_of(configurable)}
-    return found | own
 
 
 def nested(configurable: Any, values: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.resources
-import math
 import re
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,11 +66,10 @@ class Bound(NamedTuple):
 
 
 class Settings(dict[Setting, Bound]):
-    """What each setting is bound to, in the order of binding, and which modules from outside the package the files import."""
+    """What each setting is bound to, in the order of binding."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.modules: list[str] = []
         self.files: set[Path] = set()
 
     def __setitem__(self, setting: Setting, bound: Bound) -> None:
@@ -120,15 +118,6 @@ def replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
     if isinstance(value, list | tuple) and not isinstance(value, Reference | Macro):
         return type(value)(replaced(entry, replace) for entry in value)
     return replace(value)
-
-
-def is_literal(value: Any) -> bool:
-    """Whether a gin file can hold a value."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict | list | tuple):
-        return all(map(is_literal, value.items() if isinstance(value, dict) else value))
-    return value is None or isinstance(value, bool | int | str)
 
 
 class _Delegate(config_parser.ParserDelegate):
@@ -181,8 +170,6 @@ def _read_file(path: Path, found: Settings, allow_imports: bool, above: tuple[Pa
                 _read_file(included, found, allow_imports, (*above, path.resolve()))
         elif isinstance(statement, config_parser.ImportStatement):
             _import(statement.module, place, allow_imports)
-            if not _is_ours(statement.module) and statement.module not in found.modules:
-                found.modules.append(statement.module)
         elif isinstance(statement, config_parser.BindingStatement):
             found[_setting(statement)] = Bound(statement.value, place, is_typed=False)
 

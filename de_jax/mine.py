@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax import arguments, command
+from de_jax import arguments, command, recipe_file
 from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_negatives import MinedNegatives
 from de_jax.data.sources.options import Share
@@ -77,6 +77,7 @@ def mine(
             `once`, there is no checkpoint.
     """
     run_dir = mirrors.local(run_dir)
+    recipe = recipe_file.with_seeds(recipe, run_dir)
     if recipe.negatives.miner is None:
         raise InputError("the recipe mines nothing; set train.miner = @Miner().")
     if recipe.negatives.mine_every_steps is not None and not once:

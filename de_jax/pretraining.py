@@ -100,27 +100,27 @@ class Pretraining:
         return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
-def pretrain(recipe: Pretraining, run_dir: str | Path, *, gin: str = "") -> dict[str, Any]:
+def pretrain(recipe: Pretraining, run_dir: str | Path) -> dict[str, Any]:
     """Trains to the recipe's last step, from the newest checkpoint in `run_dir` if there is one; returns a summary.
 
     Args:
         recipe: the model, the texts and the settings of training.
         run_dir: gets checkpoints, logs and `recipe.json`.
-        gin: the text of the recipe's gin file, if it has one; kept as `config.gin`.
 
     Raises:
         InputError: another trainer is at work in `run_dir`, or the texts are unusable or do not fit the model or devices.
         SystemExit: after SIGTERM, as of `train`.
     """
-    summary = pretrain_or_stop(recipe, run_dir, gin=gin)
+    summary = pretrain_or_stop(recipe, run_dir)
     if summary["stopped"] == StopOnSignal.REASON:
         sys.exit(command.EXIT_STOPPED)
     return summary
 
 
-def pretrain_or_stop(recipe: Pretraining, run_dir: str | Path, *, gin: str = "") -> dict[str, Any]:
+def pretrain_or_stop(recipe: Pretraining, run_dir: str | Path) -> dict[str, Any]:
     """As `pretrain`, but it also returns after SIGTERM, with "stopped" in the summary."""
     start, run_dir = time.monotonic(), mirrors.local(run_dir)
+    recipe = recipe_file.with_seeds(recipe, run_dir)
     num_parameters, mesh = recipe.num_parameters(), recipe.mesh()
     with only_trainer(run_dir):
         host_index, num_hosts = sharding.host_share(mesh)
@@ -137,7 +137,7 @@ def pretrain_or_stop(recipe: Pretraining, run_dir: str | Path, *, gin: str = "")
             mesh=mesh,
             explanation=_explanation(recipe, data),
             seed=recipe.seed,
-            begin=lambda: recipe_file.keep(recipe, run_dir, gin),
+            begin=lambda: recipe_file.keep(recipe, run_dir),
         )
     return {
         "run_dir": str(run_dir),

@@ -8,13 +8,16 @@ import functools
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from de_jax import recipe_file
 from de_jax.data.sources import unopened
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import TrainingSet
+from de_jax.files.outputs import write_json
 from de_jax.interop.fine_tuning import InitFrom, Layers
 from de_jax.losses.combination import parts
 from de_jax.losses.reading import fields_read
@@ -24,6 +27,7 @@ from de_jax.models.dual_encoder import DualEncoder
 from de_jax.settings import PositiveInt, Seed, bound, check_call, check_fields, name_of
 from de_jax.training.hooks.alignment import Alignment
 from de_jax.training.mesh import plan
+from de_jax.training.run.run_folder import RECIPE_FILE
 from de_jax.training.run.settings import Devices, Logging, Optimization, settings_group
 from de_jax.training.step import grad_norms
 from de_jax.training.step.adapters import AdaptedModel, Lora
@@ -50,7 +54,7 @@ class Initialization:
     """The parameters before the first update.
 
     Attributes:
-        seed: of fresh parameters and of dropout.
+        seed: of fresh parameters and of dropout; also of the order of the pairs, of draws and of mining where they set no other.
         init_from: a run or a pretrained model whose parameters are the first ones here (PAIR's second stage), as
             `interop.any_model.read` knows them; or {"query": one, "doc": another}. None for fresh ones.
         init_new: patterns of parameters that start fresh although there is an `init_from`.
@@ -177,6 +181,27 @@ class Recipe:
         check_call("train.data", self.data, options=("share",), like="beir_pairs")
         for source in self.sources:
             check_call("a source of train.data", source, options=("share",), like="beir_pairs")
+
+    @classmethod
+    def load(cls, path: str | Path, *, allow_imports: bool = False, **given: Any) -> Recipe:
+        """The recipe that a run was trained with.
+
+        Args:
+            path: the run's folder, or a file of `save`.
+            allow_imports: whether functions and classes may come from outside this package, which runs their code.
+            given: fields in place of the saved ones, such as `data` for a run on rows of Python, which are not saved.
+
+        Raises:
+            InputError: no such file, or a setting that it does not hold.
+        """
+        found = recipe_file.load(path, allow_imports=allow_imports, **given)
+        if not isinstance(found, cls):
+            raise InputError(f"{path} is of a {type(found).__name__}, not of a dual encoder.")
+        return found
+
+    def save(self, path: str | Path) -> None:
+        """Writes the recipe as JSON, as a run's folder has it in `recipe.json`; into a folder, or as a file of this name."""
+        write_json(Path(path) / RECIPE_FILE if Path(path).is_dir() else Path(path), recipe_file.to_json(self))
 
     @property
     def sources(self) -> tuple[Callable[..., TrainingSet], ...]:

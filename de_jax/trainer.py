@@ -42,35 +42,34 @@ from de_jax.training.step.adapters import ADAPTER
 from de_jax.types import InputError, Params, TrainState
 
 
-def train(recipe: Recipe, run_dir: str | Path, *, gin: str = "") -> dict[str, Any]:
+def train(recipe: Recipe, run_dir: str | Path) -> dict[str, Any]:
     """Trains to the recipe's last step, from the newest checkpoint in `run_dir` if there is one; returns a summary.
 
     Args:
         recipe: model, data, loss, optimization and logging.
         run_dir: gets checkpoints, logs and `recipe.json`, see `training.run`; a folder, or an address gs:// or s3://.
-        gin: the recipe as a gin file, where it was written as one; kept as `config.gin`.
 
     Raises:
         InputError: another trainer is at work in `run_dir`, or anything that cannot be trained on.
         SystemExit: with code 75 after SIGTERM, which comes before a machine is taken away: the run is saved, and the same call
             continues it.
     """
-    summary = train_or_stop(recipe, run_dir, gin=gin)
+    summary = train_or_stop(recipe, run_dir)
     if summary["stopped"] == StopOnSignal.REASON:
         sys.exit(command.EXIT_STOPPED)
     return summary
 
 
-def train_or_stop(recipe: Recipe, run_dir: str | Path, *, gin: str = "") -> dict[str, Any]:
+def train_or_stop(recipe: Recipe, run_dir: str | Path) -> dict[str, Any]:
     """As `train`, but it also returns after SIGTERM, with "stopped" in the summary."""
     run_dir = mirrors.local(run_dir)
     if not isinstance(recipe, Recipe):
         raise InputError(f"recipe is {recipe!r:.60}; give a Recipe. A gin file is for de-jax train --gin_file.")
     with only_trainer(run_dir):
-        return _train(recipe, run_dir, gin)
+        return _train(recipe_file.with_seeds(recipe, run_dir), run_dir)
 
 
-def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
+def _train(recipe: Recipe, run_dir: Path) -> dict[str, Any]:
     start = time.monotonic()
     abstract, mesh = check(recipe, run_dir)
     shardings = sharding_rules.state_shardings(abstract, mesh, recipe.devices.sharding_rules)
@@ -108,7 +107,7 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
         session(training, run_dir) as run,
         contextlib.closing(Checkpoints(run_dir / BEST_DIR, keep=1)) as best,
     ):
-        recipe_file.keep(recipe, run_dir, gin)
+        recipe_file.keep(recipe, run_dir)
         recipe_file.keep_data(data.fingerprints, run_dir)
         best.remove_old()
         if run.sync:
@@ -156,18 +155,19 @@ def main(argv: list[str] | None = None) -> None:
     if distributed.is_asked_for(automatic=args.distributed, **process):
         command.go_on_in_child()
         distributed.join(**process, lost_after_seconds=args.lost_after_seconds)
-    built = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports)
-    recipe = built.recipe
+    if bool(args.recipe) == bool(args.gin_file or bindings):
+        raise InputError("name the recipe once: --gin_file, or --recipe for that of a run, which takes no other settings.")
+    if args.recipe:
+        recipe = recipe_file.load(args.recipe, allow_imports=args.allow_imports)
+    else:
+        recipe = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports)
     if args.dry_run:
         print(json.dumps(_dry_run(recipe, Path(args.run_dir) if args.run_dir else None)))
     else:
         if not args.run_dir:
             raise InputError("--run_dir is missing; name the folder that checkpoints and logs go to.")
-        gin = built.as_gin()
-        if isinstance(recipe, Pretraining):
-            summary = pretrain_or_stop(recipe, args.run_dir, gin=gin)
-        else:
-            summary = train_or_stop(recipe, args.run_dir, gin=gin)
+        is_of_language = isinstance(recipe, Pretraining)
+        summary = pretrain_or_stop(recipe, args.run_dir) if is_of_language else train_or_stop(recipe, args.run_dir)
         if distributed.is_first():
             print(json.dumps(summary))
         if summary["stopped"] == StopOnSignal.REASON:
@@ -258,7 +258,8 @@ def _check_vocabularies(model: DualEncoder, data: TrainingSet) -> None:
 
 def _parser() -> command.Parser:
     parser = command.Parser(description=__doc__)
-    parser.add_argument("--gin_file", action="append", default=[], required=True, help="a recipe; repeatable")
+    parser.add_argument("--gin_file", action="append", default=[], help="a recipe; repeatable")
+    parser.add_argument("--recipe", help="the recipe of this run, or a file of Recipe.save, in place of --gin_file")
     parser.add_argument("--run_dir", help="folder for checkpoints and logs; a run in it continues")
     parser.add_argument("--dry_run", action="store_true", help="check the recipe without data, and count the parameters")
     command.add_memory_fraction(parser)

@@ -1,6 +1,5 @@
 """Every public setting takes a value that works, or refuses it in one sentence that names it."""
 
-import ast
 import dataclasses
 import functools
 import inspect
@@ -16,7 +15,7 @@ import pytest
 import toy_run
 from flat_settings import flat
 
-from de_jax import configurables, recipe_file, settings
+from de_jax import configurables, settings
 from de_jax.configurables import read_recipe
 from de_jax.data.sources.mixture import mixed_pairs
 from de_jax.data.sources.options import PairsOptions
@@ -34,7 +33,6 @@ from de_jax.models.tower import Tower, TowerConfig
 from de_jax.recipe import Recipe
 from de_jax.settings import LocalPath
 from de_jax.training.optim.optimizer import adamw
-from de_jax.training.run.run_settings import read_settings
 from de_jax.training.run.settings import Optimization
 from de_jax.types import Embeddings, Guide, InputError, Sample
 
@@ -236,35 +234,6 @@ def test_an_error_holds_names_and_no_addresses():
     assert "linear()" in str(refused.value)
     assert " at 0x" not in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_a_long_setting_of_a_run_is_read_whole(tmp_path):
-    folder, factors = "/data/" + "long/" * 30, {f"query/encoder/layers_{layer}/.*": 0.5 for layer in range(6)}
-    given = [f"beir_pairs.dataset_dir={folder}", f"train.learning_rate_factors={factors}"]
-    (tmp_path / "config.gin").write_text(configurables.build(["recipes/sde.gin"], given).as_gin())
-    found = read_settings(tmp_path)
-    assert ast.literal_eval(found["beir_pairs.dataset_dir"]) == folder
-    assert ast.literal_eval(found["train.learning_rate_factors"]) == factors
-    assert found["train.loss"] == "@in_batch_softmax"
-    again = configurables.build([str(tmp_path / "config.gin")])
-    assert again.as_gin() == (tmp_path / "config.gin").read_text()
-
-
-def test_the_settings_of_a_run_are_values_where_its_gin_file_has_macros(tmp_path):
-    (tmp_path / "own.gin").write_text("include 'recipes/samtone_query.gin'\nTAU = 0.2\nsamtone.temperature = %TAU\n")
-    built = configurables.build([str(tmp_path / "own.gin"), "models/t5_1_1_tiny.gin"])
-    recipe_file.keep(built.recipe, tmp_path, built.as_gin())
-    assert "%TAU" in (tmp_path / "config.gin").read_text()
-    assert read_settings(tmp_path)["samtone.temperature"] == "0.2"
-
-
-def test_a_setting_that_gin_wrapped_is_read_whole(tmp_path):
-    """As runs of version 0.1 have it."""
-    (tmp_path / "config.gin").write_text("beir_pairs.dataset_dir = \\\n    '/data/long'\ntrain.frozen = \\\n    ('a',\n     'b')\n")
-    assert read_settings(tmp_path) == {"beir_pairs.dataset_dir": "'/data/long'", "train.frozen": "('a', 'b')"}
-    (tmp_path / "config.gin").write_text("a.b = 1\na.c\n = 2\n")
-    with pytest.raises(InputError, match=r"config\.gin, line 2: neither a setting nor a comment"):
-        read_settings(tmp_path)
 
 
 def test_an_array_and_a_tracer_pass_and_nothing_of_the_check_is_compiled():

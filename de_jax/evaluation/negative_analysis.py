@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from de_jax.losses.mined import ance
 from de_jax.retrieval import encode
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.training.run.run_folder import Run
-from de_jax.training.run.run_settings import read_settings
+from de_jax.training.run.run_settings import read_recipe_file
 from de_jax.training.step import grad_norms
 from de_jax.types import PADDING_ID, Array, Batch, InputError, LossFn, Metrics, Params
 
@@ -128,9 +127,9 @@ def temperature_of(run: Run, given: float | None = None) -> float | None:
         raise InputError(f"the temperature {given} cannot be; give one above 0, and none to a model that learns its own.")
     if given is not None or is_learned:
         return given
-    settings = read_settings(run.run_dir)
-    with contextlib.suppress(ValueError):  # it was trained with none, or by a name
-        return float(settings.get(f"{settings.get('train.loss', '').removeprefix('@')}.temperature", ""))
+    trained_with = ((read_recipe_file(run.run_dir) or {}).get("loss") or {}).get("temperature")
+    if isinstance(trained_with, float | int):
+        return float(trained_with)
     return 0.01 if run.model.query.normalize else 1.0
 
 

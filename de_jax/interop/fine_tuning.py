@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -117,16 +118,17 @@ def _changed(config: Any, **changes: Any) -> Any:
 @checked
 def pretrained_tokenizer(*, source: LocalPath = "", tower: TowerName = "query") -> Callable[[], Tokenizer]:
     """A function that opens a tower's tokenizer, its prompt included; the arguments are those of `pretrained_tower`."""
+    return functools.partial(tokenizer_of, source=source, tower=tower)
 
-    def tokenizer() -> Tokenizer:
-        found = _sizes(source).side(_checked(tower)).tokenizer
-        if found is None:
-            raise InputError(
-                f"{source} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>, and start from that run."
-            )
-        return found
 
-    return tokenizer
+def tokenizer_of(*, source: str, tower: TowerName) -> Tokenizer:
+    """The tokenizer of a pretrained model's tower."""
+    found = _sizes(source).side(_checked(tower)).tokenizer
+    if found is None:
+        raise InputError(
+            f"{source} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>, and start from that run."
+        )
+    return found
 
 
 def initial_params(init_from: InitFrom, fresh: Params, *, new: Sequence[str] = (), layers: Layers | None = None) -> Params:

@@ -49,7 +49,7 @@ class Miner:
     `max_resemblance`: texts that share more of their three-token sequences with the positive (Jaccard, 0 to 1) are no negatives.
     `index`: "exact" or a FAISS factory string, with `nprobe`, `ef_search` and the settings of GPUs and
     disks as in `faiss_index.SearchOptions`.
-    `seed`: with the checkpoint's step and the pair, decides the draw among the candidates.
+    `seed`: with the checkpoint's step and the pair, decides the draw among the candidates; None follows the run's.
     `bm25_negatives_dir`: generations by BM25 that new ones are compared with.
     `judgements`: qrels beside the training split's, by which negatives that are judged relevant are counted, and kept.
     """
@@ -70,7 +70,7 @@ class Miner:
     faiss_gpu_mode: faiss_index.GPUMode = "shard"
     faiss_float16: bool = False
     faiss_on_disk: bool = False
-    seed: Seed = 0
+    seed: Seed | None = None
     bm25_negatives_dir: str = ""
     judgements: str = ""
 
@@ -216,7 +216,7 @@ def mine(
         positive_scores,
         known,
         num_negatives=miner.num_neg_docs,
-        seed=miner.seed,
+        seed=miner.seed or 0,
         step=embedded.step,
         filters=miner.filters,
         is_duplicate=_is_duplicate(texts.doc_store, miner),
@@ -239,7 +239,13 @@ def mine(
     scores = np.concatenate([positive_scores[:, None], mined.scores], axis=1)
     ids = {"query_ids": texts.query_store.encoded_ids, "doc_ids": texts.doc_store.encoded_ids}
     pairs = mined_pairs.of_rows(texts.pairs, mined.chosen, queries, scores, **ids)
-    return pairs, {**facts, **dataclasses.asdict(miner), "statistics": statistics, "seconds": clock.seconds}
+    return pairs, {
+        **facts,
+        **dataclasses.asdict(miner),
+        "seed": miner.seed or 0,
+        "statistics": statistics,
+        "seconds": clock.seconds,
+    }
 
 
 def mine_bm25(
@@ -281,7 +287,7 @@ def mine_bm25(
         np.zeros(len(pairs), np.float32),
         known,
         num_negatives=miner.num_neg_docs,
-        seed=miner.seed,
+        seed=miner.seed or 0,
         step=0,  # BM25 has no checkpoints
         filters=miner.filters,
     )
@@ -363,7 +369,7 @@ def _mine_queries(
         positive_scores,
         known,
         num_negatives=miner.num_neg_queries,
-        seed=miner.seed,
+        seed=miner.seed or 0,
         step=embedded.step,
         filters=miner.filters,
         is_duplicate=near and (lambda own, others: near(query_rows[own], query_rows[others])),

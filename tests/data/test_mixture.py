@@ -269,7 +269,7 @@ REFUSED = [
     ({"temperature": 0.0}, {}, "mixed_pairs.temperature is 0.0; it must be more than 0"),
     ({"mode": "mix"}, {}, r"did you mean 'mixed'\?"),
     ({"sources": {"a/b": len}}, {}, "'a/b' cannot name a source"),
-    ({"mode": "mixed"}, {"seed": 3}, "share their batches, but have seed 0 and 3; give them one PairsOptions.seed"),
+    ({"mode": "mixed"}, {"seed": 3}, "share their batches, but have seed None and 3; give them one PairsOptions.seed"),
     ({"sources": {"a": len}}, {}, r"mixed_pairs.sources\['a'\] is @len, which cannot be called with share alone"),
     ({}, {"batch_size": 8}, "have batches of 4 and 8 pairs; give them one PairsOptions.batch_size"),
     ({}, {"tokenizer": "other.model"}, "have different query vocabularies; give them one PairsOptions.tokenizer"),

@@ -113,7 +113,7 @@ def test_dual_encoders_are_trained_from_a_pretrained_encoder(texts, tmp_path, re
 def test_pretraining_recipes_are_whole_and_know_what_they_learn_from(texts, capsys):
     for name, sizes in SIZES.items():
         settings = [f"{setting}={value}" for setting, value in sizes.items()]
-        built = configurables.build([f"recipes/{name}.gin"], settings).recipe
+        built = configurables.build([f"recipes/{name}.gin"], settings)
         assert isinstance(built, Pretraining)
         with pytest.raises(InputError, match="pretrains a language model, which de-jax train alone can do"):
             read_recipe([f"recipes/{name}.gin"], settings)

@@ -175,7 +175,7 @@ class PairBatches:
         self.negatives, self.scores, self._doc_texts, self._guide = negatives, scores, doc_texts, guide
         self._plan, self._positives = None, None
         if not share.is_joined:
-            self._plan = EpochPlan(pairs.pairs, options.batch_size, options.seed, options.unique_in_batch, pairs.epoch_order)
+            self._plan = EpochPlan(pairs.pairs, options.batch_size, options.seed or 0, options.unique_in_batch, pairs.epoch_order)
             self._positives = positives_of(pairs.pairs, pairs.query_store.num_texts) if options.mask_positives else None
         self._layouts: dict[str, layout.Layout] = {}
 
@@ -220,7 +220,7 @@ class PairBatches:
         rows = {"query": pairs[chosen, 0], "doc": pairs[chosen, 1]}
         for kind, name in enumerate(_MINED):
             if name in in_force:
-                rows[name] = in_force[name].draw(chosen, (self.options.seed, *divmod(number, plan.num_batches), kind))
+                rows[name] = in_force[name].draw(chosen, (self.options.seed or 0, *divmod(number, plan.num_batches), kind))
         texts = self._doc_texts
         if texts is None:
             return rows, rows

@@ -113,7 +113,7 @@ def window_batches(
     Raises:
         InputError: a batch that the hosts cannot share; later, a source without pairs, or an empty text.
     """
-    batch_size, num_hosts, seed = options.batch_size, share.num_hosts, options.seed
+    batch_size, num_hosts, seed = options.batch_size, share.num_hosts, options.seed or 0
     require_shares(batch_size, share.host_index, num_hosts)
     num_batches = max(1, window // batch_size)
     skip_option = input_policy.option("skip_empty")

@@ -71,14 +71,14 @@ class Curriculum:
         num_steps: updates in which the groups are gone through; None for those of the run.
         num_groups: K.
         k: of "top_k" and "bottom_k".
-        seed: of the draws.
+        seed: of the draws; None follows the run's.
     """
 
     strategy: Strategy = "curriculum"
     num_steps: PositiveInt | None = None
     num_groups: PositiveInt = 3
     k: PositiveInt = 10
-    seed: Seed = 0
+    seed: Seed | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -105,7 +105,7 @@ class Curriculum:
         starts = ranked.offsets[pairs]
         counts = ranked.offsets[pairs + 1] - starts
         first, last = self._bounds(counts, step)
-        place = first + (_uniform(self.seed, step, pairs) * (last - first)).astype(np.int64)
+        place = first + (_uniform(self.seed or 0, step, pairs) * (last - first)).astype(np.int64)
         has_any = counts > 0
         found = ranked.order[np.where(has_any, starts + place, 0)] if len(ranked.order) else 0
         return np.where(has_any, found, NONE).astype(np.int32)

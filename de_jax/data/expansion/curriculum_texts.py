@@ -61,7 +61,7 @@ class CurriculumTexts:
         """
         self._pairs, self._queries, self._golds, self._ranked = pairs, queries, golds, ranked
         self._curriculum, self._measure = curriculum, measure
-        self._of_negatives = dataclasses.replace(curriculum, seed=(curriculum.seed + 1) % 2**32)
+        self._of_negatives = dataclasses.replace(curriculum, seed=((curriculum.seed or 0) + 1) % 2**32)
         self.store = TextsWithOneQuery(docs, tokens, max_query_length=max_query_length)
         self._gold_indices = _places_among_equals(pairs[:, 1])
         self._order = functools.lru_cache(_KEPT)(self._order_of)

@@ -68,7 +68,7 @@ def mixed_pairs(
     rates = [weights[name] for name in opened] if weights else mixing.shares_of(list(map(_size, parts)), temperature or 1.0)
     names, first = list(opened), next(iter(opened.values()))
     queries, docs = (_joined(names, parts, kind) for kind in _KINDS)
-    turns = _Turns(rates, parts[0].options.seed)
+    turns = _Turns(rates, parts[0].options.seed or 0)
     if not is_joined and share.num_steps > 1:
         _tell_idle(names, turns.before(share.num_steps), share.num_steps)
     if is_joined:
@@ -151,7 +151,7 @@ def _mixed(
     orders = [part.pairs.epoch_order for part in parts]
     stores: tuple[Any, Any] = queries, docs
     return PairBatches(
-        TrainingPairs("mixture", *stores, pairs, epoch_order=mixing.mixed_epochs(sizes, rates, options.seed, orders)),
+        TrainingPairs("mixture", *stores, pairs, epoch_order=mixing.mixed_epochs(sizes, rates, options.seed or 0, orders)),
         dataclasses.replace(options, **lengths),
         share,
         negatives=joined_negatives([part.negatives for part in parts], mined, sizes),

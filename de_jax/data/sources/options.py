@@ -35,7 +35,7 @@ class PairsOptions:
             of the training pairs.
         keep_identical_ids: a document with the id of its query is ranked and mined like any other. By default it is left out of dev
             scores and of mined negatives, as in BEIR's scores.
-        seed: of the shuffling.
+        seed: of the shuffling; None follows the run's, `train.seed`.
         unique_in_batch: a query or document occurs at most once in a batch.
         mask_positives: batches list the documents that are judged relevant to their queries. Losses with `mask_duplicates` then
             mask them as negatives, in the batch, mined or from a cache; for sets with many relevant documents a query.
@@ -77,7 +77,7 @@ class PairsOptions:
     dev_max_docs: NonNegativeInt = 20000
     num_for_both: NonNegativeInt = 0
     keep_identical_ids: bool = False
-    seed: Seed = 0
+    seed: Seed | None = None
     unique_in_batch: bool = True
     mask_positives: bool = False
     pack: bool = True

@@ -91,7 +91,7 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
         of_parts = np.split(store.pairs, np.cumsum(sizes)[:-1])
         names = [f"task {part.task!r}" for part in store.parts]
         mixing.require_distinct(names, list(map(mixing.num_distinct, of_parts)), rates, options.batch_size)
-    epoch_order = mixing.mixed_epochs(sizes, rates, options.seed) if len(store.parts) > 1 else None
+    epoch_order = mixing.mixed_epochs(sizes, rates, options.seed or 0) if len(store.parts) > 1 else None
     with input_policy.spelled("--gin.stored_pairs.{}=True"):
         found = training_set(store._replace(ranked_queries=ranked_queries, epoch_order=epoch_order), options, share)
     if options.num_for_both:

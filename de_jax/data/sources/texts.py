@@ -38,7 +38,7 @@ class TextsOptions:
         tokenizer: of the texts.
         batch_size: rows of the global batch.
         max_length: tokens of a row that the encoder reads, special ones included; all rows have this length.
-        seed: of the order of the chunks and of their corruption.
+        seed: of the order of the chunks and of their corruption; None follows the run's.
         skip_empty: leave empty texts out instead of refusing them.
         cache_dir: the folder for tokenized texts; by default under `files.cache_dir()`.
 
@@ -51,7 +51,7 @@ class TextsOptions:
     tokenizer: TokenizerSource = ""
     batch_size: PositiveInt = 64
     max_length: PositiveInt = 128
-    seed: Seed = 0
+    seed: Seed | None = None
     skip_empty: bool = False
     cache_dir: LocalPath = ""
 
@@ -108,7 +108,7 @@ def span_corruption(
             f"{lengths.text} tokens have {lengths.num_spans} spans, but there are {NUM_SENTINELS} sentinels; lower "
             "TextsOptions.max_length or raise span_corruption.mean_span_length."
         )
-    chunks = TextChunks(store, lengths.text, options.batch_size, options.seed)
+    chunks = TextChunks(store, lengths.text, options.batch_size, (options.seed or 0))
     last_sentinel = tokenizer.vocab_size + NUM_SENTINELS - 1
 
     def row(tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -150,7 +150,7 @@ def masked_tokens(
     length = options.max_length - len(before) - len(after)
     if length < 1:
         raise InputError(f"TextsOptions.max_length is {options.max_length}, which leaves no room for a text; raise it.")
-    chunks = TextChunks(store, length, options.batch_size, options.seed)
+    chunks = TextChunks(store, length, options.batch_size, (options.seed or 0))
 
     def row(tokens: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         replaced, places = corruption.masked(tokens, rng, masked_share=masked_share, mask_id=mask, vocab_size=tokenizer.vocab_size)
@@ -192,7 +192,7 @@ def _corrupted(
             places = chunks.starts(step)[own.start : own.stop]
             tokens = chunks.store.tokens[places[:, None] + np.arange(chunks.length)]  # [b, t]
             # The 1 tells this key from that of an epoch: NumPy fills a short one up with zeros.
-            rngs = (np.random.default_rng((options.seed, step, number, 1)) for number in own)
+            rngs = (np.random.default_rng(((options.seed or 0), step, number, 1)) for number in own)
             rows = zip(*(row(*one) for one in zip(tokens, rngs, strict=True)), strict=True)
             arrays = [np.stack(of_rows).astype(np.int32) for of_rows in rows]
             yield batch(*arrays, chunks.text_rows(places).astype(np.int32))

@@ -2,7 +2,7 @@
 
 <run_dir>/run.json            the model, the tokenizers' folders and the maximum lengths
           origin.json         where the parameters came from, of a run that `de-jax import_model` made
-          recipe.json         every setting that was in effect; config.gin the same, where a gin file was given
+          recipe.json         every setting that was in effect, see `Recipe.load`
           data.json           fingerprints of the texts, pairs and dev sets that it is trained on
           tokenizers/         the tokenizers of the texts
           checkpoints/<step>  the newest ones      best/<step>  the best one by the dev score
