@@ -131,15 +131,13 @@ def open_expansion(
     assert pairs.ranked_queries is not None
     docs, measure = pairs.doc_store, MEASURES[options.relevance]
     golds, rank = pairs.ranked_queries()
+    make = functools.partial(CurriculumTexts, docs, pairs.pairs, max_query_length=options.max_generated_length)
     if curriculum.strategy == "gold":
         tokens = gold_queries(golds, pairs.pairs[:, 1], docs.num_texts, pairs.doc_tokenizer)
-        queries, ranked = [], None
-    else:
-        only = None if has_neg_docs else np.unique(pairs.pairs[:, 1])
-        queries = queries_by_row(options.expansion, docs.ids, cache_dir, is_part=pairs.is_part, only=only)
-        tokens, ranked = tokenized_queries(queries, pairs.doc_tokenizer, cache_dir), rank()
-    length = options.max_generated_length
-    return CurriculumTexts(docs, pairs.pairs, tokens, queries, golds, ranked, curriculum, measure, max_query_length=length)
+        return make(tokens, (), golds, None, curriculum, measure)
+    only = None if has_neg_docs else np.unique(pairs.pairs[:, 1])
+    queries = queries_by_row(options.expansion, docs.ids, cache_dir, is_part=pairs.is_part, only=only)
+    return make(tokenized_queries(queries, pairs.doc_tokenizer, cache_dir), queries, golds, rank(), curriculum, measure)
 
 
 def check(options: PairsOptions, *, has_neg_docs: bool) -> None:

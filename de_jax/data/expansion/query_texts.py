@@ -47,7 +47,7 @@ QUERY_TOKENS = Kind(
     version=2,
 )
 _DOCS = 4096
-"""Of which the queries are tokenized at a time."""
+"""Their queries are tokenized at a time."""
 _IDS = 8192
 """Looked up, or read, at a time."""
 

@@ -17,7 +17,7 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,7 +83,11 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
     def ranked_queries() -> tuple[list[str], Callable[[], RankedQueries]]:
         golds = _query_texts(store)
         hashes = [outputs.sha256_of(Path(pairs_dir) / "pairs.npy"), store.query_store.content_hash, store.doc_store.content_hash]
-        by = {"measure": options.relevance, "score_file": options.relevance_file, "cache_dir": store_dir(options.cache_dir)}
+        by: dict[str, Any] = {
+            "measure": options.relevance,
+            "score_file": options.relevance_file,
+            "cache_dir": store_dir(options.cache_dir),
+        }
         return golds, lambda: ranked_texts(lambda: (_ids_of_pairs(store), golds), hashes, options.expansion, **by)
 
     sizes, rates = [part.num_pairs for part in store.parts], [part.rate for part in store.parts]
@@ -208,11 +212,9 @@ def _ids_of_pairs(store: TrainingPairs) -> list[tuple[str, str]]:
     return [(store.query_store.ids[query], store.doc_store.ids[doc]) for query, doc in store.pairs.tolist()]
 
 
-def _open_arrays(
-    folder: Path, names: Sequence[str], num_pairs: int, queries: TokenStore, docs: TokenStore
-) -> dict[str, np.ndarray]:
+def _open_arrays(folder: Path, names: Sequence[str], num_pairs: int, queries: TokenStore, docs: TokenStore) -> dict[str, Any]:
     """The arrays by name, which hold rows of the two stores alone."""
-    arrays = {
+    arrays: dict[str, Any] = {
         name: read_array(folder / f"{name}.npy", dtype, (num_pairs, 2 if name == "pairs" else None), rebuild=PAIR_STORE.mend)
         for name, dtype in _DTYPES.items()
         if f"{name}.npy" in names

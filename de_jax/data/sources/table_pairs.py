@@ -82,7 +82,7 @@ def table_pairs(
 
 
 def tables_of(table: Table, *, dev_path: LocalPath = "", dev_split: str | None = None, dev_fraction: float = 0.0) -> Tables:
-    """A table with the one that scores checkpoints; arguments as of `table_pairs`. A dev table or split comes before a fraction.
+    """A table and its dev table; arguments as of `table_pairs`. A dev table or split comes before a fraction.
 
     Raises:
         InputError: a `dev_split` of a table without splits, or beside a `dev_path`.
@@ -94,7 +94,7 @@ def tables_of(table: Table, *, dev_path: LocalPath = "", dev_split: str | None =
             f"{table.name} has no splits, so not {dev_split!r} either; leave dev_split out, and give a table or a share for dev."
         )
     if dev_path:
-        alone = {} if table_files.has_splits(dev_path) else {"split": "train", "subset": ""}
+        alone: dict[str, Any] = {} if table_files.has_splits(dev_path) else {"split": "train", "subset": ""}
         return Tables(table, table._replace(source=dev_path, **alone))
     return Tables(table, table._replace(split=dev_split)) if dev_split else Tables(table, None, dev_fraction)
 
