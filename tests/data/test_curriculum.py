@@ -14,7 +14,6 @@ from de_jax.data.expansion.curriculum import (
     RankedQueries,
     cached_ranking,
     rank_queries,
-    ranked_pairs,
     usable_queries,
 )
 from de_jax.data.expansion.generated_queries import DocQueries, ExpansionWriter
@@ -23,6 +22,7 @@ from de_jax.data.sources.training_set import open_stores, qrel_pairs
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.types import InputError
+from experiments.group_relevance import ranked_pairs
 
 GENERATED = ["c d", "a b c", "zz", "a b c", " ", "a b", "b a", "a b c d"]  # for the query "a b c d": all scores, ties, the gold
 

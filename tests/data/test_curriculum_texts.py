@@ -7,7 +7,7 @@ import pytest
 from flat_settings import flat
 
 from de_jax.data.batches.pair_batches import TrainingPairs
-from de_jax.data.expansion.curriculum import Curriculum, ranked_pairs
+from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.expansion.curriculum_texts import open_expansion
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import beir_pairs, open_stores
@@ -110,12 +110,11 @@ def test_generated_queries_without_room_are_counted(folder):
 
 def test_hard_negatives_are_ranked_by_the_query_of_their_row(folder):
     tokenizer = tokenizing.load_tokenizer(folder / "spiece.model")
-    _, docs = open_stores(folder / "data", tokenizer, tokenizer, folder / "cache")
     pairs = np.stack([np.arange(12), np.arange(12)], axis=1).astype(np.int32)
     golds = [f"{TOPICS[i % 4]} number {i}" for i in range(12)]
     golds[1] = "nothing of the sort"  # for which the last of the three is the nearest
-    ranked = lambda: ranked_pairs(folder / "data", "train", folder / "expansion.jsonl")  # noqa: E731
-    found = TrainingPairs("toy", docs, docs, pairs, doc_tokenizer=tokenizer, ranked_queries=lambda: (golds, ranked))
+    queries, docs = open_stores(folder / "data", tokenizer, tokenizer, folder / "cache")
+    found = TrainingPairs("toy", queries, docs, pairs, doc_tokenizer=tokenizer, own_queries=lambda: golds)
     options = PairsOptions(expansion=str(folder / "expansion.jsonl"), max_generated_length=40)
     curriculum = Curriculum("top_1", num_steps=6)
     texts = open_expansion(found, options, curriculum, has_neg_docs=True, cache_dir=folder / "cache")

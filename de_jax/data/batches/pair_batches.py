@@ -55,7 +55,7 @@ class TrainingPairs(NamedTuple):
         dev_qrels: judgements that score checkpoints, of texts in the stores.
         epoch_order: the rows of `pairs` that make up an epoch, by its number, in shuffled order (`mixing.mixed_epochs`); by default
             every pair once.
-        ranked_queries: gives each pair's own query, and what ranks its generated ones (`curriculum.RankedQueries`).
+        own_queries: gives the text of each pair's query, as far as it is known.
         is_part: of the corpus whose generated queries are given.
         parts: the tasks of a folder of pairs.
         made_from: equal for folders of pairs with equal content.
@@ -75,7 +75,7 @@ class TrainingPairs(NamedTuple):
     scores: np.ndarray | None = None
     dev_qrels: beir.Qrels | None = None
     epoch_order: Callable[[int], np.ndarray] | None = None
-    ranked_queries: Callable[[], tuple[Sequence[str], Callable[[], Any]]] | None = None
+    own_queries: Callable[[], Sequence[str]] | None = None
     is_part: bool = False
     parts: Sequence[Any] = ()
     made_from: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from de_jax.data.batches.pair_batches import TrainingPairs
-from de_jax.data.expansion.curriculum import NONE, Curriculum, RankedQueries, usable_queries
+from de_jax.data.expansion.curriculum import NONE, Curriculum, RankedQueries, ranked_texts, usable_queries
 from de_jax.data.expansion.document_texts import TextsWithOneQuery
 from de_jax.data.expansion.query_texts import QueryTokens, gold_queries, queries_by_row, tokenized_queries
 from de_jax.data.expansion.relevance import MEASURES, Measure
@@ -119,7 +120,7 @@ def open_expansion(
     """The documents of a corpus with the queries that a curriculum chooses, which are tokenized on first use.
 
     Args:
-        pairs: with their tokenizers, their own queries and the order of the generated ones.
+        pairs: with their tokenizers and their own queries.
         options: of the source.
         curriculum: with the number of its steps.
         has_neg_docs: hard negatives are expanded too. Without them only queries of documents of the pairs become tokens.
@@ -128,16 +129,23 @@ def open_expansion(
     Raises:
         InputError: an expansion that is of another corpus, damaged or without queries.
     """
-    assert pairs.ranked_queries is not None
-    docs, measure = pairs.doc_store, MEASURES[options.relevance]
-    golds, rank = pairs.ranked_queries()
+    assert pairs.own_queries is not None
+    docs, golds, measure = pairs.doc_store, pairs.own_queries(), MEASURES[options.relevance]
     make = functools.partial(CurriculumTexts, docs, pairs.pairs, max_query_length=options.max_generated_length)
     if curriculum.strategy == "gold":
         tokens = gold_queries(golds, pairs.pairs[:, 1], docs.num_texts, pairs.doc_tokenizer)
         return make(tokens, (), golds, None, curriculum, measure)
     only = None if has_neg_docs else np.unique(pairs.pairs[:, 1])
     queries = queries_by_row(options.expansion, docs.ids, cache_dir, is_part=pairs.is_part, only=only)
-    return make(tokenized_queries(queries, pairs.doc_tokenizer, cache_dir), queries, golds, rank(), curriculum, measure)
+    ranked = ranked_texts(
+        lambda: ([(pairs.query_store.ids[query], docs.ids[doc]) for query, doc in pairs.pairs.tolist()], golds),
+        [pairs.fingerprint(None), hashlib.sha256("\n".join(golds).encode()).hexdigest()],
+        options.expansion,
+        measure=options.relevance,
+        score_file=options.relevance_file,
+        cache_dir=cache_dir,
+    )
+    return make(tokenized_queries(queries, pairs.doc_tokenizer, cache_dir), queries, golds, ranked, curriculum, measure)
 
 
 def check(options: PairsOptions, *, has_neg_docs: bool) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,13 +23,12 @@ import numpy as np
 
 from de_jax.data.batches import mixing
 from de_jax.data.batches.pair_batches import TrainingPairs
-from de_jax.data.expansion.curriculum import RankedQueries, ranked_texts
 from de_jax.data.sources.options import PairsOptions, Share
-from de_jax.data.sources.training_set import TrainingSet, opened, queries_for_both, store_dir, training_set
+from de_jax.data.sources.training_set import TrainingSet, opened, queries_for_both, training_set
 from de_jax.data.stores.corpus import TokenStore, open_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import load_tokenizer, prompt_of
-from de_jax.files import outputs, schema
+from de_jax.files import schema
 from de_jax.files.kind import Kind
 from de_jax.files.reading import read_array
 from de_jax.settings import LocalPath, checked
@@ -80,16 +79,6 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
 
-    def ranked_queries() -> tuple[list[str], Callable[[], RankedQueries]]:
-        golds = _query_texts(store)
-        hashes = [outputs.sha256_of(Path(pairs_dir) / "pairs.npy"), store.query_store.content_hash, store.doc_store.content_hash]
-        by: dict[str, Any] = {
-            "measure": options.relevance,
-            "score_file": options.relevance_file,
-            "cache_dir": store_dir(options.cache_dir),
-        }
-        return golds, lambda: ranked_texts(lambda: (_ids_of_pairs(store), golds), hashes, options.expansion, **by)
-
     sizes, rates = [part.num_pairs for part in store.parts], [part.rate for part in store.parts]
     if options.unique_in_batch and len(store.parts) > 1 and not share.is_joined:
         of_parts = np.split(store.pairs, np.cumsum(sizes)[:-1])
@@ -97,7 +86,9 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
         mixing.require_distinct(names, list(map(mixing.num_distinct, of_parts)), rates, options.batch_size)
     epoch_order = mixing.mixed_epochs(sizes, rates, options.seed or 0) if len(store.parts) > 1 else None
     with input_policy.spelled("--gin.stored_pairs.{}=True"):
-        found = training_set(store._replace(ranked_queries=ranked_queries, epoch_order=epoch_order), options, share)
+        found = training_set(
+            store._replace(own_queries=functools.partial(_query_texts, store), epoch_order=epoch_order), options, share
+        )
     if options.num_for_both:
         asked = store.dev_qrels or set(store.query_store.ids)
         by_doc_tower = functools.partial(_for_doc_tower, store)
@@ -206,10 +197,6 @@ def _query_texts(store: TrainingPairs) -> list[str]:
     tokens, offsets = store.query_store.tokens, store.query_store.offsets
     texts = store.query_tokenizer.decode([tokens[start:end] for start, end in itertools.pairwise(offsets.tolist())])
     return [texts[row] for row in store.pairs[:, 0].tolist()]
-
-
-def _ids_of_pairs(store: TrainingPairs) -> list[tuple[str, str]]:
-    return [(store.query_store.ids[query], store.doc_store.ids[doc]) for query, doc in store.pairs.tolist()]
 
 
 def _open_arrays(folder: Path, names: Sequence[str], num_pairs: int, queries: TokenStore, docs: TokenStore) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from de_jax.data.batches.guide import open_guide
 from de_jax.data.batches.pair_batches import DocTexts, Negatives, PairBatches, TrainingPairs
 from de_jax.data.batches.teacher_scores import ScoresOf
 from de_jax.data.expansion import curriculum_texts
-from de_jax.data.expansion.curriculum import RankedQueries, ranked_pairs
 from de_jax.data.negatives.mined_negatives import MinedNegatives, follow
 from de_jax.data.sources.options import PairsOptions, Share, TokenizerSource
 from de_jax.data.stores.corpus import TokenStore, body_room, cached_token_store
@@ -140,11 +139,9 @@ def beir_pairs(
         stores = open_stores(dataset_dir, query_tokenizer, doc_tokenizer, cache_dir, skip_empty=skip_empty)
     rows = qrel_pairs(_read_split(dataset_dir, split), *stores)
 
-    def ranked_queries() -> tuple[Sequence[str], Callable[[], RankedQueries]]:
-        by = functools.partial(ranked_pairs, measure=options.relevance, score_file=options.relevance_file, skip_empty=skip_empty)
+    def own_queries() -> list[str]:
         texts = dict(beir.iter_queries(beir.find_file(dataset_dir, "queries"), skip_empty=skip_empty))
-        golds = [texts[stores[0].ids[int(row)]] for row in rows[:, 0]]
-        return golds, lambda: by(dataset_dir, split, options.expansion, cache_dir=store_dir(options.cache_dir))
+        return [texts[stores[0].ids[row]] for row in rows[:, 0].tolist()]
 
     with input_policy.spelled(_SPELLING):
         pairs = TrainingPairs(
@@ -155,7 +152,7 @@ def beir_pairs(
             query_tokenizer=query_tokenizer,
             doc_tokenizer=doc_tokenizer,
             dev_qrels=_read_split(dataset_dir, dev_split) if dev_split is not None else None,
-            ranked_queries=ranked_queries,
+            own_queries=own_queries,
         )
         found = training_set(pairs, options, share)
     of_both = dev_split or beir.dev_split(dataset_dir) or split
