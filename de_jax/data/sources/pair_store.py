@@ -92,7 +92,7 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
     """
     if not pairs_dir:
         setting = f"{share.scope}stored_pairs.pairs_dir"
-        raise InputError(f"stored_pairs.pairs_dir is not set; add --gin.{setting}=<folder of import_pairs or export_batches>.")
+        raise InputError(f"stored_pairs.pairs_dir is not set; add {setting}=<folder of import_pairs or export_batches>.")
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
 
@@ -126,7 +126,7 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
         scores=store.scores,
         is_part=True,
     )
-    with input_policy.spelled("--gin.stored_pairs.{}=True"):
+    with input_policy.spelled("stored_pairs.{}=True"):
         found = training_set(pairs, store.dev_qrels, options, share)
     if options.num_for_both:
         asked = store.dev_qrels or set(store.query_store.ids)

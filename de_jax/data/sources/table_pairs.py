@@ -64,10 +64,10 @@ def table_pairs(
     """
     for name, value in (("path", path), ("tokenizer", options.tokenizer)):
         if isinstance(value, str) and not value:
-            raise InputError(f"table_pairs.{name} is not set; add --gin.{share.scope}table_pairs.{name}=<path>.")
+            raise InputError(f"table_pairs.{name} is not set; add {share.scope}table_pairs.{name}=<path>.")
     tokenizers = dict(zip(("query", "doc"), opened_tokenizers(options), strict=True))
     table = Table(path, tuple(header), split, subset)
-    with input_policy.spelled("--gin.table_pairs.{}=True"):
+    with input_policy.spelled("table_pairs.{}=True"):
         readings = readings_of(
             table,
             columns,
