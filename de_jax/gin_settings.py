@@ -84,7 +84,7 @@ def read(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_import
 
     Args:
         gin_files: paths, or names under the package's own `gin_configs`, such as "recipes/sde.gin".
-        bindings: for example `train.num_steps=100`; a value that is not a gin literal is taken as a string.
+        bindings: for example `Optimization.num_steps=100`; a value that is not a gin literal is taken as a string.
         allow_imports: whether the files may import modules outside this package.
 
     Raises:

@@ -1,7 +1,7 @@
 """Pretrains a small language model to start from: a T5 by span corruption, or a BERT by masked tokens.
 
 The run of a T5 is a generator's (`doc2query.generator_run`), which `de-jax doc2query train --init_from` takes. Both kinds are
-sources of `train.init_from` and of a recipe's MODEL (`interop.language_models`).
+sources of `Initialization.init_from` and of a recipe's MODEL (`interop.language_models`).
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ class Pretraining:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_call("train.data", self.data, options=("share",), like=SOURCES[type(self.model)])
-        check_call("train.mesh", self.mesh, like="make_mesh")
+        check_call("Pretraining.data", self.data, options=("share",), like=SOURCES[type(self.model)])
+        check_call("Pretraining.mesh", self.mesh, like="make_mesh")
         if self.logging.early_stopping_patience:
-            raise InputError("train.early_stopping_patience waits for a dev score, and pretraining has none; remove it.")
+            raise InputError("Logging.early_stopping_patience waits for a dev score, and pretraining has none; remove it.")
         if self.logging.collapse_alarm:
-            raise InputError("train.collapse_alarm watches embeddings, and pretraining has none; remove it.")
+            raise InputError("Logging.collapse_alarm watches embeddings, and pretraining has none; remove it.")
         source = name_of(self.data)
         if source in SOURCES.values() and source != SOURCES[type(self.model)]:
             raise InputError(
-                f"train.data is @{source}, from which a {type(self.model).__name__} cannot learn; take "
-                f"@{SOURCES[type(self.model)]}."
+                f"Pretraining.data is {source}, from which a {type(self.model).__name__} cannot learn; take "
+                f"{SOURCES[type(self.model)]}."
             )
 
     @property
@@ -180,13 +180,13 @@ def _explanation(recipe: Pretraining, data: CorruptedTexts) -> Explanation:
     return Explanation(
         is_finite=functools.partial(is_finite, model),
         given="scores of tokens",
-        lower="train.learning_rate or train.clip_norm",
+        lower="Optimization.learning_rate or Optimization.clip_norm",
         memory={
             "TextsOptions.batch_size": data.batch_size,
             f"{type(recipe.encoder).__name__}.remat": recipe.encoder.remat,
         },
         devices="",
-        num_steps="train.num_steps",
+        num_steps="Optimization.num_steps",
         name=lambda batch, row: f"the text from {data.doc_ids[int(batch.doc_id[row])]!r} on",
         rows="texts",
     )

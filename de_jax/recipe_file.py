@@ -174,7 +174,7 @@ def _differences(before: Any, here: Any, path: str) -> Iterator[str]:
 
 
 def with_seeds(recipe: Any, run_dir: str | Path = "") -> Any:
-    """The recipe with a value for every seed that it leaves open: that of the run in `run_dir`, else `train.seed`."""
+    """The recipe with a value for every seed that it leaves open: that of the run in `run_dir`, else `Initialization.seed`."""
     before = read_recipe_file(run_dir) if run_dir else None
     return _seeded(recipe, getattr(recipe, "initialization", recipe).seed, before)
 

@@ -1,7 +1,7 @@
 """Trains a dual encoder, or pretrains a language model, from a gin recipe; repeat the command to continue a stopped run.
 
 de-jax train --gin_file=recipes/samtone_query.gin --gin.beir_pairs.dataset_dir=data/scifact \\
-    --gin.beir_pairs.tokenizer=data/spiece.model --run_dir=runs/samtone
+    --gin.PairsOptions.tokenizer=data/spiece.model --run_dir=runs/samtone
 """
 
 from __future__ import annotations
@@ -202,10 +202,10 @@ def _training(recipe: Recipe, data: TrainingSet, mesh: jax.sharding.Mesh, like: 
         explanation=faults.Explanation(
             is_finite=functools.partial(faults.has_finite_embeddings, recipe.trained),
             given="embedding",
-            lower="train.learning_rate or train.clip_norm, or a higher temperature",
+            lower="Optimization.learning_rate or Optimization.clip_norm, or a higher temperature",
             memory=recipe.memory_settings(data.batch_size),
             devices=", over which make_mesh.fsdp also splits parameters and optimizer state",
-            num_steps="train.num_steps",
+            num_steps="Optimization.num_steps",
             name=functools.partial(faults.pair_name, data.query_ids, data.doc_ids),
         ),
     )

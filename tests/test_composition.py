@@ -39,7 +39,7 @@ def recipe_of(method, source, model):
     text = (ROOT / f"recipes/{method}.gin").read_text()
     is_tuned = "--gin.MODEL=" in text
     small = [f"MODEL={model}", "PairsOptions.max_query_length=16", "PairsOptions.max_doc_length=40"]
-    small = small if is_tuned else ["T5Config.num_layers=0", *(["train.init_from=None"] if "init_from" in text else [])]
+    small = small if is_tuned else ["T5Config.num_layers=0", *(["Initialization.init_from=None"] if "init_from" in text else [])]
     files = [f"recipes/{method}.gin", *([] if is_tuned else ["models/t5_1_1_tiny.gin"])]
     return read_recipe(files, [*small, *NEEDED.get(method, []), *SOURCES[source]])
 
@@ -67,7 +67,7 @@ def test_adapters_are_the_same_whatever_names_the_source_and_the_method(model, c
     table, lora = "--gin_file=recipes/table.gin", "--gin_file=recipes/lora.gin"
     wanted = parameters(capsys, model, lora, "--gin.beir_pairs.dataset_dir=data")
     assert wanted["num_trained_parameters"] == 32 * 16 * 2 * 4 * 2  # two layers of four kernels
-    for arguments in ([lora, TABLE], [table, lora, TABLE], [lora, table, TABLE], [table, "--gin.train.adapters=@Lora()", TABLE]):
+    for arguments in ([lora, TABLE], [table, lora, TABLE], [lora, table, TABLE], [table, "--gin.Recipe.adapters=@Lora()", TABLE]):
         assert parameters(capsys, model, *arguments) == wanted
 
 
@@ -85,7 +85,7 @@ def test_the_source_named_last_is_taken_and_a_typed_one_stays(model, tmp_path):
     assert name_of(read_recipe([str(own)], settings).data) == "stored_pairs"
     assert name_of(read_recipe([str(own)], [*settings, "beir_pairs.dataset_dir=data"]).data) == "beir_pairs"
     with pytest.raises(InputError, match=r"nothing in this recipe reads table_pairs\.path"):
-        read_recipe([str(own)], [*settings, "train.data=@beir_pairs", "table_pairs.path=qa.csv"])
+        read_recipe([str(own)], [*settings, "Recipe.data=@beir_pairs", "table_pairs.path=qa.csv"])
     shared = [
         "mixed_pairs.sources={'a': @a/beir_pairs, 'b': @b/beir_pairs}",
         "beir_pairs.dataset_dir=data",

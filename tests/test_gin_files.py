@@ -2,7 +2,8 @@
 
 import pytest
 
-from de_jax import configurables
+from de_jax import configurables, gin_settings, settings
+from de_jax.data.sources.options import PairsOptions
 from de_jax.types import InputError
 
 
@@ -55,16 +56,12 @@ def test_a_typed_setting_of_a_name_that_a_file_has_too_names_no_file(tmp_path):
 
 
 def test_a_typed_setting_that_a_nearer_one_hides_is_refused_with_that_one(tmp_path):
-    (tmp_path / "own.gin").write_text(
-        "include 'recipes/sde.gin'\nbeir_pairs.batch_size = 64\nDualEncoder.shared = ()\nquery/T5Config.num_layers = 1\n"
-    )
-    (tmp_path / "tiny.gin").write_text("include 'models/t5_1_1_tiny.gin'\n")
-    files = [str(tmp_path / "own.gin"), str(tmp_path / "tiny.gin")]
-    for typed, nearer in (("PairsOptions.batch_size", "beir_pairs.batch_size"), ("Optimization.num_steps", "train.num_steps")):
-        with pytest.raises(InputError, match=rf"^{typed} has no effect, because .*\.gin, line \d+ sets {nearer}; set that instead"):
-            configurables.build(files, [f"{typed}=8"])
+    lines = ["include 'recipes/sde.gin'", "DualEncoder.shared = ()", "query/T5Config.num_layers = 1", "doc/T5Config.num_heads = 2"]
+    (tmp_path / "own.gin").write_text("\n".join([*lines, "query/T5Config.num_heads = 2", ""]))
+    files = [str(tmp_path / "own.gin"), "models/t5_1_1_tiny.gin"]
+    with pytest.raises(InputError, match=r"^T5Config.num_heads has no effect, because .*gin, line \d sets \w+/T5Config"):
+        configurables.build(files, ["T5Config.num_heads=8"])
     configurables.build(files, ["T5Config.num_layers=2"])  # of the document tower
-    configurables.build(files, ["PairsOptions.batch_size=8", "train.data=@stored_pairs", "stored_pairs.pairs_dir=x"])
 
 
 def test_imports_are_allowed_by_a_flag(tmp_path):
@@ -72,70 +69,31 @@ def test_imports_are_allowed_by_a_flag(tmp_path):
     configurables.read([str(tmp_path / "own.gin")], [], allow_imports=True)
 
 
-OF_VERSION_0_1_0 = {
-    "DualEncoder": "query doc shared initial_temperature",
-    "TowerConfig": "encoder pooling projection_dim projection_bias projection_norm normalize projection_init",
-    "T5Config": (
-        "vocab_size model_dim num_layers num_heads head_dim mlp_dim activation num_buckets max_distance bias_per_layer "
-        "dropout_rate dtype remat scan_layers"
-    ),
-    "BertConfig": (
-        "vocab_size model_dim num_layers num_heads mlp_dim max_positions position_offset num_token_types norm_epsilon "
-        "dropout_rate dtype remat scan_layers"
-    ),
-    "pretrained_tower": (
-        "source tower normalize layers projection_dim projection_bias projection_init dtype dropout_rate remat scan_layers"
-    ),
-    "pretrained_tokenizer": "source tower",
-    "in_batch_softmax": "temperature directions reduce_directions label_smoothing margin mask_duplicates block_size",
-    "samtone": "temperature same_tower directions reduce_directions margin mask_duplicates block_size",
-    "pair": "form alpha temperature reduce_directions mask_duplicates block_size",
-    "nce": "temperature mask_duplicates block_size",
-    "ance": "temperature in_batch mask_duplicates",
-    "dance": "dual_weight temperature mask_duplicates",
-    "sampled_softmax": "temperature",
-    "adafactor": "decay_rate min_dim_size_to_factor multiply_by_parameter_scale weight_decay decayed",
-    "adamw": "b1 b2 eps weight_decay decayed",
-    "lamb": "b1 b2 eps weight_decay decayed",
-    "ance_lamb": "b1 b2 eps weight_decay decayed",
-    "linear": "warmup_steps end",
-    "cosine": "warmup_steps end",
-    "rsqrt": "warmup_steps end",
-    "beir_pairs": (
-        "dataset_dir tokenizer doc_tokenizer batch_size max_query_length max_doc_length max_passages split dev_split "
-        "dev_max_queries dev_max_docs num_for_both expansion curriculum relevance relevance_file max_generated_length seed "
-        "unique_in_batch mask_positives pack length_multiple negatives_dir num_neg_docs num_neg_queries cache_dir"
-    ),
-    "seqio_pairs": (
-        "task module module_args split dev_task dev_split use_cached task_cache_dirs batch_size max_query_length max_doc_length "
-        "num_neg_docs num_neg_queries dev_max_queries dev_max_docs seed unique_in_batch pack length_multiple negatives_dir "
-        "expansion curriculum relevance relevance_file max_generated_length cache_dir"
-    ),
-    "stored_pairs": (
-        "pairs_dir batch_size max_query_length max_doc_length num_neg_docs num_neg_queries dev_max_queries dev_max_docs seed "
-        "unique_in_batch pack length_multiple negatives_dir expansion curriculum relevance relevance_file max_generated_length "
-        "cache_dir"
-    ),
-    "Curriculum": "strategy num_steps num_groups k seed",
-    "Miner": (
-        "num_neg_docs num_neg_queries first_rank last_rank margin max_score_ratio teacher_scores max_teacher_score "
-        "max_resemblance index nprobe ef_search faiss_device faiss_gpu_mode faiss_float16 faiss_on_disk seed bm25_negatives_dir "
-        "judgements"
-    ),
-    "NegativeCache": "capacity num_negatives refresh_fraction lru",
-    "make_mesh": "data fsdp tensor devices",
-    "Alignment": "measure delta patience every_steps",
-    "CollapseAlarm": "min_variance min_effective_rank chance_share patience stop",
-    "train": (
-        "model loss data optimizer schedule mesh sharding_rules num_steps learning_rate num_chunks clip_norm "
-        "learning_rate_factors frozen alternate init_from init_new init_layers seed grad_norm_groups log_every_steps "
-        "save_every_steps evaluate_every_steps alignment collapse_alarm miner mine_every_steps follow_every_steps "
-        "negative_cache keep_checkpoints profile_steps"
-    ),
-}
-"""The settings of a recipe in 0.1.0, by what they are of. Its gin files and commands are read as they are."""
+OLD_NAMES = [(f"train.{name}", f"{group.__name__}.{name}") for group in configurables.GROUPS[2:] for name in settings.hints(group)]
+OLD_NAMES += [(f"train.{name}", f"Recipe.{name}") for name in ("model", "loss", "data", "adapters", "alignment")]
+OLD_NAMES += [
+    (f"{source}.{name}", f"PairsOptions.{name}")
+    for source in ("beir_pairs", "table_pairs", "stored_pairs", "seqio_pairs")
+    for name in settings.hints(PairsOptions)
+]
 
 
-@pytest.mark.parametrize("name", OF_VERSION_0_1_0)
-def test_settings_of_version_0_1_0_have_their_names(name):
-    assert not set(OF_VERSION_0_1_0[name].split()) - set(configurables.hints_of(configurables.known()[name]))
+def test_names_of_before_are_read_and_the_new_ones_are_said(tmp_path):
+    (tmp_path / "old.gin").write_text("".join(f"{before} = None\n" for before, _ in OLD_NAMES))
+    with pytest.warns(UserWarning, match=r"train\.num_steps is Optimization\.num_steps") as warned:
+        found = configurables._renamed(gin_settings.read([str(tmp_path / "old.gin")]), configurables.known(), "Recipe")
+    assert {str(setting) for setting in found} == {now for _, now in OLD_NAMES}
+    assert all(f"{before} is {now}" in str(warned[0].message) for before, now in OLD_NAMES)
+    given = ["train.num_steps=7", "a/beir_pairs.seed=3", "PairsOptions.batch_size=1", "beir_pairs.batch_size=8"]
+    with pytest.warns(UserWarning, match="The old names go with the next release"):
+        found = configurables.read(["recipes/sde.gin"], given)
+    values = {str(setting): bound.value for setting, bound in found.items()}
+    assert (values["Optimization.num_steps"], values["a/PairsOptions.seed"], values["PairsOptions.batch_size"]) == (7, 3, 8)
+
+
+def test_a_function_is_named_with_or_without_the_sign_of_gin():
+    for loss in ("samtone", "@samtone"):
+        settings_ = [f"Recipe.loss={loss}", "Optimization.optimizer=adamw", "adamw.weight_decay=0.1"]
+        recipe = configurables.read_recipe(["recipes/sde.gin"], [*settings_, "beir_pairs.dataset_dir=x"])
+        assert settings.name_of(recipe.loss) == "samtone"
+        assert settings.bound(recipe.optimization.optimizer, "weight_decay") == 0.1

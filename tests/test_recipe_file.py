@@ -151,7 +151,7 @@ def test_one_seed_decides_those_that_are_not_set(tmp_path):
 
 
 def test_a_run_of_before_goes_on_with_the_seeds_it_had(tmp_path):
-    """Each seed was 0 by default, whatever `train.seed` was; the names are those of 26 November."""
+    """Each seed was 0 by default, whatever `Initialization.seed` was; the names are those of 26 November."""
     now = dataclasses.replace(recipe(tokenizer="spiece.model"), initialization=Initialization(seed=3))
     told = recipe_file.to_json(now)
     told["data"] |= {"num_for_both": 5, "share": {"type": "de_jax.data.sources.options.Share", "num_hosts": 1}}

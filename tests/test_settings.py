@@ -156,29 +156,29 @@ def test_every_setting_has_an_annotation():
         ("T5Config.num_heads=0", "it must be at least 1."),
         ("DualEncoder.shared=projection", "DualEncoder.shared is 'projection'; it must be a tuple, such as (\"projection\",)."),
         ("DualEncoder.initial_temperature=0", "it must be at least 0.01, or None."),
-        ("train.clip_norm=-1", "train.clip_norm is -1; it must be more than 0, or None."),
-        ("train.clip_norm=one", "train.clip_norm is 'one'; it must be a number, or None."),
-        ("train.keep_checkpoints=0", "it must be at least 1."),
-        ("train.log_every_steps=0", "it must be at least 1."),
-        ("train.save_every_steps=0", "it must be at least 1."),
-        ("train.evaluate_every_steps=0", "it must be at least 1."),
-        ("train.num_chunks=0", "it must be at least 1."),
-        ("train.seed=one", "train.seed is 'one'; it must be a whole number."),
-        ("train.num_steps=1e1", "train.num_steps is 10.0; it must be a whole number, written 10."),
-        ("train.frozen=query/.*", 'it must be a tuple, such as ("query/.*",).'),
-        ("train.learning_rate_factors={'query/.*': -1.0}", "with at least 0 in the place of -1.0"),
-        ("train.model=@linear", "train.model is @linear; it must be @DualEncoder()."),
-        ("beir_pairs.length_multiple=0", "beir_pairs.length_multiple is 0; it must be at least 1."),
-        ("beir_pairs.batch_size=0", "it must be at least 1."),
+        ("Optimization.clip_norm=-1", "Optimization.clip_norm is -1; it must be more than 0, or None."),
+        ("Optimization.clip_norm=one", "Optimization.clip_norm is 'one'; it must be a number, or None."),
+        ("Logging.keep_checkpoints=0", "it must be at least 1."),
+        ("Logging.log_every_steps=0", "it must be at least 1."),
+        ("Logging.save_every_steps=0", "it must be at least 1."),
+        ("Logging.evaluate_every_steps=0", "it must be at least 1."),
+        ("Devices.num_chunks=0", "it must be at least 1."),
+        ("Initialization.seed=one", "Initialization.seed is 'one'; it must be a whole number."),
+        ("Optimization.num_steps=1e1", "Optimization.num_steps is 10.0; it must be a whole number, written 10."),
+        ("Optimization.frozen=query/.*", 'it must be a tuple, such as ("query/.*",).'),
+        ("Optimization.learning_rate_factors={'query/.*': -1.0}", "with at least 0 in the place of -1.0"),
+        ("Recipe.model=@linear", "Recipe.model is linear; it must be DualEncoder(...)."),
+        ("PairsOptions.length_multiple=0", "PairsOptions.length_multiple is 0; it must be at least 1."),
+        ("PairsOptions.batch_size=0", "it must be at least 1."),
         ("beir_pairs.dataset_dir=https://host/scifact", "it must be a path, or an address gs:// or s3://, because other addresses"),
-        ("train.init_from=hdfs://host/run", "it must be a path, or an address gs:// or s3://"),
+        ("Initialization.init_from=hdfs://host/run", "it must be a path, or an address gs:// or s3://"),
         (
-            "train.init_new=('.*/projection/.*',)",
-            "train.init_new is ('.*/projection/.*',), but without train.init_from all parameters",
+            "Initialization.init_new=('.*/projection/.*',)",
+            "Initialization.init_new is ('.*/projection/.*',), but without init_from all parameters",
         ),
         (
-            "train.init_layers={'query': (0,)}",
-            "but without train.init_from all parameters start fresh; set train.init_from, or leave",
+            "Initialization.init_layers={'query': (0,)}",
+            "but without init_from all parameters start fresh; set Initialization.init_from, or leave",
         ),
         ("samtone.temperature=-0.05", "samtone.temperature is -0.05; it must be more than 0, or None."),
     ],
@@ -224,13 +224,13 @@ def test_paths_are_those_that_are_annotated_so(tmp_path, monkeypatch):
 
 
 def test_a_macro_is_checked_as_the_setting_that_takes_it():
-    with pytest.raises(InputError, match=r"beir_pairs\.batch_size is 'many'; it must be a whole number\."):
-        read_recipe(["recipes/sde.gin"], ["SIZE=many", "beir_pairs.batch_size=%SIZE"])
+    with pytest.raises(InputError, match=r"PairsOptions\.batch_size is 'many'; it must be a whole number\."):
+        read_recipe(["recipes/sde.gin"], ["SIZE=many", "PairsOptions.batch_size=%SIZE"])
 
 
 def test_an_error_holds_names_and_no_addresses():
     with pytest.raises(InputError) as refused:
-        read_recipe(["recipes/sde.gin", "models/t5_1_1_tiny.gin"], ["train.optimizer=@linear()"])
+        read_recipe(["recipes/sde.gin", "models/t5_1_1_tiny.gin"], ["Optimization.optimizer=@linear()"])
     assert "linear()" in str(refused.value)
     assert " at 0x" not in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -247,9 +247,9 @@ def test_an_array_and_a_tracer_pass_and_nothing_of_the_check_is_compiled():
 
 def test_numbers_of_numpy_are_checked():
     for value in (np.array(-1.0), np.float32(-1.0), np.True_, np.str_("a"), np.float32):
-        with pytest.raises(InputError, match=r"train\.learning_rate is"):
-            settings.check_value("train.learning_rate", value, settings.PositiveFloat)
-    settings.check_value("train.learning_rate", np.array(1.0), settings.PositiveFloat)
+        with pytest.raises(InputError, match=r"Optimization\.learning_rate is"):
+            settings.check_value("Optimization.learning_rate", value, settings.PositiveFloat)
+    settings.check_value("Optimization.learning_rate", np.array(1.0), settings.PositiveFloat)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_numbers_of_numpy_are_checked():
             {"data": functools.partial(mixed_pairs, {"a": functools.partial(beir_pairs, option=1)})},
             "beir_pairs has no setting 'option' (did you mean options?).",
         ),
-        ({"loss": functools.partial(samtone, 1, 2, 3)}, "train.loss is @samtone, which cannot be called with embeddings alone;"),
+        ({"loss": functools.partial(samtone, 1, 2, 3)}, "Recipe.loss is samtone, which cannot be called with embeddings alone;"),
     ],
 )
 def test_arguments_that_a_function_does_not_have_are_named(changed, sentence):

@@ -9,8 +9,8 @@ From a TREC run (.trec, .run or .txt, plain or .gz) with the ids of the folder; 
 
     de-jax import_negatives bm25.trec --dataset_dir=data/qa --first_rank=1 --depth=30 --negatives_dir=data/qa_negatives
 
-A training run uses the newest generation: --gin.beir_pairs.negatives_dir=data/qa_negatives. --pairs_dir reads the pairs from a
-folder written by import_pairs, for stored_pairs.negatives_dir.
+A training run uses the newest generation: --gin.PairsOptions.negatives_dir=data/qa_negatives. --pairs_dir reads the pairs from a
+folder written by import_pairs, for PairsOptions.negatives_dir.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Makes training data from a table with a column of queries and a column of documents; prints one JSON object to stdout.
 
-As tokens, for train.data = @stored_pairs, with the vocabulary of a model or a file:
+As tokens, for Recipe.data = @stored_pairs, with the vocabulary of a model or a file:
 
     de-jax import_pairs qa.csv --model=sentence-transformers/all-MiniLM-L6-v2 --dev_fraction=0.1 --out_dir=data/qa_pairs
 

@@ -3,10 +3,10 @@
 de-jax mine_negatives --dataset_dir=data/beir/scifact --bm25 --negatives_dir=runs/bm25/negatives
 de-jax mine_negatives --dataset_dir=data/beir/scifact --run_dir=runs/warm_up --num_neg_queries=20
 
-Each call adds a generation to --negatives_dir. A training run starts with the newest generation; with train.follow_every_steps it
-also uses later generations:
+Each call adds a generation to --negatives_dir. A training run starts with the newest generation; with
+HardNegatives.follow_every_steps it also uses later generations:
 
-de-jax train --gin_file=recipes/fine_tune.gin --gin.train.loss=@ance --gin.beir_pairs.negatives_dir=runs/bm25/negatives ...
+de-jax train --gin_file=recipes/fine_tune.gin --gin.Recipe.loss=@ance --gin.PairsOptions.negatives_dir=runs/bm25/negatives ...
 
 Several jobs share the documents with --shard=0/4 to 3/4, in any order, on any hosts with access to the folders or addresses; with
 --distributed, a cluster assigns the number. Each encodes and searches a part of the documents. The last one writes the generation

@@ -238,12 +238,12 @@ def test_negatives_follow_the_steps_of_the_run_and_not_of_their_source(source):
 
 def test_gin_binds_the_settings_of_each_source_in_its_scope(folder):
     settings = {
-        "train.data": "@mixed_pairs",
+        "Recipe.data": "@mixed_pairs",
         "mixed_pairs.sources": '{"a": @a/beir_pairs, "b": @b/stored_pairs}',
         "mixed_pairs.weights": '{"a": 3, "b": 1}',
         "a/beir_pairs.dataset_dir": "data/a",
         "a/PairsOptions.query_prompt": '"ask: "',
-        "b/stored_pairs.max_doc_length": 64,
+        "b/PairsOptions.max_doc_length": 64,
         "PairsOptions.batch_size": 32,
     }
     typed = [f"{name}={value}" for name, value in settings.items() if "sources" not in name]
@@ -256,7 +256,7 @@ def test_gin_binds_the_settings_of_each_source_in_its_scope(folder):
     assert (a["dataset_dir"], a["options"].query_prompt, a["options"].max_doc_length) == ("data/a", "ask: ", 256)
     assert (b["options"].query_prompt, b["options"].max_doc_length, b["options"].batch_size) == (None, 64, 32)
     assert recipe.data.keywords["weights"] == {"a": 3, "b": 1}
-    assert (recipe.options.max_doc_length, recipe.options_name) == (256, "PairsOptions")
+    assert recipe.options.max_doc_length == 256
 
 
 REFUSED = [
@@ -270,7 +270,7 @@ REFUSED = [
     ({"mode": "mix"}, {}, r"did you mean 'mixed'\?"),
     ({"sources": {"a/b": len}}, {}, "'a/b' cannot name a source"),
     ({"mode": "mixed"}, {"seed": 3}, "share their batches, but have seed None and 3; give them one PairsOptions.seed"),
-    ({"sources": {"a": len}}, {}, r"mixed_pairs.sources\['a'\] is @len, which cannot be called with share alone"),
+    ({"sources": {"a": len}}, {}, r"mixed_pairs.sources\['a'\] is len, which cannot be called with share alone"),
     ({}, {"batch_size": 8}, "have batches of 4 and 8 pairs; give them one PairsOptions.batch_size"),
     ({}, {"tokenizer": "other.model"}, "have different query vocabularies; give them one PairsOptions.tokenizer"),
     ({}, {"dev_split": "nowhere"}, "source 'small' of the mixture: .* has no split 'nowhere'"),

@@ -157,7 +157,7 @@ def test_layers_need_not_be_alike(modules):
 
 
 def test_a_loss_of_ones_own_is_named_in_gin_and_kept_with_the_run(modules, monkeypatch):
-    settings = ["train.loss=@my_loss", "my_loss.weight=3.0", "beir_pairs.dataset_dir=x", "beir_pairs.tokenizer=x"]
+    settings = ["Recipe.loss=@my_loss", "my_loss.weight=3.0", "beir_pairs.dataset_dir=x", "PairsOptions.tokenizer=x"]
     with pytest.raises(InputError, match="recipes have no setting called 'my_loss'"):
         configurables.build(["base.gin", "models/t5_1_1_base.gin"], settings)
     (modules / "own.gin").write_text('import my_parts\ninclude "base.gin"\ninclude "models/t5_1_1_base.gin"\n')

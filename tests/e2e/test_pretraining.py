@@ -26,7 +26,7 @@ SIZES = {
                       "BertConfig.dtype": "float32"},
 }  # fmt: skip
 COMMON = {"make_mesh.data": 1, "TextsOptions.batch_size": 8, "TextsOptions.max_length": 24, "linear.warmup_steps": 0,
-          "train.learning_rate": 0.02, "train.log_every_steps": 2, "train.save_every_steps": 2}  # fmt: skip
+          "Optimization.learning_rate": 0.02, "Logging.log_every_steps": 2, "Logging.save_every_steps": 2}  # fmt: skip
 LOADS = {"pretrain_t5": load_generator, "pretrain_bert": load_masked_lm}
 
 
@@ -40,8 +40,11 @@ def texts(tmp_path_factory):
 
 def pretrain(texts, run_dir, recipe, num_steps, **changes):
     vocabulary = {"pretrain_t5": "spiece.model", "pretrain_bert": "tokenizer.json"}[recipe]
-    settings = {**COMMON, **SIZES[recipe], "TextsOptions.texts": (str(texts),), "TextsOptions.tokenizer": texts / vocabulary,
-                "train.num_steps": num_steps, **{name.replace("__", "."): value for name, value in changes.items()}}  # fmt: skip
+    settings = {**COMMON, **SIZES[recipe], "TextsOptions.texts": (str(texts),), "Optimization.num_steps": num_steps}
+    settings |= {
+        "TextsOptions.tokenizer": texts / vocabulary,
+        **{name.replace("__", "."): value for name, value in changes.items()},
+    }
     gin = [f"--gin.{name}={value}" for name, value in settings.items()]
     trainer.main([f"--gin_file=recipes/{recipe}.gin", f"--run_dir={run_dir}", *gin])
 
@@ -69,9 +72,14 @@ def test_a_pretrained_bert_is_a_model_to_start_from(texts, tmp_path):
 def test_two_processes_start_from_a_language_model(texts, tmp_path):
     pretrain(texts, tmp_path / "bert", "pretrain_bert", 2, BertConfig__num_layers=0)
     data = toy_run.write_dataset(tmp_path / "data")
-    settings = {"MODEL": tmp_path / "bert", "beir_pairs.dataset_dir": data, "beir_pairs.batch_size": 16, "train.num_steps": 2}
-    settings |= {"beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16, "linear.warmup_steps": 0}
-    settings["train.learning_rate"] = 2e-6  # AdamW turns a gradient of 0 into an update of the rate, of either sign
+    settings = {
+        "MODEL": tmp_path / "bert",
+        "beir_pairs.dataset_dir": data,
+        "PairsOptions.batch_size": 16,
+        "Optimization.num_steps": 2,
+    }
+    settings |= {"PairsOptions.max_query_length": 16, "PairsOptions.max_doc_length": 16, "linear.warmup_steps": 0}
+    settings["Optimization.learning_rate"] = 2e-6  # AdamW turns a gradient of 0 into an update of the rate, of either sign
     argv = ["--gin_file=recipes/fine_tune.gin", *(f"--gin.{name}={value}" for name, value in settings.items())]
     assert TwoProcesses([*argv, f"--run_dir={tmp_path / 'two'}"]).finish()[0] == [0, 0]
     trainer.main([*argv, f"--run_dir={tmp_path / 'one'}"])
@@ -102,7 +110,7 @@ def test_dual_encoders_are_trained_from_a_pretrained_encoder(texts, tmp_path, re
     found = any_model.read(tmp_path / "model")
     assert found.model.query.pooling == pooling
     settings = [f"MODEL={tmp_path / 'model'}", "make_mesh.data=1", "linear.warmup_steps=0", "pretrained_tower.projection_dim=8"]
-    settings += ['train.init_new=("shared/projection/.*",)', f"beir_pairs.dataset_dir={texts}", "train.num_steps=1"]
+    settings += ['Initialization.init_new=("shared/projection/.*",)', f"beir_pairs.dataset_dir={texts}", "Optimization.num_steps=1"]
     settings += ["PairsOptions.batch_size=8", "PairsOptions.max_query_length=16", "PairsOptions.max_doc_length=16"]
     recipe = read_recipe(["recipes/fine_tune.gin"], settings)
     start = trainer.first_params(recipe)["shared"]
@@ -118,7 +126,7 @@ def test_pretraining_recipes_are_whole_and_know_what_they_learn_from(texts, caps
         with pytest.raises(InputError, match="pretrains a language model, which de-jax train alone can do"):
             read_recipe([f"recipes/{name}.gin"], settings)
     with pytest.raises(InputError, match="@span_corruption, from which a MaskedLanguageModel cannot learn; take @masked_tokens"):
-        configurables.build(["recipes/pretrain_bert.gin"], ["train.data=@span_corruption"])
+        configurables.build(["recipes/pretrain_bert.gin"], ["Pretraining.data=@span_corruption"])
     with pytest.raises(InputError, match=r"nothing in this recipe reads samtone\.temperature"):
         configurables.build(["recipes/pretrain_bert.gin"], ["samtone.temperature=0.1"])
     trainer.main(["--gin_file=recipes/pretrain_bert.gin", "--dry_run"])

@@ -34,12 +34,12 @@ def toy_recipe(dataset_dir):
     options = PairsOptions(
         tokenizer=str(dataset_dir / "spiece.model"), batch_size=16, max_query_length=16, max_doc_length=32, dev_split="dev"
     )
-    every = {name.removeprefix("train."): value for name, value in toy_run.SETTINGS.items() if name.endswith("_every_steps")}
+    every = {name.removeprefix("Logging."): value for name, value in toy_run.SETTINGS.items() if name.endswith("_every_steps")}
     return de_jax.Recipe(
         model=DualEncoder(query=tower, doc=tower, shared=("projection",)),
         data=functools.partial(beir_pairs, str(dataset_dir), options=options),
         loss=functools.partial(de_jax.losses.samtone, same_tower="query", temperature=0.05),
-        optimization=Optimization(num_steps=toy_run.SETTINGS["train.num_steps"], learning_rate=0.02),
+        optimization=Optimization(num_steps=toy_run.SETTINGS["Optimization.num_steps"], learning_rate=0.02),
         logging=Logging(**every),
         devices=Devices(mesh=functools.partial(make_mesh, data=1)),
     )
@@ -118,5 +118,5 @@ def test_a_run_is_logged_to_wandb_once_over_its_sessions_and_never_waits_for_it(
 def test_a_missing_package_is_refused_before_anything_is_read(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     recipe = toy_recipe(tmp_path / "no_such_data")
-    with pytest.raises(InputError, match=r"train\.wandb needs the package wandb"):
+    with pytest.raises(InputError, match=r"Logging\.wandb needs the package wandb"):
         de_jax.train(dataclasses.replace(recipe, logging=Logging(wandb="retrieval")), tmp_path / "run")

@@ -31,17 +31,17 @@ def test_a_run_learns_from_the_scores_of_its_mined_negatives(dataset_dir, tmp_pa
     known = [(line.query_id, doc) for line in mined for doc in (line.doc_id, *line.neg_doc_ids[:2])]
     (tmp_path / "scores.tsv").write_text("".join(f"{query}\t{doc}\t{1 if query[1:] == doc[1:] else 0}\n" for query, doc in known))
     settings = {
-        "train__loss": "@combined",
+        "Recipe__loss": "@combined",
         "combined__losses": "(@in_batch_softmax, @kl_distillation)",
         "in_batch_softmax__temperature": 0.05,
         "kl_distillation__temperature": 0.05,
         "PairsOptions__negatives_dir": tmp_path / "negatives",
         "PairsOptions__num_neg_docs": 3,
         "PairsOptions__teacher_scores": tmp_path / "scores.tsv",
-        "beir_pairs__dev_split": None,
+        "PairsOptions__dev_split": None,
         "T5Config__num_layers": 0,
-        "train__num_steps": 4,
-        "train__log_every_steps": 1,
+        "Optimization__num_steps": 4,
+        "Logging__log_every_steps": 1,
     }
     arguments = toy_run.arguments(dataset_dir, tmp_path / "run", "recipes/sde.gin", **settings)
     trainer.main([argument for argument in arguments if "samtone" not in argument])
@@ -58,15 +58,15 @@ def test_a_run_has_its_false_negatives_masked_by_a_guide(dataset_dir, tmp_path):
     run = tiny_run.write_run(tmp_path)
     encode_guide.main(["--dataset_dir", str(dataset_dir), "--model", str(run), "--out_dir", str(tmp_path / "guide")])
     settings = {
-        "train__loss": "@guided",
+        "Recipe__loss": "@guided",
         "guided__loss": "@in_batch_softmax",
         "in_batch_softmax__temperature": 0.05,
         "in_batch_softmax__block_size": 4,
         "PairsOptions__guide_dir": tmp_path / "guide",
-        "beir_pairs__dev_split": None,
+        "PairsOptions__dev_split": None,
         "T5Config__num_layers": 0,
-        "train__num_steps": 4,
-        "train__log_every_steps": 1,
+        "Optimization__num_steps": 4,
+        "Logging__log_every_steps": 1,
     }
     arguments = toy_run.arguments(dataset_dir, tmp_path / "guided", "recipes/sde.gin", **settings)
     trainer.main([argument for argument in arguments if "samtone" not in argument])

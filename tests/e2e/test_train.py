@@ -112,7 +112,11 @@ def test_run_that_is_terminated_saves_and_ends_bit_equal(finished_run, dataset_d
 
 def test_a_run_whose_dev_score_no_longer_rises_ends_and_stays_ended(dataset_dir, tmp_path, capsys, stop_at):
     def trained(patience):
-        changes = {"train__early_stopping_patience": patience, "train__evaluate_every_steps": 2, "train__learning_rate": 1e-30}
+        changes = {
+            "Logging__early_stopping_patience": patience,
+            "Logging__evaluate_every_steps": 2,
+            "Optimization__learning_rate": 1e-30,
+        }
         trainer.main(arguments(dataset_dir, tmp_path, **changes))
         summary = json.loads(capsys.readouterr().out)
         return summary["step"], summary["stopped"]
@@ -137,10 +141,10 @@ def test_second_stage_starts_from_the_first_and_traces_the_steps_it_was_asked_to
     run_dir = tmp_path / "stage2"
     recipe = "recipes/sde.gin"
     changes = {
-        "train__init_from": finished_run,
-        "train__num_steps": 3,
-        "train__learning_rate": 1e-9,
-        "train__profile_steps": "(2, 2)",
+        "Initialization__init_from": finished_run,
+        "Optimization__num_steps": 3,
+        "Optimization__learning_rate": 1e-9,
+        "Logging__profile_steps": "(2, 2)",
     }
     settings = [a for a in arguments(dataset_dir, run_dir, recipe, **changes) if "samtone" not in a]
     trainer.main([*settings, '--gin.DualEncoder.shared=("projection",)'])
@@ -163,7 +167,7 @@ def refused(capsys, argv):
     [
         ({"train__nun_steps": 3}, "nun_steps"),
         ({"make_mesh__data": 9}, "asks for 9 devices, but there are 8"),
-        ({"train__init_from": "/nowhere"}, "/nowhere is not a folder; give a run"),
+        ({"Initialization__init_from": "/nowhere"}, "/nowhere is not a folder; give a run"),
         ({"T5Config__vocab_size": 64}, "the query tokenizer has 160 entries"),
     ],
     ids=["setting", "devices", "source of parameters", "data"],
@@ -176,14 +180,14 @@ def test_what_cannot_be_used_is_one_sentence_before_anything_is_written(capsys, 
 
 def test_a_run_that_continues_on_other_data_says_so(dataset_dir, tmp_path):
     data = shutil.copytree(dataset_dir, tmp_path / "data")
-    options = {"train__num_steps": 2, "train__save_every_steps": 2}
+    options = {"Optimization__num_steps": 2, "Logging__save_every_steps": 2}
     trainer.main(arguments(data, tmp_path / "run", **options))
     before = json.loads((tmp_path / "run" / "data.json").read_text())
     qrels = next((data / "qrels").glob("train.tsv*"))
     lines = qrels.read_text().splitlines(keepends=True)
     qrels.write_text("".join(lines[:-1]))
     with pytest.warns(UserWarning, match="run continues on other data than it had: its best score and what follows from it are of"):
-        trainer.main(arguments(data, tmp_path / "run", **options | {"train__num_steps": 3}))
+        trainer.main(arguments(data, tmp_path / "run", **options | {"Optimization__num_steps": 3}))
     assert json.loads((tmp_path / "run" / "data.json").read_text()).keys() == before.keys() == {""}
 
 
@@ -267,6 +271,6 @@ def test_training_on_another_thread_is_not_stopped_by_signals_and_ends(finished_
 def test_a_training_that_is_refused_leaves_the_recipe_of_the_run_as_it_is(finished_run, dataset_dir, tmp_path):
     run_dir = shutil.copytree(finished_run, tmp_path / "run")
     before = {name: (run_dir / name).read_bytes() for name in ("recipe.json", "run.json")}
-    with pytest.raises(InputError, match=r"the run is at step 20 already, past train\.num_steps = 2; raise it"):
-        trainer.main([*arguments(dataset_dir, run_dir), "--gin.train.num_steps=2"])
+    with pytest.raises(InputError, match=r"the run is at step 20 already, past Optimization\.num_steps = 2; raise it"):
+        trainer.main([*arguments(dataset_dir, run_dir), "--gin.Optimization.num_steps=2"])
     assert {name: (run_dir / name).read_bytes() for name in before} == before

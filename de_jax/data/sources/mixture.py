@@ -183,7 +183,8 @@ def _checked(sources: Sources, weights: Mapping[str, float] | None, temperature:
     """The sources, once all is refused that shows without opening one."""
     if not sources:
         raise InputError(
-            'mixed_pairs.sources is not set; give sources by name, such as {"nq": @nq/beir_pairs, "hotpot": @hotpot/beir_pairs}.'
+            'mixed_pairs.sources is not set; give sources by name, such as {"nq": partial(beir_pairs, ...)}, in gin '
+            '{"nq": @nq/beir_pairs}.'
         )
     for name, source in sources.items():
         if not _NAME.fullmatch(name):
@@ -209,7 +210,7 @@ def _opened(sources: Sources, share: Share) -> dict[str, TrainingSet]:
             raise InputError(f"source {name!r} of the mixture: {error}") from error
         if not isinstance(opened[name], TrainingSet) or opened[name].texts is None:
             raise InputError(
-                f"source {name!r} of the mixture is not a source of pairs; use one like @beir_pairs, and not a mixture."
+                f"source {name!r} of the mixture is not a source of pairs; use one like beir_pairs, and not a mixture."
             )
     return opened
 

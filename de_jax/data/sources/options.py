@@ -35,7 +35,7 @@ class PairsOptions:
             of the training pairs.
         keep_identical_ids: a document with the id of its query is ranked and mined like any other. By default it is left out of dev
             scores and of mined negatives, as in BEIR's scores.
-        seed: of the shuffling; None follows the run's, `train.seed`.
+        seed: of the shuffling; None follows the run's, `Initialization.seed`.
         unique_in_batch: a query or document occurs at most once in a batch.
         mask_positives: batches list the documents that are judged relevant to their queries. Losses with `mask_duplicates` then
             mask them as negatives, in the batch, mined or from a cache; for sets with many relevant documents a query.

@@ -75,7 +75,7 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
     """
     if not pairs_dir:
         setting = f"{share.scope}stored_pairs.pairs_dir"
-        raise InputError(f"stored_pairs.pairs_dir is not set; add --gin.{setting}=<folder of import_pairs or export_batches>.")
+        raise InputError(f"stored_pairs.pairs_dir is not set; add {setting}=<folder of import_pairs or export_batches>.")
     store = open_pair_store(pairs_dir)
     _check_tokenizers(store, pairs_dir, options)
 
@@ -85,10 +85,9 @@ def stored_pairs(pairs_dir: LocalPath = "", *, options: PairsOptions = PairsOpti
         names = [f"task {part.task!r}" for part in store.parts]
         mixing.require_distinct(names, list(map(mixing.num_distinct, of_parts)), rates, options.batch_size)
     epoch_order = mixing.mixed_epochs(sizes, rates, options.seed or 0) if len(store.parts) > 1 else None
-    with input_policy.spelled("--gin.stored_pairs.{}=True"):
-        found = training_set(
-            store._replace(own_queries=functools.partial(_query_texts, store), epoch_order=epoch_order), options, share
-        )
+    with input_policy.spelled("stored_pairs.{}=True"):
+        pairs = store._replace(own_queries=functools.partial(_query_texts, store), epoch_order=epoch_order)
+        found = training_set(pairs, options, share)
     if options.num_for_both:
         asked = store.dev_qrels or set(store.query_store.ids)
         by_doc_tower = functools.partial(_for_doc_tower, store)

@@ -30,7 +30,7 @@ _NEED_ALL_TEXTS = (
 )
 
 
-@input_policy.spelled("--gin.seqio_pairs.{}=True")
+@input_policy.spelled("seqio_pairs.{}=True")
 @checked
 def seqio_pairs(
     task: str = "",

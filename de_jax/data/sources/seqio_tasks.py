@@ -76,7 +76,7 @@ def load_tasks(
     With `skip_empty`, a `register` that has an argument of that name gets it.
     """
     if not task:
-        raise InputError("no task is set; add --gin.seqio_pairs.task=<name> and --gin.seqio_pairs.module=<what registers it>.")
+        raise InputError("no task is set; add seqio_pairs.task=<name> and seqio_pairs.module=<what registers it>.")
     seqio = import_seqio()
     if task_cache_dirs:
         seqio.set_global_cache_dirs([*seqio.get_global_cache_dirs(), *task_cache_dirs])

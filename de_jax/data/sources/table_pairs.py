@@ -64,10 +64,10 @@ def table_pairs(
     """
     for name, value in (("path", path), ("tokenizer", options.tokenizer)):
         if isinstance(value, str) and not value:
-            raise InputError(f"table_pairs.{name} is not set; add --gin.{share.scope}table_pairs.{name}=<path>.")
+            raise InputError(f"table_pairs.{name} is not set; add {share.scope}table_pairs.{name}=<path>.")
     tokenizers = dict(zip(("query", "doc"), opened_tokenizers(options), strict=True))
     table = Table(path, tuple(header), split, subset, columns or {}, skip_bad_rows)
-    with input_policy.spelled("--gin.table_pairs.{}=True"):
+    with input_policy.spelled("table_pairs.{}=True"):
         tables = tables_of(table, dev_path=dev_path, dev_split=options.dev_split, dev_fraction=dev_fraction)
         made_from = fingerprint(tables, tokenizers)
         folder = _cache_dir(options.cache_dir) / f"{_stem(path)}-{made_from[:16]}"

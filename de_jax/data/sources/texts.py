@@ -26,7 +26,7 @@ from de_jax.types import Array, Batch, Batches, InputError, MaskedTexts
 NUM_SENTINELS = 100
 """Token ids behind the vocabulary that stand for spans, as T5 has them."""
 OpenShare = Annotated[float, Range(0.0, 1.0, above=True, below=True)]
-_SPELLING = "--gin.TextsOptions.{}=True"
+_SPELLING = "TextsOptions.{}=True"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ def _open(options: TextsOptions) -> tuple[Tokenizer, TokenStore]:
     """The tokenizer, and the tokens of all texts."""
     for name, example in (("texts", "('<BEIR folder or file>',)"), ("tokenizer", "<path>")):
         if not getattr(options, name):
-            raise InputError(f'TextsOptions.{name} is not set; add --gin.TextsOptions.{name}="{example}".')
+            raise InputError(f'TextsOptions.{name} is not set; add TextsOptions.{name}="{example}".')
     tokenizer, cache_dir = opened(options.tokenizer), store_dir(options.cache_dir)
     files = [beir.find_file(texts, "corpus") if Path(texts).is_dir() else Path(texts) for texts in options.texts]
     with input_policy.spelled(_SPELLING):

@@ -29,7 +29,7 @@ from de_jax.files import outputs
 from de_jax.settings import LocalPath, checked
 from de_jax.types import Batches, InputError
 
-_SPELLING = "--gin.beir_pairs.{}=True"
+_SPELLING = "beir_pairs.{}=True"
 """How a recipe sets the options of `input_policy`."""
 
 
@@ -132,7 +132,7 @@ def beir_pairs(
     """
     for name, value in (("dataset_dir", dataset_dir), ("tokenizer", options.tokenizer)):
         if not value:
-            raise InputError(f"beir_pairs.{name} is not set; add --gin.{share.scope}beir_pairs.{name}=<path>.")
+            raise InputError(f"beir_pairs.{name} is not set; add {share.scope}beir_pairs.{name}=<path>.")
     query_tokenizer, doc_tokenizer = opened_tokenizers(options)
     cache_dir, dev_split = options.cache_dir, options.dev_split
     with input_policy.spelled(_SPELLING):
@@ -310,7 +310,7 @@ def _passages(docs: TokenStore, tokenizer: Tokenizer, length: int, max_passages:
     if max_passages == 1:
         return None
     if isinstance(tokenizer, PromptedTokenizer):
-        raise InputError("only a document's first passage would have the prompt; set beir_pairs.max_passages to 1.")
+        raise InputError("only a document's first passage would have the prompt; set PairsOptions.max_passages to 1.")
     return PassageStore(docs, length, max_passages=max_passages)
 
 

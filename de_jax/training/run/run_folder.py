@@ -159,7 +159,7 @@ def _without_training_settings(described: Any) -> Any:
 def write_run(
     run_dir: str | Path, params: Params, *, model: DualEncoder, query: Side, doc: Side, origin: Sequence[str] = ()
 ) -> None:
-    """Writes parameters from elsewhere as step 0 of a new run, for evaluation, search and `train.init_from`.
+    """Writes parameters from elsewhere as step 0 of a new run, for evaluation, search and `Initialization.init_from`.
 
     Args:
         run_dir: absent or empty; it appears once it is complete.
