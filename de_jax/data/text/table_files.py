@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 import numpy as np
 
 from de_jax.files import json_objects, outputs, reading, schema
-from de_jax.files.buckets import is_address
 from de_jax.settings import LOCAL
 from de_jax.types import InputError
 
@@ -141,7 +140,7 @@ def _paths(source: Any) -> list[str] | None:
 
 
 def _files_at(path: str, table: Table) -> list[Path]:
-    if is_address(path):
+    if "://" in path:
         raise InputError(f"the table is {path}; it must be {LOCAL}.")
     if Path(path).is_dir():
         return _files_of_dataset(Path(path), table.split)
