@@ -3,13 +3,13 @@
 python -m benchmarks.negatives_switch --num_pairs 500000 --num_negatives 20 --num_docs 8800000
 
 A loop of updates draws negatives for its batches while a generation of `--num_pairs` lists of `--num_negatives` rows appears. Once
-it is read by a thread, once by the loop, as in a run that mines by itself; the hook is the same. An update sleeps, as a host does
-while its accelerator computes.
+it is read by a thread, once by the loop, as in a run that mines by itself; the hook is the same.
+An update sleeps, as a host does while its accelerator computes.
 
 hook_ms       the longest and the summed time in the hook, and the processor time of the loop's thread in it
 step_ms       the median update, and the longest one while the generation was read; undisturbed_step_ms: before there was one
 in_force      seconds from the first look at the generation until its switch is on the disk
-speedup       the longest time in the hook, by the loop over by a thread
+speedup       the longest time in the hook, loop over thread
 """
 
 from __future__ import annotations

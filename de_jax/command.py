@@ -155,7 +155,7 @@ def run(main: Callable[[], None]) -> None:
     except InputError as error:
         sentence, _, _ = str(error).partition("\n")  # gin adds lines to an error to say where it passed through
         if any(argument.startswith("--gin") for argument in sys.argv):  # where settings are written so
-            sentence = re.sub(r"\b(set|add) ((?:\w+/)?[A-Za-z]\w*\.[a-z_]+)( ?= ?)?", _as_flag, sentence)
+            sentence = re.sub(r"\b(set|add|with) ((?:\w+/)?[A-Za-z]\w*\.[a-z_]+)( ?= ?)", _as_flag, sentence)
         sys.exit(_fail(f"error: {buckets.named(sentence)}", EXIT_INPUT))
     except RuntimeError as error:  # of `Path.resolve`, before Python 3.13
         if not str(error).startswith("Symlink loop"):

@@ -7,6 +7,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import gin
@@ -18,7 +19,6 @@ from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.pair_store import stored_pairs
 from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.table_pairs import table_pairs
-from de_jax.data.sources.texts import TextsOptions, masked_tokens, span_corruption
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.gin_settings import Macro, Reference, Setting, Settings, replaced, values_in
 from de_jax.interop.fine_tuning import pretrained_tokenizer, pretrained_tower
@@ -30,12 +30,9 @@ from de_jax.losses.pair_loss import pair
 from de_jax.mining.miner import Miner
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.models.generator import Generator
-from de_jax.models.masked_lm import MaskedLanguageModel
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.pretraining import Pretraining
 from de_jax.recipe import Devices, HardNegatives, Initialization, Logging, Optimization, Recipe
 from de_jax.training.hooks.alignment import Alignment
 from de_jax.training.hooks.collapse import CollapseAlarm
@@ -47,14 +44,12 @@ from de_jax.training.step.negative_cache import NegativeCache
 from de_jax.types import InputError
 
 MODELS = (DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, pretrained_tower, pretrained_tokenizer, Lora)
-LANGUAGE_MODELS = (Generator, MaskedLanguageModel)
 LOSSES = (
     *(in_batch_softmax, samtone, pair, nce, ance, dance, sampled_softmax),
     *(margin_mse, kl_distillation, relevance_weighted, combined, matryoshka, guided),
 )
 OPTIMIZERS = (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)
 DATA = (beir_pairs, seqio_pairs, stored_pairs, table_pairs, mixed_pairs, Curriculum)
-TEXTS = (span_corruption, masked_tokens)
 MINERS = (Miner, NegativeCache)
 MESH = (make_mesh,)
 HOOKS = (Alignment, CollapseAlarm)
@@ -68,10 +63,10 @@ PLACES = {
 }
 """The setting that names the data, by source."""
 
-GROUPS = (PairsOptions, TextsOptions, Optimization, Initialization, HardNegatives, Devices, Logging)
+GROUPS = (PairsOptions, Optimization, Initialization, HardNegatives, Devices, Logging)
 """Settings that several parts share, or that a recipe has as one field: `PairsOptions.batch_size` is for every source of pairs."""
 
-_REPLACEABLE = (*MODELS, *LANGUAGE_MODELS, *LOSSES, *DATA, *TEXTS, *MINERS, *HOOKS)
+_REPLACEABLE = (*MODELS, *LOSSES, *DATA, *MINERS, *HOOKS)
 _own: dict[str, Any] = {}
 
 
@@ -85,7 +80,7 @@ def register(*more: tuple[str, Any]) -> None:
 
 def known() -> dict[str, Any]:
     """All that gin can see, by name."""
-    parts = (*MODELS, *LANGUAGE_MODELS, *LOSSES, *OPTIMIZERS, *DATA, *TEXTS, *MINERS, *MESH, *HOOKS, *GROUPS, Recipe, Pretraining)
+    parts = (*MODELS, *LOSSES, *OPTIMIZERS, *DATA, *MINERS, *MESH, *HOOKS, *GROUPS, Recipe)
     return {part.__name__: part for part in parts} | _own
 
 
@@ -94,30 +89,34 @@ def read(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_import
     return _Builder(gin_settings.read(gin_files, bindings, allow_imports=allow_imports)).bound
 
 
-def build(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Recipe | Pretraining:
+def build(
+    gin_files: Sequence[str],
+    bindings: Sequence[str] = (),
+    *,
+    allow_imports: bool = False,
+    root: type = Recipe,
+    also: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
     """The recipe that gin files and `name=value` settings describe; see `gin_settings.read`.
+
+    Args:
+        root: the class of what is made.
+        also: known to these files beside `known()`, by name.
 
     Raises:
         InputError: what cannot be read, an unknown name, a missing setting, a value that its setting cannot have or that does not
             fit the others, or a setting that nothing reads.
     """
-    builder = _Builder(gin_settings.read(gin_files, bindings, allow_imports=allow_imports))
-    recipe: Recipe | Pretraining = builder.call(builder.root, "")
+    bound = gin_settings.read(gin_files, bindings, allow_imports=allow_imports)
+    builder = _Builder(bound, {root.__name__: root, **also}, root.__name__)
+    recipe = builder.call(builder.root, "")
     builder.check_all_read()
     return recipe
 
 
 def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Recipe:
-    """The recipe of `build` alone.
-
-    Raises:
-        InputError: what `build` raises, or it is of a language model.
-    """
-    recipe = build(gin_files, bindings, allow_imports=allow_imports)
-    if isinstance(recipe, Pretraining):
-        raise InputError(
-            f"{gin_files[0]} pretrains a language model, which de-jax train alone can do; take a dual encoder's recipe."
-        )
+    """`build` of a dual encoder's recipe."""
+    recipe: Recipe = build(gin_files, bindings, allow_imports=allow_imports)
     return recipe
 
 
@@ -135,8 +134,8 @@ def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | N
 class _Builder:
     """Makes objects from bindings, and remembers the settings that it read; names and values are checked at once."""
 
-    def __init__(self, bound: Settings) -> None:
-        self._known, self.root = known(), _root(bound)
+    def __init__(self, bound: Settings, also: Mapping[str, Any] = MappingProxyType({}), root: str = Recipe.__name__) -> None:
+        self._known, self.root = {**known(), **also}, root
         self.bound = _renamed(bound, self._known, self.root)
         _name_source(self.bound)
         self._read: set[Setting] = set()
@@ -269,13 +268,6 @@ class _Builder:
             return self._without_macros(bound.value, (*above, part.name))
 
         return replaced(value, replace)
-
-
-def _root(bound: Settings) -> str:
-    """The name of the root: the recipe of a dual encoder, or of a language model where the model is one."""
-    models = [one.value for setting, one in bound.items() if (setting.scope, setting.parameter) == ("", "model")]
-    referred = {part.name for value in models for part in values_in(value) if isinstance(part, Reference)}
-    return (Pretraining if referred & {part.__name__ for part in LANGUAGE_MODELS} else Recipe).__name__
 
 
 def _renamed(bound: Settings, parts: Mapping[str, Any], root: str) -> Settings:

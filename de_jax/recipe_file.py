@@ -121,7 +121,7 @@ def keep(recipe: Any, run_dir: Path) -> None:
     """Writes `recipe.json`; warns if a continued run has other settings.
 
     Args:
-        recipe: a `Recipe` or a `Pretraining`.
+        recipe: a `Recipe`.
         run_dir: a run that is described.
     """
     if changed := changes(recipe, run_dir):

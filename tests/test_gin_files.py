@@ -69,7 +69,7 @@ def test_imports_are_allowed_by_a_flag(tmp_path):
     configurables.read([str(tmp_path / "own.gin")], [], allow_imports=True)
 
 
-OLD_NAMES = [(f"train.{name}", f"{group.__name__}.{name}") for group in configurables.GROUPS[2:] for name in settings.hints(group)]
+OLD_NAMES = [(f"train.{name}", f"{group.__name__}.{name}") for group in configurables.GROUPS[1:] for name in settings.hints(group)]
 OLD_NAMES += [(f"train.{name}", f"Recipe.{name}") for name in ("model", "loss", "data", "adapters", "alignment")]
 OLD_NAMES += [
     (f"{source}.{name}", f"PairsOptions.{name}")

@@ -1,8 +1,6 @@
 """Opens any model: a run of this library, or a checkpoint of another library, recognised by the files in the folder.
 
 run.json            a run of this library
-generator.json      a T5 of this library, pretrained or trained as a generator of queries
-language_model.json a BERT that this library pretrained
 modules.json        sentence-transformers
 config.json         Hugging Face's transformers
 adapter_config.json peft's LoRA, merged into the model that it names
@@ -18,7 +16,7 @@ from pathlib import Path
 
 from de_jax.files import buckets, mirrors, outputs
 from de_jax.files.reading import is_there
-from de_jax.interop import hub, huggingface, language_models, peft_adapters, safetensors_model, sentence_transformers, t5x
+from de_jax.interop import hub, huggingface, peft_adapters, safetensors_model, sentence_transformers, t5x
 from de_jax.interop.pretrained import Pretrained, PretrainedSide
 from de_jax.training.run.run_folder import RUN, load_run
 from de_jax.types import InputError
@@ -41,7 +39,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         source: a folder as above; a name that is no folder is fetched, where there is a network.
         ignored: regular expressions of arrays that may be left over; not for runs, which have none.
         only_sizes: `params` are shapes; weights are read only where nothing else tells the sizes (T5X).
-        pooling: "mean", "cls" or "lasttoken", for an encoder of Hugging Face or a language model; the other formats say it.
+        pooling: "mean", "cls" or "lasttoken", for an encoder of Hugging Face; the other formats say it.
 
     Raises:
         InputError: an unknown format, or the errors of the format's own `read`.
@@ -60,8 +58,6 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
                 "texts are embedded; copy it again."
             )
         return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling)
-    if language_models.recognises(folder):
-        return language_models.read(folder, only_sizes=only_sizes, pooling=pooling)
     if pooling is not None:
         raise InputError(f"{source} specifies its own pooling; leave pooling={pooling} out.")
     if is_run(folder):
@@ -77,8 +73,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
     if t5x.recognises(folder):
         return t5x.read(folder, ignored=ignored)
     raise InputError(
-        f"{folder} holds no known model: neither {RUN.file} (a run), {language_models.GENERATOR_RUN.file} or "
-        f"{language_models.MASKED_LM_RUN.file} (a language model), {sentence_transformers.MODULES_FILE} "
+        f"{folder} holds no known model: neither {RUN.file} (a run), {sentence_transformers.MODULES_FILE} "
         f"(sentence-transformers), {huggingface.CONFIG_FILE} (Hugging Face), {peft_adapters.CONFIG_FILE} (peft), "
         f"{safetensors_model.MODEL_FOLDER.file} nor a checkpoint of T5X."
     )

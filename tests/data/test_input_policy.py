@@ -94,7 +94,7 @@ def test_generated_queries_are_ranked_for_the_pairs_that_are_trained_on(dataset_
 def test_trainers_read_a_folder_with_empty_texts_when_asked(dataset_dir, tokenizer, tmp_path):
     sizes = {"max_query_length": 8, "max_doc_length": 16, "cache_dir": str(tmp_path)}
     options = {"dataset_dir": str(dataset_dir), "tokenizer": tokenizer, "batch_size": 4, "dev_split": "dev", "pack": False, **sizes}
-    with pytest.raises(InputError, match=r"the text of q3 is empty; .* with --gin\.beir_pairs\.skip_empty=True\.$"):
+    with pytest.raises(InputError, match=r"the text of q3 is empty; .* with beir_pairs\.skip_empty=True\.$"):
         flat(beir_pairs)(**options)
     data = flat(beir_pairs)(**options, skip_empty=True, num_for_both=8)
     assert len(data.texts.pairs) == len(TRAINED)

@@ -301,9 +301,9 @@ def test_sources_that_share_what_they_may_not_are_refused(source, tmp_path):
     same = {"a": source("big"), "b": source("big", "dev", max_doc_length=12)}
     with pytest.raises(InputError, match="read the same texts with max_doc_length 12 and 24; give them one"):
         mixed_pairs(same, mode="mixed")
-    with pytest.raises(InputError, match=r"source 'b' of the mixture: .* is not set; add --gin.b/beir_pairs.dataset_dir=<path>"):
+    with pytest.raises(InputError, match=r"source 'b' of the mixture: .* is not set; add b/beir_pairs.dataset_dir=<path>"):
         mixed_pairs({"a": source("big"), "b": beir_pairs})
-    with pytest.raises(InputError, match="is not a source of pairs; use one like @beir_pairs, and not a mixture"):
+    with pytest.raises(InputError, match="is not a source of pairs; use one like beir_pairs, and not a mixture"):
         mixed_pairs({"a": functools.partial(mixed_pairs, {"b": source("big")})})
 
 

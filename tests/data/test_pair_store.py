@@ -69,7 +69,7 @@ def test_identical_ids_are_dropped_from_dev_scores_and_negatives_unless_kept(tok
     assert found == [(True, True), (False, False)]
     (said,) = [str(one.message) for one in recwarn if "judgements dropped" in str(one.message)]
     assert "its query: 1 (d0); " in said
-    assert said.endswith("; --gin.PairsOptions.keep_identical_ids=True ranks them.")
+    assert said.endswith("; PairsOptions.keep_identical_ids=True ranks them.")
 
 
 def test_empty_texts_are_refused_or_left_out_with_their_pairs_and_counted(tokenizer, tmp_path, recwarn):
@@ -174,7 +174,7 @@ def test_what_is_no_whole_folder_is_refused(tokenizer, tmp_path):
     with pytest.raises(InputError, match="holds no complete pair store"):
         flat(pair_store.stored_pairs)(pairs_dir=str(tmp_path))
     write(tmp_path / "store", tokenizer, [pair_source(tokenizer)])
-    (tmp_path / "store" / "checksums.json").unlink()  # version 0.1.0 wrote none
+    (tmp_path / "store" / "checksums.json").unlink()
     manifest = tmp_path / "store" / "manifest.json"
     whole = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(whole | {"parts": [["pairs", 1.0, 8]]}))

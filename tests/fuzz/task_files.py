@@ -173,14 +173,14 @@ def naive_stream(text: str) -> list[Any]:
 
 
 def _mined(folder: Path) -> list[Reader]:
-    """Negatives without a manifest."""
+    """Negatives without a manifest, through the task's own way to find them."""
 
     def read(one: Path) -> Any:
         paths, read = mined._found(one, "a_task")
-        return plain(list(read(*paths)))
+        return plain([one if isinstance(one, dict) else one._asdict() for one in read(*paths)])
 
     def naive(one: Path) -> Any:
-        files = [path for path in sorted([*one.glob("*.jsonl"), *one.glob("*.jsonl.gz")]) if path.exists()]
+        files = sorted([*one.glob("*.jsonl"), *one.glob("*.jsonl.gz")])
         found = [record for path in files for record in naive_records(path)]
         lists = ("neg_doc_ids", "neg_query_ids")
         ids = [{name: _text_id(record[name]) for name in ("query_id", "doc_id")} for record in found]
@@ -189,6 +189,4 @@ def _mined(folder: Path) -> list[Reader]:
         )
 
     files = {"a.jsonl": jsonl(LINES[:1]), "b.jsonl.gz": jsonl(LINES[1:])}
-    return [
-        Reader("task mined, files", written(folder, "task_mined", files), tuple(files), read, naive),
-    ]
+    return [Reader("task mined, files", written(folder, "task_mined", files), tuple(files), read, naive)]
