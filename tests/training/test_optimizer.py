@@ -158,7 +158,9 @@ def test_a_frozen_part_stays_frozen_in_its_towers_turn():
 
 
 def test_a_turn_in_which_nothing_is_trained_is_refused():
-    with pytest.raises(InputError, match=r"train\.alternate trains 'doc/\.\*' in turn, and train\.frozen freezes all of it"):
+    with pytest.raises(
+        InputError, match=r"Optimization\.alternate trains 'doc/\.\*' in turn, and Optimization\.frozen freezes all of it"
+    ):
         optimizer.make_optimizer(
             optimizer.adamw, constant, PARAMS, frozen=["doc/encoder/.*", "doc/.*"], alternate=["query/.*", "doc/.*"]
         )

@@ -201,7 +201,8 @@ def _check_turns(alternate: Sequence[str], params: Params, frozen: Sequence[str]
         own = [path for path in paths.all_paths(params) if paths.matches([pattern], path)]
         if own and all(paths.matches(frozen, path) for path in own):
             raise InputError(
-                f"train.alternate trains {pattern!r} in turn, and train.frozen freezes all of it; leave one of them out."
+                f"Optimization.alternate trains {pattern!r} in turn, and Optimization.frozen freezes all of it; leave "
+                "one of them out."
             )
 
 
@@ -231,10 +232,10 @@ def alternating(
     paths.check_patterns("alternate", patterns, params)
     turns = len(patterns)
     if turns < 2:
-        raise InputError(f"train.alternate has one pattern, {patterns[0]!r}; name at least two that are trained in turn.")
+        raise InputError(f"Optimization.alternate has one pattern, {patterns[0]!r}; name at least two that are trained in turn.")
     turns_of = lambda path: [str(turn) for turn in range(turns) if paths.matches([patterns[turn]], path)]  # noqa: E731
     if twice := [path for path in paths.all_paths(params) if len(turns_of(path)) > 1]:
-        raise InputError(f"two patterns of train.alternate match {twice[0]}; let one of them match it.")
+        raise InputError(f"two patterns of Optimization.alternate match {twice[0]}; let one of them match it.")
 
     def in_turn(turn: int) -> optax.GradientTransformation:
         own = make(lambda own_step: schedule(own_step * turns + turn))
