@@ -203,7 +203,9 @@ LOCAL = "a path, or an address gs:// or s3://, because other addresses are not r
 def _local(value: Any, hint: Any) -> Any:
     """A value with local copies in the place of addresses where its annotation is a `LocalPath`, in fields of a config too."""
     if isinstance(value, str) and _is_path(hint):
-        from de_jax.files import mirrors  # most configurables take no path
+        if "://" not in value and not value.startswith("~"):
+            return value
+        from de_jax.files import mirrors  # most paths are here
 
         return mirrors.localized(value)
     if isinstance(value, list | tuple) and _is_path(hint) and all(isinstance(entry, str) for entry in value):
@@ -332,7 +334,9 @@ def _wanted_type(value: Any, hint: Any) -> str | None:
 
 def _is_foreign(path: str) -> bool:
     """Whether a path is an address that is not read."""
-    from de_jax.files import buckets
+    if "://" not in path:
+        return False
+    from de_jax.files import buckets  # most paths are here
 
     return buckets.foreign(path) is not None
 

@@ -52,8 +52,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def _lines(args: argparse.Namespace, target: Target) -> tuple[list[Mined], dict[str, Any]]:
     if not any(map(_is_run, args.tables)):
-        files_of(arguments.table(args), f", and that of a TREC run in {', '.join(TREC_SUFFIXES)}")
-        reading = Reading(arguments.table(args), arguments.columns(args), skip_bad_rows=args.skip_bad_rows)
+        table = arguments.table(args)
+        files_of(table, f", and that of a TREC run in {', '.join(TREC_SUFFIXES)}")
+        reading = Reading(table)
         lines, counts = imported.from_examples(
             reading.examples(), target, skip_unknown=args.skip_bad_rows, keep_identical_ids=args.keep_identical_ids
         )

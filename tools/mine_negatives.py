@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from de_jax import arguments, command
-from de_jax.data.batches.pair_batches import qrel_pairs
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_pairs import MinedPairs
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts
-from de_jax.data.sources.training_set import open_stores, text_hashes
+from de_jax.data.sources.training_set import open_stores, qrel_pairs, text_hashes
 from de_jax.data.text import beir, input_policy
 from de_jax.files.progress import progress_bar
 from de_jax.mining.miner import Miner, embed, mine, mine_bm25
@@ -82,7 +81,7 @@ def _mine_by_run(
     run = load_run(args.run_dir, args.step, dtype=arguments.dtype(args))
     stores = open_stores(args.dataset_dir, run.query.tokenizer, run.doc.tokenizer, skip_empty=args.skip_empty)
     name, passages = Path(args.dataset_dir).resolve().name, maxp.passages_of(run, stores[1])
-    texts = TrainingTexts(name, *stores, qrel_pairs(qrels, *stores), {}, passages, not args.keep_identical_ids)
+    texts = TrainingPairs(name, *stores, qrel_pairs(qrels, *stores), {}, passages, not args.keep_identical_ids)
 
     with progress_bar(total=(passages or stores[1]).num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
         options: dict[str, Any] = {"keep_as": texts.name, "texts_per_shard": args.texts_per_shard, "progress": bar.update}

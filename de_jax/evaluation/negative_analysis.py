@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from de_jax.data.batches.pair_batches import Negatives
-from de_jax.data.negatives.generations import Generation
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts, rows_of_pairs
+from de_jax.data.batches.pair_batches import Negatives, TrainingPairs
+from de_jax.data.negatives.generations import Generation, rows_of_pairs
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text.passages import PassageStore
 from de_jax.evaluation.embedding_analysis import rounded, summary
@@ -40,7 +39,7 @@ GradientsOf = Callable[[Params, Batch], tuple[Array, Metrics, Metrics]]
 class Sample(NamedTuple):
     """Some training pairs, and the negatives of each kind for them; documents and queries are rows of the stores."""
 
-    texts: TrainingTexts
+    texts: TrainingPairs
     pairs: Int[np.ndarray, "S 2"]
     positives: Sequence[np.ndarray]  # by pair: all known ones of its query, and the document of its id (`texts.drop_identical_ids`)
     kinds: Mapping[str, Int[np.ndarray, "S _"]]  # all negatives, filled up with PADDING_ID
@@ -63,7 +62,7 @@ class AtCheckpoint(NamedTuple):
 
 
 def sample(
-    texts: TrainingTexts,
+    texts: TrainingPairs,
     generations: Mapping[str, Generation],
     *,
     num_pairs: int = 64,
@@ -251,7 +250,7 @@ def place_numbers(ranks: Int[np.ndarray, "S K"], margins: Float[np.ndarray, "S K
     }
 
 
-def _identical(texts: TrainingTexts) -> Int[np.ndarray, " P"]:
+def _identical(texts: TrainingPairs) -> Int[np.ndarray, " P"]:
     """By pair, the document with the id of its query, which is not a negative of it; -1 if missing or kept."""
     if not texts.drop_identical_ids:
         return np.full(len(texts.pairs), -1)

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from de_jax.data.batches import teacher_scores
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations, mined_pairs
 from de_jax.data.negatives.mined_pairs import MinedPairs
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.data.stores.corpus import TokenStore
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.near_duplicates import Resemblances
@@ -121,7 +121,7 @@ class Embedded(NamedTuple):
 
 def embed(
     run: Run,
-    texts: TrainingTexts,
+    texts: TrainingPairs,
     *,
     keep_as: str | None,
     texts_per_shard: int = encode.TEXTS_PER_SHARD,
@@ -152,7 +152,7 @@ def embed(
 
 def mine(
     embedded: Embedded,
-    texts: TrainingTexts,
+    texts: TrainingPairs,
     miner: Miner,
     *,
     previous: Int[np.ndarray, "P m"] | None = None,
@@ -279,14 +279,14 @@ def mine_bm25(
     return found, {**facts, "neg_docs": mined.facts(), "k1": k1, "b": b, "seconds": clock.seconds}
 
 
-def _index_of(embedded: Embedded, texts: TrainingTexts, miner: Miner) -> Index:
+def _index_of(embedded: Embedded, texts: TrainingPairs, miner: Miner) -> Index:
     """An index of the documents, whose embeddings are of passages where they have some; a FAISS index is kept beside them."""
     build, store = miner.index_builder(), texts.passages or texts.doc_store
     index = build(embedded.docs, store.ids, embedded.folder)
     return MaxPIndex(index, texts.passages.doc_rows) if texts.passages else index
 
 
-def _positive_scores(embedded: Embedded, texts: TrainingTexts, anchors: Int[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
+def _positive_scores(embedded: Embedded, texts: TrainingPairs, anchors: Int[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
     """The score of each training pair; for a document of several passages, its best passage's."""
     scores = np.empty(len(anchors), np.float32)
     first, last = texts.pairs[:, 1], texts.pairs[:, 1] + 1
@@ -299,7 +299,7 @@ def _positive_scores(embedded: Embedded, texts: TrainingTexts, anchors: Int[np.n
 
 def _mine_queries(
     embedded: Embedded,
-    texts: TrainingTexts,
+    texts: TrainingPairs,
     miner: Miner,
     anchors: Int[np.ndarray, " P"],
     positive_scores: Float[np.ndarray, " P"],

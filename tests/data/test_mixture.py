@@ -9,6 +9,7 @@ import pytest
 import toy_run
 
 from de_jax.configurables import read_recipe
+from de_jax.data.batches.pair_batches import PairBatches
 from de_jax.data.expansion.curriculum import Curriculum
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
@@ -211,7 +212,7 @@ def test_mined_negatives_are_a_sources_own(mined, tmp_path, mode):
                 seen += 1
                 assert len(set(neg_ids)) == 3
                 assert set((neg_ids - doc_id) % 24) <= {1, 2, 3, 4, 5}
-                store = data.sources["small"].drawn_from.pairs.doc_store
+                store = data.sources["small"].texts.doc_store
                 np.testing.assert_array_equal(tokens, store.pad(neg_ids - 96, 12, tokens.shape[1]))
     assert seen >= 20
 
@@ -220,14 +221,15 @@ def test_negatives_follow_the_steps_of_the_run_and_not_of_their_source(source):
     """A newer generation comes into force at a step of the run."""
     asked = []
     data = source("small")()
-    own = data.drawn_from
+    own = data.batches
 
-    def batches(start, steps=None):
-        for number, step in enumerate(steps, start):
-            asked.append((number, step))
-            yield next(own.batches(number))
+    class Watched(PairBatches):
+        def __call__(self, start, steps=None):
+            for number, step in enumerate(steps, start):
+                asked.append((number, step))
+                yield next(own(number))
 
-    watched = lambda share: data._replace(drawn_from=own._replace(batches=batches))  # noqa: E731
+    watched = lambda share: data._replace(batches=Watched(own.pairs, own.options))  # noqa: E731
     mixture = mixed_pairs({"big": source("big"), "small": watched})
     take(mixture.batches(10), 20)
     steps = [step for step in range(30) if mixture.source_of(step) == "small"]
@@ -309,7 +311,7 @@ def test_sources_that_share_what_they_may_not_are_refused(source, tmp_path):
 def test_curricula_and_guides_are_for_batches_of_one_source(source, option, value):
     opened = source("small")()
     options = PairsOptions(**{option: value}, batch_size=4)
-    with_option = lambda share: opened._replace(drawn_from=opened.drawn_from._replace(options=options))  # noqa: E731
+    with_option = lambda share: opened._replace(batches=PairBatches(opened.texts, options))  # noqa: E731
     with pytest.raises(InputError, match=f"source 'small' of the mixture has {option}, which is for batches of one source"):
         mixed_pairs({"big": source("big"), "small": with_option}, mode="mixed")
 

@@ -355,6 +355,32 @@ def test_mined_negatives_as_tokens_are_those_of_their_texts(generations_dir):
         records(sequence_length={**lengths, "neg_docs": 6})
 
 
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ('"q1", "doc_id"', '"q1, "doc_id"'),
+        ('"query_id": "q1"', '"query_id": 1'),
+        ('"query_id": "q1"', '"query": "q1"'),
+        ('["d2", "d3"]', '"d2"'),
+        ('["d2", "d3"]', '["d2", 3]'),
+        ('["d2", "d3"]', '["d2", ""]'),
+        ('["d2", "d3"]', '["d2", "\\uD83D"]'),
+        ('["d2", "d3"]', '["d2", "d3\\u0000"]'),
+        ('["q2"]', "null"),
+        ('["q2"]', "[" * 100_000),
+    ],
+)
+def test_a_line_that_no_miner_writes_is_named(tmp_path, was, becomes):
+    lines = [{"query_id": f"q{i}", "doc_id": "d1", "neg_doc_ids": ["d2", "d3"], "neg_query_ids": [f"q{i + 1}"]} for i in range(3)]
+    write_jsonl(tmp_path / "a.jsonl", lines)
+    text = (tmp_path / "a.jsonl").read_text().splitlines(keepends=True)
+    assert was in text[1]
+    text[1] = text[1].replace(was, becomes)
+    (tmp_path / "a.jsonl").write_text("".join(text))
+    with pytest.raises(InputError, match=r"a.jsonl, line 2: expected an object with query_id, doc_id"):
+        list(mined._read_files(tmp_path / "a.jsonl"))
+
+
 def test_a_stream_refuses_to_lose_the_negatives_of_its_task(generations_dir):
     mined.register("mined", negatives_dir=str(generations_dir), texts="toy", num_neg_docs=2)
     with pytest.raises(

@@ -12,7 +12,7 @@ from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.data.sources import pair_store, pair_writer
 from de_jax.data.sources.options import PairsOptions
-from de_jax.data.sources.training_set import Pairs, text_hashes, training_set
+from de_jax.data.sources.training_set import text_hashes, training_set
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.losses.distillation import margin_mse, relevance_weighted
 from de_jax.models.dual_encoder import DualEncoder
@@ -103,15 +103,11 @@ def test_scores_that_a_folder_of_pairs_turns_out_to_lack_are_missed_before_the_r
 def test_scores_that_come_with_the_pairs_are_in_the_batches(pairs_dir):
     store = pair_store.open_pair_store(pairs_dir)
     table = np.arange(16, dtype=np.float32).reshape(8, 2)
-    negatives = {"neg_docs": pair_store.batches_.Negatives(store.neg_docs, 1)}
-    tokenizers = store.query_tokenizer, store.doc_tokenizer
-    pairs = Pairs(
-        "p", store.query_store, store.doc_store, store.pairs, *tokenizers, lambda: None, negatives=negatives, scores=table
-    )
+    pairs = store._replace(scores=table)
     options = PairsOptions(batch_size=4)
-    data = training_set(pairs, None, options, pair_store.Share())
+    data = training_set(pairs, options, pair_store.Share())
     assert data.texts_of_a_pair == {"max_passages": 1, "num_neg_docs": 1, "has_scores": True, "has_guide": False}
     batch = next(data.batches(0))
     np.testing.assert_array_equal(batch.scores, table[batch.query_id])
-    without = training_set(pairs._replace(negatives=None), None, options, pair_store.Share())
+    without = training_set(pairs._replace(neg_docs=None), options, pair_store.Share())
     np.testing.assert_array_equal(next(without.batches(0)).scores, table[next(without.batches(0)).query_id, :1])

@@ -13,10 +13,10 @@ import pytest
 from matplotlib.image import imread
 from tiny_run import WORDS
 
-from de_jax.data.batches.pair_batches import qrel_pairs
+from de_jax.data.batches.pair_batches import TrainingPairs
 from de_jax.data.negatives import generations
 from de_jax.data.negatives.mined_pairs import Mined
-from de_jax.data.negatives.rows_of_pairs import TrainingTexts
+from de_jax.data.sources.training_set import qrel_pairs
 from de_jax.data.stores import corpus
 from de_jax.data.text.passages import PassageStore
 from de_jax.data.text.sides import Side
@@ -67,7 +67,7 @@ def stores(tmp_path_factory):
 
 
 def training_texts(stores, passages=None, **hashes):
-    return TrainingTexts("toy", *stores, qrel_pairs(QRELS, *stores), hashes, passages)
+    return TrainingPairs("toy", *stores, qrel_pairs(QRELS, *stores), hashes, passages)
 
 
 def generation(folder, number=1, short=(), **facts):
@@ -209,7 +209,7 @@ def test_a_document_with_the_id_of_its_query_is_no_negative_unless_it_is_kept(tm
     queries = corpus.build_token_store(named, tokenizer, tmp_path / "q", progress=False)
     pairs = np.array([[0, 0], [1, 2], [2, 4]], np.int32)
     dropped, kept = (
-        negative_analysis.sample(TrainingTexts("toy", queries, stores[1], pairs, {}, drop_identical_ids=drop), {}, seed=3)
+        negative_analysis.sample(TrainingPairs("toy", queries, stores[1], pairs, {}, drop_identical_ids=drop), {}, seed=3)
         for drop in (True, False)
     )
     assert [rows.tolist() for rows in dropped.positives] == [[0, 2], [2, 5], [4]]
