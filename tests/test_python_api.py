@@ -105,6 +105,12 @@ def test_importing_is_quick_and_names_what_there_is():
     assert float(done.stdout) < 0.05
 
 
+def test_losses_are_read_in_a_few_modules():
+    program = "import sys, de_jax.losses; print(sum(name.partition('.')[0] == 'de_jax' for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert int(done.stdout) <= 12
+
+
 def test_names_are_functions_whatever_was_imported_before():
     import de_jax.losses.pair_loss
     import de_jax.trainer
