@@ -13,6 +13,7 @@ from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import with_prompt
 from de_jax.files import outputs
 from de_jax.interop import any_model
+from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.pretrained import side_of
 from de_jax.model import Model
 from de_jax.settings import PositiveInt, check_value
@@ -30,6 +31,7 @@ def load(
     tokenizer: str | Path | None = None,
     query_prompt: str | None = None,
     doc_prompt: str | None = None,
+    special_tokens: SpecialTokens | None = None,
     truncate_dim: int | None = None,
     dtype: str | None = "auto",
 ) -> Model:
@@ -46,6 +48,8 @@ def load(
         pooling: "mean", "cls" or "lasttoken", of an encoder of Hugging Face, which does not say.
         tokenizer: a spiece.model or tokenizer.json, for a model that brings none, as T5X's.
         query_prompt, doc_prompt: before every text, such as "query: "; by default the model's, "" for none.
+        special_tokens: of a Hugging Face or sentence-transformers model, "text" (the default) reads "[SEP]" in a text as text, and
+            "as_transformers" as the special token.
         truncate_dim: keep the first so many dimensions, for a Matryoshka model; scaled to length 1 again where the model does so.
         dtype: of matrix products, "float32" or "bfloat16". By default texts are encoded in bfloat16 on devices that multiply it
             natively, else in float32, while `model.run` keeps the model's own; None encodes in that too.
@@ -61,14 +65,14 @@ def load(
     mesh = sharding.make_mesh(devices=_chosen(devices))
     folder = any_model.folder_of(source).absolute()  # results are kept there, wherever the process goes
     if any_model.is_run(folder):
-        if pooling is not None or tokenizer is not None:
-            raise InputError(f"{source} is a run, which has its own pooling and tokenizer; leave them out.")
+        if pooling is not None or tokenizer is not None or special_tokens is not None:
+            raise InputError(f"{source} is a run, which has its own pooling, tokenizer and special_tokens; leave them out.")
         run = load_run(folder, step)
         run = run._replace(query=_prompted(run.query, query_prompt), doc=_prompted(run.doc, doc_prompt))
     else:
         if step is not None:
             raise InputError(f"step is {step!r}, but {source} is no run and has one set of weights; leave step out.")
-        found = any_model.read(folder, pooling=pooling)
+        found = any_model.read(folder, pooling=pooling, special_tokens=special_tokens or "text")
         query = side_of(found, "query", tokenizer=tokenizer, prompt=query_prompt)
         doc = side_of(found, "doc", tokenizer=tokenizer, prompt=doc_prompt)
         for note in found.notes:

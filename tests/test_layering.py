@@ -86,7 +86,7 @@ RULES = {
         "huggingface_hub", "torch", "transformers", "tokenizers"
     ),
     "de_jax.interop.served_encoder": Rule((), ("jax", "numpy"), ("sentencepiece", "tokenizers")),
-    "de_jax.interop.tokenizer_files": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
+    "de_jax.interop.sentence_transformers_export": ABOVE_TRAINING.allowing("sentencepiece", "tokenizers"),
     "de_jax.interop.t5x_files": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
     "de_jax.mteb": Rule(("types",), ("numpy", "jaxtyping"), ("mteb",)),
     "de_jax.gin_settings": Rule(("types", "files"), ("gin",)),

@@ -18,12 +18,22 @@ from pathlib import Path
 
 from de_jax.files import buckets, mirrors, outputs
 from de_jax.files.reading import is_there
-from de_jax.interop import hub, huggingface, language_models, peft_adapters, safetensors_model, sentence_transformers, t5x
+from de_jax.interop import (
+    foreign_tokenizers,
+    hub,
+    huggingface,
+    language_models,
+    peft_adapters,
+    safetensors_model,
+    sentence_transformers,
+    t5x,
+)
+from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.pretrained import Pretrained, PretrainedSide
 from de_jax.training.run.run_folder import RUN, load_run
 from de_jax.types import InputError
 
-HUB_FILES = ("*.safetensors", "*.json", "spiece.model")
+HUB_FILES = ("*.safetensors", "*.json", *(name for name in foreign_tokenizers.VOCABULARY_FILES if not name.endswith(".json")))
 HUB_FILES_LEFT_OUT = ("onnx/*", "openvino/*")
 ORGANIZATION = "sentence-transformers"
 """Whose a model of the hub is that is named without one."""
@@ -34,7 +44,14 @@ WITHOUT_ORGANIZATION = (
 """Models of the hub that have none; those of architectures that can be read."""
 
 
-def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False, pooling: str | None = None) -> Pretrained:
+def read(
+    source: str | Path,
+    *,
+    ignored: Sequence[str] = (),
+    only_sizes: bool = False,
+    pooling: str | None = None,
+    special_tokens: SpecialTokens = "text",
+) -> Pretrained:
     """The model in a folder, or under a name of the Hugging Face hub such as "google/t5-v1_1-base".
 
     Args:
@@ -42,6 +59,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         ignored: regular expressions of arrays that may be left over; not for runs, which have none.
         only_sizes: `params` are shapes; weights are read only where nothing else tells the sizes (T5X).
         pooling: "mean", "cls" or "lasttoken", for an encoder of Hugging Face or a language model; the other formats say it.
+        special_tokens: of a tokenizer of Hugging Face or sentence-transformers, see `foreign_tokenizers.read`.
 
     Raises:
         InputError: an unknown format, or the errors of the format's own `read`.
@@ -51,7 +69,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         base_folder = folder_of(peft_adapters.base_of(folder))
         if not is_there(base_folder / huggingface.CONFIG_FILE):
             raise InputError(f"{folder} is for {base_folder}, which holds no {huggingface.CONFIG_FILE} of transformers.")
-        base = read(base_folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling)
+        base = read(base_folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling, special_tokens=special_tokens)
         return peft_adapters.merged(folder, base_folder, base, huggingface.open_encoder(base_folder), only_sizes=only_sizes)
     if _is_bare_encoder(folder):
         if pooling is None and is_there(folder / sentence_transformers.PROMPTS_FILE):
@@ -59,7 +77,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
                 f"{folder} holds {sentence_transformers.PROMPTS_FILE} but not {sentence_transformers.MODULES_FILE}, which says how "
                 "texts are embedded; copy it again."
             )
-        return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling)
+        return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling, special_tokens=special_tokens)
     if language_models.recognises(folder):
         return language_models.read(folder, only_sizes=only_sizes, pooling=pooling)
     if pooling is not None:
@@ -71,7 +89,7 @@ def read(source: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = 
         )
         return Pretrained(run.model, run.params, query, doc)
     if is_there(folder / sentence_transformers.MODULES_FILE):
-        return sentence_transformers.read(folder, ignored=ignored, only_sizes=only_sizes)
+        return sentence_transformers.read(folder, ignored=ignored, only_sizes=only_sizes, special_tokens=special_tokens)
     if is_there(folder / safetensors_model.MODEL_FOLDER.file):
         return safetensors_model.read(folder, ignored=ignored, only_sizes=only_sizes)
     if t5x.recognises(folder):

@@ -7,6 +7,7 @@ other is refused by name. There is one table for each kind of file; those of enc
 
 from __future__ import annotations
 
+import inspect
 import re
 import reprlib
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from typing import Any, NamedTuple
 
 from de_jax.types import InputError
 
+_READ_BY_ALL = ("configuration_utils.py", "modeling_utils.py", "masking_utils.py", "modeling_rope_utils.py")
+"""Code of transformers that models of all types may use."""
 OWN_CODE = "asks for code of the model's own, which is never run"
 
 
@@ -28,18 +31,20 @@ class Keys(NamedTuple):
     hints: Mapping[str, str] = {}  # beside another value than those in `fixed`
 
 
-def account(file: Path, values: Mapping[str, Any], keys: Keys) -> None:
-    """Checks that nothing in a file is skipped in silence.
+def account(file: Path, values: Mapping[str, Any], keys: Keys, *, model_type: str | None = None) -> tuple[str, ...]:
+    """Checks that nothing in a file is skipped in silence; returns sentences about what transformers skips as well.
 
     Args:
         file: for messages.
         values: its JSON object, or a part of it.
         keys: the table of this kind of file.
+        model_type: of a config.json; a setting that is unknown here is left out if transformers ignores it for this type.
 
     Raises:
         InputError: a setting that has no place here, by name.
     """
     known = re.compile("|".join([*keys.read.split(), *keys.harmless.split()]))
+    ignored = []
     for name, value in values.items():
         if name in keys.refused and value:
             raise InputError(f"{file}: {name} {keys.refused[name]}.")
@@ -48,29 +53,29 @@ def account(file: Path, values: Mapping[str, Any], keys: Keys) -> None:
             hint = f"; {keys.hints[name]}" if name in keys.hints else ""
             raise InputError(f"{file}: {name} is {reprlib.repr(value)}; the towers here have {allowed}{hint}.")
         if name not in keys.fixed and name not in keys.refused and not known.fullmatch(name):
-            raise InputError(
-                f"{file}: the setting {name} ({reprlib.repr(value)}) is unknown here; remove it if no embedding depends on it."
-            )
+            if model_type is None or _is_read(model_type, name, value):
+                raise InputError(
+                    f"{file}: the setting {name} ({reprlib.repr(value)}) is unknown here; remove it if no embedding depends on it."
+                )
+            ignored.append(name)
+    return (f"{file}: {', '.join(ignored)} left out, as transformers ignores it for {model_type}",) if ignored else ()
 
 
-TOKENIZER = Keys(
-    read="model_max_length max_len added_tokens_decoder .*_token (additional|extra)_special_tokens model_specific_special_tokens "
-    "model_input_names do_lower_case strip_accents tokenize_chinese_chars add_prefix_space",
-    harmless="""
-tokenizer_class processor_class backend name_or_path is_local local_files_only trust_remote_code vocab_size
-(special_tokens_map|(full_)?tokenizer|vocab|merges)_file
-clean_up_tokenization_spaces max_length stride truncation truncation_strategy padding pad_to_multiple_of pad_token_type_id
-do_basic_tokenize never_split wordpieces_prefix errors trim_offsets legacy extra_ids use_fast from_slow chat_template
-split_special_tokens use_default_system_prompt add_(bos|eos)_token spaces_between_special_tokens unk_id
-""",
-    fixed={
-        "truncation_side": ("right", "Right"),
-        "padding_side": ("right", "Right", "left", "Left"),  # see `huggingface.open_encoder`
-        "sp_model_kwargs": ({}, None),
-        "init_inputs": ([],),
-    },
-    refused={"auto_map": OWN_CODE},
-)
+def _is_read(model_type: str, name: str, value: Any) -> bool:
+    """Whether transformers' model of a type depends on a setting: not if it has the default value, or no code there names it."""
+    try:
+        import transformers
+    except ImportError:
+        return True
+    if model_type not in transformers.CONFIG_MAPPING:
+        return True
+    default = transformers.CONFIG_MAPPING[model_type]()
+    if hasattr(default, name):
+        return bool(getattr(default, name) != value)
+    of_all = Path(transformers.__file__).parent
+    files = [*Path(inspect.getfile(type(default))).parent.glob("*.py"), *(of_all / name for name in _READ_BY_ALL)]
+    return any(re.search(rf"\b{re.escape(name)}\b", file.read_text(encoding="utf-8")) for file in files if file.is_file())
+
 
 # sentence-transformers
 MODULE = Keys(read="type path", harmless="idx name kwargs")

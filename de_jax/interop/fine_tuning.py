@@ -12,6 +12,7 @@ import jax
 
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.interop import any_model, huggingface
+from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.huggingface import ASSUMED
 from de_jax.interop.pretrained import Pretrained
 from de_jax.interop.sentence_transformers import SCORED_BY_PRODUCT
@@ -115,11 +116,18 @@ def _changed(config: Any, **changes: Any) -> Any:
 
 
 @checked
-def pretrained_tokenizer(*, source: LocalPath = "", tower: TowerName = "query") -> Callable[[], Tokenizer]:
-    """A function that opens a tower's tokenizer, its prompt included; the arguments are those of `pretrained_tower`."""
+def pretrained_tokenizer(
+    *, source: LocalPath = "", tower: TowerName = "query", special_tokens: SpecialTokens = "text"
+) -> Callable[[], Tokenizer]:
+    """A function that opens a tower's tokenizer, its prompt included.
+
+    Args:
+        source, tower: as of `pretrained_tower`.
+        special_tokens: whether "[SEP]" in a text is "text" or, "as_transformers", the special token; see `foreign_tokenizers.read`.
+    """
 
     def tokenizer() -> Tokenizer:
-        found = _sizes(source).side(_checked(tower)).tokenizer
+        found = _sizes(source, special_tokens).side(_checked(tower)).tokenizer
         if found is None:
             raise InputError(
                 f"{source} holds no vocabulary; import it with de-jax import_model --tokenizer=<file>, and start from that run."
@@ -283,14 +291,14 @@ def _placed_params(source: str, sizes: Params, fresh: Params, kept: Mapping[str,
     return paths.by_path(jax.tree.map(place, any_model.read(folder).params, like))
 
 
-def _sizes(source: str) -> Pretrained:
+def _sizes(source: str, special_tokens: SpecialTokens = "text") -> Pretrained:
     if not source:
         raise InputError("no pretrained model is named; add --gin.MODEL=<folder or hub name>.")
     try:
         folder = any_model.folder_of(source)
     except InputError as error:
         raise InputError(f"{str(error).removesuffix('.')}, which recipes take as --gin.MODEL=<folder>.") from None
-    return any_model.read(folder, only_sizes=True)
+    return any_model.read(folder, only_sizes=True, special_tokens=special_tokens)
 
 
 def _checked(tower: str) -> str:

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from de_jax.data.text.tokenizing import PromptedTokenizer, Tokenizer
+from de_jax.data.text.tokenizing import PromptedTokenizer
 from de_jax.files import schema
 from de_jax.files.reading import is_there
-from de_jax.interop import config_keys, huggingface, tokenizer_settings
+from de_jax.interop import config_keys, foreign_tokenizers, huggingface
 from de_jax.interop.config_keys import Keys
+from de_jax.interop.foreign_tokenizers import VOCABULARY_FILES, SpecialTokens
 from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, paired
 from de_jax.interop.safetensors_files import stored_arrays
 from de_jax.models.tower import TowerConfig
@@ -51,30 +52,33 @@ ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn
 """What follows a Dense, by our names; the last is sentence-transformers' default."""
 
 
-def read(folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False) -> Pretrained:
+def read(
+    folder: str | Path, *, ignored: Sequence[str] = (), only_sizes: bool = False, special_tokens: SpecialTokens = "text"
+) -> Pretrained:
     """A model of sentence-transformers; its prompts are in the tokenizers.
 
     It is a symmetric dual encoder. If a Router sends queries and documents to separate modules, the towers share nothing.
 
     Args:
         folder: an output of `SentenceTransformer.save_pretrained`.
-        ignored, only_sizes: as in `huggingface.read`.
+        ignored, only_sizes, special_tokens: as in `huggingface.read`.
 
     Raises:
         InputError: an unsupported module, or as in `huggingface.read`.
     """
     folder = Path(folder)
     query, doc = _modules(folder)
-    towers = [_read_tower(folder, modules, ignored, only_sizes) for modules in ([query] if query == doc else [query, doc])]
+    routes = [query] if query == doc else [query, doc]
+    towers = [_read_tower(folder, modules, ignored, only_sizes, special_tokens) for modules in routes]
     pretrained = paired(*towers) if len(towers) > 1 else towers[0]
     values = _object(folder / PROMPTS_FILE, config_keys.MODEL, required=False)
     prompts = {tower: _prompt(folder / PROMPTS_FILE, values, tower) for tower in PROMPT_NAMES}
-    for tower, modules in (("query", query), ("doc", doc)):
-        tokenizer_settings.check_prompt(folder / PROMPTS_FILE, modules["Transformer"], prompts[tower])
+    for tower, prompt in prompts.items():
+        foreign_tokenizers.check_prompt(folder / PROMPTS_FILE, pretrained.side(tower).tokenizer, prompt)
     return pretrained._replace(
         query=_prompted(pretrained.query, prompts["query"]),
         doc=_prompted(pretrained.doc, prompts["doc"]),
-        notes=_notes(folder, values, pretrained.model.query.normalize, prompts),
+        notes=pretrained.notes + _notes(folder, values, pretrained.model.query.normalize, prompts),
     )
 
 
@@ -91,14 +95,18 @@ def _notes(folder: Path, values: dict[str, Any], is_normalized: bool, prompts: d
     return tuple(notes)
 
 
-def _read_tower(folder: Path, modules: dict[str, Path], ignored: Sequence[str], only_sizes: bool) -> Pretrained:
+def _read_tower(
+    folder: Path, modules: dict[str, Path], ignored: Sequence[str], only_sizes: bool, special_tokens: SpecialTokens
+) -> Pretrained:
     """The modules of one route as a symmetric dual encoder."""
-    encoder = huggingface.open_encoder(modules["Transformer"])
+    file = _length_file(modules["Transformer"])
+    values = _object(file, config_keys.TRANSFORMER, required=False)
+    _check_loading(file, values)
+    encoder = huggingface.open_encoder(
+        modules["Transformer"], special_tokens=special_tokens, lowercase=bool(values.get("do_lower_case"))
+    )
     if encoder.tokenizer is None:
-        raise InputError(
-            f"{modules['Transformer']} holds no tokenizer.json; write one with transformers' "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
-        )
+        raise InputError(f"{modules['Transformer']} holds no vocabulary; copy it there, as {', '.join(VOCABULARY_FILES)}.")
     settings: dict[str, Any] = {"projection_dim": None, "projection_norm": "LayerNorm" in modules}
     dense = [path for kind, path in modules.items() if kind.startswith("Dense")]
     for path in dense:
@@ -118,9 +126,6 @@ def _read_tower(folder: Path, modules: dict[str, Path], ignored: Sequence[str], 
         _object(modules["LayerNorm"] / "config.json", config_keys.LAYER_NORM)
     if "Normalize" in modules:
         _object(modules["Normalize"] / "config.json", config_keys.NORMALIZE, required=False)
-    file = _length_file(modules["Transformer"])
-    values = _object(file, config_keys.TRANSFORMER, required=False)
-    _check_loading(file, values, encoder)
     found = huggingface.pretrained(str(folder), encoder, tower, ignored, only_sizes)
     return found._replace(
         query=found.query._replace(max_length=_max_length(file, values, "query_length", encoder)),
@@ -247,13 +252,11 @@ def _length_file(folder: Path) -> Path:
     return next((folder / name for name in (LENGTH_FILE, *OLD_LENGTH_FILES) if is_there(folder / name)), folder / LENGTH_FILE)
 
 
-def _check_loading(file: Path, values: dict[str, Any], encoder: huggingface.EncoderFolder) -> None:
-    """Refuses what would load or tokenize the encoder in another way."""
+def _check_loading(file: Path, values: dict[str, Any]) -> None:
+    """Refuses what would load the encoder in another way."""
     for name in ("model_args", "model_kwargs"):
         if isinstance(arguments := values.get(name), dict):
             config_keys.account(file, arguments, config_keys.TRANSFORMER_ARGUMENTS)
-    if values.get("do_lower_case") and encoder.tokenizer and not _is_uncased(encoder.tokenizer):
-        raise InputError(f"{file} asks for lower case, which the vocabulary does not apply; add it to tokenizer.json's normalizer.")
 
 
 def _max_length(file: Path, values: dict[str, Any], own_name: str, encoder: huggingface.EncoderFolder) -> int:
@@ -265,11 +268,6 @@ def _max_length(file: Path, values: dict[str, Any], own_name: str, encoder: hugg
         most = "" if longest is None else f" of at most {longest}, the positions that there are"
         raise InputError(f"{file}: {name} is {length!r}; it must be a positive whole number{most}.")
     return length
-
-
-def _is_uncased(tokenizer: Tokenizer) -> bool:
-    upper, lower = tokenizer.encode(["Abc XYZ", "abc xyz"])
-    return upper.tolist() == lower.tolist()
 
 
 def _prompt(file: Path, values: dict[str, Any], tower: str) -> str:
