@@ -67,9 +67,8 @@ _KILL = "killed"
 PARTS = {
     "ceilings": Part("ceilings", 25, "--size 64"),
     "correctness": Part(f"device_tests -n 4 -k 'not {_KILL}'", 120),
-    "compile": Part("compile", 100),
-    "base_packed": _step(f"--real_lengths {_SCAN}", 30, device_gib=40),
-    "base_full": _step(f"{_FULL} --remat dots {_SCAN}", 40, small=_TINY_FULL, device_gib=60),
+    "compile": Part("compile", 200),
+    "base_packed": _step("--real_lengths --no_peer", 40, device_gib=20),
     "encode": Part(
         f"{_ENCODE} --peer_batch_size 512 --gin T5Config.scan_layers=True",
         50,
@@ -77,16 +76,17 @@ PARTS = {
         compiles="--num_passages 300 --num_queries 300 --repeats 1 --no_peer",
     ),
     "base_torch": _step("--real_lengths --no_ours", 60, small="--no_ours --model tiny", device_gib=60, peer=True),
-    "large_packed": _step(f"--remat dots {_SCAN} --real_lengths", 35, model="large", device_gib=45),
-    "xl_chunks": _step(f"--real_lengths --remat full --gin train.num_chunks=8 {_SCAN}", 45, model="xl", device_gib=40),
+    "large_packed": _step(f"--remat dots {_SCAN} --real_lengths", 60, model="large", device_gib=30),
+    "xl_chunks": _step(f"--real_lengths --remat full --gin train.num_chunks=8 {_SCAN}", 85, model="xl", device_gib=25),
+    "base_full": _step(f"{_FULL} --remat dots {_SCAN}", 40, small=_TINY_FULL, device_gib=37),
     "index": Part(
         "index_throughput --num_docs 1000000 --dim 768 --indexes exact --num_queries 2048",
         30,
         "--num_docs 2000 --num_queries 64 --repeats 1",
     ),
-    "kill": Part(f"device_tests -k {_KILL}", 120),
+    "kill": Part(f"device_tests -k {_KILL}", 100),
     "base_torch_compiled": _step(
-        "--real_lengths --no_ours --peer_compiled", 150, small="--no_ours --model tiny", device_gib=60, peer=True
+        "--real_lengths --no_ours --peer_compiled", 300, small="--no_ours --model tiny", device_gib=60, peer=True
     ),
 }
 """In the order of their worth. The programs of all are compiled at once before the first of them is measured."""

@@ -18,11 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Bool, Float, Int, UInt32
 
-from de_jax.models.layers import HashedDropout, first_weight
+from de_jax.models.layers import PRODUCT, HashedDropout, first_weight
 from de_jax.types import Array
 
 LOG2E = math.log2(math.e)
@@ -104,6 +105,7 @@ def _forward(form: Form, *arrays: Any) -> tuple[Array, tuple[Any, ...]]:
         [own, own_sum],
         [query, jax.ShapeDtypeStruct((b, heads, length), jnp.float32)],
     )(*arrays, ranges)
+    out, total = (checkpoint_name(x, PRODUCT) for x in (out, total))
     return out, (*arrays, out, total)
 
 

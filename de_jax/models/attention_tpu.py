@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float, Int, UInt32
 
 from de_jax.models.attention import FUSED, MASKED
-from de_jax.models.layers import HashedDropout, first_of_text, first_weight
+from de_jax.models.layers import PRODUCT, HashedDropout, first_of_text, first_weight
 from de_jax.types import Array
 
 LANES, TILE = 128, 16
@@ -108,6 +109,7 @@ def _fused_forward(form: Form, *arrays: Any) -> tuple[Array, tuple[Any, ...]]:
     num_rows, length, _ = query.shape
     totals = jax.ShapeDtypeStruct((num_rows, form.num_heads // form.heads, form.heads, length), jnp.float32)
     out, totals = _call(form, _forward_kernel, "forward", arrays, (), [query, totals], 2)
+    out, totals = (checkpoint_name(x, PRODUCT) for x in (out, totals))
     return out, (*arrays, out, totals)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Float, Int
 
-from de_jax.models.layers import LINEAR_OUTPUT
+from de_jax.models.layers import PRODUCT
 from de_jax.settings import Range
 from de_jax.types import Array
 
@@ -55,5 +55,5 @@ def through_layers(
 def _rematerialised(layer: type[nn.Module], remat: Remat) -> type[nn.Module]:
     if remat == "none":
         return layer
-    policy = jax.checkpoint_policies.save_only_these_names(LINEAR_OUTPUT) if remat == "dots" else None
+    policy = jax.checkpoint_policies.save_only_these_names(PRODUCT) if remat == "dots" else None
     return nn.remat(layer, policy=policy, static_argnums=(3,), prevent_cse=True)  # `deterministic`, after `self`

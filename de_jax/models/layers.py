@@ -24,7 +24,7 @@ TABLE_STD = 0.02
 
 STD_OF_TRUNCATED = 0.87962566103423978
 """Of the standard normal distribution between -2 and 2."""
-LINEAR_OUTPUT = "linear output"
+PRODUCT = "product"
 """Rematerialisation may keep these values: products with parameters. Its policies do not see into `product`'s own derivative."""
 
 
@@ -209,7 +209,7 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "b L e"]) -> Float[Array, "b L f"]:
         kernel = self.param("kernel", normal(self.std, self.truncated), (x.shape[-1], self.features))
-        y = checkpoint_name(product("ble,ef->blf", x.astype(self.dtype), kernel, stream_dtype(self.dtype)), LINEAR_OUTPUT)
+        y = checkpoint_name(product("ble,ef->blf", x.astype(self.dtype), kernel, stream_dtype(self.dtype)), PRODUCT)
         if not self.use_bias:
             return y
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
