@@ -9,16 +9,11 @@ from typing import Any
 
 import jax
 
-from de_jax.data.text.sides import Side
-from de_jax.data.text.tokenizing import with_prompt
-from de_jax.files import outputs
 from de_jax.interop import any_model
 from de_jax.interop.foreign_tokenizers import SpecialTokens
-from de_jax.interop.pretrained import side_of
 from de_jax.model import Model
 from de_jax.settings import PositiveInt, check_value
 from de_jax.training.mesh import sharding
-from de_jax.training.run.run_folder import Run, load_run
 from de_jax.types import InputError
 
 
@@ -63,25 +58,20 @@ def load(
         if not isinstance(prompt, str | None):
             raise InputError(f'{name} is {prompt!r:.60}; give a str, or "" for none.')
     mesh = sharding.make_mesh(devices=_chosen(devices))
-    folder = any_model.folder_of(source).absolute()  # results are kept there, wherever the process goes
-    if any_model.is_run(folder):
-        if pooling is not None or tokenizer is not None or special_tokens is not None:
-            raise InputError(f"{source} is a run, which has its own pooling, tokenizer and special_tokens; leave them out.")
-        run = load_run(folder, step)
-        run = run._replace(query=_prompted(run.query, query_prompt), doc=_prompted(run.doc, doc_prompt))
-    else:
-        if step is not None:
-            raise InputError(f"step is {step!r}, but {source} is no run and has one set of weights; leave step out.")
-        found = any_model.read(folder, pooling=pooling, special_tokens=special_tokens or "text")
-        query = side_of(found, "query", tokenizer=tokenizer, prompt=query_prompt)
-        doc = side_of(found, "doc", tokenizer=tokenizer, prompt=doc_prompt)
-        for note in found.notes:
-            warnings.warn(note, stacklevel=2)
-        # Results computed with the model are kept in the cache, as the model's folder may be another program's.
-        run = Run(outputs.cache_dir() / "models" / Path(source).resolve().name, 0, found.model, found.params, query, doc)
-    params = jax.device_put(run.params, sharding.replicated(mesh))
-    run = run._replace(model=run.model.with_dtype(None if dtype == "auto" else dtype), params=params)
-    return Model(run, source=None if any_model.is_run(folder) else str(source), truncate_dim=truncate_dim, dtype=dtype)
+    run = any_model.open_model(
+        source,
+        step,
+        dtype=None if dtype == "auto" else dtype,
+        pooling=pooling,
+        tokenizer=tokenizer,
+        query_prompt=query_prompt,
+        doc_prompt=doc_prompt,
+        special_tokens=special_tokens,
+    )
+    for note in run.notes:
+        warnings.warn(note, stacklevel=2)
+    run = run._replace(params=jax.device_put(run.params, sharding.replicated(mesh)))
+    return Model(run, truncate_dim=truncate_dim, dtype=dtype)
 
 
 def _chosen(devices: int | Iterable[Any] | None) -> list[Any]:
@@ -99,7 +89,3 @@ def _chosen(devices: int | Iterable[Any] | None) -> list[Any]:
     if not chosen or not all(device in there for device in chosen) or len(set(chosen)) < len(chosen):
         raise InputError(f"devices is {devices!r:.200}; give some of jax.local_devices(), each once, or how many.")
     return chosen
-
-
-def _prompted(side: Side, prompt: str | None) -> Side:
-    return side._replace(tokenizer=with_prompt(side.tokenizer, prompt))

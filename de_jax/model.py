@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from de_jax.data.stores.corpus import TokenStore, tokenized
-from de_jax.evaluation.report import Report
 from de_jax.files import mirrors
 from de_jax.files.progress import progress_bar
 from de_jax.interop.export import FORMATS
@@ -60,9 +59,7 @@ class Model:
     Attributes:
         run: the model as the rest of the library takes it.
         encoding: the same in the precision that it encodes in; `repr` shows which.
-        source: the folder or the name on the hub of another library's model; None for a run.
         truncate_dim: dimensions that are kept; None for all.
-        reports: what `evaluate` measured of another library's model, for its card.
         embedding_dim: D, of an embedding as it is given out.
         max_passages: C; above 1, a document is embedded as its passages and scores as the best one (MaxP).
     """
@@ -75,14 +72,13 @@ class Model:
                 raise AttributeError(f"a Model has no {name!r}; take {_OUR_NAMES[name]}")
             return self.__getattribute__(name)
 
-    def __init__(self, run: Run, *, source: str | None = None, truncate_dim: int | None = None, dtype: str | None = None) -> None:
+    def __init__(self, run: Run, *, truncate_dim: int | None = None, dtype: str | None = None) -> None:
         """Raises `InputError` where the model has not so many dimensions."""
         dim = run.model.doc.embedding_dim
         check_value("truncate_dim", truncate_dim, PositiveInt | None)
         if truncate_dim is not None and truncate_dim > dim:
             raise InputError(f"truncate_dim is {truncate_dim}, but the model has {dim} dimensions; give 1 to {dim}.")
-        self.run, self.source, self.truncate_dim = run, source, truncate_dim if truncate_dim is None else int(truncate_dim)
-        self.reports: dict[str, Report] = {}
+        self.run, self.truncate_dim = run, truncate_dim if truncate_dim is None else int(truncate_dim)
         self.embedding_dim, self.max_passages = self.truncate_dim or dim, run.doc.max_passages
         self.encoding = run._replace(model=run.model.with_dtype(dtype))
         self._encoder = functools.cache(functools.partial(encode.encode_fn, self.encoding))
@@ -232,12 +228,12 @@ class Model:
             )
         if format == RUN_FORMAT:
             sides = {"query": self.run.query, "doc": self.run.doc}
-            origin = [self.source] if self.source else origins(self.run.run_dir)
+            origin = [self.run.source] if self.run.source else origins(self.run.run_dir)
             with mirrors.written(folder) as path:
                 write_run(path, self.run.params, model=self.run.model, origin=origin, **sides)
             return
         with mirrors.written(folder) as path:
-            notes = model_card.export(self.run, path, format, source=self.source, reports=[*self.reports.values()])
+            notes = model_card.export(self.run, path, format)
         for note in notes:
             warnings.warn(note, stacklevel=2)
 

@@ -81,7 +81,7 @@ RULES = {
     "de_jax.reports": CONCERN._replace(layers=(*CONCERN.layers, "evaluation")),
     "de_jax.reports.model_card": CONCERN._replace(layers=(*CONCERN.layers, "evaluation", "interop")).allowing("huggingface_hub"),
     "de_jax.reports.plots": CONCERN.allowing("matplotlib", "PIL", "sklearn", "threadpoolctl"),
-    "de_jax.arguments": CONCERN._replace(layers=(*CONCERN.layers, "command", "evaluation")),
+    "de_jax.arguments": CONCERN._replace(layers=(*CONCERN.layers, "command", "evaluation", "interop")),
     "de_jax.interop": ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "doc2query")).allowing(
         "huggingface_hub", "torch", "transformers", "tokenizers"
     ),

@@ -163,4 +163,4 @@ def _blocks(gradio: Any, systems: SideBySide, names: list[str]) -> Any:
 
 def _name(model: Model, source: str) -> str:
     """How a column names a model."""
-    return source if model.source else f"{source}, step {model.run.step}"
+    return source if model.run.source else f"{source}, step {model.run.step}"

@@ -16,7 +16,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from de_jax.files import buckets, mirrors, outputs
+import jax
+
+from de_jax.files import buckets, folders, mirrors, outputs
 from de_jax.files.reading import is_there
 from de_jax.interop import (
     foreign_tokenizers,
@@ -29,8 +31,8 @@ from de_jax.interop import (
     t5x,
 )
 from de_jax.interop.foreign_tokenizers import SpecialTokens
-from de_jax.interop.pretrained import Pretrained, PretrainedSide
-from de_jax.training.run.run_folder import RUN, load_run
+from de_jax.interop.pretrained import Pretrained, PretrainedSide, side_of
+from de_jax.training.run.run_folder import RUN, Run, load_run
 from de_jax.types import InputError
 
 HUB_FILES = ("*.safetensors", "*.json", *(name for name in foreign_tokenizers.VOCABULARY_FILES if not name.endswith(".json")))
@@ -100,6 +102,53 @@ def read(
         f"(sentence-transformers), {huggingface.CONFIG_FILE} (Hugging Face), {peft_adapters.CONFIG_FILE} (peft), "
         f"{safetensors_model.MODEL_FOLDER.file} nor a checkpoint of T5X."
     )
+
+
+def open_model(
+    source: str | Path,
+    step: int | str | None = None,
+    *,
+    dtype: str | None = None,
+    pooling: str | None = None,
+    tokenizer: str | Path | None = None,
+    query_prompt: str | None = None,
+    doc_prompt: str | None = None,
+    special_tokens: SpecialTokens | None = None,
+) -> Run:
+    """A model to embed texts with, on the first device; what every command takes as --run_dir.
+
+    Args:
+        source: a run, a folder or a name of the hub, as of `read`.
+        step: of a run, see `load_run`.
+        dtype: of matrix products; None for the model's own.
+        pooling, special_tokens: as of `read`; not for a run.
+        tokenizer: a spiece.model or tokenizer.json, for a model that brings none; not for a run.
+        query_prompt, doc_prompt: before every text; None for the model's, "" for none.
+
+    Raises:
+        InputError: no such model, no such checkpoint, or an option that does not fit it.
+    """
+    folder = folder_of(source).absolute()  # results are kept there, wherever the process goes
+    if is_run(folder):
+        if pooling is not None or tokenizer is not None or special_tokens is not None:
+            raise InputError(f"{source} is a run, which has its own pooling, tokenizer and special_tokens; leave them out.")
+        run = load_run(folder, step, dtype=dtype)
+        return run._replace(query=run.query.with_prompt(query_prompt), doc=run.doc.with_prompt(doc_prompt))
+    if step is not None:
+        raise InputError(f"step is {step!r}, but {source} is no run and has one set of weights; leave step out.")
+    found = read(folder, pooling=pooling, special_tokens=special_tokens or "text")
+    query = side_of(found, "query", tokenizer=tokenizer, prompt=query_prompt)
+    doc = side_of(found, "doc", tokenizer=tokenizer, prompt=doc_prompt)
+    params = jax.device_put(found.params, jax.local_devices()[0])
+    results = _results_of(folder, Path(source).resolve().name)
+    return Run(results, 0, found.model.with_dtype(dtype), params, query, doc, str(source), found.notes)
+
+
+def _results_of(folder: Path, name: str) -> Path:
+    """Where results of another library's model are kept, as its own folder may be another program's: one for each state of it."""
+    files = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())
+    facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return outputs.cache_dir() / "models" / folders.key_of(str(facts)) / name
 
 
 def _is_bare_encoder(folder: Path) -> bool:

@@ -66,14 +66,16 @@ RUN = Kind(
 
 
 class Run(NamedTuple):
-    """A trained model with all that is needed to embed text with it."""
+    """A model with all that is needed to embed text with it: the one type of a loaded model, whatever it was opened from."""
 
-    run_dir: Path
+    run_dir: Path  # results computed with the model are kept there
     step: int
     model: DualEncoder
     params: Params
     query: Side
     doc: Side
+    source: str | None = None  # the folder or the name on the hub of another library's model
+    notes: tuple[str, ...] = ()  # what was assumed about it, in sentences for the user
 
     def side(self, tower: str) -> Side:
         """How a tower ("query" or "doc") reads its texts."""

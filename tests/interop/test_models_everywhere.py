@@ -1,0 +1,91 @@
+"""A model is one type, whatever it was opened from: every command that takes one takes a run, a folder and adapters alike."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import toy_run
+from pretrained_folders import TEXTS, write, write_encoder, write_sentence_transformer
+
+import de_jax
+from de_jax import trainer
+from de_jax.tools import (
+    analyse_embeddings,
+    encode_corpus,
+    evaluate_beir,
+    evaluate_sentences,
+    export_index,
+    export_model,
+    import_model,
+    inspect_run,
+    measure_query_latency,
+    mine_negatives,
+    search,
+)
+from de_jax.training.run.run_folder import load_run
+from de_jax.types import InputError
+
+SOURCES = ("run", "sentence-transformers", "hugging face", "peft", "safetensors")
+VALUE = "base_model.model.encoder.layer.0.attention.self.value"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Folders of models by what they are, and a data set."""
+    folder = tmp_path_factory.mktemp("models")
+    run, sentence, base, peft, arrays = (folder / name for name in ("run", "sentence", "base", "peft", "arrays"))
+    write_sentence_transformer(sentence, "bert", dense=True)
+    write_encoder(base, "bert")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, "bias": "none", "base_model_name_or_path": str(base)}
+    write(peft / "adapter_config.json", config)
+    maps = {f"{VALUE}.lora_A.weight": np.ones((2, 32), np.float32), f"{VALUE}.lora_B.weight": np.ones((32, 2), np.float32)}
+    safetensors.numpy.save_file(maps, peft / "adapter_model.safetensors")
+    import_model.main([f"--from={sentence}", f"--run_dir={run}"])
+    export_model.main([f"--run_dir={run}", "--format=safetensors", f"--out_dir={arrays}"])
+    data = toy_run.write_dataset(folder / "data")
+    return dict(zip(SOURCES, (run, sentence, base, peft, arrays), strict=True)), data
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_command_takes_a_model_of_every_kind(made, tmp_path, capsys, source):
+    model, data = made[0][source], made[1]
+
+    def printed(tool, *flags, run_dir=f"--run_dir={model}"):
+        capsys.readouterr()
+        tool.main([*([run_dir] if run_dir else []), *map(str, flags)])
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    on = f"--dataset_dir={data}"
+    assert len(printed(search, on, "--query=apple", "--k=3")["results"]) == 3
+    report = printed(evaluate_beir, on, "--split=dev", "--no_bm25")
+    assert printed(evaluate_sentences, on, "--split=dev", "--no_bm25")["dense"]["mrr"] > 0
+    assert printed(encode_corpus, on, f"--out_dir={tmp_path / 'embeddings'}")["num_docs"] == 96
+    mined = printed(mine_negatives, on, f"--negatives_dir={tmp_path / 'negatives'}", "--last_rank=20", "--num_neg_docs=2")
+    assert mined["num_pairs"] == 80
+    assert printed(export_index, on, "--to=parquet", f"--out={tmp_path / 'x.parquet'}")["num_rows"] == 96
+    assert printed(inspect_run, f"--out_dir={tmp_path / 'shown'}")["num_parameters"]["total"] > 0
+    printed(analyse_embeddings, on, "--split=dev", f"--out_dir={tmp_path / 'analysis'}", "--depth=10")
+    printed(measure_query_latency, f"--runs=a={model}", on, "--split=dev", "--batch_sizes=1", "--num_calls=2", run_dir="")
+    exported = printed(export_model, "--format=sentence_transformers", f"--out_dir={tmp_path / 'exported'}")
+    assert "ndcg_at_10" in (tmp_path / "exported" / "README.md").read_text()
+    assert exported["step"] == 0
+    ours, again = de_jax.load(model), de_jax.load(tmp_path / "exported")
+    np.testing.assert_allclose(again.encode_document(TEXTS), ours.encode_document(TEXTS), atol=1e-5)
+    scores = de_jax.evaluate(ours, data, split="dev")
+    assert scores["ndcg@10"] == pytest.approx(report["dense"]["ndcg@10"])
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_training_starts_from_a_model_of_every_kind(made, tmp_path, source):
+    settings = {"MODEL": made[0][source], "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "train.num_steps": 2}
+    settings |= {"beir_pairs.batch_size": 8, "beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16}
+    settings |= {"linear.warmup_steps": 0}
+    argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={tmp_path / 'run'}"]
+    trainer.main(["--gin_file=recipes/fine_tune.gin", *argv])
+    assert load_run(tmp_path / "run").step == 2
+
+
+def test_negatives_of_another_librarys_model_go_to_a_folder_that_is_named(made):
+    with pytest.raises(InputError, match="--negatives_dir is missing"):
+        mine_negatives.main([f"--run_dir={made[0]['hugging face']}", f"--dataset_dir={made[1]}"])
