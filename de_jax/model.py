@@ -21,13 +21,10 @@ import numpy as np
 from de_jax.data.stores.corpus import TokenStore, tokenized
 from de_jax.files import mirrors
 from de_jax.files.progress import progress_bar
-from de_jax.interop.export import FORMATS
-from de_jax.reports import model_card
 from de_jax.retrieval import encode, quantization
 from de_jax.retrieval.embedding_files import Truncated
 from de_jax.retrieval.index import array_of, check_finite
 from de_jax.retrieval.maxp import passages_of
-from de_jax.retrieval.vector_index import VectorIndex
 from de_jax.settings import PositiveInt, check_value
 from de_jax.training.mesh import sharding
 from de_jax.training.run.run_folder import Run, write_run
@@ -35,6 +32,8 @@ from de_jax.training.run.run_settings import origins
 from de_jax.types import Array, InputError, Ranking
 
 if TYPE_CHECKING:
+    from de_jax.retrieval.vector_index import VectorIndex
+
     Texts = str | Iterable[str]
 else:
     Texts = Any  # `_checked_texts` refuses other values and tells their place
@@ -180,6 +179,8 @@ class Model:
         Raises:
             InputError: as of `VectorIndex.build`.
         """
+        from de_jax.retrieval.vector_index import VectorIndex
+
         docs, doc_rows = array_of("documents", docs), None
         if self.max_passages > 1:
             if docs.ndim != 3:
@@ -204,6 +205,8 @@ class Model:
         Raises:
             InputError: none there, a damaged one, or one of another number of dimensions.
         """
+        from de_jax.retrieval.vector_index import VectorIndex
+
         index = VectorIndex.load(folder, devices=self._devices)
         if index.dim != self.embedding_dim:
             raise InputError(f"{folder} holds embeddings of {index.dim} dimensions, but this model gives {self.embedding_dim}.")
@@ -220,6 +223,9 @@ class Model:
         Raises:
             InputError: the folder exists, or the format is unknown or cannot hold this model.
         """
+        from de_jax.interop.export import FORMATS
+        from de_jax.reports import model_card
+
         if format not in (RUN_FORMAT, *FORMATS):
             raise InputError(f"format is {format!r}; it is one of {', '.join((RUN_FORMAT, *FORMATS))}.")
         if self.truncate_dim is not None:

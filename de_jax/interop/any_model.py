@@ -15,27 +15,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from de_jax.files import buckets, folders, mirrors, outputs
 from de_jax.files.reading import is_there
-from de_jax.interop import (
-    foreign_tokenizers,
-    hub,
-    huggingface,
-    language_models,
-    peft_adapters,
-    safetensors_model,
-    sentence_transformers,
-    t5x,
-)
+from de_jax.interop import foreign_tokenizers
 from de_jax.interop.foreign_tokenizers import SpecialTokens
 from de_jax.interop.pretrained import Pretrained, PretrainedSide, side_of
 from de_jax.training.run.run_folder import RUN, Run, load_run
 from de_jax.types import InputError
 
 HUB_FILES = ("*.safetensors", "*.json", *(name for name in foreign_tokenizers.VOCABULARY_FILES if not name.endswith(".json")))
+_MARKS = (RUN.file, "modules.json", "config.json", "adapter_config.json", "generator.json", "language_model.json", "model.json")
+"""The files by which a format is known, the deciding one first."""
+_WITHOUT_POOLING = ("config.json", "adapter_config.json", "generator.json", "language_model.json")
 HUB_FILES_LEFT_OUT = ("onnx/*", "openvino/*")
 ORGANIZATION = "sentence-transformers"
 """Whose a model of the hub is that is named without one."""
@@ -67,41 +62,63 @@ def read(
         InputError: an unknown format, or the errors of the format's own `read`.
     """
     folder = folder_of(source)
-    if peft_adapters.is_in(folder):
-        base_folder = folder_of(peft_adapters.base_of(folder))
-        if not is_there(base_folder / huggingface.CONFIG_FILE):
-            raise InputError(f"{folder} is for {base_folder}, which holds no {huggingface.CONFIG_FILE} of transformers.")
-        base = read(base_folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling, special_tokens=special_tokens)
-        return peft_adapters.merged(folder, base_folder, base, huggingface.open_encoder(base_folder), only_sizes=only_sizes)
-    if _is_bare_encoder(folder):
-        if pooling is None and is_there(folder / sentence_transformers.PROMPTS_FILE):
-            raise InputError(
-                f"{folder} holds {sentence_transformers.PROMPTS_FILE} but not {sentence_transformers.MODULES_FILE}, which says how "
-                "texts are embedded; copy it again."
-            )
-        return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling, special_tokens=special_tokens)
-    if language_models.recognises(folder):
-        return language_models.read(folder, only_sizes=only_sizes, pooling=pooling)
-    if pooling is not None:
+    mark = _mark(folder)
+    if pooling is not None and mark not in _WITHOUT_POOLING:
         raise InputError(f"{source} specifies its own pooling; leave pooling={pooling} out.")
-    if is_run(folder):
+    if mark == RUN.file:
         run = load_run(folder, only_sizes=only_sizes)
         query, doc = (
             PretrainedSide(side.tokenizer, side.max_length, max_passages=side.max_passages) for side in (run.query, run.doc)
         )
         return Pretrained(run.model, run.params, query, doc)
-    if is_there(folder / sentence_transformers.MODULES_FILE):
+    if mark == "modules.json":
+        from de_jax.interop import sentence_transformers
+
         return sentence_transformers.read(folder, ignored=ignored, only_sizes=only_sizes, special_tokens=special_tokens)
-    if is_there(folder / safetensors_model.MODEL_FOLDER.file):
+    if mark == "config.json":
+        from de_jax.interop import huggingface
+
+        if pooling is None and is_there(folder / "config_sentence_transformers.json"):
+            raise InputError(
+                f"{folder} holds config_sentence_transformers.json but not modules.json, which says how texts are embedded; copy "
+                "it again."
+            )
+        return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling, special_tokens=special_tokens)
+    if mark == "adapter_config.json":
+        return _adapted(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling, special_tokens=special_tokens)
+    if mark in ("generator.json", "language_model.json"):
+        from de_jax.interop import language_models
+
+        return language_models.read(folder, only_sizes=only_sizes, pooling=pooling)
+    if mark == "model.json":
+        from de_jax.interop import safetensors_model
+
         return safetensors_model.read(folder, ignored=ignored, only_sizes=only_sizes)
+    from de_jax.interop import t5x
+
     if t5x.recognises(folder):
         return t5x.read(folder, ignored=ignored)
     raise InputError(
-        f"{folder} holds no known model: neither {RUN.file} (a run), {language_models.GENERATOR_RUN.file} or "
-        f"{language_models.MASKED_LM_RUN.file} (a language model), {sentence_transformers.MODULES_FILE} "
-        f"(sentence-transformers), {huggingface.CONFIG_FILE} (Hugging Face), {peft_adapters.CONFIG_FILE} (peft), "
-        f"{safetensors_model.MODEL_FOLDER.file} nor a checkpoint of T5X."
+        f"{folder} holds no known model: neither run.json (a run), generator.json or language_model.json (a language model), "
+        "modules.json (sentence-transformers), config.json (Hugging Face), adapter_config.json (peft), model.json nor a checkpoint "
+        "of T5X."
     )
+
+
+def _mark(folder: Path) -> str | None:
+    """The file by which the format of a folder is known; None for T5X and for no model."""
+    return next((name for name in _MARKS if is_there(folder / name)), None)
+
+
+def _adapted(folder: Path, **options: Any) -> Pretrained:
+    """The base of peft's adapters with them merged into it."""
+    from de_jax.interop import huggingface, peft_adapters
+
+    base_folder = folder_of(peft_adapters.base_of(folder))
+    if not is_there(base_folder / "config.json"):
+        raise InputError(f"{folder} is for {base_folder}, which holds no config.json of transformers.")
+    base, encoder = read(base_folder, **options), huggingface.open_encoder(base_folder)
+    return peft_adapters.merged(folder, base_folder, base, encoder, only_sizes=options["only_sizes"])
 
 
 def open_model(
@@ -151,14 +168,9 @@ def _results_of(folder: Path, name: str) -> Path:
     return outputs.cache_dir() / "models" / folders.key_of(str(facts)) / name
 
 
-def _is_bare_encoder(folder: Path) -> bool:
-    told_by_others = (RUN.file, sentence_transformers.MODULES_FILE)
-    return is_there(folder / huggingface.CONFIG_FILE) and not any(is_there(folder / name) for name in told_by_others)
-
-
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run of this library."""
-    return is_there(folder / RUN.file)
+    return _mark(folder) == RUN.file
 
 
 def folder_of(source: str | Path) -> Path:
@@ -169,6 +181,8 @@ def folder_of(source: str | Path) -> Path:
     Raises:
         InputError: neither.
     """
+    if Path(source).is_dir():
+        return Path(source)
     source = mirrors.local(source) if buckets.is_bucket(source) or outputs.is_in_home(source) else source
     if Path(source).is_dir():
         return Path(source)
@@ -180,6 +194,8 @@ def folder_of(source: str | Path) -> Path:
 
         fetched = huggingface_hub.snapshot_download(name, allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_FILES_LEFT_OUT))
     except Exception as error:  # the package's own errors, httpx's and the system's have no common base
+        from de_jax.interop import hub
+
         raise InputError(
             f"{source} is not a folder here, and the Hugging Face hub does not give {name} ({hub.reason(error)}); give a "
             "folder with the model."

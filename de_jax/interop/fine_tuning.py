@@ -19,7 +19,7 @@ from de_jax.interop.sentence_transformers import SCORED_BY_PRODUCT
 from de_jax.models.attention import AttentionKernel
 from de_jax.models.layer_stack import Remat
 from de_jax.models.rotary import RotaryConfig
-from de_jax.models.tower import PARTS, ProjectionInit, TowerConfig
+from de_jax.models.tower import PARTS, Part, ProjectionInit, TowerConfig
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, ShareBelowOne, checked
 from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
@@ -113,6 +113,12 @@ def _changed(config: Any, **changes: Any) -> Any:
     if unknown := changes.keys() - {field.name for field in dataclasses.fields(config)}:
         raise InputError(f"pretrained_tower.{min(unknown)} is set, but a {type(config).__name__} has none; leave it out.")
     return dataclasses.replace(config, **changes)
+
+
+@checked
+def pretrained_sharing(*, source: LocalPath = "") -> tuple[Part, ...]:
+    """The parts that the towers of a model share, for `DualEncoder.shared`; `source` as of `pretrained_tower`."""
+    return _sizes(source).model.shared
 
 
 @checked

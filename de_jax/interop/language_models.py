@@ -6,18 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.doc2query.generator_run import GENERATOR_RUN, load_generator
+from de_jax.doc2query.generator_run import load_generator
 from de_jax.interop.huggingface import ASSUMED, checked_pooling
 from de_jax.interop.pretrained import Pretrained, PretrainedSide
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import EncoderConfig, TowerConfig
 from de_jax.training.run.language_model import MASKED_LM_RUN, load_masked_lm
 from de_jax.types import Params
-
-
-def recognises(folder: Path) -> bool:
-    """Whether a folder is the run of a language model."""
-    return GENERATOR_RUN.is_in(folder) or MASKED_LM_RUN.is_in(folder)
 
 
 def read(folder: Path, *, only_sizes: bool = False, pooling: str | None = None) -> Pretrained:

@@ -18,7 +18,7 @@ from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE
 from de_jax.files import schema
 from de_jax.files.outputs import write_json
 from de_jax.files.reading import is_there, read_bytes, read_json
-from de_jax.interop import config_keys, huggingface
+from de_jax.interop import config_keys
 from de_jax.interop.architectures import registry
 from de_jax.interop.huggingface import EncoderFolder
 from de_jax.interop.pretrained import Origin, Pretrained, part_of, turned
@@ -32,7 +32,6 @@ from de_jax.training.step.adapters import ADAPTER, Lora
 from de_jax.types import Array, InputError
 
 CONFIG_FILE, FILE = "adapter_config.json", "adapter_model.safetensors"
-MODEL_FILES = (huggingface.CONFIG_FILE, "modules.json")
 NAMES = {"query": "query", "doc": "document"}
 _PREFIX, _SUFFIXES = "base_model.model.", (".lora_A.weight", ".lora_B.weight")
 _CONFIG = schema.record(
@@ -88,11 +87,6 @@ def write(folder: Path, run: Run) -> None:
             inner.mkdir(exist_ok=True)
             encoder, pad_id = getattr(run.model, tower).encoder, run.side(tower).tokenizer.pad_id
             write_encoder(inner, encoder, pad_id, adapters, own, _source_of(run.run_dir, tower))
-
-
-def is_in(folder: Path) -> bool:
-    """Whether a folder holds adapters, and no model beside them."""
-    return is_there(folder / CONFIG_FILE) and not any(is_there(folder / name) for name in MODEL_FILES)
 
 
 def base_of(folder: Path) -> str:

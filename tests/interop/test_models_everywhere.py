@@ -89,3 +89,25 @@ def test_training_starts_from_a_model_of_every_kind(made, tmp_path, source):
 def test_negatives_of_another_librarys_model_go_to_a_folder_that_is_named(made):
     with pytest.raises(InputError, match="--negatives_dir is missing"):
         mine_negatives.main([f"--run_dir={made[0]['hugging face']}", f"--dataset_dir={made[1]}"])
+
+
+SHARED = {"nothing": "()", "projection": "('projection',)", "all": "('embedder', 'encoder', 'projection')"}
+
+
+@pytest.mark.parametrize("shared", SHARED)
+def test_what_a_run_shares_is_shared_in_the_runs_that_start_from_it(made, tmp_path, capsys, shared):
+    data = made[1]
+    argv = toy_run.arguments(data, tmp_path / "first", train__num_steps=1, DualEncoder__shared=SHARED[shared])
+    trainer.main(argv)
+    (tmp_path / "qa.csv").write_text("question,answer\n" + "".join(f"apple {i},river {i} and {i}\n" for i in range(64)))
+    settings = {"MODEL": tmp_path / "first", "table_pairs.path": tmp_path / "qa.csv", "make_mesh.data": 1, "train.num_steps": 2}
+    settings |= {"PairsOptions.batch_size": 8, "linear.warmup_steps": 0, "train.mine_every_steps": 1}
+    argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={tmp_path / 'second'}"]
+    trainer.main(["--gin_file=recipes/table_mined.gin", *argv])
+    first, second = load_run(tmp_path / "first"), load_run(tmp_path / "second")
+    assert second.model.shared == first.model.shared
+    capsys.readouterr()
+    search.main([f"--run_dir={tmp_path / 'second'}", f"--dataset_dir={data}", "--query=apple", "--k=2"])
+    export_model.main([f"--run_dir={tmp_path / 'second'}", "--format=sentence_transformers", f"--out_dir={tmp_path / 'out'}"])
+    again, ours = de_jax.load(tmp_path / "out"), de_jax.load(tmp_path / "second")
+    np.testing.assert_allclose(again.encode_query(TEXTS), ours.encode_query(TEXTS), atol=1e-5)

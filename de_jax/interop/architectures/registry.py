@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from de_jax.interop.architectures import (
-    bert,
-    distilbert,
-    eurobert,
-    gemma3,
-    gte,
-    llama,
-    mistral,
-    modernbert,
-    mpnet,
-    nomic,
-    qwen2,
-    qwen3,
-    roberta,
-    t5,
-    t5gemma,
-    t5gemma2,
-)
+import functools
+import importlib
+
 from de_jax.interop.architectures.kind import Kind
 from de_jax.models.tower import EncoderConfig
 from de_jax.types import InputError
 
-_BERTS = (bert, roberta, mpnet, distilbert)
-_ROTARY = (modernbert, nomic, gte, eurobert, llama, mistral, qwen2, qwen3, gemma3, t5gemma, t5gemma2)
-KINDS: tuple[Kind, ...] = tuple(file.KIND for file in (t5, *_BERTS, *_ROTARY))
-MODEL_TYPES = tuple(name for kind in KINDS for name in kind.model_types)
+FILES = {
+    "t5": ("t5", "mt5", "umt5"),
+    "bert": ("bert",),
+    "roberta": ("roberta", "xlm-roberta", "camembert"),
+    "mpnet": ("mpnet",),
+    "distilbert": ("distilbert",),
+    "modernbert": ("modernbert",),
+    "nomic": ("nomic_bert",),
+    "gte": ("gte",),
+    "eurobert": ("eurobert",),
+    "llama": ("llama",),
+    "mistral": ("mistral",),
+    "qwen2": ("qwen2",),
+    "qwen3": ("qwen3",),
+    "gemma3": ("gemma3_text",),
+    "t5gemma": ("t5gemma",),
+    "t5gemma2": ("t5gemma2",),
+}
+"""The model types of config.json by the file here that reads them, in the order in which one is chosen for an export."""
+MODEL_TYPES = tuple(name for types in FILES.values() for name in types)
+
+
+@functools.cache
+def _kind_in(file: str) -> Kind:
+    kind: Kind = importlib.import_module(f"de_jax.interop.architectures.{file}").KIND
+    return kind
 
 
 def kind_of_type(file: object, model_type: object) -> Kind:
@@ -40,10 +47,10 @@ def kind_of_type(file: object, model_type: object) -> Kind:
     Raises:
         InputError: no kind has that name.
     """
-    found = next((kind for kind in KINDS if model_type in kind.model_types), None)
+    found = next((name for name, types in FILES.items() if model_type in types), None)
     if found is None:
         raise InputError(f"{file}: model_type {model_type!r} is not supported; supported types are {', '.join(MODEL_TYPES)}.")
-    return found
+    return _kind_in(found)
 
 
 def kind_of(config: EncoderConfig, pad_id: int) -> Kind:
@@ -56,7 +63,7 @@ def kind_of(config: EncoderConfig, pad_id: int) -> Kind:
     Raises:
         InputError: transformers has no model of these settings.
     """
-    found = next((kind for kind in KINDS if kind.holds(config, pad_id)), None)
+    found = next((kind for kind in map(_kind_in, FILES) if kind.holds(config, pad_id)), None)
     if found is None:
         raise InputError(
             f"transformers has no model ({', '.join(MODEL_TYPES)}) for a {type(config).__name__} with these settings and a "

@@ -12,8 +12,8 @@ from de_jax.settings import NonNegativeFloat, PositiveFloat, PositiveInt, Range,
 from de_jax.training.hooks.collapse import CollapseAlarm
 from de_jax.training.mesh import sharding
 from de_jax.training.mesh.sharding_rules import Rules
-from de_jax.training.optim.optimizer import OptimizerFn, Schedule, adafactor, linear, make_optimizer
-from de_jax.types import Params
+from de_jax.training.optim.optimizer import OptimizerFn, adafactor, linear, make_optimizer
+from de_jax.types import Params, Schedule
 
 settings_group = dataclasses.dataclass(frozen=True, kw_only=True)
 
