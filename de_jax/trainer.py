@@ -23,7 +23,7 @@ from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet, of_source
 from de_jax.files import mirrors
 from de_jax.hooks import make_hooks, run_of
-from de_jax.interop.fine_tuning import initial_params
+from de_jax.interop.fine_tuning import initial_params, unused_of
 from de_jax.mining.mining_run import mine_generation, only_miner
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.pretraining import Pretraining, pretrain_or_stop
@@ -37,7 +37,7 @@ from de_jax.training.run import wandb_log
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.run.fit import Stop
 from de_jax.training.run.loop import Session, Training, fresh_state, session
-from de_jax.training.run.run_folder import BEST_DIR, CHECKPOINTS_DIR, complete_steps, describe_run, only_trainer
+from de_jax.training.run.run_folder import BEST_DIR, CHECKPOINTS_DIR, complete_steps, describe_run, keep_unused, only_trainer
 from de_jax.training.step.adapters import ADAPTER
 from de_jax.types import InputError, Params, TrainState
 
@@ -102,6 +102,8 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
         for mined in data.all_mined.values():
             mined.check()
     describe_run(run_dir, model=recipe.model, query=data.query, doc=data.doc, adapters=recipe.adapters)
+    if recipe.initialization.init_from and not complete_steps(run_dir / CHECKPOINTS_DIR):
+        keep_unused(run_dir, unused_of(recipe.initialization.init_from))
     training = _training(recipe, data, mesh, sharding_rules.with_shardings(abstract, shardings))
     with (
         _only_miners(recipe, data),

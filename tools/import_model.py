@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
         for tower, max_length, prompt in zip(("query", "doc"), lengths, prompts, strict=True)
     )
     origin = list(filter(None, (args.source, args.doc_source)))
-    write_run(args.run_dir, pretrained.params, model=model, query=query, doc=doc, origin=origin)
+    write_run(args.run_dir, pretrained.params, model=model, query=query, doc=doc, origin=origin, unused=pretrained.unused)
     report = {
         "run_dir": args.run_dir,
         "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(pretrained.params)),

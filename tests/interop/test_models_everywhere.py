@@ -111,3 +111,22 @@ def test_what_a_run_shares_is_shared_in_the_runs_that_start_from_it(made, tmp_pa
     export_model.main([f"--run_dir={tmp_path / 'second'}", "--format=sentence_transformers", f"--out_dir={tmp_path / 'out'}"])
     again, ours = de_jax.load(tmp_path / "out"), de_jax.load(tmp_path / "second")
     np.testing.assert_allclose(again.encode_query(TEXTS), ours.encode_query(TEXTS), atol=1e-5)
+
+
+def test_what_no_embedding_depends_on_comes_back_in_an_export(made, tmp_path):
+    """Else sentence-transformers would say that the pooler of a BERT is new."""
+    source = made[0]["sentence-transformers"]
+    settings = {"MODEL": source, "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "train.num_steps": 1}
+    settings |= {"beir_pairs.batch_size": 8, "beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16}
+    settings |= {"linear.warmup_steps": 0}
+    argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={tmp_path / 'first'}"]
+    trainer.main(["--gin_file=recipes/fine_tune.gin", *argv])
+    import_model.main([f"--from={tmp_path / 'first'}", f"--run_dir={tmp_path / 'second'}"])
+    expected = safetensors.numpy.load_file(source / "model.safetensors")
+    for run in (source, made[0]["run"], tmp_path / "first", tmp_path / "second"):
+        out = tmp_path / f"exported_{run.name}"
+        export_model.main([f"--run_dir={run}", "--format=sentence_transformers", f"--out_dir={out}"])
+        found = safetensors.numpy.load_file(out / "model.safetensors")
+        assert found.keys() == expected.keys()
+        for name in ("pooler.dense.weight", "pooler.dense.bias"):
+            np.testing.assert_array_equal(found[name], expected[name])
