@@ -3,13 +3,13 @@
 python -m benchmarks.negatives_switch --num_pairs 500000 --num_negatives 20 --num_docs 8800000
 
 A loop of updates draws negatives for its batches while a generation of `--num_pairs` lists of `--num_negatives` rows appears. Once
-it is of arrays and read by a thread, once it is of lines, as version 0.1.0 wrote it, and read by the loop; the hook is the same.
+it is read by a thread, once by the loop, as in a run that mines by itself; the hook is the same.
 An update sleeps, as a host does while its accelerator computes.
 
 hook_ms       the longest and the summed time in the hook, and the processor time of the loop's thread in it
 step_ms       the median update, and the longest one while the generation was read; undisturbed_step_ms: before there was one
 in_force      seconds from the first look at the generation until its switch is on the disk
-speedup       the longest time in the hook, lines over arrays
+speedup       the longest time in the hook, loop over thread
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from de_jax.data.negatives.mined_negatives import MinedNegatives
 from de_jax.data.negatives.mined_pairs import MinedPairs
 from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.data.stores.corpus import TokenStore
-from de_jax.files import outputs
 from de_jax.mining.follow_negatives import FollowNegatives
 from de_jax.training.mesh import distributed
 from de_jax.types import TrainState
 
 BATCH_SIZE, EVERY_STEPS = 128, 10
-FORMS = ("arrays", "lines")
+FORMS = ("thread", "loop")
 UNDISTURBED_STEPS, LONGEST_STEPS = 150, 100_000
 
 
@@ -56,20 +55,19 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {name: getattr(args, name) for name in ("num_pairs", "num_negatives", "num_docs", "step_seconds")}
     with tempfile.TemporaryDirectory(dir=args.work_dir) as folder:
         for form in args.forms:
-            mines_in = Path(folder) if form == "lines" else None  # such a run waits for the reading
+            mines_in = Path(folder) if form == "loop" else None  # such a run waits for the reading
             mined = MinedNegatives(Path(folder) / form, None, texts, num_drawn={"neg_docs": 1})
             generations.write_generation(mined.negatives_dir, 1, _drawn(texts, 1, rng), {})
             mined.begin()
             undisturbed = _followed(mined, mines_in, args.step_seconds, num_steps=UNDISTURBED_STEPS)["step_ms"]
             start = time.perf_counter()
-            write = generations.write_generation if form == "arrays" else _write_lines
-            written = write(mined.negatives_dir, 2, _drawn(texts, args.num_negatives, rng), {})
+            written = generations.write_generation(mined.negatives_dir, 2, _drawn(texts, args.num_negatives, rng), {})
             size = sum(path.stat().st_size for path in written.folder.iterdir())
             report[form] = {"write_seconds": round(time.perf_counter() - start, 2), "mib": round(size / 2**20, 1)}
             report[form] |= _followed(mined, mines_in, args.step_seconds) | {"undisturbed_step_ms": undisturbed}
             measure.log(json.dumps({form: report[form]}))
     longest = {form: report[form]["hook_ms"]["longest"] for form in args.forms}
-    return {**report, "speedup": round(longest["lines"] / longest["arrays"], 1) if len(longest) == len(FORMS) else None}
+    return {**report, "speedup": round(longest["loop"] / longest["thread"], 1) if len(longest) == len(FORMS) else None}
 
 
 def _followed(mined: MinedNegatives, run_dir: Path | None, step_seconds: float, num_steps: int = LONGEST_STEPS) -> dict[str, Any]:
@@ -113,18 +111,6 @@ def _drawn(texts: TrainingTexts, num_negatives: int, rng: np.random.Generator) -
     ids = {"query_ids": texts.query_store.encoded_ids, "doc_ids": texts.doc_store.encoded_ids}
     scores = np.zeros((len(docs), 1 + num_negatives), np.float32)
     return mined_pairs.of_rows(texts.pairs, docs, np.zeros((len(docs), 0), np.int32), scores, **ids)
-
-
-def _write_lines(negatives_dir: Path, number: int, mined: MinedPairs, facts: dict[str, Any]) -> generations.Generation:
-    """A generation as version 0.1.0 wrote it."""
-    folder = generations.generation_dir(negatives_dir, number)
-    folder.mkdir()
-    part = folder / "part-00000.jsonl"
-    with open(part, "w") as file:
-        file.writelines(json.dumps(line._asdict()) + "\n" for line in mined.lines())
-    said = {"format": "de_jax negatives 1", "generation": number, "num_pairs": len(mined.pairs)}
-    outputs.write_json(folder / "manifest.json", said | {"parts": {part.name: outputs.sha256_of(part)}} | facts)
-    return generations.open_generation(negatives_dir, number)
 
 
 def _store(kind: str, num_texts: int) -> TokenStore:

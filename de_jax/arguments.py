@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import typing
 from collections.abc import Sequence
 
+from de_jax import engine
 from de_jax.command import Parser
 from de_jax.data.text import input_policy
 from de_jax.data.text.sides import Side
@@ -19,7 +21,7 @@ from de_jax.models import processor
 from de_jax.retrieval import expanded_search, faiss_index, milvus_index
 from de_jax.retrieval.expanded_search import Expansion
 from de_jax.retrieval.parts import Part
-from de_jax.settings import NonNegativeFloat, Share, numeric
+from de_jax.settings import NonNegativeFloat, PositiveInt, Share, numeric
 from de_jax.training.mesh import distributed
 from de_jax.training.run.run_folder import Run
 from de_jax.types import InputError
@@ -286,12 +288,29 @@ def _changed(run: Run, tower: str, max_length: int | None, prompt: str | None) -
 
 def add_shard(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that name one of several jobs."""
-    jobs = parser.add_argument_group("several jobs", "the same command for every job, each with its own number")
+    jobs = parser.add_argument_group(
+        "several machines",
+        "a Ray cluster, or jobs of the same command in any order, each with its own number; all see the same folders or addresses. "
+        "Then the same command without a number joins their shards.",
+    )
     which = jobs.add_mutually_exclusive_group()
+    which.add_argument("--engine", choices=["ray"], help="do the work on the Ray cluster of RAY_ADDRESS, or of this machine")
     which.add_argument("--shard", help="number of this job and how many there are, such as 0/4; default one job")
     which.add_argument(
         "--distributed", action="store_true", help="take both numbers from the TPU pod, SLURM, Kubernetes or MPI that started this"
     )
+    jobs.add_argument("--num_shards", type=numeric(PositiveInt), help="tasks of --engine; default as many as can run at once")
+
+
+def by_engine(args: argparse.Namespace, module: str, argv: Sequence[str] | None) -> bool:
+    """Whether --engine did the command's work, by this module's `main`; it then has printed the command's output."""
+    if not args.engine:
+        if args.num_shards:
+            raise InputError("--num_shards is for --engine; with --shard=0/4 each job gets a number.")
+        return False
+    for report in engine.run(module, argv, args.num_shards):
+        print(json.dumps(report))
+    return True
 
 
 def part(args: argparse.Namespace) -> Part | None:
@@ -317,8 +336,8 @@ def shard(args: argparse.Namespace, *, is_run: bool = True) -> Part | None:
     Raises:
         InputError: as `part` does, or no --step, without which two jobs might take two checkpoints.
     """
-    if (args.shard or args.distributed) and is_run and not str(args.step).isdecimal():
-        flag = "--shard" if args.shard else "--distributed"
+    flag = next((f"--{name}" for name in ("engine", "shard", "distributed") if getattr(args, name)), None)
+    if flag and is_run and not str(args.step).isdecimal():
         raise InputError(f"{flag} needs the number of a checkpoint in --step, so that all jobs take the same one.")
     return part(args)
 

@@ -31,7 +31,7 @@ GROUPS = {
         "export_batches": ("de_jax.tools.export_batches", "write a seqio task as tokens, for training without TensorFlow"),
     },
     "Training": {
-        "train": ("de_jax.trainer", "train a dual encoder, or pretrain a language model, from a gin recipe"),
+        "train": ("de_jax.trainer", "train a dual encoder from a gin recipe"),
         "daft": ("de_jax.tools.daft", "make small query towers for a model, and plot quality against speed"),
         "mine": ("de_jax.mine", "mine hard negatives beside a run, from each new checkpoint"),
         "mine_negatives": ("de_jax.tools.mine_negatives", "mine hard negatives for training pairs with a run or BM25"),
@@ -57,7 +57,6 @@ GROUPS = {
         "evaluate_sentences": ("de_jax.tools.evaluate_sentences", "score a run on answer sentences, as in MultiReQA"),
         "evaluate_openqa": ("de_jax.tools.evaluate_openqa", "score a run by the answers in its passages (open-domain QA)"),
         "evaluate_pairs": ("de_jax.tools.evaluate_pairs", "score a run on the dev split of a folder of pairs"),
-        "reproduce": ("de_jax.tools.reproduce", "fill the papers' tables, or check a recorded result"),
         "compare_runs": ("de_jax.tools.compare_runs", "test whether systems differ significantly"),
         "compare_expansions": ("de_jax.tools.compare_expansions", "score runs on documents expanded with generated queries"),
         "measure_query_latency": ("de_jax.tools.measure_query_latency", "measure the latency of query towers"),

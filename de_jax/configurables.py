@@ -6,7 +6,8 @@ import argparse
 import dataclasses
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import gin
@@ -18,7 +19,6 @@ from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.pair_store import stored_pairs
 from de_jax.data.sources.seqio_batches import seqio_pairs
 from de_jax.data.sources.table_pairs import table_pairs
-from de_jax.data.sources.texts import TextsOptions, masked_tokens, span_corruption
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.gin_settings import Macro, Reference, Setting, Settings, is_literal, replaced, values_in
 from de_jax.interop.fine_tuning import pretrained_sharing, pretrained_tokenizer, pretrained_tower
@@ -30,12 +30,9 @@ from de_jax.losses.pair_loss import pair
 from de_jax.mining.miner import Miner
 from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.models.generator import Generator
-from de_jax.models.masked_lm import MaskedLanguageModel
 from de_jax.models.rotary import RotaryConfig
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
-from de_jax.pretraining import Pretraining
 from de_jax.recipe import Devices, HardNegatives, Initialization, Logging, Optimization, Recipe
 from de_jax.training.hooks.alignment import Alignment
 from de_jax.training.hooks.collapse import CollapseAlarm
@@ -50,22 +47,20 @@ MODELS = (
     *(DualEncoder, TowerConfig, T5Config, BertConfig, RotaryConfig, Lora),
     *(pretrained_tower, pretrained_sharing, pretrained_tokenizer),
 )
-LANGUAGE_MODELS = (Generator, MaskedLanguageModel)
 LOSSES = (
     *(in_batch_softmax, samtone, pair, nce, ance, dance, sampled_softmax),
     *(margin_mse, kl_distillation, relevance_weighted, combined, matryoshka, guided),
 )
 OPTIMIZERS = (adafactor, adamw, lamb, ance_lamb, linear, cosine, rsqrt)
 DATA = (beir_pairs, seqio_pairs, stored_pairs, table_pairs, mixed_pairs, Curriculum)
-TEXTS = (span_corruption, masked_tokens)
 MINERS = (Miner, NegativeCache)
 MESH = (make_mesh,)
 HOOKS = (Alignment, CollapseAlarm)
 
-GROUPS = (PairsOptions, TextsOptions, Optimization, Initialization, HardNegatives, Devices, Logging)
+GROUPS = (PairsOptions, Optimization, Initialization, HardNegatives, Devices, Logging)
 """Settings that several parts share: `PairsOptions.batch_size` is for every source of pairs, `beir_pairs.batch_size` for BEIR's."""
 
-_REPLACEABLE = (*MODELS, *LANGUAGE_MODELS, *LOSSES, *DATA, *TEXTS, *MINERS, *HOOKS)
+_REPLACEABLE = (*MODELS, *LOSSES, *DATA, *MINERS, *HOOKS)
 _own: dict[str, Any] = {}
 
 
@@ -79,14 +74,14 @@ def register(*more: tuple[str, Any]) -> None:
 
 def known() -> dict[str, Any]:
     """All that gin can see, by name."""
-    parts = (*MODELS, *LANGUAGE_MODELS, *LOSSES, *OPTIMIZERS, *DATA, *TEXTS, *MINERS, *MESH, *HOOKS, *GROUPS)
+    parts = (*MODELS, *LOSSES, *OPTIMIZERS, *DATA, *MINERS, *MESH, *HOOKS, *GROUPS)
     return {**{part.__name__: part for part in parts}, "train": Recipe, **_own}
 
 
 class Built(NamedTuple):
     """A recipe, and the settings that it was built with."""
 
-    recipe: Recipe | Pretraining
+    recipe: Recipe
     settings: dict[str, Any]  # by name: the value as it was written, or the default
     modules: Sequence[str] = ()  # imported for them, from outside the package
 
@@ -105,31 +100,30 @@ def read(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_import
     return _Builder(gin_settings.read(gin_files, bindings, allow_imports=allow_imports)).bound
 
 
-def build(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Built:
+def build(
+    gin_files: Sequence[str],
+    bindings: Sequence[str] = (),
+    *,
+    allow_imports: bool = False,
+    also: Mapping[str, Any] = MappingProxyType({}),
+) -> Built:
     """The recipe that gin files and `name=value` settings describe; see `gin_settings.read`.
+
+    `also` is known to these files beside `known()`, by name; "train" in it replaces `Recipe`.
 
     Raises:
         InputError: what cannot be read, an unknown name, a missing setting, a value that its setting cannot have or that does not
             fit the others, or a setting that nothing reads.
     """
-    builder = _Builder(gin_settings.read(gin_files, bindings, allow_imports=allow_imports))
+    builder = _Builder(gin_settings.read(gin_files, bindings, allow_imports=allow_imports), also)
     recipe = builder.call("train", "")
     builder.check_all_read()
     return Built(recipe, builder.operative, builder.bound.modules)
 
 
 def read_recipe(gin_files: Sequence[str], bindings: Sequence[str] = (), *, allow_imports: bool = False) -> Recipe:
-    """The recipe of `build` alone.
-
-    Raises:
-        InputError: what `build` raises, or it is of a language model.
-    """
-    recipe = build(gin_files, bindings, allow_imports=allow_imports).recipe
-    if isinstance(recipe, Pretraining):
-        raise InputError(
-            f"{gin_files[0]} pretrains a language model, which de-jax train alone can do; take a dual encoder's recipe."
-        )
-    return recipe
+    """The recipe of `build` alone."""
+    return build(gin_files, bindings, allow_imports=allow_imports).recipe
 
 
 def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -146,8 +140,8 @@ def parse_with_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | N
 class _Builder:
     """Makes objects from bindings, and remembers the settings that it read; names and values are checked at once."""
 
-    def __init__(self, bound: Settings) -> None:
-        self.bound, self._known = bound, {**known(), "train": _root(bound)}
+    def __init__(self, bound: Settings, also: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.bound, self._known = bound, {**known(), **also}
         self._read: set[Setting] = set()
         self._in_effect: set[Setting] = set()
         self._hidden_by: dict[Setting, Setting] = {}
@@ -265,7 +259,7 @@ class _Builder:
             return
         allowed = hints_of(self._find(setting.name, f"{setting} cannot be set:"))
         if allowed is not None and setting.parameter not in allowed:
-            of_data = [group.__name__ for group in (PairsOptions, TextsOptions) if setting.parameter in (hints_of(group) or {})]
+            of_data = [group.__name__ for group in (PairsOptions,) if setting.parameter in (hints_of(group) or {})]
             near = f"; set {of_data[0]}.{setting.parameter}" if of_data else settings.meant(setting.parameter, allowed)
             raise InputError(f"{setting.name} has no setting '{setting.parameter}'{near}.")
         if allowed and not any(isinstance(part, Reference | Macro) for part in values_in(value)):
@@ -291,13 +285,6 @@ class _Builder:
             return self._without_macros(bound.value, (*above, part.name))
 
         return replaced(value, replace)
-
-
-def _root(bound: Settings) -> type:
-    """What `train` is: the recipe of a dual encoder, or of a language model where `train.model` refers to one."""
-    model = bound.get(Setting("", "train", "model"))
-    referred = {part.name for part in values_in(model.value) if isinstance(part, Reference)} if model else set()
-    return Pretraining if referred & {part.__name__ for part in LANGUAGE_MODELS} else Recipe
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -6,15 +6,18 @@ de-jax mine  --gin_file=recipes/ance_firstp.gin --gin.MODEL=runs/bm25 --gin.beir
 Both commands take the same arguments. Run them on one machine, or on two that see the same folders. Stop and restart either at any
 time: without its miner, a run continues with its current negatives. Prints one JSON object for each generation.
 
-Several miners share each generation with --shard=0/4 to 3/4, or with --distributed if a cluster assigns the number. They share only
-the run's folder. The last to finish its part writes the generation, with the bytes of a single miner.
+--engine=ray encodes the documents of each generation on all machines of a Ray cluster that see the same folders. Without Ray, jobs
+encode a shard each of one checkpoint with --step=8000 --shard=0/4 to 3/4, and --step=8000 --once mines with their embeddings.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import json
+import os
+import shutil
 import sys
 import time
 import warnings
@@ -22,27 +25,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from de_jax import arguments, command
+from de_jax import arguments, command, engine
 from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_negatives import MinedNegatives
 from de_jax.data.sources.options import Share
 from de_jax.data.sources.training_set import TrainingSet
 from de_jax.evaluation.dev_scores import score_index
-from de_jax.files import mirrors
-from de_jax.files.buckets import Unreachable
-from de_jax.mining import shared_checkpoint
+from de_jax.files import folders, mirrors
 from de_jax.mining.miner import Miner
-from de_jax.mining.mining_run import mine_generation, mine_part, mined_steps, only_miner
+from de_jax.mining.mining_run import encode_part, mine_generation, mined_steps, only_miner
 from de_jax.recipe import Recipe
 from de_jax.retrieval import encode
 from de_jax.retrieval.parts import Part
-from de_jax.settings import PositiveFloat, PositiveInt, numeric
+from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, numeric
 from de_jax.training.run.checkpoint import end_of
 from de_jax.training.run.run_folder import CHECKPOINTS_DIR, MINING_DIR, Run, complete_steps, load_run
 from de_jax.types import InputError
 
-REMINDER_SECONDS = 600.0
-"""Between two lines about a part that is missing."""
+MineStep = Callable[[int], Iterator[Any]]
 
 
 def mine(
@@ -50,8 +50,8 @@ def mine(
     run_dir: str | Path,
     *,
     once: bool = False,
+    step: int | None = None,
     poll_seconds: float = 5.0,
-    part: Part | None = None,
     dtype: str | None = "auto",
     texts_per_shard: int = encode.TEXTS_PER_SHARD,
 ) -> Iterator[Generation]:
@@ -65,17 +65,42 @@ def mine(
     Args:
         recipe: the run's own.
         run_dir: the run; it may start later.
-        once: mine with the newest checkpoint, then end.
+        once: mine with one checkpoint, then end.
+        step: that checkpoint, with `once`; None for the newest.
         poll_seconds: between two looks for a newer checkpoint.
-        part: of the documents, where as many miners as it says mine each generation together. The miner that completes a
-            generation yields it.
-        dtype: of matrix products in encoding, see `de_jax.load`; the same for all miners.
-        texts_per_shard: see `encode.encode_to_dir`; the same for all miners.
+        dtype: of matrix products in encoding, see `de_jax.load`.
+        texts_per_shard: see `encode.encode_to_dir`.
 
     Raises:
         InputError: the recipe mines nothing, another miner is at work, the run is of other texts or another vocabulary, or, with
             `once`, there is no checkpoint.
     """
+    with _opened(recipe, run_dir, once=once, poll_seconds=poll_seconds, dtype=dtype, texts_per_shard=texts_per_shard) as mining:
+        if once:
+            _newest_step(mining.run_dir)
+            with _only(mining):
+                yield from mining.mine_step(step)
+        else:
+            yield from _until_the_end(mining, recipe.optimization.num_steps, mining.mine_step, _only(mining))
+
+
+def mine_shard(recipe: Recipe, run_dir: str | Path, step: int, part: Part, **options: Any) -> None:
+    """Encodes a part of the documents by a checkpoint, for the call of `mine` with `once` and this step.
+
+    Args:
+        recipe, run_dir: as for `mine`.
+        step: of the checkpoint.
+        part: of the documents.
+        **options: `dtype` and `texts_per_shard` of `mine`.
+    """
+    with _opened(recipe, run_dir, once=True, poll_seconds=0, **options) as mining:
+        for own, mined, source in mining.each(mining.load(step)):
+            encode_part(own, mined, part, source=source, texts_per_shard=mining.texts_per_shard)
+
+
+@contextlib.contextmanager
+def _opened(recipe: Recipe, run_dir: str | Path, *, once: bool, **options: Any) -> Iterator[_Mining]:
+    """The data of a recipe that mines."""
     run_dir = mirrors.local(run_dir)
     if recipe.negatives.miner is None:
         raise InputError("the recipe mines nothing; set train.miner = @Miner().")
@@ -88,9 +113,8 @@ def mine(
     with mirrors.kept_equal(run_dir) as sync:
         if sync:
             sync.follow(run_dir, *(mined.negatives_dir for mined in data.all_mined.values()))
-        newest = shared_checkpoint.newest_step(run_dir)  # if it ended the run, the run may be about to go on
-        mining = _Mining(run_dir, data, recipe.negatives.miner, texts_per_shard, poll_seconds, sync, newest, dtype)
-        yield from _mine(mining, part, None if once else recipe.optimization.num_steps)
+        first_seen = _newest(run_dir)  # if it ended the run, the run may be about to go on
+        yield _Mining(run_dir, data, recipe.negatives.miner, sync, first_seen, **options)
 
 
 class _Mining(NamedTuple):
@@ -99,145 +123,84 @@ class _Mining(NamedTuple):
     run_dir: Path
     data: TrainingSet
     miner: Miner
-    texts_per_shard: int
-    poll_seconds: float
     sync: mirrors.Sync | None
-    first_seen: int = -1  # the newest checkpoint at the start
+    first_seen: int  # the newest checkpoint at the start
+    poll_seconds: float
+    texts_per_shard: int = encode.TEXTS_PER_SHARD
     dtype: str | None = None  # of matrix products; the run's own
+
+    def load(self, step: int | None) -> Run:
+        """The run with a checkpoint, if its towers know the tokens of the stores."""
+        run = load_run(self.run_dir, step, dtype=self.dtype)
+        for tower, side in (("query", self.data.query), ("doc", self.data.doc)):
+            if run.side(tower).tokenizer.fingerprint != side.tokenizer.fingerprint:
+                raise InputError(
+                    f"{run.run_dir} has another {tower}_tokenizer than this recipe; give the arguments that the run was started "
+                    "with."
+                )
+        return run
 
     def mined_until(self) -> int:
         """The newest checkpoint with a generation of every part of the data."""
         # A generation beyond the newest checkpoint is another run's, a warm-up's for example.
-        newest = shared_checkpoint.newest_step(self.run_dir)
+        newest = _newest(self.run_dir)
         by_all = set[int].intersection(*(mined_steps(mined, self.run_dir) for mined in self.data.all_mined.values()))
         return max((step for step in by_all if step <= newest), default=-1)
 
-    def each(self, run: Run) -> Iterator[tuple[Run, MinedNegatives, dict[str, Any]]]:
-        """For each part of the data with a folder of generations: the run with its prompts and lengths, and options of mining."""
+    def each(self, run: Run) -> Iterator[tuple[Run, MinedNegatives, str]]:
+        """For each part of the data with a folder of generations: the run with its prompts and lengths, and the part's name."""
         for name, mined in self.data.all_mined.items():
             part = self.data.parts[name]
-            own = run._replace(query=part.query, doc=part.doc) if name else run
-            score = functools.partial(score_index, own, part.dev, doc_ids=part.dev.doc_store.ids) if part.dev else None
-            yield own, mined, {"source": name, "score": score, "texts_per_shard": self.texts_per_shard}
+            yield run._replace(query=part.query, doc=part.doc) if name else run, mined, name
 
-    def is_over(self, num_steps: int | None) -> bool:
+    def mine_step(self, step: int | None) -> Iterator[Generation]:
+        """The generations by one checkpoint; generations that a killed miner wrote are left out."""
+        for own, mined, source in self.each(self.load(step)):
+            if step is not None and step in mined_steps(mined, self.run_dir):
+                continue
+            dev = self.data.parts[source].dev
+            score = functools.partial(score_index, own, dev, doc_ids=dev.doc_store.ids) if dev else None
+            generation = mine_generation(own, mined, self.miner, source=source, score=score, texts_per_shard=self.texts_per_shard)
+            assert generation is not None  # this is the only process
+            yield generation
+
+    def is_over(self, num_steps: int) -> bool:
         """Whether the run needs no more generations; raises the fault that ended the comparison with a bucket."""
         if self.sync:
             self.sync.check()
-        if num_steps is None:
-            return False
-        newest = shared_checkpoint.newest_step(self.run_dir)
+        newest = _newest(self.run_dir)
         has_ended = newest > self.first_seen and end_of(self.run_dir / CHECKPOINTS_DIR, newest) is not None
         return has_ended or newest >= num_steps
 
 
-def _mine(mining: _Mining, part: Part | None, num_steps: int | None) -> Iterator[Generation]:
-    """As `mine`; of the newest checkpoint alone without `num_steps`."""
-    negatives = mining.data.all_mined.values()
-    if num_steps is not None:
-        # The run mines the first generation itself if the folder is empty, so the folder belongs to the run until then.
-        all_begun = lambda: all(mined.newest() is not None for mined in negatives)  # noqa: E731
-        _wait_until(all_begun, f"the run in {mining.run_dir} to begin", mining.poll_seconds)
-    if part:
-        yield from _mine_parts(mining, part, num_steps)
-        return
+def _until_the_end(
+    mining: _Mining, num_steps: int, mine_step: MineStep, held: contextlib.AbstractContextManager[None]
+) -> Iterator[Any]:
+    """What `mine_step` yields of each new checkpoint, while `held` is entered."""
+    # The run mines the first generation itself if the folder is empty, so the folder belongs to the run until then.
+    all_begun = lambda: all(mined.newest() is not None for mined in mining.data.all_mined.values())  # noqa: E731
+    _wait_until(all_begun, f"the run in {mining.run_dir} to begin", mining.poll_seconds)
+    with held:
+        for step in _new_steps(mining, num_steps):
+            try:
+                yield from mine_step(step)
+            except InputError as error:
+                if step == max(complete_steps(mining.run_dir / CHECKPOINTS_DIR), default=step):  # the newest is not removed
+                    raise
+                warnings.warn(f"nothing was mined by step {step} ({error}); a newer checkpoint is taken.", stacklevel=3)
+            except OSError as error:
+                if error.errno not in command.MENDABLE:
+                    raise
+                warnings.warn(f"nothing was mined by step {step}: {_reason(error)}; the next one is tried.", stacklevel=3)
+
+
+@contextlib.contextmanager
+def _only(mining: _Mining) -> Iterator[None]:
+    """Holds the folders of generations for this miner."""
     with contextlib.ExitStack() as locks:
-        for mined in negatives:
+        for mined in mining.data.all_mined.values():
             locks.enter_context(only_miner(mined.negatives_dir))
-        yield from _mine_alone(mining, num_steps)
-
-
-def _mine_alone(mining: _Mining, num_steps: int | None) -> Iterator[Generation]:
-    """The generations of a single miner; of the newest checkpoint alone without `num_steps`."""
-    run_dir, is_once = mining.run_dir, num_steps is None
-    steps = _new_steps(mining, num_steps) if num_steps else iter([_newest_step(run_dir)])
-    for step in steps:
-        try:
-            # The trainer may remove the newest, and another is as good.
-            run = load_run(run_dir, None if is_once else step, dtype=mining.dtype)
-            _check_same_texts(run, mining.data)
-            for own, mined, options in mining.each(run):
-                if not is_once and step in mined_steps(mined, run_dir):  # by a miner that was killed before it came to all sources
-                    continue
-                generation = mine_generation(own, mined, mining.miner, **options)
-                assert generation is not None  # this is the only process
-                yield generation
-        except InputError as error:
-            if is_once or step == max(complete_steps(run_dir / CHECKPOINTS_DIR), default=step):  # the newest is not removed
-                raise
-            warnings.warn(f"nothing was mined by step {step} ({error}); a newer checkpoint is taken.", stacklevel=3)
-        except OSError as error:
-            if is_once or error.errno not in command.MENDABLE:
-                raise
-            warnings.warn(f"nothing was mined by step {step}: {_reason(error)}; the next one is tried.", stacklevel=3)
-
-
-def _mine_parts(mining: _Mining, part: Part, num_steps: int | None) -> Iterator[Generation]:
-    """The generations that one of several miners completes; without `num_steps`, of the checkpoint at hand alone."""
-    run_dir, is_once = mining.run_dir, num_steps is None
-    if is_once:
-        _newest_step(run_dir)
-    while not mining.is_over(num_steps):
-        step = None
-        try:
-            step = shared_checkpoint.take(run_dir, mining.mined_until)
-            if step is None and is_once:
-                print("the newest checkpoint has a generation already", file=sys.stderr)
-                return
-            if step is None:
-                is_new = lambda: mining.is_over(num_steps) or shared_checkpoint.newest_step(run_dir) > mining.mined_until()  # noqa: E731
-                _wait_until(is_new, f"a checkpoint in {run_dir}", mining.poll_seconds)
-                continue
-            run = load_run(run_dir, MINING_DIR, dtype=mining.dtype)
-            _check_same_texts(run, mining.data)
-            left = [(own, mined, options) for own, mined, options in mining.each(run) if step not in mined_steps(mined, run_dir)]
-            joins = [mine_part(own, mined, mining.miner, part, **options) for own, mined, options in left]
-            yield from _joined(mining, joins, run.step, num_steps)
-        except Unreachable as error:
-            if is_once:
-                raise
-            warnings.warn(f"{error} The part {part} is tried again.", stacklevel=3)
-            time.sleep(mining.poll_seconds)
-        except InputError:
-            if step is None or shared_checkpoint.shared(run_dir, mining.mined_until()) == step:
-                raise  # else others have mined with it meanwhile
-        except OSError as error:
-            if is_once or error.errno not in command.MENDABLE:
-                raise
-            warnings.warn(f"the part {part} of step {step} was not mined: {_reason(error)}; it is tried again.", stacklevel=3)
-            time.sleep(mining.poll_seconds)
-        if is_once:
-            break
-    shared_checkpoint.tidy(run_dir, mining.mined_until)
-
-
-def _joined(
-    mining: _Mining, joins: list[Callable[[], Generation | list[Part]]], step: int, num_steps: int | None
-) -> Iterator[Generation]:
-    """Waits until a step is mined by all parts, and yields the generations that this process completes on the way.
-
-    Ends before, if others mine by another checkpoint or the part of this process is gone.
-    """
-    since, told_at = time.strftime("%Y-%m-%d %H:%M"), 0.0
-    told: list[str] = []
-    while shared_checkpoint.shared(mining.run_dir, mining.mined_until()) == step and not mining.is_over(num_steps):
-        missing = []
-        for join in joins:
-            found = join()
-            if isinstance(found, Generation):
-                yield found
-            else:
-                missing += [str(one) for one in found]
-        if mining.mined_until() >= step:
-            return
-        if missing and (missing != told or time.monotonic() > told_at + REMINDER_SECONDS):
-            print(f"step {step}: waiting since {since} for part {', '.join(missing)}", file=sys.stderr, flush=True)
-            told, told_at = missing, time.monotonic()
-        if num_steps is None:
-            return
-        time.sleep(mining.poll_seconds)
-        if not missing:
-            return
+        yield
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -248,12 +211,64 @@ def main(argv: list[str] | None = None) -> None:
     command.use_memory_fraction(args.memory_fraction)
     part = arguments.part(args)
     recipe = configurables.read_recipe(args.gin_file, bindings, allow_imports=args.allow_imports)
-    options = {name: getattr(args, name) for name in ("once", "poll_seconds", "texts_per_shard")}
-    for generation in mine(recipe, args.run_dir, part=part, dtype=arguments.dtype(args), **options):
-        said = ("checkpoint_step", "num_pairs", "seconds", "statistics")
-        print(
-            json.dumps({"generation_dir": str(generation.folder)} | {name: generation.manifest[name] for name in said}), flush=True
-        )
+    options = {"dtype": arguments.dtype(args), "texts_per_shard": args.texts_per_shard}
+    if part and args.step is None:
+        raise InputError("--shard and --distributed need the number of a checkpoint in --step, so that all jobs take the same one.")
+    if args.step is not None and not (args.once or part):
+        raise InputError("--step names the checkpoint of --once or --shard; give one of them beside it.")
+    if part:
+        mine_shard(recipe, args.run_dir, args.step, part, **options)
+        print(json.dumps({"shard": str(part)}))
+        return
+    options |= {"once": args.once, "poll_seconds": args.poll_seconds}
+    found = _mine_by_engine(recipe, args, argv, **options) if args.engine else mine(recipe, args.run_dir, step=args.step, **options)
+    for one in found:
+        print(json.dumps(one if isinstance(one, dict) else _said(one)), flush=True)
+
+
+def _said(generation: Generation) -> dict[str, Any]:
+    said = ("checkpoint_step", "num_pairs", "seconds", "statistics")
+    return {"generation_dir": str(generation.folder)} | {name: generation.manifest[name] for name in said}
+
+
+def _mine_by_engine(recipe: Recipe, args: argparse.Namespace, argv: list[str] | None, **options: Any) -> Iterator[dict[str, Any]]:
+    """The command's output for each generation, mined by other processes."""
+
+    def mine_step(step: int) -> Iterator[dict[str, Any]]:
+        with _kept(mining.run_dir, step):
+            flags = [*(sys.argv[1:] if argv is None else argv), "--once", f"--step={step}"]
+            yield from engine.run("de_jax.mine", flags, args.num_shards)
+
+    with _opened(recipe, args.run_dir, **options) as mining:
+        if mining.sync:
+            raise InputError("--engine needs a run in a folder that all machines see, not in a bucket.")
+        if args.once:
+            yield from mine_step(_newest_step(mining.run_dir) if args.step is None else args.step)
+        else:
+            yield from _until_the_end(mining, recipe.optimization.num_steps, mine_step, contextlib.nullcontext())
+
+
+@contextlib.contextmanager
+def _kept(run_dir: Path, step: int) -> Iterator[None]:
+    """Keeps a copy of a checkpoint, which the trainer may remove meanwhile; of links where the disk has them."""
+
+    def link(source: str, copy: str) -> None:
+        try:
+            os.link(source, copy)
+        except OSError:
+            shutil.copy2(source, copy)
+
+    folders.clear(run_dir / MINING_DIR, lambda name: False)
+    try:
+        with folders.atomic_dir(run_dir / MINING_DIR / str(step)) as temporary:
+            source = run_dir / CHECKPOINTS_DIR / str(step)
+            shutil.copytree(source, temporary, copy_function=link, dirs_exist_ok=True)
+    except (FileNotFoundError, shutil.Error) as error:
+        raise InputError(f"{run_dir} has no checkpoint {step} any more: {error}") from None
+    try:
+        yield
+    finally:
+        folders.clear(run_dir / MINING_DIR, lambda name: False)
 
 
 def _wait_until(condition: Callable[[], bool], what: str, poll_seconds: float) -> None:
@@ -272,9 +287,14 @@ def _newest_step(run_dir: Path) -> int:
     return steps[-1]
 
 
+def _newest(run_dir: Path) -> int:
+    """The newest checkpoint's step; -1 for none."""
+    return max(complete_steps(run_dir / CHECKPOINTS_DIR), default=-1)
+
+
 def _new_steps(mining: _Mining, num_steps: int) -> Iterator[int]:
     """The newest checkpoint that was not mined with, as often as there is one, and waits for it; ends with the run."""
-    last, newest = mining.mined_until(), functools.partial(shared_checkpoint.newest_step, mining.run_dir)
+    last, newest = mining.mined_until(), functools.partial(_newest, mining.run_dir)
     while True:
         is_next = lambda: mining.is_over(num_steps) or newest() > last  # noqa: E731
         _wait_until(is_next, f"a checkpoint in {mining.run_dir}", mining.poll_seconds)
@@ -287,22 +307,14 @@ def _reason(error: OSError) -> str:
     return f"{error.strerror} at {error.filename}" if error.filename else str(error.strerror)
 
 
-def _check_same_texts(run: Run, data: TrainingSet) -> None:
-    """Whether the stores hold the tokens that the run's towers know."""
-    for tower, side in (("query", data.query), ("doc", data.doc)):
-        if run.side(tower).tokenizer.fingerprint != side.tokenizer.fingerprint:
-            raise InputError(
-                f"{run.run_dir} has another {tower}_tokenizer than this recipe; give the arguments that the run was started with."
-            )
-
-
 def _parser() -> command.Parser:
     parser = command.Parser(description=__doc__)
     parser.add_argument(
         "--gin_file", action="append", default=[], required=True, help="the run's recipe, as for de-jax train; repeatable"
     )
     parser.add_argument("--run_dir", required=True, help="the run; it may start later")
-    parser.add_argument("--once", action="store_true", help="mine once with the newest checkpoint, then exit")
+    parser.add_argument("--once", action="store_true", help="mine once with one checkpoint, then exit")
+    parser.add_argument("--step", type=numeric(NonNegativeInt), help="the checkpoint of --once or --shard; default the newest")
     parser.add_argument(
         "--poll_seconds", type=numeric(PositiveFloat), default=5.0, help="seconds between checks for a newer checkpoint (default 5)"
     )

@@ -57,7 +57,7 @@ def keep(recipe: Any, run_dir: Path, gin: str = "") -> None:
     """Writes `recipe.json`, and `config.gin` if there is one; warns if a continued run has other settings.
 
     Args:
-        recipe: a `Recipe` or a `Pretraining`.
+        recipe: a `Recipe`.
         run_dir: a run that is described.
         gin: the recipe as a gin file; "" for one in Python.
     """

@@ -1,4 +1,4 @@
-"""Trains a dual encoder, or pretrains a language model, from a gin recipe; repeat the command to continue a stopped run.
+"""Trains a dual encoder from a gin recipe; repeat the command to continue a stopped run.
 
 de-jax train --gin_file=recipes/samtone_query.gin --gin.beir_pairs.dataset_dir=data/scifact \\
     --gin.beir_pairs.tokenizer=data/spiece.model --run_dir=runs/samtone
@@ -26,7 +26,6 @@ from de_jax.hooks import make_hooks, run_of
 from de_jax.interop.fine_tuning import initial_params, unused_of
 from de_jax.mining.mining_run import mine_generation, only_miner
 from de_jax.models.dual_encoder import DualEncoder
-from de_jax.pretraining import Pretraining, pretrain_or_stop
 from de_jax.recipe import Recipe
 from de_jax.settings import NonNegativeInt, numeric
 from de_jax.training.hooks import faults
@@ -161,26 +160,15 @@ def main(argv: list[str] | None = None) -> None:
     built = configurables.build(args.gin_file, bindings, allow_imports=args.allow_imports)
     recipe = built.recipe
     if args.dry_run:
-        print(json.dumps(_dry_run(recipe, Path(args.run_dir) if args.run_dir else None)))
+        print(json.dumps(_counts(recipe, check(recipe, Path(args.run_dir) if args.run_dir else None)[0])))
     else:
         if not args.run_dir:
             raise InputError("--run_dir is missing; name the folder that checkpoints and logs go to.")
-        gin = built.as_gin()
-        if isinstance(recipe, Pretraining):
-            summary = pretrain_or_stop(recipe, args.run_dir, gin=gin)
-        else:
-            summary = train_or_stop(recipe, args.run_dir, gin=gin)
+        summary = train_or_stop(recipe, args.run_dir, gin=built.as_gin())
         if distributed.is_first():
             print(json.dumps(summary))
         if summary["stopped"] == StopOnSignal.REASON:
             sys.exit(command.EXIT_STOPPED)
-
-
-def _dry_run(recipe: Recipe | Pretraining, run_dir: Path | None) -> dict[str, int]:
-    """The parameters of a recipe that training would take, as far as shows without data."""
-    if isinstance(recipe, Pretraining):
-        return {"num_parameters": recipe.num_parameters()}
-    return _counts(recipe, check(recipe, run_dir)[0])
 
 
 def _counts(recipe: Recipe, state: TrainState) -> dict[str, int]:

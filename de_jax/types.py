@@ -74,15 +74,6 @@ class Batch(NamedTuple):
     guide: Guide | None = None
 
 
-class MaskedTexts(NamedTuple):
-    """A batch for a model that tells masked tokens; int32."""
-
-    tokens: Array  # [B, L], some of them masked; 0 is padding
-    places: Array  # [B, M] which of a row's tokens are asked for
-    targets: Array  # [B, M] what stood there
-    doc_id: Array  # [B] the text in which a row begins
-
-
 class Sample(NamedTuple):
     """How a row's `neg_docs` stand for a larger set of negatives that they were drawn from."""
 
@@ -158,7 +149,7 @@ Schedule = Callable[[Array], Array]
 """The learning rate of an update, from the number of updates already done."""
 Batches = Callable[[int], Iterator[Any]]
 """The batches from a given step on, without end, as this host's numpy rows; the same step always gives the same batch. Each is a
-`Batch` or `MaskedTexts`."""
+`Batch`."""
 
 
 class InputError(ValueError):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from de_jax import command
-from de_jax.reports.result_files import Entry, entries_of, expected, read_all
 from experiments import light_towers
 from experiments.render_results import ROOT
+from reproduction.result_files import Entry, entries_of, expected, read_all
 
 SETS = ("SciFact", "NFCorpus", "MedQuAD")
 COLUMNS = {"daft": "DAFT", "one_stage": "at once"}

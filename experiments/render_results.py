@@ -12,7 +12,7 @@ from pathlib import Path
 from de_jax import command
 from de_jax.files import outputs
 from de_jax.reports import plots
-from de_jax.reports.result_files import Claim, Drawing, Entry, Paper, Theme, entries_of, expected, read_all
+from reproduction.result_files import Claim, Drawing, Entry, Paper, Theme, entries_of, expected, read_all
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS_DIR = ROOT / "docs"
@@ -35,11 +35,12 @@ differences of nDCG@10.
 - *The batch's documents*: each query's negatives are the other documents of its batch (in-batch negatives).
 
 The numbers are in `results/*.yaml`, with commands, commits, machines and seeds; this page and the pages below `docs/results/` are
-rendered from these files. In a clone of the repository, `de-jax reproduce --check <entry>` repeats an entry's commands and compares
-the scores. It ends with exit code 1 if a score is outside its tolerance, or if a change recorded with p < .05 comes out with the
-other sign or with p of .05 or more. Most tolerances are prediction intervals: with 95 % confidence, runs with other seeds stay
-within all tolerances of an entry. The others are stated with a reason. The commands expect data in `data/` (`data/beir/scifact`,
-`data/tokenizers/t5`) and MiniLM in `all-MiniLM-L6-v2/`. They reuse runs in `runs/`, so check a change in a fresh clone."""
+rendered from these files. In a clone of the repository, `python -m reproduction --check <entry>` repeats an entry's commands and
+compares the scores. It ends with exit code 1 if a score is outside its tolerance, or if a change recorded with p < .05 comes out
+with the other sign or with p of .05 or more. Most tolerances are prediction intervals: with 95 % confidence, runs with other seeds
+stay within all tolerances of an entry. The others are stated with a reason. The commands expect data in `data/`
+(`data/beir/scifact`, `data/tokenizers/t5`) and MiniLM in `all-MiniLM-L6-v2/`. They reuse runs in `runs/`, so check a change in a
+fresh clone."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -140,7 +141,7 @@ def _provenance(name: str, entry: Entry) -> Iterator[str]:
     if entry.design:
         yield f"*Registered before a test split was scored: `{entry.design}`.*"
     if any(table.scores for table in entry.tables):
-        yield f"*Check it: `de-jax reproduce --check {name}`.*"
+        yield f"*Check it: `python -m reproduction --check {name}`.*"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -8,16 +8,16 @@ after a stop, the same command continues. The folder is bound to the design, and
 when every run is trained.
 
 A design is a yaml file. Its fields `question`, `success` and `cost` are for readers, and `paper`, `table`, `commands`, `needs` and
-`results` for `de-jax reproduce --scale small`. The others are
+`results` for `python -m reproduction --scale small`. The others are
 
     prepare:          # the first commands, by name; a command with $set or $dataset_dir runs for every set
-      t5: train --gin_file=recipes/pretrain_t5.gin --run_dir=$out/t5 ...
+      t5: reproduction.pretrain --gin_file=reproduction/recipes/pretrain_t5.gin --run_dir=$out/t5 ...
     sets:             # data sets to train on and score; `settings` apply to all runs of a set
       squad: {dataset_dir: $data/squad-sentence-nqg, settings: {}, elsewhere: [$data/xquad-en-sentence]}
     grid: {rate: [1e-4, 3e-4], temperature: [.05]}  # each arm gets its best values on dev
     choose: {set: squad, split: dev, seed: 9, measure: ndcg@10}
     seeds: [0, 1, 2, 3, 4]
-    start: $out/t5    # the MODEL of the first stage; without it, that stage begins with random parameters
+    start: $out/t5/encoder  # the MODEL of the first stage; without it, that stage begins with random parameters
     settings: {train.learning_rate: $rate, train.seed: $seed}  # of every stage
     factors: {query: {train.loss: "@samtone", samtone.same_tower: query}}  # groups of settings by name
     arms:
@@ -51,12 +51,12 @@ from typing import Any, NamedTuple
 from de_jax import command
 from de_jax.data.text import beir
 from de_jax.files import outputs, schema
-from de_jax.files.yaml_files import read_yaml
-from de_jax.papers import designs
 from de_jax.training.hooks.collapse import CollapseAlarm, diagnoses
 from de_jax.training.run import run_log
 from de_jax.types import InputError
 from experiments import processes
+from reproduction import designs
+from reproduction.yaml_files import read_yaml
 
 
 def _written(value: Any) -> str:
@@ -309,9 +309,9 @@ class Experiment:
         return {"set": name, "dataset_dir": self._dirs[name]} if name else {}
 
     def _run(self, line: str, known: Mapping[str, str]) -> dict[str, Any]:
-        """A command of this library, or a program of this folder."""
+        """A command of this library, or a program of this folder or of reproduction/."""
         arguments = shlex.split(self._filled(line, **known))
-        return self._command(arguments if arguments[0].startswith("experiments.") else ["de_jax", *arguments])
+        return self._command(arguments if arguments[0].startswith(("experiments.", "reproduction.")) else ["de_jax", *arguments])
 
     def _once(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The result of `make`, which runs at the first call only; later calls read the kept file."""

@@ -1,6 +1,6 @@
 """The papers' recipes, read in a folder that stands in for the weights, which cannot be had everywhere.
 
-A recipe of `recipes/paper/` can be read in such a folder, dry-run and planned, but not trained; see `de_jax.papers.stand_ins`.
+A recipe of `recipes/paper/` can be read in such a folder, dry-run and planned, but not trained; see `reproduction.stand_ins`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from de_jax.configurables import read_recipe
 from de_jax.gin_settings import RECIPES_DIR
-from de_jax.papers import stand_ins
-from de_jax.papers.needs import Sources
 from de_jax.recipe import Recipe
+from reproduction import stand_ins
+from reproduction.needs import Sources
 
 PAPERS = "recipes/paper/"
 

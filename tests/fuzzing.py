@@ -41,7 +41,7 @@ SECONDS, MAX_KB = 10, 1 << 20
 def all_readers(folder: Path) -> list[Reader]:
     """Every reader, its files written below `folder`.
 
-    But for `outputs.GUARDED` they have no checksums: content alone must tell, as in folders of version 0.1.0.
+    But for `outputs.GUARDED` they have no checksums: content alone must tell.
     """
     found = [reader for family in FAMILIES for reader in family.readers(folder)]
     for checksums in folder.rglob(folders.CHECKSUMS_FILE):

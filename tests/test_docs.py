@@ -6,10 +6,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("de_jax", "tools", "tasks", "tests", "benchmarks", "experiments", "results", "demos", "docs", "gin_configs")
+FOLDERS = (
+    "de_jax",
+    "tools",
+    "tasks",
+    "tests",
+    "benchmarks",
+    "experiments",
+    "reproduction",
+    "results",
+    "demos",
+    "docs",
+    "gin_configs",
+)
 WRITTEN_BY_A_COMMAND = {"encoder.py"}
 PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./]*|[\w/]+\.py)`")
-PROGRAM = re.compile(r"python -m ((?:de_jax|tools|benchmarks|experiments)(?:\.\w+)+)")
+PROGRAM = re.compile(r"python -m ((?:de_jax|tools|benchmarks|experiments|reproduction)(?:\.\w+)+)")
 DOCUMENTS = [ROOT / "CONTRIBUTING.md", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 

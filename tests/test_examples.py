@@ -31,7 +31,7 @@ from de_jax.training.run.run_folder import write_run
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in sorted((ROOT / "de_jax").rglob("*.py"))
+    for path in sorted([*(ROOT / "de_jax").rglob("*.py"), *(ROOT / "reproduction").rglob("*.py")])
     if "    >>> " in path.read_text(encoding="utf-8")
 ]
 PAGES = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]  # the README: test_python_api.py

@@ -48,8 +48,8 @@ RULES = {
     "de_jax.files": FILES,
     "de_jax.files.buckets": FILES.allowing("fsspec"),
     "de_jax.files.progress": FILES.allowing("tqdm"),
-    "de_jax.files.yaml_files": FILES._replace(packages=(*FILES.packages, "yaml")),
     "de_jax.freed_memory": Rule(()),
+    "de_jax.engine": Rule(("types", "files", "command"), (), ("ray",)),
     "de_jax.command": Rule(("types", "settings", "files", "freed_memory")),
     "de_jax.cli": Rule(("types", "command")),
     "de_jax.__main__": Rule(("cli",)),
@@ -82,7 +82,7 @@ RULES = {
     "de_jax.reports": CONCERN._replace(layers=(*CONCERN.layers, "evaluation")),
     "de_jax.reports.model_card": CONCERN._replace(layers=(*CONCERN.layers, "evaluation", "interop")).allowing("huggingface_hub"),
     "de_jax.reports.plots": CONCERN.allowing("matplotlib", "PIL", "sklearn", "threadpoolctl"),
-    "de_jax.arguments": CONCERN._replace(layers=(*CONCERN.layers, "command", "evaluation", "interop")),
+    "de_jax.arguments": CONCERN._replace(layers=(*CONCERN.layers, "command", "engine", "evaluation", "interop")),
     "de_jax.interop": ABOVE_TRAINING._replace(layers=(*ABOVE_TRAINING.layers, "doc2query")).allowing(
         "huggingface_hub", "torch", "transformers", "tokenizers"
     ),
@@ -91,8 +91,7 @@ RULES = {
     "de_jax.interop.t5x_files": ABOVE_TRAINING.allowing("msgpack", "tensorstore"),
     "de_jax.mteb": Rule(("types",), ("numpy", "jaxtyping"), ("mteb",)),
     "de_jax.gin_settings": Rule(("types", "files"), ("gin",)),
-    "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings", "pretraining"), packages=("gin",)),
-    "de_jax.pretraining": PROCESS,
+    "de_jax.configurables": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings"), packages=("gin",)),
     "de_jax.recipe": PROCESS._replace(packages=("jax",)),
     "de_jax.recipe_checks": PROCESS,
     "de_jax.recipe_file": Rule(("files", "recipe", "training")),
@@ -101,10 +100,9 @@ RULES = {
     "de_jax.scoring": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo": PROCESS._replace(layers=(*PROCESS.layers, "model")),
     "de_jax.demo.gradio_page": PROCESS._replace(layers=(*PROCESS.layers, "model")).allowing("gradio"),
-    "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks", "pretraining")),
-    "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "arguments")),
+    "de_jax.trainer": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "hooks")),
+    "de_jax.mine": PROCESS._replace(layers=(*PROCESS.layers, "configurables", "arguments", "engine")),
     "de_jax.planner": PROCESS,
-    "de_jax.papers": PROCESS._replace(layers=(*PROCESS.layers, "gin_settings", "configurables", "planner")),
 }
 
 

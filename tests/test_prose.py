@@ -8,7 +8,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "results"]  # which quote data
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDES, ROOT / "CHANGELOG.md"]
-CODE = [path for name in ("de_jax", "tools", "tasks", "benchmarks", "experiments") for path in sorted((ROOT / name).rglob("*.py"))]
+CODE = [
+    path
+    for name in ("de_jax", "tools", "tasks", "benchmarks", "experiments", "reproduction")
+    for path in sorted((ROOT / name).rglob("*.py"))
+]
 
 
 @pytest.mark.parametrize("paths", [PAGES, CODE], ids=["pages", "code"])

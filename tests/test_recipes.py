@@ -20,7 +20,6 @@ from de_jax.types import InputError
 
 ROOT = Path(__file__).parent.parent / "gin_configs"
 RECIPES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("recipes/*.gin"))
-OF_DUAL_ENCODERS = [path for path in RECIPES if "/pretrain_" not in path]  # the others: tests/e2e/test_pretraining.py
 MODELS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("models/*.gin"))
 SMALL = ["models/t5_1_1_tiny.gin"], ["T5Config.num_layers=0"]
 """Model files and settings by which a recipe is traced in half a second."""
@@ -47,7 +46,7 @@ def pretrained(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("recipe", OF_DUAL_ENCODERS)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_recipe_builds_and_nothing_in_it_is_unread(recipe, request):
     settings = [f"MODEL={request.getfixturevalue('pretrained')}"] if recipe in FROM_A_MODEL else SMALL[1]
     built = read_recipe([recipe, *SMALL[0]], settings)

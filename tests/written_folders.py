@@ -1,7 +1,5 @@
 """One small folder of every kind that this library writes."""
 
-import json
-
 import jax
 import numpy as np
 from letters import Letters
@@ -15,19 +13,16 @@ from de_jax.data.sources import pair_writer
 from de_jax.data.stores import corpus
 from de_jax.data.text.sides import Side
 from de_jax.doc2query.generator_run import GENERATOR_RUN
-from de_jax.files import outputs
 from de_jax.interop import safetensors_model, t5x
 from de_jax.mining import guide, teacher
-from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import DualEncoder
 from de_jax.models.generator import Generator
-from de_jax.models.masked_lm import MaskedLanguageModel
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import TowerConfig
 from de_jax.retrieval import index_files, reuse
 from de_jax.retrieval.embedding_files import EmbeddingWriter
 from de_jax.retrieval.vector_index import VectorIndex
-from de_jax.training.run import language_model, run_folder
+from de_jax.training.run import run_folder
 from de_jax.training.run.run_folder import Run, write_run
 
 TOWER = TowerConfig(T5Config(vocab_size=30, model_dim=4, num_layers=1, num_heads=1, head_dim=4, mlp_dim=4), projection_dim=2)
@@ -60,20 +55,6 @@ def write_t5x(folder, tokenizer):
 
 def write_generation(folder, tokenizer):
     generations.write_lines(folder.parent, int(folder.name), [Mined("q", "d", [], [])], {})
-
-
-def write_generation_of_lines(negatives_dir, number, lines, facts, lines_per_part=100):
-    """As version 0.1.0 wrote it."""
-    folder = negatives_dir / f"{number:06d}"
-    folder.mkdir(parents=True)
-    parts = {}
-    for start in range(0, len(lines), lines_per_part):
-        part = folder / f"part-{len(parts):05d}.jsonl"
-        part.write_text("".join(json.dumps(line._asdict()) + "\n" for line in lines[start : start + lines_per_part]))
-        parts[part.name] = outputs.sha256_of(part)
-    said = {"format": "de_jax negatives 1", "generation": number, "num_pairs": len(lines), "parts": parts, **facts}
-    outputs.write_json(folder / "manifest.json", said)
-    return generations.open_generation(negatives_dir, number)
 
 
 def import_run(folder, tokenizer):
@@ -112,11 +93,6 @@ def describe_generator(folder, tokenizer):
     model = Generator(TOWER.encoder)
     description = {"model": model.to_json(), "tokenizer": tokenizer.fingerprint, "max_query_length": 8, "max_doc_length": 8}
     run_folder.describe(GENERATOR_RUN, folder, description, Generator.from_json, [tokenizer])
-
-
-def describe_masked_lm(folder, tokenizer):
-    encoder = BertConfig(vocab_size=30, model_dim=4, num_layers=1, num_heads=1, mlp_dim=4)
-    language_model.describe(folder, MaskedLanguageModel(encoder), tokenizer, 8)
 
 
 def write_teacher_scores(folder, tokenizer):

@@ -4,8 +4,7 @@ de-jax doc2query train --dataset_dirs data/beir/medquad --init_from=google-t5/t5
 de-jax doc2query generate --model=runs/doc2query --dataset_dir=data/beir/scifact --out_dir=queries/scifact --num_queries=20
 de-jax doc2query import --predictions predicted_queries_*.txt* --dataset_dir=data/msmarco --out_dir=queries/msmarco
 
-Jobs share `generate` with --shard=0/4 to 3/4, in any order, on any hosts with access to the folder; with --distributed, a cluster
-assigns the number. The last one joins the shards.
+generate --engine=ray spreads the work over the machines of a Ray cluster, and --shard over jobs of any other kind.
 
 Repeat a command to continue after a stop. --init_from and --model accept a run of `train`, a folder of Hugging Face's T5 or a name
 on the hub. Without --init_from, the model starts from random parameters, with --size and the vocabulary of --tokenizer.
@@ -31,7 +30,7 @@ from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.data.text.tokenizing import load_tokenizer
 from de_jax.doc2query.doc_query_pairs import doc_query_pairs, held_out_pairs
-from de_jax.doc2query.generate import generate_to_dir, join
+from de_jax.doc2query.generate import generate_to_dir
 from de_jax.doc2query.generator_run import GENERATOR_RUN, LOGGING, GeneratorRun, train_generator
 from de_jax.files import outputs
 from de_jax.files.progress import progress_bar
@@ -57,6 +56,8 @@ OPTIMIZERS: dict[str, OptimizerFn] = {"adafactor": adafactor, "adamw": adamw}
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
+    if args.action == "generate" and arguments.by_engine(args, "de_jax.tools.doc2query", argv):
+        return
     report = {"train": train, "generate": generate, "import": import_released}[args.action](args)
     print(json.dumps(report))
     if report.get("stopped") == StopOnSignal.REASON:
@@ -125,8 +126,8 @@ def generate(args: argparse.Namespace) -> dict[str, Any]:
         options = {name: getattr(args, name) for name in ("seed", "min_distinct", "docs_per_batch", "docs_per_part")}
         about = {"corpus": {"name": corpus.parent.name, "sha256": outputs.sha256_of(corpus)}}
         generate_to_dir(run, store, args.out_dir, decoding, **options, about=about, part=part, progress=progress)
-    if part and (missing := join(args.out_dir, part)):
-        return {"shard": str(part), "missing_shards": [str(one) for one in missing]}
+    if part:
+        return {"shard": str(part)}
     return {"out_dir": args.out_dir, "num_docs": store.num_texts, "seconds": round(time.monotonic() - start, 1)}
 
 

@@ -10,8 +10,7 @@ de-jax encode_corpus --run_dir=runs/curriculum --dataset_dir=data/beir/medquad -
     --expansion=queries/medquad --expand_as=typical
 de-jax search --run_dir=runs/curriculum --dataset_dir=data/beir/medquad --embeddings_dir=embeddings/medquad
 
-Several jobs share the work with --shard=0/4 to 3/4, in any order, on any hosts with access to the folder or address; with
---distributed, a cluster assigns the number. The last one joins the shards.
+--engine=ray spreads the work over the machines of a Ray cluster, and --shard over jobs of any other kind.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from de_jax.data.stores.corpus import cached_token_store
 from de_jax.data.text import beir, input_policy
 from de_jax.files import outputs
 from de_jax.files.progress import progress_bar
-from de_jax.retrieval import encode, expanded_search, parts
+from de_jax.retrieval import encode, expanded_search
 from de_jax.retrieval.embedding_files import open_embeddings
 from de_jax.retrieval.maxp import passages_of
 from de_jax.types import InputError
@@ -38,8 +37,10 @@ def main(argv: list[str] | None = None) -> None:
     if not corpus.is_file():
         raise InputError(f"{corpus} does not exist; give a corpus in .jsonl or .tsv, plain or .gz.")
     expansion, part = arguments.expansion(args), arguments.shard(args)
-    if part and expansion and expansion.is_typical:
+    if (part or args.engine) and expansion and expansion.is_typical:
         raise InputError("--shard does not support --expand_as=typical or document; encode in one job, or --expand_as=views.")
+    if arguments.by_engine(args, "de_jax.tools.encode_corpus", argv):
+        return
     run = arguments.model(args)
     docs = cached_token_store(corpus, run.doc.tokenizer, outputs.cache_dir() / "token_stores", skip_empty=args.skip_empty)
     doc = run.doc._replace(max_length=args.max_doc_length or run.doc.max_length)
@@ -52,8 +53,8 @@ def main(argv: list[str] | None = None) -> None:
             expanded_search.typical_to_dir(run, docs, texts, args.out_dir, normalize=expansion.normalizes(run), **options)
         else:
             encode.docs_to_dir(run, texts, args.out_dir, part=part, **options)
-    if part and (missing := parts.finish(Path(args.out_dir), part)):
-        print(json.dumps({"shard": str(part), "missing_shards": [str(one) for one in missing]}))
+    if part:
+        print(json.dumps({"shard": str(part)}))
         return
     _, embeddings, _ = open_embeddings(args.out_dir)
     report = {"out_dir": args.out_dir, "step": run.step, "num_docs": docs.num_texts, "dim": embeddings.shape[1]}

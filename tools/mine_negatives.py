@@ -8,9 +8,7 @@ also uses later generations:
 
 de-jax train --gin_file=recipes/fine_tune.gin --gin.train.loss=@ance --gin.beir_pairs.negatives_dir=runs/bm25/negatives ...
 
-Several jobs share the documents with --shard=0/4 to 3/4, in any order, on any hosts with access to the folders or addresses; with
---distributed, a cluster assigns the number. Each encodes and searches a part of the documents. The last one writes the generation
-of a single job.
+--engine=ray spreads the work over the machines of a Ray cluster, and --shard over jobs of any other kind.
 """
 
 from __future__ import annotations
@@ -31,14 +29,13 @@ from de_jax.data.negatives.rows_of_pairs import TrainingTexts
 from de_jax.data.sources.training_set import open_stores, text_hashes
 from de_jax.data.text import beir, input_policy
 from de_jax.files.progress import progress_bar
-from de_jax.mining import in_parts
-from de_jax.mining.miner import Embedded, Miner, embed, mine, mine_bm25
+from de_jax.mining.miner import Miner, embed, mine, mine_bm25
 from de_jax.mining.mining_run import by_run, only_miner
 from de_jax.retrieval import encode, maxp
 from de_jax.retrieval.parts import Part
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, numeric
 from de_jax.training.run.run_folder import RUN
-from de_jax.types import InputError, Ranking
+from de_jax.types import InputError
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -51,9 +48,11 @@ def main(argv: list[str] | None = None) -> None:
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Miner)}
     miner = Miner(**{name: value for name, value in given.items() if value is not None})
     miner.check()
-    if args.bm25 and (args.shard or args.distributed):
-        raise InputError("BM25 mines in one job; leave --shard and --distributed out.")
+    if args.bm25 and (args.shard or args.distributed or args.engine):
+        raise InputError("BM25 mines in one job; leave --engine, --shard and --distributed out.")
     part = arguments.shard(args)
+    if arguments.by_engine(args, "de_jax.tools.mine_negatives", argv):
+        return
     if negatives_dir.is_dir() and part is None:
         with only_miner(negatives_dir):  # refused here, before anything is encoded
             pass
@@ -87,20 +86,15 @@ def _mine_by_run(
     name, passages = Path(args.dataset_dir).resolve().name, maxp.passages_of(run, stores[1])
     texts = TrainingTexts(name, *stores, qrel_pairs(qrels, *stores), {}, passages, not args.keep_identical_ids)
 
-    def choose(embedded: Embedded, ranking: Ranking | None = None) -> Generation:
-        mined, facts = mine(embedded, texts, miner, ranking=ranking)
-        facts |= {"checkpoint_step": run.step, "dtype": run.model.dtype, **({"num_jobs": part.total} if part else {})}
-        return write(mined, facts)
-
     with progress_bar(total=(passages or stores[1]).num_texts, desc="encode", unit=" docs", delay=0.5) as bar:
         options: dict[str, Any] = {"keep_as": texts.name, "texts_per_shard": args.texts_per_shard, "progress": bar.update}
-        if part is None:
-            choose(embed(run, texts, **options))
+        if part:
+            encode.cached_docs(run, passages or stores[1], name=options.pop("keep_as"), part=part, **options)
+            print(json.dumps({"shard": str(part)}))
             return
-        searched = in_parts.search_part(run, texts, miner, part, **options)
-    missing = in_parts.join_parts(searched, choose)
-    if isinstance(missing, list):
-        print(json.dumps({"shard": str(part), "missing_shards": [str(one) for one in missing]}))
+        embedded = embed(run, texts, **options)
+    mined, facts = mine(embedded, texts, miner)
+    write(mined, facts | {"checkpoint_step": run.step, "dtype": run.model.dtype})
 
 
 def _parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -9,6 +9,8 @@ library opens. Writes scores.tsv (query id, document id, score). Repeat the comm
 and mine_negatives --teacher_scores read the file:
 
 de-jax train --gin_file=recipes/distil.gin --gin.beir_pairs.teacher_scores=scores/scifact ...
+
+--engine=ray spreads the work over the machines of a Ray cluster, and --shard over jobs of any other kind.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from de_jax import command
+from de_jax import arguments, command
 from de_jax.data.text import input_policy
 from de_jax.files.progress import progress_bar
 from de_jax.mining import teacher
@@ -31,13 +33,23 @@ from de_jax.retrieval import encode
 def main(argv: list[str] | None = None) -> None:
     """The command."""
     args = _parse_args(argv)
+    if arguments.by_engine(args, "de_jax.tools.score_pairs", argv):
+        return
+    part = arguments.part(args)
     if args.pairs_dir:
         candidates = teacher.of_pair_store(args.pairs_dir)
     else:
         candidates = teacher.of_dataset(args.dataset_dir, args.split, args.negatives_dir or "", skip_empty=args.skip_empty)
+    if part and args.model:
+        teacher.by_run(load(args.model).run, candidates, args.out_dir, part)
+        print(json.dumps({"shard": str(part)}))
+        return
     name, settings, make_score = _teacher(args, candidates)
     with progress_bar(total=len(candidates.pairs), desc="score", unit=" pairs", delay=0.5) as bar:
-        teacher.write(args.out_dir, candidates, name, make_score, settings=settings, progress=bar.update)
+        teacher.write(args.out_dir, candidates, name, make_score, settings=settings, part=part, progress=bar.update)
+    if part:
+        print(json.dumps({"shard": str(part)}))
+        return
     sizes = {"num_queries": len(candidates.queries), "num_docs": len(candidates.docs), "num_scores": len(candidates.pairs)}
     print(json.dumps({"out_dir": args.out_dir, "teacher": name, **sizes}))
 
@@ -68,6 +80,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out_dir", required=True, help="folder of the scores; new, empty or started by this command")
     parser.add_argument("--batch_size", type=int, default=32, help="batch size of a cross-encoder, in pairs (default 32)")
     parser.add_argument("--max_length", type=int, help="tokens of a cross-encoder's input; default the model's")
+    arguments.add_shard(parser)
     args = parser.parse_args(argv)
     if args.pairs_dir:
         parser.refuse(args, ("split", "negatives_dir", "skip_empty"), beside="--pairs_dir")

@@ -4,8 +4,7 @@ de-jax verify runs/sde
 de-jax verify ~/.cache/de_jax
 
 Restoring a checkpoint checks all of its files, and opening any other folder its small files. Only this command checks large,
-memory-mapped arrays. Exits with 2 if a file is damaged; "damaged" lists the files. Folders of version 0.1.0 without checksums are
-"unchecked".
+memory-mapped arrays. Exits with 2 if a file is damaged; "damaged" lists the files. Folders without checksums are "unchecked".
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ def main(argv: list[str] | None = None) -> None:
         damaged += found
         if not found and not folders.has_checksums(child):
             unchecked.append(str(child))
-            print(f"{child}: no checksums were written, as by version 0.1.0, so nothing was checked.", file=sys.stderr)
+            print(f"{child}: no checksums were written, so nothing was checked.", file=sys.stderr)
     if len(unchecked) == len(outputs):
         raise InputError(
             f"no folder below {folder} has a {folders.CHECKSUMS_FILE}, so nothing was checked; exports for other libraries have "
-            "none, and version 0.1.0 wrote none."
+            "none."
         )
     print(json.dumps({"folder": str(folder), "num_folders": len(outputs), "damaged": damaged, "unchecked": unchecked}))
     if damaged:

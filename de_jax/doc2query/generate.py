@@ -17,7 +17,7 @@ from jaxtyping import Int
 
 from de_jax.data.expansion.generated_queries import EXPANSION, DocQueries, ExpansionWriter, read_expansion, read_plan
 from de_jax.doc2query.generator_run import GeneratorRun
-from de_jax.files import buckets, leases, outputs
+from de_jax.files import buckets, outputs
 from de_jax.models.decoding import END_ID, PAD_ID, Decoding, generate
 from de_jax.models.generator import Generator
 from de_jax.retrieval import parts
@@ -61,7 +61,7 @@ def generate_to_dir(
         docs_per_batch: documents at a time, of each device.
         docs_per_part: documents of a part.
         about: more for the plan, such as the corpus's fingerprint.
-        part: its documents go to `part.folder(out_dir)` instead, unless `out_dir` is complete; `join` makes that.
+        part: its documents go to `part.folder(out_dir)` instead, unless `out_dir` is complete; without a part, the call joins them.
         progress: called with the number of documents just done.
 
     Raises:
@@ -83,14 +83,14 @@ def generate_to_dir(
         "min_distinct": min_distinct or None,
     }
     folder, texts = Path(out_dir), range(store.num_texts)
-    if part and not EXPANSION.is_in(folder):
-        folder, texts = parts.begin(folder, part), part.rows(store.num_texts, docs_per_part)
+    if part is None:
+        _join(folder)
+    elif not EXPANSION.is_in(folder):
+        folder, texts = part.folder(folder), part.rows(store.num_texts, docs_per_part)
         plan |= {"num_docs": len(texts), "rows": [texts.start, texts.stop], "of": store.num_texts}
-    if part and not texts:
+    if not texts:
         return
     with outputs.in_turn(folder):
-        if part and EXPANSION.is_in(Path(out_dir)):  # joined while this process waited for another with the same part
-            return
         writer = ExpansionWriter(folder, plan)
         if writer.is_complete:
             return
@@ -114,42 +114,29 @@ def generate_to_dir(
         writer.finish(num_queries=len(texts) * decoding.num_queries, source=buckets.named(str(run.source)), step=run.step)
 
 
-def join(out_dir: str | Path, part: Part) -> list[Part]:
-    """Makes an expansion from those of its parts; byte for byte what one job writes. It continues after a kill.
-
-    Args:
-        out_dir: the whole expansion; the parts lie beside it, see `retrieval.parts`.
-        part: any one of the parts.
-
-    Returns:
-        The parts that are missing; none once the expansion is complete.
+def _join(folder: Path) -> None:
+    """Makes an expansion of its parts, if there are any, byte for byte what one job writes. It continues after a kill.
 
     Raises:
-        InputError: a part is damaged, or by another generator or of other documents than the first.
+        InputError: a part is missing or damaged, or by another generator or of other documents than the first.
     """
-    folder = Path(out_dir)
-    parts.look(folder)
-    if missing := parts.unfinished(folder, part, EXPANSION, "docs_per_part"):
-        return missing
-    with leases.in_turn(parts.folder_of(folder)):
-        parts.fetch(folder)
-        if missing := parts.unfinished(folder, part, EXPANSION, "docs_per_part", is_here=True):
-            return missing
-        if not EXPANSION.is_in(folder):
-            shards = [one.folder(folder) for one in part.all() if EXPANSION.is_in(one.folder(folder))]
-            manifests = [EXPANSION.open(shard) for shard in shards]
-            plans = [{**read_plan(shard), "num_docs": manifest["of"]} for shard, manifest in zip(shards, manifests, strict=True)]
-            plan = {name: value for name, value in plans[0].items() if name not in ("format", "rows", "of")}
-            for shard, other in zip(shards, plans, strict=True):
-                EXPANSION.require_same(shard, other, plan)
-            writer = ExpansionWriter(folder, plan)
-            files = [shard / name for shard, manifest in zip(shards, manifests, strict=True) for name in sorted(manifest["parts"])]
-            for file in files[writer.num_parts :]:
-                writer.append(read_expansion(file))
-            num_queries = sum(manifest["num_queries"] for manifest in manifests)
-            writer.finish(num_queries=num_queries, source=manifests[0]["source"], step=manifests[0]["step"])
+    if EXPANSION.is_in(folder):
         parts.remove(folder)
-    return []
+    if not (shards := parts.complete(folder, EXPANSION, "docs_per_part")):
+        return
+    manifests = [EXPANSION.open(shard) for shard in shards]
+    plans = [{**read_plan(shard), "num_docs": manifest["of"]} for shard, manifest in zip(shards, manifests, strict=True)]
+    plan = {name: value for name, value in plans[0].items() if name not in ("format", "rows", "of")}
+    with outputs.in_turn(folder):
+        for shard, other in zip(shards, plans, strict=True):
+            EXPANSION.require_same(shard, other, plan)
+        writer = ExpansionWriter(folder, plan)
+        files = [shard / name for shard, manifest in zip(shards, manifests, strict=True) for name in sorted(manifest["parts"])]
+        for file in files[writer.num_parts :]:
+            writer.append(read_expansion(file))
+        num_queries = sum(manifest["num_queries"] for manifest in manifests)
+        writer.finish(num_queries=num_queries, source=manifests[0]["source"], step=manifests[0]["step"])
+    parts.remove(folder)
 
 
 class QueryWriter:

@@ -73,9 +73,7 @@ def require_replaceable(path: str | Path, kind: str | None) -> None:
         raise InputError(f"{path} is a file; choose a folder that is absent or empty.")
     if (foreign := _foreign(path, kind)) is not None:
         reason = f", which is not part of a former {kind}" if kind else ""
-        has_mark = kind is None or any((path / name).exists() for name in (CHECKSUMS_FILE, MANIFEST_FILE))
-        old = "" if has_mark else f", or remove this one if it is a former {kind} by version 0.1.0, which left no mark"
-        raise InputError(f"{path} exists already and holds {foreign}{reason}; choose a folder that is absent or empty{old}.")
+        raise InputError(f"{path} exists already and holds {foreign}{reason}; choose a folder that is absent or empty.")
 
 
 def require_unused(path: Path) -> None:
@@ -156,7 +154,7 @@ def names(folder: Path) -> list[str]:
 
 
 def read_checksums(folder: Path) -> dict[str, Any] | None:
-    """The content of `checksums.json`; None if it is missing, as in folders of version 0.1.0.
+    """The content of `checksums.json`; None if it is missing.
 
     Raises:
         InputError: it is damaged.
@@ -175,7 +173,7 @@ def damages(folder: Path, *, below: Sequence[str] = ("",), largest: int | None =
     """Says of each file of a folder that is not as it was written how it is damaged; a part of a sentence.
 
     Args:
-        folder: any; one without checksums, as version 0.1.0 wrote most, has no damage that could be seen.
+        folder: any; one without checksums has no damage that could be seen.
         below: sub-folders that are looked at, such as "params/"; by default all files.
         largest: bytes; of larger files only the size is compared, where it is known.
     """
@@ -195,7 +193,7 @@ def damages(folder: Path, *, below: Sequence[str] = ("",), largest: int | None =
 
 
 def has_checksums(folder: Path) -> bool:
-    """Whether anything was kept that `damages` compares with; version 0.1.0 mostly kept nothing."""
+    """Whether anything was kept that `damages` compares with."""
     return bool(_kept(folder)[1])
 
 

@@ -49,18 +49,6 @@ def only_one(path: str | Path, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_turn(folder: Path) -> Iterator[None]:
-    """As `outputs.in_turn`, on all machines. In a mirror, everything is uploaded before the next has its turn."""
-    with outputs.in_turn(folder):
-        if (found := mirrors.of(folder)) is None:
-            yield
-            return
-        lease = Lease(outputs.lock_of(folder), f"writing {buckets.address_of(folder)}", waits=True)
-        with _leased(found[0], lease):
-            yield
-
-
-@contextlib.contextmanager
 def _leased(mirror: Mirror, lease: Lease) -> Iterator[bool]:
     """Holds a lease, without which the mirror uploads nothing; whether this machine was the last to hold it."""
     was_ours = lease.take()
@@ -82,14 +70,13 @@ class Lease:
     Args:
         path: of the lock file.
         what: its holder is doing.
-        waits: for its holder, for as long as that is at work.
     """
 
-    def __init__(self, path: Path, what: str, *, waits: bool = False) -> None:
+    def __init__(self, path: Path, what: str) -> None:
         address = buckets.address_of(path)
         assert address is not None
         self._objects, self._what, self._session, self._beat = Objects(address), what, uuid.uuid4().hex, 0
-        self._waits, self._is_told = waits, False
+        self._is_told = False
         self._last_session = mirror_record.beside(path, ".session")
         self._stop = threading.Event()
         self._is_lost, self._written_at = False, 0.0
@@ -99,7 +86,7 @@ class Lease:
         """Waits until the lease is free or expired; whether this machine was the last to hold it.
 
         Raises:
-            InputError: another process holds it, unless this one waits.
+            InputError: another process holds it.
         """
         before = self._last_session.read_text().strip() if self._last_session.is_file() else None
         while True:
@@ -151,8 +138,7 @@ class Lease:
         if not self._is_told:
             self._is_told = True
             owner, until = found.get("owner"), f"waiting up to {LEASE_SECONDS:.0f} s, to see whether"
-            said = f"{owner} is {self._what}; this process waits" if self._waits else f"{until} {owner} is {self._what} still"
-            print(said, file=sys.stderr, flush=True)
+            print(f"{until} {owner} is {self._what} still", file=sys.stderr, flush=True)
         deadline = time.monotonic() + LEASE_SECONDS
         while time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
@@ -165,10 +151,7 @@ class Lease:
         return True
 
     def _refuse(self, found: dict[str, Any]) -> None:
-        """Raises, unless this process waits."""
-        if not self._waits:
-            raise InputError(f"{found.get('owner', 'another process')} is {self._what} already; stop it first.")
-        time.sleep(LOOK_SECONDS)
+        raise InputError(f"{found.get('owner', 'another process')} is {self._what} already; stop it first.")
 
     def _is_settled(self) -> bool:
         """Whether the lease is this process's a while after it was written."""

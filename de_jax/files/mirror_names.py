@@ -14,7 +14,7 @@ MARKS = (folders.MANIFEST_FILE, folders.CHECKSUMS_FILE, folders.CHECKPOINT_FILE)
 CHECKPOINT_FOLDERS = ("checkpoints", "best", "base")
 """Of a run and by its trainer: their sub-folders are complete or absent, and of the first only the newest is fetched unasked."""
 MINED_WITH = "mining"
-"""Of a run: the checkpoint that several miners share; they remove it."""
+"""Of a run: a copy of the checkpoint that machines mine with."""
 PARTS = ".parts"
 """The end of the name of a folder with parts of several jobs, each complete or absent; whichever job joins them removes them."""
 RUN_FILE, CACHE_OF_A_RUN = "run.json", "embeddings/"

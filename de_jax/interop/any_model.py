@@ -1,8 +1,6 @@
 """Opens any model: a run of this library, or a checkpoint of another library, recognised by the files in the folder.
 
 run.json            a run of this library
-generator.json      a T5 of this library, pretrained or trained as a generator of queries
-language_model.json a BERT that this library pretrained
 modules.json        sentence-transformers
 config.json         Hugging Face's transformers
 adapter_config.json peft's LoRA, merged into the model that it names
@@ -29,9 +27,9 @@ from de_jax.training.run.run_folder import RUN, Run, load_run
 from de_jax.types import InputError
 
 HUB_FILES = ("*.safetensors", "*.json", *(name for name in foreign_tokenizers.VOCABULARY_FILES if not name.endswith(".json")))
-_MARKS = (RUN.file, "modules.json", "config.json", "adapter_config.json", "generator.json", "language_model.json", "model.json")
+_MARKS = (RUN.file, "modules.json", "config.json", "adapter_config.json", "model.json")
 """The files by which a format is known, the deciding one first."""
-_WITHOUT_POOLING = ("config.json", "adapter_config.json", "generator.json", "language_model.json")
+_WITHOUT_POOLING = ("config.json", "adapter_config.json")
 HUB_FILES_LEFT_OUT = ("onnx/*", "openvino/*")
 ORGANIZATION = "sentence-transformers"
 """Whose a model of the hub is that is named without one."""
@@ -56,7 +54,7 @@ def read(
         source: a folder as above; a name that is no folder is fetched, where there is a network.
         ignored: regular expressions of arrays that may be left over; not for runs, which have none.
         only_sizes: `params` are shapes; weights are read only where nothing else tells the sizes (T5X).
-        pooling: "mean", "cls" or "lasttoken", for an encoder of Hugging Face or a language model; the other formats say it.
+        pooling: "mean", "cls" or "lasttoken", for an encoder of Hugging Face; the other formats say it.
         special_tokens: of a tokenizer of Hugging Face or sentence-transformers, see `foreign_tokenizers.read`.
 
     Raises:
@@ -87,10 +85,6 @@ def read(
         return huggingface.read(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling, special_tokens=special_tokens)
     if mark == "adapter_config.json":
         return _adapted(folder, ignored=ignored, only_sizes=only_sizes, pooling=pooling, special_tokens=special_tokens)
-    if mark in ("generator.json", "language_model.json"):
-        from de_jax.interop import language_models
-
-        return language_models.read(folder, only_sizes=only_sizes, pooling=pooling)
     if mark == "model.json":
         from de_jax.interop import safetensors_model
 
@@ -100,9 +94,8 @@ def read(
     if t5x.recognises(folder):
         return t5x.read(folder, ignored=ignored)
     raise InputError(
-        f"{folder} holds no known model: neither run.json (a run), generator.json or language_model.json (a language model), "
-        "modules.json (sentence-transformers), config.json (Hugging Face), adapter_config.json (peft), model.json nor a checkpoint "
-        "of T5X."
+        f"{folder} holds no known model: neither run.json (a run), modules.json (sentence-transformers), config.json "
+        "(Hugging Face), adapter_config.json (peft), model.json nor a checkpoint of T5X."
     )
 
 

@@ -28,7 +28,7 @@ from de_jax.retrieval.index import ExactIndex, Index
 from de_jax.retrieval.maxp import MaxPIndex
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, check_fields
 from de_jax.training.run.run_folder import Run
-from de_jax.types import PADDING_ID, InputError, Ranking
+from de_jax.types import PADDING_ID, InputError
 
 MIN_RELEVANCE = 1
 """The grade from which a judged document is a positive."""
@@ -119,25 +119,6 @@ class Embedded(NamedTuple):
     seconds: dict[str, float]
 
 
-class Wanted(NamedTuple):
-    """The queries, excluded documents and depth of a search for negatives."""
-
-    query_rows: Int[np.ndarray, " q"]  # of the query store: every query of a training pair
-    anchors: Int[np.ndarray, " P"]  # the place of each pair's query among them
-    known: Int[np.ndarray, "known 2"]  # (place of a query, document) that is no negative
-    depth: int  # documents of each query
-
-
-def wanted(texts: TrainingTexts, miner: Miner) -> Wanted:
-    """The queries of the training pairs, the documents excluded from their negatives, and the depth of the search."""
-    query_rows, anchors = np.unique(texts.pairs[:, 0], return_inverse=True)
-    known = np.unique(np.stack([anchors, texts.pairs[:, 1]], axis=1), axis=0)
-    if texts.drop_identical_ids:
-        known = _with(known, texts.doc_store.rows_of(texts.query_store.encoded_ids[query_rows]))
-    depth = max(miner.last_rank + _most(known), mining_statistics.DEPTH)
-    return Wanted(query_rows, anchors, known, min(texts.doc_store.num_texts, depth))
-
-
 def embed(
     run: Run,
     texts: TrainingTexts,
@@ -176,7 +157,6 @@ def mine(
     *,
     previous: Int[np.ndarray, "P m"] | None = None,
     score: Score | None = None,
-    ranking: Ranking | None = None,
 ) -> tuple[MinedPairs, dict[str, Any]]:
     """The hard negatives of every training pair.
 
@@ -190,7 +170,6 @@ def mine(
         miner: the settings of mining.
         previous: the document rows of the previous generation, for the statistics.
         score: scores the index of documents, for the statistics.
-        ranking: of the queries in `wanted`, to its depth; None to search.
 
     Returns:
         The negatives, and facts for the manifest: seconds by stage, candidates, refusals by filter, statistics.
@@ -199,14 +178,15 @@ def mine(
         InputError: mined queries for documents of several passages, or an unsuitable generation or file for the statistics.
     """
     clock = _Clock(embedded.seconds)
-    _, anchors, known, depth = wanted(texts, miner)
-    positives = texts.pairs[:, 1]
-    if ranking is None or score:
-        index, _ = index_of_docs(embedded.docs, texts, miner, folder=embedded.folder)
-        clock.lap("index")
-    if ranking is None:
-        ranking = index.search(embedded.queries, depth)
-        clock.lap("search")
+    anchors, positives = np.searchsorted(embedded.query_rows, texts.pairs[:, 0]), texts.pairs[:, 1]
+    known = np.unique(np.stack([anchors, positives], axis=1), axis=0)
+    if texts.drop_identical_ids:
+        known = _with(known, texts.doc_store.rows_of(texts.query_store.encoded_ids[embedded.query_rows]))
+    index = _index_of(embedded, texts, miner)
+    clock.lap("index")
+    depth = max(miner.last_rank + _most(known), mining_statistics.DEPTH)
+    ranking = index.search(embedded.queries, min(texts.doc_store.num_texts, depth))
+    clock.lap("search")
     positive_scores = _positive_scores(embedded, texts, anchors)
     teacher = teacher_scores.by_rows(miner.teacher_scores, texts.query_store, texts.doc_store) if miner.teacher_scores else None
     mined = choose(
@@ -293,32 +273,11 @@ def mine_bm25(
     return found, {**facts, "neg_docs": mined.facts(), "k1": k1, "b": b, "seconds": clock.seconds}
 
 
-def index_of_docs(
-    docs: Float[np.ndarray, "n D"],
-    texts: TrainingTexts,
-    miner: Miner,
-    rows: range | None = None,
-    *,
-    folder: Path | None = None,
-) -> tuple[Index, Int[np.ndarray, " n"]]:
-    """An index of documents by their embeddings, and the document row of each embedding.
-
-    With some `rows` of the corpus, the index numbers its documents from 0.
-
-    Args:
-        docs: the embeddings of the rows.
-        texts: the training texts; if documents have passages, these are the rows.
-        miner: has the settings of the index.
-        rows: of the corpus; None for all.
-        folder: holds the embeddings; a FAISS index is kept there.
-    """
+def _index_of(embedded: Embedded, texts: TrainingTexts, miner: Miner) -> Index:
+    """An index of the documents, whose embeddings are of passages where they have some; a FAISS index is kept beside them."""
     build, store = miner.index_builder(), texts.passages or texts.doc_store
-    ids, rows = (store.ids, range(store.num_texts)) if rows is None else (store.ids[rows.start : rows.stop], rows)
-    index = build(docs, ids, folder)
-    if texts.passages is None:
-        return index, np.arange(rows.start, rows.stop)
-    doc_rows = texts.passages.doc_rows[rows.start : rows.stop]
-    return MaxPIndex(index, doc_rows - doc_rows[0]), doc_rows
+    index = build(embedded.docs, store.ids, embedded.folder)
+    return MaxPIndex(index, texts.passages.doc_rows) if texts.passages else index
 
 
 def _positive_scores(embedded: Embedded, texts: TrainingTexts, anchors: Int[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:

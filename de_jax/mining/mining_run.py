@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,14 +14,13 @@ from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_negatives import MinedNegatives
 from de_jax.files import buckets, leases, mirrors, outputs
 from de_jax.files.progress import progress_bar
-from de_jax.mining import in_parts
 from de_jax.mining.miner import Embedded, Miner, Score, embed, mine
 from de_jax.retrieval import encode
 from de_jax.retrieval.parts import Part
 from de_jax.training.mesh import distributed
 from de_jax.training.run.fit import Stop
 from de_jax.training.run.run_folder import Run
-from de_jax.types import Metrics, Params, Ranking, TrainState
+from de_jax.types import Metrics, Params, TrainState
 
 KEPT_AS = "mining"
 """A miner's folder for its newest embeddings, under <run_dir>/embeddings."""
@@ -61,57 +59,29 @@ def mine_generation(
     return _write(run, mined, miner, embedded, source=source, score=score) if distributed.is_first() else None
 
 
-def mine_part(
-    run: Run,
-    mined: MinedNegatives,
-    miner: Miner,
-    part: Part,
-    *,
-    source: str = "",
-    score: Score | None = None,
-    texts_per_shard: int = encode.TEXTS_PER_SHARD,
-) -> Callable[[], Generation | list[Part]]:
-    """Does one part of the next generation. The result, called until no part is missing, joins them; see `in_parts.join_parts`.
-
-    A checkpoint gets one generation, also if a process is killed right after it was written.
+def encode_part(
+    run: Run, mined: MinedNegatives, part: Part, *, source: str = "", texts_per_shard: int = encode.TEXTS_PER_SHARD
+) -> None:
+    """Encodes one part of the documents, which `mine_generation` by the same checkpoint then joins.
 
     Args:
-        run, mined, miner, source, score, texts_per_shard: as for `mine_generation`; the same for all parts.
-        part: of this process.
+        run, mined, source, texts_per_shard: as for `mine_generation`.
+        part: of the documents.
     """
     with _progress(run, mined) as bar:
-        options: dict[str, Any] = {"keep_as": _kept_as(source), "texts_per_shard": texts_per_shard, "progress": bar.update}
-        searched = in_parts.search_part(run, mined.texts, miner, part, **options)
-
-    def choose(embedded: Embedded, ranking: Ranking) -> Generation:
-        with only_miner(mined.negatives_dir):
-            for number, manifest in own_generations(mined, run.run_dir).items():
-                if manifest.get("checkpoint_step") == run.step:
-                    return Generation(number, generations.generation_dir(mined.negatives_dir, number), manifest)
-            return _write(run, mined, miner, embedded, source=source, score=score, ranking=ranking, num_jobs=part.total)
-
-    return functools.partial(in_parts.join_parts, searched, choose)
+        store = mined.texts.passages or mined.texts.doc_store
+        encode.cached_docs(run, store, _kept_as(source), part=part, texts_per_shard=texts_per_shard, progress=bar.update)
 
 
-def _write(
-    run: Run,
-    mined: MinedNegatives,
-    miner: Miner,
-    embedded: Embedded,
-    *,
-    source: str,
-    score: Score | None,
-    ranking: Ranking | None = None,
-    **facts: Any,
-) -> Generation:
-    """Chooses and writes a generation. The embeddings of earlier ones go before, while no other process can be at the next one."""
+def _write(run: Run, mined: MinedNegatives, miner: Miner, embedded: Embedded, *, source: str, score: Score | None) -> Generation:
+    """Chooses and writes a generation. The embeddings of earlier ones go before."""
     previous = mined.newest()
-    pairs, more = mine(embedded, mined.texts, miner, previous=previous and previous.rows["neg_docs"], score=score, ranking=ranking)
+    pairs, more = mine(embedded, mined.texts, miner, previous=previous and previous.rows["neg_docs"], score=score)
     if embedded.folder is not None:
         kept, own_dir = embedded.folder.name, encode.embeddings_dir(run.run_dir, _kept_as(source))  # it may lie in another's
         mirrors.clear(own_dir, lambda name: name.startswith(kept) or not name.startswith("step_"))
     mined_by = by_run(run.run_dir, mined.negatives_dir)
-    facts = {**mined.texts.hashes, **mined_by, "checkpoint_step": run.step, "dtype": run.model.dtype, **facts, **more}
+    facts = {**mined.texts.hashes, **mined_by, "checkpoint_step": run.step, "dtype": run.model.dtype, **more}
     return generations.write_generation(mined.negatives_dir, mined.next_number(), pairs, facts)
 
 
@@ -198,8 +168,7 @@ def own_generations(mined: MinedNegatives, run_dir: Path) -> dict[int, Mapping[s
     own = by_run(run_dir, mined.negatives_dir)
 
     def is_own(manifest: Mapping[str, Any]) -> bool:
-        named = _RUN if _RUN in manifest else "mined_by"  # of earlier versions
-        return manifest.get(named, own[named]) == own[named]
+        return manifest.get(_RUN, own[_RUN]) == own[_RUN]
 
     return {number: manifest for number, manifest in mined.manifests().items() if is_own(manifest)}
 

@@ -28,8 +28,9 @@ from de_jax.data.stores.corpus import TokenStore, build_token_store
 from de_jax.data.text import beir
 from de_jax.data.text.tokenizing import Tokenizer
 from de_jax.files import folders, outputs
-from de_jax.retrieval import encode
+from de_jax.retrieval import encode, parts
 from de_jax.retrieval.embedding_files import open_embeddings
+from de_jax.retrieval.parts import Part
 from de_jax.training.run.run_folder import Run
 from de_jax.types import PADDING_ID, InputError
 
@@ -107,6 +108,7 @@ def write(
     *,
     settings: Mapping[str, Any] = types.MappingProxyType({}),
     pairs_per_part: int = 4096,
+    part: Part | None = None,
     progress: Callable[[int], object] = lambda number: None,
 ) -> None:
     """Writes the teacher's scores; the same call after a kill continues, and a complete folder stays as it is.
@@ -118,6 +120,7 @@ def write(
         settings: on which its scores depend; JSON.
         make_score: opens the teacher; not called for a complete folder.
         pairs_per_part: scores between two points from which a killed call continues.
+        part: its pairs go to `part.folder(out_dir)` instead, unless `out_dir` is complete; without a part, the call joins them.
         progress: called with the number of scores just written.
 
     Raises:
@@ -125,29 +128,53 @@ def write(
     """
     folder = Path(out_dir)
     plan = {"teacher": teacher, **settings, "texts": candidates.fingerprint(), "num_scores": len(candidates.pairs)}
+    pairs, shards = candidates.pairs, [] if part else parts.complete(folder, TEACHER_SCORES, "pairs_per_part")
+    if part and not TEACHER_SCORES.is_in(folder):
+        folder, rows = part.folder(folder), part.rows(len(pairs), pairs_per_part)
+        plan |= {"num_scores": len(rows), "rows": [rows.start, rows.stop], "of": len(pairs), "pairs_per_part": pairs_per_part}
+        pairs = pairs[rows.start : rows.stop]
+    if not pairs:
+        return
     with outputs.in_turn(folder):
         if _is_complete(folder, plan):
+            parts.remove(folder)
             return
         outputs.make_folder(folder)
         outputs.write_json(folder / PROGRESS_FILE, plan)
+        if shards:
+            _join(folder, shards, plan)
         (folder / SCORES_FILE).touch()
         num_done = _num_whole_lines(folder / SCORES_FILE)
         progress(num_done)
-        score = make_score()
-        for start in range(num_done, len(candidates.pairs), pairs_per_part):
-            part = candidates.pairs[start : start + pairs_per_part]
-            scores = np.asarray(score(part), np.float32)
+        score = make_score() if num_done < len(pairs) else None
+        for start in range(num_done, len(pairs), pairs_per_part):
+            block = pairs[start : start + pairs_per_part]
+            assert score
+            scores = np.asarray(score(block), np.float32)
             if not np.isfinite(scores).all():
-                query_id, doc_id = part[int(np.argmin(np.isfinite(scores)))]
+                query_id, doc_id = block[int(np.argmin(np.isfinite(scores)))]
                 raise InputError(f"the teacher's score of query {query_id} and document {doc_id} is not a finite number.")
-            lines = (f"{query}\t{doc}\t{value:.9g}\n" for (query, doc), value in zip(part, scores.tolist(), strict=True))
+            lines = (f"{query}\t{doc}\t{value:.9g}\n" for (query, doc), value in zip(block, scores.tolist(), strict=True))
             outputs.append_text(folder / SCORES_FILE, "".join(lines))
-            progress(len(part))
+            progress(len(block))
         _finish(folder, plan)
+    parts.remove(folder)
 
 
-def by_run(run: Run, candidates: Candidates, out_dir: str | Path) -> Score:
+def _join(folder: Path, shards: Sequence[Path], plan: Mapping[str, Any]) -> None:
+    """Writes the scores of all parts as the file of one job."""
+    for shard in shards:
+        manifest = TEACHER_SCORES.open(shard)
+        TEACHER_SCORES.require_same(shard, {**manifest, "num_scores": manifest["of"]}, plan)
+    with outputs.atomic_file(folder / SCORES_FILE) as unfinished, open(unfinished, "wb") as file:
+        for shard in shards:
+            file.write((shard / SCORES_FILE).read_bytes())
+
+
+def by_run(run: Run, candidates: Candidates, out_dir: str | Path, part: Part | None = None) -> Score | None:
     """The scores of a dual encoder: inner products of its embeddings, which are made now and stay in `out_dir` until all is done.
+
+    With a `part`, that of the texts is embedded, and there is no score; without, the embeddings of all parts are joined.
 
     Raises:
         InputError: documents of several passages.
@@ -157,11 +184,16 @@ def by_run(run: Run, candidates: Candidates, out_dir: str | Path) -> Score:
     found: dict[str, tuple[dict[str, int], np.ndarray]] = {}
     for tower, texts in (("query", candidates.queries), ("doc", candidates.docs)):
         folder, side = Path(out_dir) / PARTS_DIR, run.side(tower)
-        store = build_token_store(texts.items(), side.tokenizer, folder / f"{tower}_tokens", progress=False)
+        tokens = f"{tower}_tokens_{part.number}_of_{part.total}" if part else f"{tower}_tokens"
+        store = build_token_store(texts.items(), side.tokenizer, folder / tokens, progress=False)
         options: dict[str, Any] = {"max_length": side.max_length, "model_hash": encode.tower_hash(run, tower)}
-        encode.encode_to_dir(encode.encode_fn(run, tower), store, folder / tower, **options)
+        encode.encode_to_dir(encode.encode_fn(run, tower), store, folder / tower, part=part, **options)
+        if part:
+            continue
         ids, embeddings, _ = open_embeddings(folder / tower)
         found[tower] = {text_id: row for row, text_id in enumerate(ids)}, embeddings
+    if part:
+        return None
     (query_rows, queries), (doc_rows, docs) = found["query"], found["doc"]
 
     def score(pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, " s"]:
@@ -225,7 +257,7 @@ def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
         TEACHER_SCORES.require_same(folder, TEACHER_SCORES.open(folder), plan)
     elif is_begun:
         TEACHER_SCORES.require_same(folder, outputs.read_json(folder / PROGRESS_FILE), plan)
-    else:
+    elif [path.name for path in folder.glob("*")] != [PARTS_DIR]:  # which jobs with a part of the texts left there
         folders.require_unused(folder)
     return is_complete
 

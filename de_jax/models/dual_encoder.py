@@ -399,8 +399,6 @@ def _tower_from_json(value: dict[str, Any]) -> TowerConfig:
     architecture = encoder.pop("architecture")
     require_known_encoder(architecture)
     encoder = {name: tuple(field) if isinstance(field, list) else field for name, field in encoder.items()}
-    if value["projection_dim"] is None:  # earlier versions kept these without effect
-        value = {name: field for name, field in value.items() if name not in ("projection_bias", "projection_init")}
     return TowerConfig(**{**value, "encoder": ARCHITECTURES[architecture](**encoder)})
 
 

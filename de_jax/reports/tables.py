@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from de_jax.evaluation.report import SYSTEMS, Report
 
@@ -41,22 +40,6 @@ def report_tables(reports: Sequence[Report]) -> str:
             rows.append([report["dataset"], *counts, *("" if one is None else f"{one:.4f}" for one in scores), *half])
         tables.append(text_table([measure, "docs", "queries", *systems, *[f"{systems[0]} ±"] * has_intervals], rows))
     return "\n\n".join(tables)
-
-
-def design_tables(report: Mapping[str, Any]) -> Iterator[str]:
-    """Two tables for each data set of a report of `experiments.run_design`: the arms' mean scores, and the comparisons of arms."""
-    for name, one in report["sets"].items():
-        measures = list(next(iter(one["arms"].values()))["mean"])
-        rows = [[arm, *(f"{scored['mean'][measure]:.4f}" for measure in measures)] for arm, scored in one["arms"].items()]
-        yield text_table([f"{report['design']}: {name}", *measures], rows)
-        rows = [
-            [f"{arm} beside {pairs['baseline']}", f"{system['difference']:+.4f}", f"{system['holm_permutation']:.4f}"]
-            for pairs in one["compared"]
-            for arm, system in pairs["systems"].items()
-            if arm != pairs["baseline"]
-        ]
-        if rows:
-            yield text_table([f"difference in {one['compared'][0]['measure']}", "", "p (Holm)"], rows)
 
 
 def _half_width(report: Report, system: str, measure: str) -> str:

@@ -107,7 +107,7 @@ def encode_to_dir(
         model_hash: tells this tower from every other, as `tower_hash(run, "doc")` does.
         texts_per_shard: texts between two points from which a killed run continues.
         known: embeddings by the same tower, and the hash of each text of the store; such texts are copied from there.
-        part: writes its texts to `part.folder(out_dir)` instead, unless `out_dir` is complete; `parts.join` makes that.
+        part: writes its texts to `part.folder(out_dir)` instead, unless `out_dir` is complete; without a part, the call joins them.
         tokens_per_batch, length_multiple, progress: as for `encode`.
 
     Raises:
@@ -127,14 +127,14 @@ def encode_to_dir(
         "texts_per_shard": texts_per_shard,
     }
     folder, texts = Path(out_dir), range(store.num_texts)
-    if part and not EMBEDDINGS.is_in(folder):
-        folder, texts = parts.begin(folder, part), part.rows(store.num_texts, texts_per_shard)
+    if part is None:
+        parts.join(folder)
+    elif not EMBEDDINGS.is_in(folder):
+        folder, texts = part.folder(folder), part.rows(store.num_texts, texts_per_shard)
         source |= {"num_texts": len(texts), "rows": [texts.start, texts.stop], "of": store.num_texts}
     if not texts:
         return
     with outputs.in_turn(folder):
-        if part and EMBEDDINGS.is_in(Path(out_dir)):  # joined while this process waited for another with the same part
-            return
         writer = EmbeddingWriter(folder, source, batching)
         if writer.is_complete():
             return
@@ -189,7 +189,7 @@ def cached_docs(
     """The folder of the document embeddings, kept under `<run_dir>/embeddings/<name>` by model, texts and length.
 
     An equal corpus that was encoded under another name is found there. Of a corpus that has changed only new texts are encoded.
-    With a `part`, only its texts are, into a folder beside; `parts.embeddings` opens them and `parts.join` makes the whole.
+    With a `part`, only its texts are, into a folder beside; see `encode_to_dir`.
     """
     max_length, model = max_length or run.doc.max_length, tower_hash(run, "doc")
     key = folders.key_of(f"{model} {store.content_hash} {max_length}")

@@ -1,35 +1,24 @@
-"""A corpus in parts: independent jobs encode and search one each, in any order, and the last job joins them.
+"""A corpus in parts: independent jobs encode one each, in any order; the same call without a part joins them.
 
-<folder>                     of the whole corpus; complete once the parts are joined
-<folder>.parts/0_of_4        the embeddings of one part, see `embedding_files`
-<folder>.parts/0_of_4-<key>  the best documents of that part for some queries: doc_rows.npy, scores.npy and a manifest
-
-In a bucket, each job has a copy of its own part (`begin`), sees which others are there (`look`), and whoever joins them gets all
-(`fetch`). The folder of parts is held by `leases.in_turn` for that time.
+<folder>               of the whole corpus; complete once the parts are joined
+<folder>.parts/0_of_4  one part: a folder of the same kind
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-import warnings
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
 
-from de_jax.files import leases, mirror_names, mirrors, outputs, schema
+from de_jax.files import mirror_names, mirrors, outputs
 from de_jax.files.kind import Kind
-from de_jax.files.reading import read_array
 from de_jax.retrieval.embedding_files import EMBEDDINGS, EmbeddingWriter, open_embeddings
-from de_jax.types import InputError, Ranking
+from de_jax.types import InputError
 
-RANKING = Kind("ranking", {"num_queries": schema.integer(1), "depth": schema.integer(1)}, make="run its part of the work again")
-_PART_NAME = re.compile(r"(\d+)_of_(\d+)(-.+)?")
-_QUERIES = 4096
-"""Queries whose rankings are merged at a time."""
+_PART_NAME = re.compile(r"(\d+)_of_(\d+)")
 
 
 class Part(NamedTuple):
@@ -69,12 +58,10 @@ class Part(NamedTuple):
         return range(first, min(last, num_texts))
 
     def folder(self, whole: Path) -> Path:
-        """Where the embeddings of this part lie."""
-        return folder_of(whole) / f"{self.number}_of_{self.total}"
-
-    def all(self) -> list[Part]:
-        """All parts, in order."""
-        return [Part(number, self.total) for number in range(self.total)]
+        """The folder of this part, where what another machine finished of it in a bucket is fetched to."""
+        folder = folder_of(whole) / f"{self.number}_of_{self.total}"
+        mirrors.bring(folder)
+        return folder
 
 
 def folder_of(whole: Path) -> Path:
@@ -82,99 +69,45 @@ def folder_of(whole: Path) -> Path:
     return whole.with_name(f"{whole.name}{mirror_names.PARTS}")
 
 
-def begin(whole: Path, part: Part) -> Path:
-    """The folder of a part, with what another machine finished of it. Warns of parts that do not fit to it."""
-    folder = part.folder(whole)
-    mirrors.refresh(folder.parent)
-    mirrors.bring(folder)
-    found = sorted(name for name in mirrors.entries(folder.parent) if _PART_NAME.fullmatch(name))
-    if others := [name for name in found if int(_PART_NAME.fullmatch(name)[2]) != part.total]:  # type: ignore[index]
-        warnings.warn(
-            f"{folder.parent} holds {others[0]}, which does not fit to shard {part}; give all jobs the same number of shards, or "
-            "ignore this if the others will not continue.",
-            stacklevel=3,
-        )
-    return folder
-
-
-def look(whole: Path) -> None:
-    """Shows this job's finished part to others, and looks for theirs."""
-    mirrors.push_all(seconds=0)
-    for folder in (whole, folder_of(whole)):
-        mirrors.refresh(folder)
-
-
-def fetch(whole: Path) -> None:
-    """Gets everything that other jobs have finished."""
-    mirrors.refresh(whole)
-    mirrors.refresh(folder_of(whole), with_parts=True)
-
-
-def is_done(folder: Path, kind: Kind, *, is_here: bool = False) -> bool:
-    """Whether a part is complete, here or on another machine.
+def complete(whole: Path, kind: Kind, block: str) -> list[Path]:
+    """The folders of all parts, in order; none where no part was begun.
 
     Args:
-        folder: of the part.
-        kind: of the folder.
-        is_here: asks for this machine alone.
-    """
-    return kind.is_in(folder) if is_here else mirrors.is_there(folder / kind.file)
-
-
-def embeddings(whole: Path, part: Part) -> tuple[list[str], np.ndarray, range] | None:
-    """The ids and the memory-mapped embeddings of a part, and which texts of the corpus they are; None of a part without texts.
-
-    They are read from the folder of the whole corpus where that is complete.
-
-    Raises:
-        InputError: the folder is incomplete or damaged.
-    """
-    own = part.folder(whole)
-    if EMBEDDINGS.is_in(own):
-        ids, found, manifest = open_embeddings(own)
-        return ids, found, range(*manifest["rows"])
-    if not EMBEDDINGS.is_in(whole):
-        return None
-    ids, found, manifest = open_embeddings(whole)
-    rows = part.rows(len(ids), manifest["texts_per_shard"])
-    return (ids[rows.start : rows.stop], found[rows.start : rows.stop], rows) if rows else None
-
-
-def unfinished(
-    whole: Path, part: Part, kind: Kind = EMBEDDINGS, block: str = "texts_per_shard", *, is_here: bool = False
-) -> list[Part]:
-    """The parts that are not complete; none once the whole is.
-
-    Args:
-        whole: the folder of the whole corpus.
-        part: any one of the parts.
-        kind: of their folders, whose manifests give `of`, the number of all texts.
+        whole: the folder that the parts are of.
+        kind: of the folders, whose manifests give `of`, the number of all texts.
         block: the manifest's entry with the size of a block; see `Part.rows`.
-        is_here: see `is_done`.
-    """
-    if kind.is_in(whole):
-        return []
-    manifests = {one: kind.read_manifest(one.folder(whole)) for one in part.all() if kind.is_in(one.folder(whole))}
-    if not manifests:
-        return part.all()
-    one = next(iter(manifests.values()))
-    needed = [other for other in part.all() if other.rows(one["of"], one[block])]
-    return [other for other in needed if not is_done(other.folder(whole), kind, is_here=is_here)]
-
-
-def join(whole: Path, part: Part) -> None:
-    """Joins the folders of the parts to that of the whole corpus, byte for byte as one job writes it. It continues after a kill.
 
     Raises:
-        InputError: a part is missing, damaged, or by another model or of other texts than the first.
+        InputError: a part is missing or incomplete, or there are parts of two splits.
     """
+    folder = folder_of(whole)
+    mirrors.refresh(folder, with_parts=True)
+    found = [match for path in folder.iterdir() if (match := _PART_NAME.fullmatch(path.name))] if folder.is_dir() else []
+    if not found:
+        return []
+    if len(totals := {int(match[2]) for match in found}) > 1:
+        raise InputError(f"{folder} holds shards of {' and of '.join(map(str, sorted(totals)))}; remove those of one split.")
+    every = [Part(number, *totals) for number in range(*totals)]
+    folders = {one: folder / f"{one.number}_of_{one.total}" for one in every}
+    manifests = {one: kind.read_manifest(folders[one]) for one in every if kind.is_in(folders[one])}
+    said = next(iter(manifests.values()), None)
+    needed = [one for one in every if said is None or one.rows(said["of"], said[block])]
+    if missing := [str(one) for one in needed if one not in manifests]:
+        raise InputError(f"{folder} lacks the shards {', '.join(missing)}; run them, or remove this folder to begin in one job.")
+    return [folders[one] for one in needed]
+
+
+def join(whole: Path) -> None:
+    """Joins the embeddings of all parts, if there are parts, byte for byte as one job writes them. It continues after a kill.
+
+    Raises:
+        InputError: as of `complete`; a part is damaged, or by another model or of other texts than the first.
+    """
+    if EMBEDDINGS.is_in(whole):
+        remove(whole)
+    if not (opened := [(folder, *open_embeddings(folder)) for folder in complete(whole, EMBEDDINGS, "texts_per_shard")]):
+        return
     with outputs.in_turn(whole):
-        if EMBEDDINGS.is_in(whole):
-            return
-        opened = []
-        for one in part.all():
-            if one.folder(whole).exists():
-                opened.append((one.folder(whole), *open_embeddings(one.folder(whole))))
         plan = {name: value for name, value in opened[0][3].items() if name not in ("format", "rows", "of", "dim")}
         plan["num_texts"] = opened[0][3]["of"]
         for folder, *_, manifest in opened[1:]:
@@ -186,92 +119,10 @@ def join(whole: Path, part: Part) -> None:
                     writer.append(np.asarray(found[start : start + plan["texts_per_shard"]]))
             first += len(found)
         writer.finish(itertools.chain.from_iterable(ids for _, ids, _, _ in opened))
-
-
-def finish(whole: Path, part: Part) -> list[Part]:
-    """Joins the parts once all are there, and removes them; the parts that are missing, none where the whole is complete.
-
-    Raises:
-        InputError: as `join`.
-    """
-    look(whole)
-    if missing := unfinished(whole, part):
-        return missing
-    with leases.in_turn(folder_of(whole)):
-        fetch(whole)
-        if missing := unfinished(whole, part, is_here=True):
-            return missing
-        join(whole, part)
-        remove(whole)
-    return []
-
-
-def write_ranking(folder: Path, ranking: Ranking) -> None:
-    """Keeps a ranking; the folder appears once it is complete."""
-    with RANKING.writing(folder) as temporary:
-        for name, array in (("doc_rows", ranking.doc_rows), ("scores", ranking.scores)):
-            outputs.save_array(temporary / f"{name}.npy", np.asarray(array))
-        num_queries, depth = np.shape(ranking.doc_rows)
-        RANKING.write_manifest(temporary, {"num_queries": num_queries, "depth": depth})
-
-
-def read_ranking(folder: Path) -> Ranking:
-    """The ranking that `write_ranking` wrote, memory-mapped.
-
-    Raises:
-        InputError: the folder is absent or damaged.
-    """
-    manifest = RANKING.open(folder)
-    shape = manifest["num_queries"], manifest["depth"]
-    doc_rows, scores = (
-        read_array(folder / f"{name}.npy", dtype, shape, rebuild=RANKING.mend)
-        for name, dtype in (("doc_rows", "<i4"), ("scores", "<f4"))
-    )
-    return Ranking(doc_rows, scores)
-
-
-def merged(rankings: Sequence[Ranking], order: Int[np.ndarray, " n"], depth: int) -> Ranking:
-    """The ranking of all documents from those of the parts.
-
-    Args:
-        rankings: of the same queries, each [q, any]; of a document that is in several, the best score counts.
-        order: all documents in the order in which equal scores stand, as `index.order_by_id` gives it.
-        depth: k of the result.
-
-    Example:
-        >>> parts = [Ranking(np.array([[0, 1]]), np.array([[3.0, 1.0]])), Ranking(np.array([[2, -1]]), np.array([[1.0, -np.inf]]))]
-        >>> merged(parts, np.array([2, 1, 0]), 2).doc_rows
-        array([[0, 2]], dtype=int32)
-    """
-    place = np.append(np.empty(len(order), np.int64), len(order))  # -1, no document, stands last
-    place[order] = np.arange(len(order))
-    num_queries = len(rankings[0].doc_rows)
-    found = Ranking(np.full((num_queries, depth), -1, np.int32), np.full((num_queries, depth), -np.inf, np.float32))
-    for start in range(0, num_queries, _QUERIES):
-        block = slice(start, start + _QUERIES)
-        rows = np.concatenate([ranking.doc_rows[block] for ranking in rankings], axis=1)
-        scores = np.concatenate([ranking.scores[block] for ranking in rankings], axis=1)
-        by_score = np.lexsort((place[rows], -scores), axis=1)
-        rows, scores = (np.take_along_axis(array, by_score, axis=1) for array in (rows, scores))
-        for query, is_new in _first_times(rows):
-            rows[query] = np.append(rows[query][is_new], np.full(np.count_nonzero(~is_new), -1))
-            scores[query] = np.append(scores[query][is_new], np.full(np.count_nonzero(~is_new), -np.inf))
-        kept = min(depth, rows.shape[1])
-        found.doc_rows[block, :kept], found.scores[block, :kept] = rows[:, :kept], scores[:, :kept]
-    return found
+    remove(whole)
 
 
 def remove(whole: Path) -> None:
-    """Removes the parts once they are joined, and everybody sees the result."""
-    mirrors.push_all()
-    mirrors.clear(folder_of(whole), lambda name: not _PART_NAME.fullmatch(name))
-
-
-def _first_times(rows: Int[np.ndarray, "q k"]) -> Iterator[tuple[int, np.ndarray]]:
-    """The queries that have a document twice, and where each document stands for the first time."""
-    in_order = np.sort(rows, axis=1)
-    has_two = ((in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0)).any(axis=1)
-    for query in np.flatnonzero(has_two).tolist():
-        is_new = np.zeros(rows.shape[1], bool)
-        is_new[np.unique(rows[query], return_index=True)[1]] = True
-        yield query, is_new
+    """Removes the parts of a whole that is complete, here and in a bucket."""
+    if (folder := folder_of(whole)).is_dir():
+        mirrors.clear(folder, lambda name: not _PART_NAME.fullmatch(name))

@@ -253,11 +253,11 @@ def test_the_memory_of_an_import_is_measured_in_a_process_of_its_own():
     assert (report["train_pairs"], report["docs"]) == (50, 100)
 
 
-def test_a_switch_of_negatives_is_timed_by_arrays_and_by_lines(run):
+def test_a_switch_of_negatives_is_timed_by_a_thread_and_by_the_loop(run):
     sizes = ("--num_pairs", "60", "--num_docs", "90", "--num_negatives", "3", "--step_seconds", "0.0005")
     report = run("negatives_switch", *sizes, small=())
     assert report.keys() >= ENVIRONMENT - {"sizes"} | {"speedup"}
-    for form in ("arrays", "lines"):
+    for form in ("thread", "loop"):
         assert report[form]["num_steps"] >= 18  # a look at the tenth, and eight more until it gives a batch
         assert report[form]["hook_ms"].keys() == {"longest", "sum", "cpu"}
 

@@ -134,7 +134,7 @@ def test_padding_inside_a_text_and_no_text_at_all_are_refused(tmp_path):
 @pytest.mark.parametrize("name", ["tokens.npy", "offsets.npy", "ids.npy", "id_order.npy"])
 @pytest.mark.parametrize("damage", ["truncate", "remove"])
 def test_damaged_stores_are_refused(store, name, damage):
-    (store.store_dir / "checksums.json").unlink()  # version 0.1.0 wrote none
+    (store.store_dir / "checksums.json").unlink()
     file = store.store_dir / name
     if damage == "remove":
         file.unlink()

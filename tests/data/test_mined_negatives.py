@@ -8,7 +8,6 @@ import warnings
 
 import numpy as np
 import pytest
-from written_folders import write_generation_of_lines
 
 from de_jax.data.batches import pair_batches
 from de_jax.data.negatives import generations, mined_negatives
@@ -181,15 +180,6 @@ def test_a_generation_that_is_whole_only_after_its_reading_began_is_read_again(t
     with pytest.warns(UserWarning, match="generation 2 of the negatives is skipped"):
         assert run.newer() is None  # as it was when its reading began
     assert run.newer() == 2
-
-
-def test_negatives_by_version_0_1_0_and_by_now_are_the_same_to_a_run(tmp_path, stores):
-    write_generation_of_lines(tmp_path / "negatives", 1, mined(), {})
-    generations.write_lines(tmp_path / "negatives", 2, mined(), {})
-    old, new = (rows_of_pairs(generations.open_generation(tmp_path / "negatives", number), texts_of(stores)) for number in (1, 2))
-    for name, rows in old.items():
-        np.testing.assert_array_equal(new[name], rows)
-    assert followed(tmp_path, stores).switches == [Switch(0, 2)]
 
 
 def test_a_pair_that_was_mined_twice_has_its_last_list_and_one_that_is_trained_on_twice_has_it_twice(tmp_path, stores):

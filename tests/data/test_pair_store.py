@@ -174,7 +174,7 @@ def test_what_is_no_whole_folder_is_refused(tokenizer, tmp_path):
     with pytest.raises(InputError, match="holds no complete pair store"):
         flat(pair_store.stored_pairs)(pairs_dir=str(tmp_path))
     write(tmp_path / "store", tokenizer, [pair_source(tokenizer)])
-    (tmp_path / "store" / "checksums.json").unlink()  # version 0.1.0 wrote none
+    (tmp_path / "store" / "checksums.json").unlink()
     manifest = tmp_path / "store" / "manifest.json"
     whole = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(whole | {"parts": [["pairs", 1.0, 8]]}))

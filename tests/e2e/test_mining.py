@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy_run import arguments
 
-from de_jax import mine, trainer
+from de_jax import engine, mine, trainer
 from de_jax.configurables import read_recipe
 from de_jax.data.negatives import generations, mined_negatives
 from de_jax.data.negatives.mined_negatives import Switch
@@ -215,6 +215,37 @@ def opened(recipe, run_dir):
 
 @pytest.mark.soak
 @pytest.mark.short_soak
+def test_machines_that_mine_together_by_a_checkpoint_that_the_trainer_removes_mine_what_one_mines(
+    dataset_dir, colocated, tmp_path, monkeypatch, capsys
+):
+    run_dir, other_dir = (shutil.copytree(colocated, tmp_path / name) for name in ("one", "other"))
+    seen = []
+
+    def in_turn(module, flags, num_shards):
+        """As `engine.run`, in this process."""
+        own = [flag for flag in flags if "--engine" not in flag]
+        shutil.rmtree(other_dir / "checkpoints" / "24")
+        for number in range(num_shards):
+            mine.main([*own, f"--shard={number}/{num_shards}"])
+            seen.append(json.loads(capsys.readouterr().out))
+        mine.main(own)
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    monkeypatch.setattr(engine, "run", in_turn)
+    flags = [*settings(dataset_dir, run_dir, BESIDE), "--texts_per_shard=32", "--once"]
+    mine.main(flags)
+    capsys.readouterr()
+    mine.main([*settings(dataset_dir, other_dir, BESIDE), *flags[-2:], "--engine=ray", "--num_shards=3"])
+    assert json.loads(capsys.readouterr().out)["checkpoint_step"] == 24
+    assert seen == [{"shard": f"{number}/3"} for number in range(3)]
+    one, many = (generations.open_newest(folder / "negatives").folder for folder in (run_dir, other_dir))
+    for path in one.glob("*.npy"):
+        assert path.read_bytes() == (many / path.name).read_bytes()
+    assert not (other_dir / "mining").exists()
+
+
+@pytest.mark.soak
+@pytest.mark.short_soak
 def test_two_miners_of_one_folder_are_refused(dataset_dir, beside):
     run_dir, recipe = beside
     first = mine.mine(recipe, run_dir, poll_seconds=0.01)
@@ -276,7 +307,7 @@ def test_a_slow_miner_takes_the_newest_checkpoint_and_skips_those_before(tmp_pat
             (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
 
     saved(5, 10)
-    steps = mine._new_steps(mine._Mining(tmp_path, None, None, 1, 0.01, None), 30)
+    steps = mine._new_steps(mine._Mining(tmp_path, None, None, None, -1, 0.01), 30)
     assert next(steps) == 10
     saved(15, 20, 25)
     assert next(steps) == 25

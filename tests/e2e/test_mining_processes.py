@@ -1,14 +1,11 @@
 """Trainer and miner as the processes that they are, killed at random: the run is the one that its switches describe."""
 
-import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -17,8 +14,8 @@ from toy_run import ALL_DEVICES, arguments
 from two_processes import TwoProcesses, assert_close
 
 from de_jax import command
-from de_jax.data.negatives import generations, mined_negatives
-from de_jax.training.run.run_folder import MINING_DIR, complete_steps, load_run
+from de_jax.data.negatives import mined_negatives
+from de_jax.training.run.run_folder import complete_steps, load_run
 
 NEVER = 100_000
 MINED = {
@@ -37,10 +34,6 @@ MINED = {
     "ance__temperature": 0.05,
 }
 NUM_SWITCHES = 4
-MOST_KILLS = 6
-"""Of a run by two processes: rounding grows with its updates."""
-PARTS = ["--texts_per_shard=32"]
-"""Three blocks of the toy documents, so that two miners have some each."""
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(36000)]
 
@@ -127,98 +120,3 @@ def test_two_processes_that_train_switch_at_the_same_update_to_what_a_third_mine
     assert len({switch.generation for switch in switches}) >= 3
     repeat(dataset_dir, run_dir, tmp_path / "one", summary["step"], T5Config__dropout_rate=0.0)
     assert_close(run_dir, tmp_path / "one")
-
-
-class TwoMiners:
-    """The mine command, started twice as SLURM does; the shared checkpoints that were seen."""
-
-    def __init__(self, argv, run_dir, kept_dir):
-        self._argv, self._run_dir, self._kept_dir = [*argv, *PARTS, "--poll_seconds=0.05", "--distributed"], run_dir, kept_dir
-        self.processes = [self._start(number) for number in range(2)]
-
-    def _start(self, number):
-        slurm = {"JOB_ID": "7", "STEP_NODELIST": "host[0-1]", "NTASKS": "2", "PROCID": str(number), "LOCALID": "0"}
-        environment = {**os.environ, **{f"SLURM_{name}": value for name, value in slurm.items()}}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen([sys.executable, "-m", "de_jax.mine", *self._argv], env=environment, **pipes)
-
-    def kill(self, number):
-        self.processes[number].kill()
-        self.processes[number].wait()
-
-    def kill_and_start(self, number):
-        self.kill(number)
-        self.processes[number] = self._start(number)
-
-    def keep_shared(self):
-        """Copies the checkpoint that both mine with now, which neither they nor the trainer keep."""
-        for step in complete_steps(self._run_dir / MINING_DIR):
-            with contextlib.suppress(FileNotFoundError, shutil.Error):
-                if not (self._kept_dir / str(step)).exists():
-                    shutil.copytree(self._run_dir / MINING_DIR / str(step), self._kept_dir / f"{step}_")
-                    (self._kept_dir / f"{step}_").rename(self._kept_dir / str(step))
-
-
-def mined_once(argv, run_dir, checkpoint, number, alone_dir):
-    """The generation that a single miner mines by a checkpoint after the generations before `number`."""
-    (alone_dir / "checkpoints").mkdir(parents=True)
-    shutil.copytree(checkpoint, alone_dir / "checkpoints" / checkpoint.name)
-    shutil.copytree(run_dir / "tokenizers", alone_dir / "tokenizers")
-    shutil.copy(run_dir / "run.json", alone_dir)
-    for earlier in range(1, number):
-        shutil.copytree(generations.generation_dir(run_dir / "negatives", earlier), alone_dir / "negatives" / f"{earlier:06d}")
-    done = start("de_jax.mine", [*argv, *PARTS, "--once", f"--run_dir={alone_dir}"])
-    output, errors = done.communicate()
-    assert done.returncode == 0, errors
-    return Path(json.loads(output)["generation_dir"])
-
-
-def content(generation_dir):
-    """The arrays of a generation and what its manifest says of them."""
-    manifest = json.loads((generation_dir / "manifest.json").read_text())
-    said = {name: value for name, value in manifest.items() if name not in ("seconds", "mined_by", "num_jobs")}
-    return said, {path.name: path.read_bytes() for path in generation_dir.glob("*.npy")}
-
-
-def test_two_hosts_that_train_beside_two_that_mine_end_as_one_host_would_though_any_is_killed(
-    dataset_dir, tmp_path, num_kills, rng
-):
-    run_dir, kept_dir = tmp_path / "two", tmp_path / "kept"
-    argv = settings(dataset_dir, run_dir, T5Config__dropout_rate=0.0)  # each process packs its own rows
-    trainers, miners = TwoProcesses([*argv, "--lost_after_seconds=10"]), TwoMiners(argv, run_dir, kept_dir)
-
-    def wait_for_switches(least):
-        def is_reached():
-            miners.keep_shared()
-            return num_switches(run_dir) >= least
-
-        wait_until(is_reached, *trainers.processes, *miners.processes)
-
-    for number in range(min(num_kills, MOST_KILLS)):
-        wait_for_switches(num_switches(run_dir) + 1)
-        time.sleep(rng.uniform(0, 2))
-        victim = rng.randrange(2)
-        if number % 2:
-            miners.kill_and_start(victim)
-        else:
-            trainers.processes[victim].kill()
-            for process in trainers.processes:
-                process.communicate()
-            trainers = TwoProcesses([*argv, "--lost_after_seconds=10"])
-    wait_for_switches(num_switches(run_dir) + 2)
-    trainers.processes[rng.randrange(2)].send_signal(signal.SIGTERM)
-    codes, summary = trainers.finish()
-    miners.kill(0)
-    miners.kill(1)
-    assert codes == [command.EXIT_STOPPED] * 2
-    repeat(dataset_dir, run_dir, tmp_path / "one", summary["step"], T5Config__dropout_rate=0.0)
-    assert_close(run_dir, tmp_path / "one")
-    by_step = {generations.read_manifest(run_dir / "negatives", number)["checkpoint_step"]: number for number in range(2, 5)}
-    kept = [step for step in by_step if (kept_dir / str(step)).exists()]
-    assert len(kept) >= 2
-    for step in kept:
-        alone_dir, number = tmp_path / f"alone_{step}", by_step[step]
-        alone = content(mined_once(argv, run_dir, kept_dir / str(step), number, alone_dir))
-        together = generations.generation_dir(run_dir / "negatives", number)
-        assert content(together) == alone
-        assert json.loads((together / "manifest.json").read_text())["num_jobs"] == 2

@@ -12,7 +12,7 @@ import pytest
 import toy_run
 
 import de_jax
-from de_jax import command, pretraining, trainer
+from de_jax import command, trainer
 from de_jax.data.sources.options import PairsOptions
 from de_jax.data.sources.training_set import beir_pairs
 from de_jax.models.dual_encoder import DualEncoder
@@ -45,11 +45,10 @@ def toy_recipe(dataset_dir):
     )
 
 
-@pytest.mark.parametrize(("module", "train"), [(trainer, "train"), (pretraining, "pretrain")])
-def test_sigterm_ends_a_python_script_as_it_ends_the_command(dataset_dir, tmp_path, monkeypatch, module, train):
-    monkeypatch.setattr(module, f"{train}_or_stop", lambda recipe, run_dir, gin: {"run_dir": run_dir, "stopped": "SIGTERM"})
+def test_sigterm_ends_a_python_script_as_it_ends_the_command(dataset_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "train_or_stop", lambda recipe, run_dir, gin: {"run_dir": run_dir, "stopped": "SIGTERM"})
     with pytest.raises(SystemExit) as exit_:
-        getattr(module, train)(toy_recipe(dataset_dir), tmp_path / "run")
+        trainer.train(toy_recipe(dataset_dir), tmp_path / "run")
     assert exit_.value.code == command.EXIT_STOPPED
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from de_jax.reports.result_check import check
 from de_jax.tools import quickstart
 from de_jax.types import InputError
+from reproduction.result_check import check
 
 ROOT = Path(__file__).parents[2]
 MEASURES = {"ndcg@10", "mrr@10", "recall@100"}

@@ -215,31 +215,6 @@ def test_a_second_trainer_of_one_run_is_refused_before_it_writes(capsys, dataset
     assert not (tmp_path / "new").exists()
 
 
-def as_version_0_1_0(run_dir, step):
-    """Takes away what 0.1.0 did not write, and what came after a checkpoint; how its Orbax laid arrays out: `test_checkpoint`."""
-    (run_dir / "recipe.json").unlink()
-    for file in run_dir.rglob("checksums.json"):
-        file.unlink()
-    for checkpoint in (run_dir / "checkpoints").iterdir():
-        if checkpoint.name != str(step):
-            shutil.rmtree(checkpoint)
-    description = json.loads((run_dir / "run.json").read_text())
-    for tower in ("query", "doc"):
-        del description["model"][tower]["encoder"]["dropout_broadcast"]
-    (run_dir / "run.json").write_text(json.dumps(description))
-
-
-@pytest.mark.soak
-def test_a_run_of_version_0_1_0_opens_and_ends_with_the_bits_of_one_that_never_stopped(finished_run, dataset_dir, tmp_path):
-    run_dir = shutil.copytree(finished_run, tmp_path / "run")
-    as_version_0_1_0(run_dir, 10)
-    assert load_run(run_dir).step == 10
-    trainer.main(arguments(dataset_dir, run_dir))
-    assert load_run(run_dir).step == 20
-    jax.tree.map(np.testing.assert_array_equal, load_run(run_dir).params, load_run(finished_run).params)
-    assert (run_dir / "recipe.json").exists()
-
-
 def test_training_on_another_thread_is_not_stopped_by_signals_and_ends(finished_run, dataset_dir, tmp_path):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         pool.submit(trainer.main, arguments(dataset_dir, tmp_path)).result()

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from de_jax.reports.result_files import Drawing, Entry, Panel, entries_of, read_all
 from experiments.render_results import DOCS_DIR, ROOT, draw, pages
+from reproduction.result_files import Drawing, Entry, Panel, entries_of, read_all
 
 THEMES = read_all(ROOT / "results")
 PAGES = pages(THEMES)

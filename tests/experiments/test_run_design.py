@@ -9,10 +9,10 @@ from pretrained_folders import write_encoder
 
 from de_jax import configurables
 from de_jax.data.text import beir
-from de_jax.files.yaml_files import read_yaml
-from de_jax.papers import designs, tables
 from de_jax.types import InputError
 from experiments import processes, run_design
+from reproduction import designs, tables
+from reproduction.yaml_files import read_yaml
 
 ROOT = Path(run_design.__file__).parent
 DESIGNS = ["samtone", "samtone_duplicates", "ance", "dance", "daft", "curriculum"]

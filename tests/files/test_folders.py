@@ -60,7 +60,7 @@ def test_a_former_output_is_replaced_unless_something_was_added(tmp_path, tokeni
     first = content(folder)
     write(folder, tokenizer)
     assert content(folder) == first
-    (folder / folders.CHECKSUMS_FILE).unlink()  # as version 0.1.0 wrote it
+    (folder / folders.CHECKSUMS_FILE).unlink()
     write(folder, tokenizer)
     assert content(folder) == first
     (folder / "notes").mkdir()
@@ -127,7 +127,7 @@ def test_a_flipped_bit_is_found_when_a_folder_is_opened_and_by_verify_where_file
     with pytest.raises(InputError, match=array):
         verify.main([str(folder)])
     assert [array in one for one in json.loads(capsys.readouterr().out)["damaged"]] == [True]
-    (folder / folders.CHECKSUMS_FILE).unlink()  # as version 0.1.0 wrote it
+    (folder / folders.CHECKSUMS_FILE).unlink()
     open_folder(folder)
     with pytest.raises(InputError, match=r"has a checksums\.json"):
         verify.main([str(folder)])
@@ -139,7 +139,7 @@ def test_verify_reads_checksums_of_manifests_and_names_folders_without_any(tmp_p
     write_pair_store(tmp_path / "pairs", tokenizer)
     for write, name in ((write_index, "index"), (write_token_store, "old")):
         write(tmp_path / name, tokenizer)
-        (tmp_path / name / folders.CHECKSUMS_FILE).unlink()  # as version 0.1.0 wrote it
+        (tmp_path / name / folders.CHECKSUMS_FILE).unlink()
     (tmp_path / "checkpoints" / "3").mkdir(parents=True)
     (tmp_path / "checkpoints" / "3" / folders.CHECKPOINT_FILE).write_text("{}")
     (tmp_path / "manifest.json").write_text('{"name": "somebody else\'s"}')
@@ -221,13 +221,13 @@ def test_a_folder_of_the_cache_that_cannot_be_opened_once_it_is_built_does_not_s
 
 def test_few_places_remove_folders():
     """Each of them was looked at: temporary names, unfinished checkpoints, the embeddings of a miner's older checkpoints, the
-    checkpoints that several miners share, and parts that became one file or were never finished."""
+    copy of a checkpoint that machines mine with, and parts that became one file or were never finished."""
     callers = set()
     for path in (
         path for name in ("de_jax", "tools", "tasks", "benchmarks", "experiments") for path in (ROOT / name).rglob("*.py")
     ):
         if re.search(r"\brmtree|\brmdir|\bremovedirs|\b(mirrors|folders)\.clear\(", path.read_text()):
             callers.add(path.name)
-    own = {"checkpoint.py", "mining_run.py", "shared_checkpoint.py", "mirror.py", "mirrors.py"}
+    own = {"checkpoint.py", "mining_run.py", "mine.py", "mirror.py", "mirrors.py"}
     joined = {"parts.py", "teacher.py", "faiss_filling.py", "query_tokens.py"}
     assert callers == {"folders.py", "outputs.py"} | own | joined

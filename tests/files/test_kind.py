@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from written_folders import (
     describe_generator,
-    describe_masked_lm,
     describe_run,
     write_embeddings,
     write_expansion,
@@ -40,7 +39,6 @@ from de_jax.interop import safetensors_model
 from de_jax.retrieval.embedding_files import EMBEDDINGS, open_embeddings
 from de_jax.retrieval.index_files import SAVED_INDEX
 from de_jax.retrieval.vector_index import VECTOR_INDEX, VectorIndex
-from de_jax.training.run.language_model import MASKED_LM_RUN, load_masked_lm
 from de_jax.training.run.run_folder import RUN, load_run
 from de_jax.types import InputError
 
@@ -60,7 +58,6 @@ KINDS = [
 DESCRIPTIONS = [
     (RUN, describe_run, load_run),
     (GENERATOR_RUN, describe_generator, load_generator),
-    (MASKED_LM_RUN, describe_masked_lm, load_masked_lm),
     (safetensors_model.MODEL_FOLDER, write_model, safetensors_model.read),
 ]
 
@@ -122,7 +119,7 @@ def test_an_entry_that_this_version_does_not_know_is_left_as_it_is(tmp_path, tok
     folder = tmp_path / "000001"
     write(folder, tokenizer)
     for checksums in folder.rglob(folders.CHECKSUMS_FILE):
-        checksums.unlink()  # version 0.1.0 wrote none
+        checksums.unlink()
     outputs.write_json(folder / kind.file, outputs.read_json(folder / kind.file) | {"from_the_future": [1]})
     open_folder(folder)
     assert kind.open(folder)["from_the_future"] == [1]

@@ -401,26 +401,6 @@ def test_a_lease_that_its_holder_frees_is_not_lost_meanwhile(bucket, monkeypatch
     assert bucket() == set()
 
 
-def test_a_lease_in_turn_waits_for_its_holder(bucket, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(leases, "LOOK_SECONDS", 0.01)
-    folder = mirrors.local(RUN) / "mining"
-    with leases.in_turn(folder):
-        write(folder, {"10/a": "1"})
-        other = leases.Lease(folder.parent / ".mining.lock", f"writing {RUN}/mining", waits=True)
-        other._last_session = tmp_path / "another machine"
-        waiting = threading.Thread(target=other.take, daemon=True)
-        waiting.start()
-        while "this process waits" not in capsys.readouterr().err:
-            time.sleep(0.01)
-        assert waiting.is_alive()
-        assert "mining/10/a" not in bucket()
-    waiting.join(30)
-    assert not waiting.is_alive()
-    assert "mining/10/a" in bucket()
-    other.check()
-    other.release(is_all_sent=True)
-
-
 def test_a_thread_uploads_and_follows_and_tells_once_of_a_bucket_that_is_gone(bucket, monkeypatch, tmp_path):
     monkeypatch.setattr(mirrors, "SYNC_SECONDS", 0.01)
     path, list_ = mirrors.local(RUN), buckets.Objects.list

@@ -10,10 +10,7 @@ from typing import Any
 
 from fuzz.reader import Reader, ascii_columns, naive_lines, naive_records, naive_text, one_file, plain, strict_json, written
 from fuzz.text_files import DOCS
-from written_folders import write_generation_of_lines
 
-from de_jax.data.negatives import generations
-from de_jax.data.negatives.mined_pairs import Mined
 from de_jax.tasks import beir, local, mined, multireqa, openqa, registering
 
 QUESTIONS = [
@@ -176,19 +173,15 @@ def naive_stream(text: str) -> list[Any]:
 
 
 def _mined(folder: Path) -> list[Reader]:
-    """Negatives without a manifest, and a generation by version 0.1.0 through the task's own way to find it."""
-    lines = [Mined(one["query_id"], one["doc_id"], one.get("neg_doc_ids", []), []) for one in LINES]
-    write_generation_of_lines(folder / "task_generations", 1, lines, {"checkpoint_step": 3})
-    part = "000001/part-00000.jsonl"
+    """Negatives without a manifest, through the task's own way to find them."""
 
     def read(one: Path) -> Any:
         paths, read = mined._found(one, "a_task")
-        records = generations.read_mined(generations.open_newest(one)) if read is not mined._read_files else read(*paths)
-        return plain([one if isinstance(one, dict) else one._asdict() for one in records])
+        return plain([one if isinstance(one, dict) else one._asdict() for one in read(*paths)])
 
     def naive(one: Path) -> Any:
-        files = [path for path in sorted([*one.glob("*.jsonl"), *one.glob("*.jsonl.gz")]) if path.exists()]
-        found = [record for path in files or [one / part] for record in naive_records(path)]
+        files = sorted([*one.glob("*.jsonl"), *one.glob("*.jsonl.gz")])
+        found = [record for path in files for record in naive_records(path)]
         lists = ("neg_doc_ids", "neg_query_ids")
         ids = [{name: _text_id(record[name]) for name in ("query_id", "doc_id")} for record in found]
         return plain(
@@ -196,7 +189,4 @@ def _mined(folder: Path) -> list[Reader]:
         )
 
     files = {"a.jsonl": jsonl(LINES[:1]), "b.jsonl.gz": jsonl(LINES[1:])}
-    return [
-        Reader("task mined, files", written(folder, "task_mined", files), tuple(files), read, naive),
-        Reader("task mined, generation", folder / "task_generations", ("000001/manifest.json", part), read, naive, (part,)),
-    ]
+    return [Reader("task mined, files", written(folder, "task_mined", files), tuple(files), read, naive)]

@@ -138,7 +138,7 @@ def test_pooling_of_an_encoder_alone_is_chosen_and_assumptions_are_printed(tmp_p
 def test_folder_of_nothing_known_says_what_is_known(tmp_path):
     with pytest.raises(
         InputError,
-        match=r"neither run\.json \(a run\), generator\.json .*, modules\.json .*, config\.json .* nor a checkpoint of T5X",
+        match=r"neither run\.json \(a run\), modules\.json .*, config\.json .* nor a checkpoint of T5X",
     ):
         any_model.read(tmp_path)
     for source in ("/nowhere", str(tmp_path / "absent"), "my model", "a/b/c"):

@@ -197,8 +197,6 @@ def test_a_generation_by_another_run_does_not_stand_for_the_same_update_of_this_
     assert mining_run.mined_steps(mined, Path("run")) == {8}
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
     assert mining_run.mined_steps(mined, tmp_path / "link" / "run") == {8}
-    write(mined.negatives_dir, 9, checkpoint_step=24, mined_by="runs/warm_up")  # by an earlier version
-    assert mining_run.mined_steps(mined, run_dir) == {8}
     run_dir.rename(tmp_path / "moved")
     mined.negatives_dir = tmp_path / "moved" / "negatives"
     assert mining_run.mined_steps(mined, tmp_path / "moved") == {8}

@@ -143,10 +143,3 @@ def test_dropout_is_on_exactly_when_a_key_is_given():
 def test_json_describes_the_model_completely():
     model = DualEncoder(tower(num_layers=1, pooling="first"), tower(normalize=False), ("projection",), initial_temperature=0.02)
     assert DualEncoder.from_json(json.loads(json.dumps(model.to_json()))) == model
-
-
-def test_a_model_of_an_earlier_version_with_settings_of_no_projection_opens():
-    model = DualEncoder(tower(projection_dim=None), tower(projection_dim=None))
-    described = model.to_json()
-    described["doc"] |= {"projection_bias": True, "projection_init": "orthogonal"}  # they had no effect
-    assert DualEncoder.from_json(described) == model

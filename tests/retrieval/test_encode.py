@@ -196,17 +196,21 @@ def test_an_interrupted_run_continues_to_equal_bytes(tmp_path, fail_at):
 @pytest.mark.parametrize("total", [2, 3, 8])
 def test_parts_in_any_order_with_a_kill_are_joined_to_equal_bytes(tmp_path, total):
     """Of eight parts, two have no texts."""
-    store, whole, first = make_store(), tmp_path / "whole", parts.Part(0, total)
+    store, whole, joined = make_store(), tmp_path / "whole", tmp_path / "joined"
     to_dir(CountingTower(), store, whole)
+    every = [parts.Part(number, total) for number in range(total)]
     with pytest.raises(KeyboardInterrupt):
-        to_dir(CountingTower(1), store, tmp_path / "joined", part=first.all()[-1])
-    for part in reversed(first.all()):
-        assert part in parts.unfinished(tmp_path / "joined", part) or not part.rows(57, 10)
-        to_dir(CountingTower(), store, tmp_path / "joined", part=part)
-        assert part not in parts.unfinished(tmp_path / "joined", part)
-    parts.join(tmp_path / "joined", first)
-    assert contents(tmp_path / "joined") == contents(whole)
-    parts.remove(tmp_path / "joined")
+        to_dir(CountingTower(1), store, joined, part=every[-1])
+    for part in reversed(every):
+        if part != every[-1] and part.rows(57, 10):
+            with pytest.raises(InputError, match=rf"joined\.parts lacks the shards .*{part.number}/{total}; run them"):
+                to_dir(CountingTower(), store, joined)
+        to_dir(CountingTower(), store, joined, part=part)
+    joins = CountingTower()
+    to_dir(joins, store, joined)
+    assert (contents(joined), joins.shapes) == (contents(whole), [])
+    to_dir(joins, store, joined, part=every[0])  # started again by a scheduler
+    assert (contents(joined), joins.shapes) == (contents(whole), [])
     assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == ["joined", "whole"]
 
 
@@ -214,39 +218,21 @@ def test_parts_by_two_models_are_not_joined(tmp_path):
     for part, model in ((parts.Part(0, 2), "model"), (parts.Part(1, 2), "another")):
         to_dir(CountingTower(), make_store(), tmp_path / "out", part=part, model_hash=model)
     with pytest.raises(InputError, match=r"out\.parts/1_of_2 was begun with model 'another', not 'model'"):
-        parts.join(tmp_path / "out", parts.Part(0, 2))
+        to_dir(CountingTower(), make_store(), tmp_path / "out")
 
 
-def test_a_part_of_another_number_of_jobs_is_told_and_goes_with_the_others(tmp_path):
-    to_dir(CountingTower(), make_store(), tmp_path / "out", part=parts.Part(0, 3))
-    with pytest.warns(
-        UserWarning, match=r"out\.parts holds 0_of_3, which does not fit to shard 0/2; give all jobs the same number"
-    ):
-        to_dir(CountingTower(), make_store(), tmp_path / "out", part=parts.Part(0, 2))
-    assert parts.finish(tmp_path / "out", parts.Part(0, 2)) == [parts.Part(1, 2)]
-    with pytest.warns(UserWarning, match="0_of_3"):
-        to_dir(CountingTower(), make_store(), tmp_path / "out", part=parts.Part(1, 2))
-    assert parts.finish(tmp_path / "out", parts.Part(1, 2)) == parts.finish(tmp_path / "out", parts.Part(0, 3)) == []
-    assert not (tmp_path / "out.parts").exists()
+def test_parts_by_another_model_than_the_joining_calls_are_refused(tmp_path):
+    for number in range(2):
+        to_dir(CountingTower(), make_store(), tmp_path / "out", part=parts.Part(number, 2), model_hash="another")
+    with pytest.raises(InputError, match="model 'another', not 'model'"):
+        to_dir(CountingTower(), make_store(), tmp_path / "out")
 
 
-def test_a_part_that_is_started_twice_is_not_made_again_once_the_whole_is_joined(tmp_path, monkeypatch):
-    all_parts, again = parts.Part(0, 2).all(), CountingTower()
-    in_turn = encode_.outputs.in_turn
-
-    def waits(folder):
-        """As if the others had made and joined all parts meanwhile."""
-        monkeypatch.setattr(encode_.outputs, "in_turn", in_turn)
-        for part in all_parts:
-            to_dir(CountingTower(), make_store(), tmp_path / "out", part=part)
-        assert not parts.finish(tmp_path / "out", all_parts[0])
-        return in_turn(folder)
-
-    monkeypatch.setattr(encode_.outputs, "in_turn", waits)
-    to_dir(again, make_store(), tmp_path / "out", part=all_parts[0])
-    assert not again.shapes
-    assert not parts.finish(tmp_path / "out", all_parts[0])
-    assert not (tmp_path / "out.parts").exists()
+def test_parts_of_two_splits_are_refused(tmp_path):
+    for total in (2, 3):
+        to_dir(CountingTower(), make_store(), tmp_path / "out", part=parts.Part(0, total))
+    with pytest.raises(InputError, match=r"out\.parts holds shards of 2 and of 3; remove those of one split"):
+        to_dir(CountingTower(), make_store(), tmp_path / "out")
 
 
 @pytest.mark.parametrize("text", ["4/4", "1", "-1/4", "a/b", "0/0", "1/4 "])
@@ -331,7 +317,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
 def test_damaged_embeddings_are_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "second"):
         to_dir(CountingTower(), make_store(), folder)
-        (folder / "checksums.json").unlink()  # version 0.1.0 wrote none
+        (folder / "checksums.json").unlink()
     with open(tmp_path / "embeddings.npy", "r+b") as file:
         file.truncate(500)
     with pytest.raises(InputError, match=r"embeddings\.npy (is no \.npy file|has \d+ bytes)"):

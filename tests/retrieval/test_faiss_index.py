@@ -218,7 +218,7 @@ def damage(folder, change):
         text = (folder / "ids.json").read_text()
         (folder / "ids.json").write_text(text.replace("a", "z"))
     elif change == "counts":
-        (folder / "checksums.json").unlink()  # version 0.1.0 wrote none
+        (folder / "checksums.json").unlink()
         (folder / "manifest.json").write_text(json.dumps({**manifest, "num_docs": 4}))
     elif change == "not faiss":
         index_file.write_bytes(b"x" * index_file.stat().st_size)

@@ -248,10 +248,6 @@ COMMANDS_OWN = {
     "de_jax/interop/hub.py",  # push_to_hub
     "de_jax/mining/imported.py",  # import_negatives
     "de_jax/interop/generators.py",  # doc2query
-    "de_jax/papers/cells.py",  # reproduce
-    "de_jax/papers/designs.py",  # reproduce
-    "de_jax/papers/tables.py",  # reproduce
-    "de_jax/reports/result_check.py",  # reproduce
 }
 
 

@@ -14,6 +14,7 @@ from de_jax.data.sources import pair_store, pair_writer
 from de_jax.data.sources.training_set import open_stores
 from de_jax.mining import teacher
 from de_jax.retrieval import encode
+from de_jax.retrieval.parts import Part
 from de_jax.tools import score_pairs
 from de_jax.training.run.run_folder import load_run
 from de_jax.types import InputError
@@ -51,6 +52,32 @@ def test_a_runs_scores_are_the_inner_products_of_its_embeddings(printed, trained
     scored = np.array([[stores[1].row_of(doc) for doc in ("d2", "d9", "d5")]])
     of_batch = teacher_scores.of_file(tmp_path / "scores", pairs, *stores)(np.array([0]), scored)
     np.testing.assert_allclose(of_batch, [[found["q2", "d2"], found["q2", "d9"], np.nan]], rtol=1e-6)
+
+
+def test_jobs_that_share_the_texts_of_a_run_score_what_one_scores(printed, trained, dataset_dir, negatives_dir, tmp_path):
+    flags = {"dataset_dir": dataset_dir, "negatives_dir": negatives_dir, "model": trained}
+    one = printed(score_pairs, **flags, out_dir=tmp_path / "one")
+    for shard in ("1/2", "0/2"):
+        assert printed(score_pairs, **flags, out_dir=tmp_path / "many", shard=shard) == {"shard": shard}
+    assert printed(score_pairs, **flags, out_dir=tmp_path / "many") == {**one, "out_dir": str(tmp_path / "many")}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "many").iterdir()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()
+    }
+
+
+def test_jobs_that_share_the_pairs_write_what_one_writes(tmp_path):
+    write = {"candidates": CANDIDATES, "teacher": "one", "make_score": lambda: scores_of, "pairs_per_part": 2}
+    teacher.write(tmp_path / "one", **write)
+    for number in (2, 0):
+        teacher.write(tmp_path / "many", **write, part=Part(number, 3))
+    with pytest.raises(InputError, match=r"many\.parts lacks the shards 1/3; run them"):
+        teacher.write(tmp_path / "many", **write)
+    teacher.write(tmp_path / "many", **write, part=Part(1, 3))
+    teacher.write(tmp_path / "many", **{**write, "make_score": lambda: pytest.fail("pairs were scored again")})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "many").iterdir()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()
+    }
+    assert not (tmp_path / "many.parts").exists()
 
 
 def test_the_pairs_of_a_folder_of_pairs_are_scored_with_its_negatives(printed, trained, tmp_path):

@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -130,19 +129,6 @@ def test_a_checkpoint_appears_with_its_checksums_or_not_at_all(tmp_path, monkeyp
         with pytest.raises(InputError, match=r"\(No space left on device\); complete ones there: 1"):
             checkpoints.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
-
-
-def test_a_checkpoint_of_an_older_version_has_no_checksums_and_is_restored(tmp_path):
-    """As versions up to 0.1.0 wrote them: by Orbax's standard handler, arrays cut up for the devices that they lie on."""
-    everywhere = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec())
-    saved = jax.device_put(state(2), everywhere)
-    training = {name: value for name, value in saved._asdict().items() if name != "params" and value is not None}
-    items = {"params": ocp.args.StandardSave(saved.params), "training": ocp.args.StandardSave(training)}
-    with contextlib.closing(ocp.CheckpointManager(tmp_path, item_names=("params", "training", "beside"))) as manager:
-        manager.save(2, args=ocp.args.Composite(**items, beside=ocp.args.JsonSave({"step": 2})))
-    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
-        assert_equal(checkpoints.restore(2, state()), state(2))
-        assert checkpoints.beside(2) == {"step": 2}
 
 
 def test_small_arrays_of_many_devices_are_saved_without_a_program_for_each(tmp_path):

@@ -9,14 +9,12 @@
     doc_ids.npy       bytes [n]
     manifest.json     the texts and the model they were mined with, and the checksum of every file; written last
 
-A generation appears by one rename and is never changed. Version 0.1.0 wrote part-*.jsonl, with one training pair per line, in place
-of arrays; these generations can still be read.
+A generation appears by one rename and is never changed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +24,7 @@ from typing import Any, NamedTuple
 from de_jax.data.negatives.mined_pairs import Mined, MinedPairs, of_lines
 from de_jax.files import folders, outputs, schema
 from de_jax.files.kind import Kind
-from de_jax.files.reading import parse_json, read_array, read_lines
+from de_jax.files.reading import parse_json, read_array
 from de_jax.types import PADDING_ID, InputError
 
 _DIGITS = 6
@@ -51,7 +49,6 @@ NEGATIVES = Kind(
     mend="copy the generation again, or remove it",
     version=2,
 )
-_OF_LINES = dataclasses.replace(NEGATIVES, version=1)
 
 
 class Generation(NamedTuple):
@@ -117,7 +114,7 @@ def open_generation(negatives_dir: str | Path, number: int) -> Generation:
     """
     folder = generation_dir(negatives_dir, number)
     with _damage():
-        return Generation(number, folder, _kind_of(folder).open(folder))
+        return Generation(number, folder, NEGATIVES.open(folder))
 
 
 def open_newest(folder: str | Path) -> Generation:
@@ -152,17 +149,15 @@ def read_manifest(negatives_dir: str | Path, number: int) -> dict[str, Any]:
     """
     with _damage():
         folder = generation_dir(negatives_dir, number)
-        return _kind_of(folder).read_manifest(folder)
+        return NEGATIVES.read_manifest(folder)
 
 
 def read(generation: Generation) -> MinedPairs:
-    """The arrays of a generation, memory-mapped. Lines that version 0.1.0 wrote become arrays in memory.
+    """The arrays of a generation, memory-mapped.
 
     Raises:
         DamagedGeneration: a file that is missing, or whose content is not a miner's.
     """
-    if generation.manifest["format"] == _OF_LINES.format:
-        return of_lines(_read_lines(generation))
     num_pairs, mend = generation.manifest["num_pairs"], NEGATIVES.mend
     shapes: dict[str, tuple[int | None, ...]] = {"pairs": (num_pairs, 2), "query_ids": (None,), "doc_ids": (None,)}
     with _damage():
@@ -201,27 +196,6 @@ def parsed(raw: str, where: str) -> Mined:
             f"{where}: expected an object with {', '.join(Mined._fields)}; the first two are strings, the others lists of strings."
         ) from None
     return mined
-
-
-def _kind_of(folder: Path) -> Kind:
-    """The kind of a generation's folder: of arrays, or of the lines that version 0.1.0 wrote."""
-    said = outputs.read_json(folder / NEGATIVES.file) if NEGATIVES.is_in(folder) else None
-    return _OF_LINES if isinstance(said, dict) and said.get("format") == _OF_LINES.format else NEGATIVES
-
-
-def _read_lines(generation: Generation) -> Iterator[Mined]:
-    """The lines of a generation by version 0.1.0, in order."""
-    num_pairs = 0
-    for name in sorted(generation.manifest["parts"]):
-        path = generation.folder / name
-        with _damage():
-            for line, raw in read_lines(path):
-                yield parsed(raw, f"{path}, line {line}")
-                num_pairs += 1
-    if num_pairs != generation.manifest["num_pairs"]:
-        raise DamagedGeneration(
-            f"{generation.folder} holds {num_pairs} pairs, but its manifest says {generation.manifest['num_pairs']}; copy it again."
-        )
 
 
 @contextlib.contextmanager

@@ -14,9 +14,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int32
 
 from de_jax.settings import LARGEST, Range, checked
-from de_jax.types import ROW_AXES, Batch, InputError, MaskedTexts, Packed
+from de_jax.types import ROW_AXES, InputError, Packed
 
-B = TypeVar("B", Batch, MaskedTexts)
+B = TypeVar("B", bound=tuple[Any, ...])
 
 AXES = ("data", "fsdp", "tensor")
 # Copied to the devices before they are needed.
@@ -127,7 +127,7 @@ def place(batch: B, mesh: Mesh) -> B:
     """This host's numpy rows as one global array per field, split by rows; copies to the devices without waiting.
 
     Args:
-        batch: of pairs, or of masked texts.
+        batch: a named tuple of arrays, such as `Batch`.
         mesh: the devices.
     """
     sharding = by_rows(mesh)
@@ -137,7 +137,7 @@ def place(batch: B, mesh: Mesh) -> B:
             texts = texts._replace(slots=_global_slots(texts, mesh))
         return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, np.asarray(rows)), texts)
 
-    return type(batch)(*(None if field is None else place_texts(field) for field in batch))
+    return type(batch)(*(None if field is None else place_texts(field) for field in batch))  # type: ignore[arg-type]
 
 
 def _global_slots(texts: Packed, mesh: Mesh) -> Int32[np.ndarray, ...]:

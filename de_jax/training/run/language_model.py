@@ -1,28 +1,18 @@
-"""Training of language models (generators and masked language models) by the loop of every run; the folder of the masked ones.
-
-<run_dir>/language_model.json   the model, its tokenizer's fingerprint and the maximum length
-          tokenizers/, checkpoints/<step>, metrics.jsonl, tensorboard/   as in every run (`run_folder`)
-
-The folder of a T5, pretrained or not, is a generator's: `doc2query.generator_run`.
-"""
+"""Training of language models by the loop of every run; the folder is a generator's, see `doc2query.generator_run`."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 
-from de_jax.data.text.tokenizing import Tokenizer
-from de_jax.files import schema
-from de_jax.files.kind import Kind
-from de_jax.models.masked_lm import MaskedLanguageModel
 from de_jax.training.hooks.dev_evaluation import EvaluateOnDev, ended_early
 from de_jax.training.hooks.faults import Explanation
 from de_jax.training.mesh import sharding_rules
-from de_jax.training.run import model_schema, run_folder
+from de_jax.training.run import run_folder
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.run.fit import Stop
 from de_jax.training.run.loop import Training, session
@@ -31,36 +21,12 @@ from de_jax.training.step import grad_norms
 from de_jax.training.step.train_step import Initialisable, init_state, update_step
 from de_jax.types import Array, Batches, Metrics, Params, TrainState
 
-MASKED_LM_RUN = Kind(
-    "masked language model",
-    {
-        "model": model_schema.MASKED_LM,
-        "tokenizer": schema.file_name,
-        "max_length": schema.integer(1, schema.MAX_SIZE),
-    },
-    make="give a folder that recipes/pretrain_bert.gin was trained in",
-    otherwise="use the recipe it was started with, or another run_dir",
-    file="language_model.json",
-    is_bare=True,
-)
-
 
 class LanguageModel(Initialisable, Protocol):
-    """A model that `train_language_model` trains, such as `Generator` and `MaskedLanguageModel`."""
+    """A model that `train_language_model` trains, such as `Generator`."""
 
     def loss(self, params: Params, batch: Any, rng: Array | None = None) -> tuple[Array, Metrics]:
         """The loss of a batch, in nats, and its parts; dropout is on exactly when `rng` is given."""
-
-
-class MaskedLmRun(NamedTuple):
-    """A masked language model with everything needed to run it on texts."""
-
-    source: Path
-    step: int
-    model: MaskedLanguageModel
-    params: Params
-    tokenizer: Tokenizer
-    max_length: int  # tokens
 
 
 def train_language_model(
@@ -141,30 +107,6 @@ def train_language_model(
             )
             save = begun.save(log, beside=lambda: {"dev": evaluated.progress()}, reasons=[evaluated.reason])
             return begun.fit([log, evaluated, *begun.profile(), save])
-
-
-def describe(run_dir: Path, model: MaskedLanguageModel, tokenizer: Tokenizer, max_length: int) -> None:
-    """As `run_folder.describe`, for the run of a masked language model."""
-    description = {"model": model.to_json(), "tokenizer": tokenizer.fingerprint, "max_length": max_length}
-    run_folder.describe(MASKED_LM_RUN, run_dir, description, MaskedLanguageModel.from_json, [tokenizer])
-
-
-def load_masked_lm(run_dir: str | Path, step: int | None = None, *, only_sizes: bool = False) -> MaskedLmRun:
-    """A run with the parameters of one checkpoint, by default the newest, on the first device.
-
-    Args:
-        run_dir: a folder that `de-jax train` made.
-        step: of a checkpoint.
-        only_sizes: `params` are shapes, and the checkpoint is not read.
-
-    Raises:
-        InputError: no such run there, no such checkpoint, or a damaged one.
-    """
-    run_dir = Path(run_dir)
-    description, model = model_schema.described(MASKED_LM_RUN, run_dir, MaskedLanguageModel.from_json)
-    found, params = restored(run_dir, step, model, only_sizes=only_sizes)
-    tokenizer = run_folder.kept_tokenizer(run_dir, description["tokenizer"])
-    return MaskedLmRun(run_dir, found, model, params, tokenizer, description["max_length"])
 
 
 def restored(run_dir: Path, step: int | str | None, model: Initialisable, *, only_sizes: bool = False) -> tuple[int, Params]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import typing
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from de_jax.files import schema
 from de_jax.files.kind import Kind
-from de_jax.models.bert import BertConfig
 from de_jax.models.dual_encoder import ARCHITECTURES, OWN_ENCODERS, require_known_encoder
 from de_jax.models.generator import Generator
-from de_jax.models.masked_lm import MaskedLanguageModel
 from de_jax.models.t5 import T5Config
 from de_jax.models.tower import PARTS, TowerConfig
 from de_jax.training.step.adapters import Lora
@@ -26,33 +23,10 @@ MAX_SIZE = 1 << 24
 MAX_LAYERS = 256
 """An encoder is traced layer by layer before its weights are looked at, so a number without bounds would hang."""
 
-_LATER_FIELDS = ("dropout_broadcast", "attention_dropout_rate", "num_kv_heads")
-"""Of encoders, one of each class, that version 0.1.0 did not have."""
 _MAY_BE_ZERO = ("position_offset", "num_token_types", "num_buckets", "first_global")
-_TAKEN_FOR = {"pooling": "mean", "activation": "relu", "remat": "full"}
 
 _LAYERS = schema.integer(0, MAX_LAYERS)
 _ABOVE_ZERO = schema.number(1e-9)
-
-
-def _as_trained(kind: type, value: Any, *, of: Any) -> Any:
-    """A description in which each choice unknown to version 0.1.0 is replaced by the choice that it silently used.
-
-    Args:
-        kind: the class described.
-        value: its description.
-        of: the encoder's, whose fields tell the version.
-    """
-    if not isinstance(value, dict) or not isinstance(of, dict) or any(name in of for name in _LATER_FIELDS):
-        return value
-    hints, trained = typing.get_type_hints(kind), dict(value)
-    for name, then in _TAKEN_FOR.items():
-        given = value.get(name)
-        if name in hints and isinstance(given, str) and given not in typing.get_args(hints[name]):
-            trained[name] = then
-            said = f"version 0.1.0 did not know {name} {given!r} and trained with {then!r}, as which it is opened."
-            warnings.warn(said, stacklevel=1)  # one place, so that Python says it once for both towers
-    return trained
 
 
 def _encoder_of(kind: type) -> schema.Check:
@@ -61,8 +35,7 @@ def _encoder_of(kind: type) -> schema.Check:
         return schema.of_class(kind, num_layers=_LAYERS)
     sizes = {name: schema.integer(1, MAX_SIZE) for name, hint in typing.get_type_hints(kind).items() if hint is int}
     may_be_zero = {"num_layers": _LAYERS, **dict.fromkeys(_MAY_BE_ZERO, schema.integer(0, MAX_SIZE))}
-    check = schema.of_class(kind, **sizes | {name: check for name, check in may_be_zero.items() if name in sizes})
-    return lambda value: check(_as_trained(kind, value, of=value))
+    return schema.of_class(kind, **sizes | {name: check for name, check in may_be_zero.items() if name in sizes})
 
 
 def _encoder(value: Any) -> dict[str, Any]:
@@ -75,14 +48,10 @@ def _encoder(value: Any) -> dict[str, Any]:
 _TOWER = schema.of_class(TowerConfig, encoder=_encoder, projection_dim=schema.nullable(schema.integer(1, MAX_SIZE)))
 
 
-def _tower(value: Any) -> Any:
-    return _TOWER(_as_trained(TowerConfig, value, of=value.get("encoder") if isinstance(value, dict) else None))
-
-
 DUAL_ENCODER = schema.record(
     {
-        "query": _tower,
-        "doc": _tower,
+        "query": _TOWER,
+        "doc": _TOWER,
         "shared": schema.list_of(schema.constant(*PARTS)),
         "initial_temperature": schema.nullable(_ABOVE_ZERO),
     }
@@ -91,7 +60,6 @@ ADAPTERS = schema.of_class(
     Lora, rank=schema.integer(1, MAX_SIZE), alpha=_ABOVE_ZERO, dropout=schema.number(0, 1), trained=schema.texts
 )
 GENERATOR = schema.of_class(Generator, t5=_encoder_of(T5Config), num_decoder_layers=schema.nullable(_LAYERS))
-MASKED_LM = schema.of_class(MaskedLanguageModel, encoder=_encoder_of(BertConfig))
 
 
 def described(kind: Kind, folder: Path, make: Callable[[dict[str, Any]], T]) -> tuple[dict[str, Any], T]:

@@ -7,7 +7,7 @@
           data.json           fingerprints of the texts, pairs and dev sets that it is trained on
           tokenizers/         the tokenizers of the texts
           checkpoints/<step>  the newest ones      best/<step>  the best one by the dev score
-          mining/<step>       shared by several miners while they mine with it
+          mining/<step>       a copy, while machines mine with it together
           base/0              of a run with adapters, the parameters that no update changes; checkpoints have the rest
           metrics.jsonl       the curves           tensorboard/ the same for TensorBoard
 """
@@ -218,8 +218,7 @@ def load_run(run_dir: str | Path, step: int | str | None = None, *, dtype: str |
 
     Args:
         run_dir: a folder that `de-jax train` or `de-jax import_model` made.
-        step: a step that has a checkpoint, "best" for the best by the dev score, "mining" for the checkpoint of several
-            miners, None for the newest.
+        step: a step that has a checkpoint, "best" for the best by the dev score, None for the newest.
         dtype: of matrix products, see `DualEncoder.with_dtype`; None for the run's own.
         only_sizes: `params` are shapes, and the checkpoint is not read.
 
@@ -319,8 +318,8 @@ def find_checkpoint(run_dir: Path, step: int | str | None) -> tuple[Path, int]:
     """The folder and the step of a checkpoint, chosen as in `load_run`."""
     if str(step).isdecimal():
         mirrors.bring(run_dir / CHECKPOINTS_DIR / str(step))
-    steps = {name: complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR)}
-    if step in (BEST_DIR, MINING_DIR):
+    steps = {name: complete_steps(run_dir / name) for name in (MINING_DIR, CHECKPOINTS_DIR, BEST_DIR)}  # none removes the first
+    if step == BEST_DIR:
         candidates = [(str(step), found) for found in complete_steps(run_dir / str(step))[-1:]]
     elif step is None:
         candidates = [(CHECKPOINTS_DIR, found) for found in steps[CHECKPOINTS_DIR][-1:]]

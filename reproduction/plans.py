@@ -1,0 +1,118 @@
+"""The plan of a reproduction, before anything is trained: runs with steps, FLOPs and memory, cells, and missing data and models."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from de_jax.files import schema
+from de_jax.planner import outline
+from reproduction import stand_ins
+from reproduction.cells import Job, Missing, Reproduction, cells_of
+from reproduction.commands import RunCommand
+from reproduction.needs import Needs
+from reproduction.records import Records
+
+KEPT = ("available_gib", "fits", "why_not", "memory_gib", "executed_flops", "estimate")
+"""Fields of a `de-jax plan_run` report that a plan keeps."""
+
+
+def plan(work: Reproduction, *, topology: str | None, settings: list[str], run_command: RunCommand) -> dict[str, Any]:
+    """The plan as JSON values.
+
+    Args:
+        work: the reproduction; nothing of it is run.
+        topology: for `de-jax plan_run`, which then compiles a step of every recipe, in minutes each; None skips that.
+        settings: of gin, NAME=VALUE, added to every run.
+        run_command: runs a verb of de-jax.
+
+    Returns:
+        paper, tables; runs, each with its command, seed, evaluations and needs, the fields of `planner.outline`, and with a
+        topology the `KEPT` fields of `plan_run`; cells, each with its runs; missing. Where models or first runs are missing, their
+        published sizes count.
+
+    Raises:
+        InputError: settings that a recipe refuses, or `plan_run` failed, as with an unknown topology.
+    """
+    outlines: dict[tuple[str, str], dict[str, Any]] = {}
+    plans = Records(work.out_dir / "plans.jsonl", ("recipe", "training", "topology", "settings"), {"plan": schema.record({})})
+    runs = []
+    with tempfile.TemporaryDirectory() as folder:
+        missing = stand_ins.StandIns(Path(folder))
+        for job in work.jobs:
+            step = (job.run.recipe, job.run.training)
+            if step not in outlines:
+                needs = job.needs if work.has_models(job) else missing.needs_of(job.run, settings)
+                outlines[step] = outline(stand_ins.read(needs, settings))
+                if topology:
+                    outlines[step]["plan"] = _compiled(plans, job, needs, topology, settings, run_command)
+            runs.append({**_described(work, job, settings), **outlines[step]})
+    return {
+        "paper": work.paper.name,
+        "tables": [table.number for table in work.chosen],
+        "runs": runs,
+        "cells": [
+            {"table": table.number, "row": row.name, "column": column.name, "runs": [run.folder for run in own]}
+            for table in work.chosen
+            for row, column, own in cells_of(table, work.seeds)
+        ],
+        "missing": [missing.source.name for missing in work.missing()],
+    }
+
+
+def missing_lines(missing: list[Missing]) -> list[str]:
+    """The missing data and models, for people: where to get each, how to make it, where to put it, and which rows need it."""
+    lines = []
+    for source, rows in missing:
+        lines += ["", f"{source.name}: {source.what}"]
+        lines += [f"  get it from  {source.origin}"] if source.origin else []
+        lines += [f"  make it      {line}" for line in source.make]
+        lines += [f"  put it at    {source.put} (lacks {', '.join(source.missing_files)})"]
+        lines += [f"  needed by    table {number}: {'; '.join(names)}" for number, names in rows.items()]
+    return lines
+
+
+def run_lines(runs: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table of the runs."""
+    head = ["run", "steps", "batch", "parameters", "state GiB", "FLOPs, all steps", "GiB a device"]
+    rows = []
+    for run in runs:
+        memory = (run.get("plan") or {}).get("memory_gib") or {}
+        cells = [_number(run.get(name), form) for name, form in _FORMS.items()]
+        rows.append([run["run"], *cells, _number(memory.get("total"), ",.1f")])
+    return head, rows
+
+
+_FORMS = {"num_steps": ",", "batch_size": ",", "num_parameters": ",", "state_gib": ",.1f", "total_flops": ".2e"}
+
+
+def _number(value: Any, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _described(work: Reproduction, job: Job, settings: list[str]) -> dict[str, Any]:
+    run_dir = work.sources.run_dir(job.run)
+    arguments = [*job.needs.arguments, *(f"--gin.{one}" for one in settings)]
+    return {
+        "run": job.run.folder,
+        **job.run._asdict(),
+        "command": ["de-jax", "train", *arguments, f"--run_dir={run_dir}"],
+        "starts_from": [first.folder for first in job.needs.first],
+        "evaluations": [work.sources.filled(evaluation.command) for evaluation in job.evaluations],
+        "needs": [source.name for source in job.needs.sources],
+    }
+
+
+def _compiled(
+    plans: Records, job: Job, needs: Needs, topology: str, settings: list[str], run_command: RunCommand
+) -> dict[str, Any]:
+    """The `KEPT` fields of `plan_run` for a run's step, compiled once."""
+    key = {"recipe": job.run.recipe, "training": job.run.training, "topology": topology, "settings": " ".join(settings)}
+    record = plans.get(*key.values())
+    if record is None:
+        found = run_command(["plan_run", f"--topology={topology}", *needs.arguments, *(f"--gin.{one}" for one in settings)])
+        record = {**key, "plan": {name: found.get(name) for name in KEPT}}
+        plans.add(record)
+    plan: dict[str, Any] = record["plan"]
+    return plan
