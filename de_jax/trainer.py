@@ -36,7 +36,15 @@ from de_jax.training.run import wandb_log
 from de_jax.training.run.checkpoint import Checkpoints
 from de_jax.training.run.fit import Stop
 from de_jax.training.run.loop import Session, Training, fresh_state, session
-from de_jax.training.run.run_folder import BEST_DIR, CHECKPOINTS_DIR, complete_steps, describe_run, keep_unused, only_trainer
+from de_jax.training.run.run_folder import (
+    BEST_DIR,
+    CHECKPOINTS_DIR,
+    complete_steps,
+    continuing,
+    describe_run,
+    keep_unused,
+    only_trainer,
+)
 from de_jax.training.step.adapters import ADAPTER
 from de_jax.types import InputError, Params, TrainState
 
@@ -77,7 +85,8 @@ def _train(recipe: Recipe, run_dir: Path, gin: str) -> dict[str, Any]:
     row_multiple = sharding.num_row_shares(mesh) * recipe.devices.num_chunks
     rows: dict[str, Any] = {"host_index": host_index, "num_hosts": num_hosts, "row_multiple": row_multiple}
     share = Share(**rows, num_steps=recipe.optimization.num_steps, run_dir=str(run_dir))
-    data = recipe.data(share=share)
+    with continuing(run_dir):
+        data = recipe.data(share=share)
     for part in data.parts.values():
         recipe_checks.check_sizes(
             recipe,

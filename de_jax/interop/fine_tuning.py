@@ -23,7 +23,7 @@ from de_jax.models.tower import PARTS, Part, ProjectionInit, TowerConfig
 from de_jax.settings import LocalPath, NonNegativeInt, PositiveInt, ShareBelowOne, checked
 from de_jax.training.mesh import sharding
 from de_jax.training.optim import paths
-from de_jax.training.run.run_folder import load_params
+from de_jax.training.run.run_folder import continued_tokenizer, load_params
 from de_jax.types import InputError, Params
 
 TowerName = Literal["query", "doc"]
@@ -125,7 +125,7 @@ def pretrained_sharing(*, source: LocalPath = "") -> tuple[Part, ...]:
 def pretrained_tokenizer(
     *, source: LocalPath = "", tower: TowerName = "query", special_tokens: SpecialTokens = "text"
 ) -> Callable[[], Tokenizer]:
-    """A function that opens a tower's tokenizer, its prompt included.
+    """A function that opens a tower's tokenizer, its prompt included; in a run that is continued it is the run's own.
 
     Args:
         source, tower: as of `pretrained_tower`.
@@ -133,6 +133,8 @@ def pretrained_tokenizer(
     """
 
     def tokenizer() -> Tokenizer:
+        if kept := continued_tokenizer(_checked(tower)):
+            return kept
         found = _sizes(source, special_tokens).side(_checked(tower)).tokenizer
         if found is None:
             raise InputError(

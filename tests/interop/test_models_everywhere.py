@@ -1,6 +1,7 @@
 """A model is one type, whatever it was opened from: every command that takes one takes a run, a folder and adapters alike."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -130,3 +131,18 @@ def test_what_no_embedding_depends_on_comes_back_in_an_export(made, tmp_path):
         assert found.keys() == expected.keys()
         for name in ("pooler.dense.weight", "pooler.dense.bias"):
             np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_a_run_continues_with_its_own_tokenizer_although_its_models_folder_is_read_otherwise_today(made, tmp_path):
+    source = shutil.copytree(made[0]["sentence-transformers"], tmp_path / "model")
+    settings = {"MODEL": source, "beir_pairs.dataset_dir": made[1], "make_mesh.data": 1, "train.save_every_steps": 1}
+    settings |= {"beir_pairs.batch_size": 8, "beir_pairs.max_query_length": 16, "beir_pairs.max_doc_length": 16}
+    argv = [*(f"--gin.{name}={value}" for name, value in settings.items()), f"--run_dir={tmp_path / 'run'}"]
+    argv += ["--gin_file=recipes/fine_tune.gin", "--gin.linear.warmup_steps=0"]
+    trainer.main([*argv, "--gin.train.num_steps=1"])
+    began_with = load_run(tmp_path / "run").query.tokenizer.fingerprint
+    vocabulary = json.loads((source / "tokenizer.json").read_text())
+    write(source / "tokenizer.json", {**vocabulary, "normalizer": {"type": "NFC"}})
+    trainer.main([*argv, "--gin.train.num_steps=2"])
+    found = load_run(tmp_path / "run")
+    assert (found.step, found.query.tokenizer.fingerprint) == (2, began_with)

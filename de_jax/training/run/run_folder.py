@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,6 +49,7 @@ BEST_DIR = "best"
 MINING_DIR = "mining"
 _WRITTEN_LATER = (CHECKPOINTS_DIR, BEST_DIR, base.BASE_DIR, METRICS_FILE, RECIPE_FILE, DATA_FILE, "config.gin", "tensorboard")
 """By a trainer, after the description of its run."""
+_CONTINUED: contextvars.ContextVar[Path | None] = contextvars.ContextVar("continued", default=None)
 _OF_OTHERS = ("config.json", "modules.json")
 _LENGTH = schema.integer(1, schema.MAX_SIZE)
 RUN = Kind(
@@ -359,6 +361,25 @@ def kept_tokenizer(run_dir: Path, fingerprint: str) -> Tokenizer:
     if tokenizer.fingerprint != fingerprint:
         raise InputError(f"{folder} is damaged: it is not the tokenizer that the run was trained with; {RUN.mend}.")
     return tokenizer
+
+
+@contextlib.contextmanager
+def continuing(run_dir: Path) -> Iterator[None]:
+    """Within, `continued_tokenizer` gives the tokenizers of a run that has a checkpoint."""
+    has_steps = any(complete_steps(run_dir / name) for name in (CHECKPOINTS_DIR, BEST_DIR))
+    token = _CONTINUED.set(run_dir if has_steps and RUN.is_in(run_dir) else None)
+    try:
+        yield
+    finally:
+        _CONTINUED.reset(token)
+
+
+def continued_tokenizer(tower: str) -> Tokenizer | None:
+    """The tokenizer that the run which is being continued has for a tower, "query" or "doc"; None for no such run."""
+    if (run_dir := _CONTINUED.get()) is None:
+        return None
+    description, _ = model_schema.described(RUN, run_dir, DualEncoder.from_json)
+    return kept_tokenizer(run_dir, description["tokenizers"][tower])
 
 
 def tokenizer_dir(run_dir: Path, fingerprint: str) -> Path:
