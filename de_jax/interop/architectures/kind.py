@@ -149,7 +149,7 @@ class Kind:
         holds: whether an encoder whose vocabulary pads with an id can be saved as this kind.
         own_name: the name that transformers gives an array of a folder today, in an encoder alone.
         heads: regular expressions of arrays that published models carry beside the encoder.
-        kept: a regular expression of those that an export writes again, as transformers' encoder has them.
+        kept: a regular expression of heads that an export writes again, as transformers' encoder has them.
         position_pad_id: the padding id that the position table depends on; None where no position depends on it.
         is_shift_free: whether padding before a text changes no embedding.
         is_renamed: whether transformers calls kernels otherwise than their file does, so that no adapter finds them by that name.
