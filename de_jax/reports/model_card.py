@@ -49,19 +49,15 @@ def export(
     *,
     license: str | None = None,
     base_model: str | None = None,
-    source: str | None = None,
-    reports: Sequence[Report] = (),
 ) -> list[str]:
     """Writes a run as `interop.export.export` does, with its card as README.md; gives the same notes.
 
     Args:
-        run: any run, or a model of another library as `de_jax.load` gives it.
+        run: any run, or another library's model.
         out_dir: must not exist; its name is the model's.
         format: a name out of `interop.export.FORMATS`.
         license: its identifier on the hub, such as "apache-2.0"; None leaves it out.
         base_model: hub name of the original model; None for the name in the run's folder.
-        source: the folder or name of a model that is no run; None for a run.
-        reports: evaluations of a model that is no run; those of a run are in its folder.
 
     Raises:
         InputError: something that is no such identifier or name, or as of `interop.export.export`.
@@ -73,9 +69,7 @@ def export(
     name = Path(out_dir).resolve().name
 
     def card(notes: Sequence[str]) -> str:
-        return model_card(
-            run, format, name=name, notes=notes, license=license, base_model=base_model, source=source, reports=reports
-        )
+        return model_card(run, format, name=name, notes=notes, license=license, base_model=base_model)
 
     return export_.export(run, out_dir, format, card=card)
 
@@ -88,13 +82,11 @@ def model_card(
     notes: Sequence[str] = (),
     license: str | None = None,
     base_model: str | None = None,
-    source: str | None = None,
-    reports: Sequence[Report] = (),
 ) -> str:
     """The card of a run in a format; see `export`."""
-    recipe = {} if source else read_recipe_file(run.run_dir) or {}
-    reports = reports if source else kept_reports(run.run_dir, settings_of_run(run))
-    named = base_model or source
+    recipe = {} if run.source else read_recipe_file(run.run_dir) or {}
+    reports = kept_reports(run.run_dir, settings_of_run(run))
+    named = base_model or run.source
     sources = [named] if named else origins(run.run_dir)
     sections = {
         "Use": "\n\n".join([*_usage(run, format, name), *(f"Note: {note}." for note in notes)]),
@@ -103,7 +95,7 @@ def model_card(
         "Loss": _loss(recipe.get("loss")),
         "Training": _training(run, recipe),
         "Scores": _scores(reports),
-        "How it was made": _commands(run, recipe, format, name, source),
+        "How it was made": _commands(run, recipe, format, name),
     }
     head = _front_matter(format, name, sources, recipe, reports, license, is_known=bool(base_model))
     body = "\n\n".join(f"## {title}\n\n{text}" for title, text in sections.items() if text)
@@ -361,16 +353,14 @@ def _score(report: Report, system: str, measure: str) -> str:
     return f"{value:.4f}" + (f" [{interval[0]:.4f}, {interval[1]:.4f}]" if interval else "")
 
 
-def _commands(run: Run, recipe: dict[str, Any], format: str, name: str, source: str | None) -> str:
+def _commands(run: Run, recipe: dict[str, Any], format: str, name: str) -> str:
     made = []
-    if source:
-        made.append(f'# in Python: de_jax.load("{_last_part(source)}").save("{name}", format="{format}")')
-    elif recipe:
+    if recipe:
         made.append(f"de-jax train --recipe=recipe.json --run_dir=runs/{run.run_dir.name}  # the recipe above")
     elif found := origins(run.run_dir):
         made.append(f"de-jax import_model --from={_last_part(found[0])} --run_dir=runs/{run.run_dir.name}")
-    if not source:
-        made.append(f"de-jax export_model --run_dir=runs/{run.run_dir.name} --step={run.step} --format={format} --out_dir={name}")
+    opened = _last_part(run.source) if run.source else f"runs/{run.run_dir.name} --step={run.step}"
+    made.append(f"de-jax export_model --run_dir={opened} --format={format} --out_dir={name}")
     versions = [f"{package} {metadata.version(package)}" for package in ("jax", "flax", "numpy")]
     written_by = ", ".join([f"de_jax {__version__}", f"Python {platform.python_version()}", *versions])
     return "\n\n".join([_code("bash", "\n".join(made)), f"Exported with {written_by}."])
