@@ -18,7 +18,7 @@ from typing import Any
 
 from de_jax import arguments, command
 from de_jax.data.text import beir, input_policy
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.retrieval import milvus_index, vector_files
 from de_jax.retrieval.searcher import embedded_corpus
 from de_jax.types import InputError

@@ -52,7 +52,7 @@ def kept_report(evaluation_dir: str | Path, names: Sequence[str]) -> Report:
         InputError: a damaged folder, or other measures.
     """
     folder = Path(evaluation_dir)
-    folders.check(folder, mend=_MEND)
+    folders.check_files(folder, mend=_MEND)
     scores = schema.Maybe(schema.record(dict.fromkeys(names, schema.number())))
     ends = schema.list_of(schema.number(), least=2, most=2)
     kept = schema.record(
@@ -87,7 +87,7 @@ def kept_ranking(evaluation_dir: str | Path) -> Results:
     Raises:
         InputError: a damaged folder.
     """
-    folders.check(Path(evaluation_dir), mend=_MEND)
+    folders.check_files(Path(evaluation_dir), mend=_MEND)
     return metrics.read_trec_run(Path(evaluation_dir) / f"{SYSTEMS[0]}.trec")
 
 

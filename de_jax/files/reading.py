@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import io
 import json
 import math
@@ -76,6 +77,16 @@ def read_bytes(path: str | Path, *, max_bytes: int | None = None) -> bytes:
     if max_bytes is not None and len(content) > max_bytes:
         raise InputError(f"{path} has more than {max_bytes:,} bytes, too many for such a file; check that it is the right one.")
     return content
+
+
+def sha256_of(path: str | Path) -> str:
+    """The hex SHA-256 of a file's bytes.
+
+    Raises:
+        InputError: the file is absent, or is a folder or a device.
+    """
+    with open(regular_file(path), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: str | Path, *, max_bytes: int | None = MAX_JSON_BYTES) -> Any:

@@ -13,7 +13,7 @@ from de_jax.data.negatives import generations
 from de_jax.data.negatives.generations import Generation
 from de_jax.data.negatives.mined_negatives import MinedNegatives
 from de_jax.files import buckets, leases, mirrors, outputs
-from de_jax.files.progress import progress_bar
+from de_jax.files.outputs import progress_bar
 from de_jax.mining.miner import Embedded, Miner, Score, embed, mine
 from de_jax.retrieval import encode
 from de_jax.retrieval.parts import Part

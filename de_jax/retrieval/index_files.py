@@ -12,14 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from de_jax.files import folders, outputs, schema
-from de_jax.files.kind import Kind
+from de_jax.files import outputs, schema
+from de_jax.files.folders import Kind
 
 INDEX_FILE, IDS_FILE, LISTS_FILE = "index.faiss", "ids.json", "lists.bin"
-
-
-def _of_files(check: schema.Check) -> schema.Check:
-    return schema.record({INDEX_FILE: check, IDS_FILE: check, LISTS_FILE: schema.Maybe(check)}, only=True)
 
 
 SAVED_INDEX = Kind(
@@ -28,8 +24,6 @@ SAVED_INDEX = Kind(
         "factory": schema.some_text,
         "num_docs": schema.integer(1),
         "dim": schema.integer(1, schema.MAX_SIZE),
-        "bytes": _of_files(schema.integer()),
-        "sha256": _of_files(schema.some_text),
     },
     make="build one and save it there",
     mend="build the index again",
@@ -43,7 +37,7 @@ def write(folder: Path, write_index: Callable[[Path], None], ids: Sequence[str],
         folder: absent, empty or a saved index.
         write_index: called with the path of the index file; may write `LISTS_FILE` beside it.
         ids: the documents' ids.
-        about: facts of the manifest beside format, sizes and checksums.
+        about: facts of the manifest beside its format.
 
     Raises:
         InputError: the folder holds something else.
@@ -51,6 +45,4 @@ def write(folder: Path, write_index: Callable[[Path], None], ids: Sequence[str],
     with SAVED_INDEX.writing(folder) as temporary:
         write_index(temporary / INDEX_FILE)
         outputs.write_json(temporary / IDS_FILE, list(ids))
-        facts = folders.facts(temporary, folders.names(temporary))
-        sums = {key: {name: fact[key] for name, fact in facts.items()} for key in ("bytes", "sha256")}
-        SAVED_INDEX.write_manifest(temporary, {**about, **sums})
+        SAVED_INDEX.write_manifest(temporary, about)

@@ -28,8 +28,7 @@ import numpy as np
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
 from de_jax.files import leases, mirrors, schema
-from de_jax.files.folders import atomic_dir
-from de_jax.files.kind import Kind
+from de_jax.files.folders import Kind, atomic_dir
 from de_jax.files.outputs import atomic_file, write_json
 from de_jax.models.dual_encoder import TRAINING_SETTINGS, DualEncoder
 from de_jax.training.mesh import distributed, sharding
