@@ -39,7 +39,7 @@ from de_jax.models.decoding import Decoding
 from de_jax.models.generator import Generator
 from de_jax.models.t5 import T5Config
 from de_jax.settings import NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, ShareBelowOne, numeric
-from de_jax.training.hooks.preemption import StopOnSignal
+from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.optim.optimizer import OptimizerFn, adafactor, adamw, linear
 from de_jax.training.run.settings import Logging, Optimization
 from de_jax.types import InputError

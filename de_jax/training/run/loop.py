@@ -17,9 +17,9 @@ import jax
 from de_jax.data.batches.prefetch import prefetch
 from de_jax.files import mirrors
 from de_jax.training.hooks import faults
-from de_jax.training.hooks.preemption import StopOnSignal
 from de_jax.training.hooks.profile import ProfileSteps
 from de_jax.training.mesh import distributed, sharding, sharding_rules
+from de_jax.training.mesh.distributed import StopOnSignal
 from de_jax.training.optim import paths
 from de_jax.training.run import base, run_log
 from de_jax.training.run.checkpoint import ENDED, Checkpoints, SaveCheckpoints

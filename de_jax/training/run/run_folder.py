@@ -27,7 +27,7 @@ import numpy as np
 
 from de_jax.data.text.sides import Side
 from de_jax.data.text.tokenizing import Tokenizer, load_tokenizer
-from de_jax.files import leases, mirrors, schema
+from de_jax.files import mirrors, schema
 from de_jax.files.folders import Kind, atomic_dir
 from de_jax.files.outputs import atomic_file, write_json
 from de_jax.models.dual_encoder import TRAINING_SETTINGS, DualEncoder
@@ -94,7 +94,7 @@ def only_trainer(run_dir: str | Path) -> Iterator[None]:
         InputError: another trainer is at work there, or the processes have copies of their own of a run in a bucket.
     """
     lock = Path(run_dir) / ".train.lock"
-    with leases.only_one(lock, f"training in {run_dir}") if distributed.is_first() else contextlib.nullcontext():
+    with mirrors.only_one(lock, f"training in {run_dir}") if distributed.is_first() else contextlib.nullcontext():
         if mirrors.of(run_dir):
             distributed.agreed(True)  # the first process has fetched the run again
             if not distributed.all_agree(_appears(lock)):
