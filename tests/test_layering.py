@@ -69,7 +69,7 @@ RULES = {
     "de_jax.training.step.train_step": TRAINING._replace(layers=("types",)),
     "de_jax.retrieval": ABOVE_TRAINING,
     "de_jax.retrieval.bm25": ABOVE_TRAINING.allowing("bm25s", "Stemmer"),
-    "de_jax.retrieval.faiss_library": ABOVE_TRAINING.allowing("faiss"),
+    "de_jax.retrieval.faiss_filling": ABOVE_TRAINING.allowing("faiss"),
     "de_jax.retrieval.milvus_index": ABOVE_TRAINING.allowing("pymilvus"),
     "de_jax.retrieval.vector_files": ABOVE_TRAINING.allowing("pyarrow"),
     "de_jax.mining": CONCERN,

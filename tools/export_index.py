@@ -34,10 +34,9 @@ def main(argv: list[str] | None = None) -> None:
         if not args.uri:
             raise InputError("--uri is missing; give the address of a Milvus server, or a file ending in .db.")
     else:
-        vector_files.require()
         if not args.out:
             raise InputError("--out is missing; name the parquet file.")
-        vector_files.check_new(args.out)
+        vector_files.check_writable(args.out)
     corpus = beir.find_file(args.dataset_dir, "corpus")
     docs, _ = beir.read_texts(corpus, with_title=True, skip_empty=args.skip_empty)
     texts = dict(zip(*docs, strict=True))
@@ -48,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     with progress_bar(total=len(ids), desc=args.to, unit=" rows", delay=0.5) as bar:
         if args.to == "milvus":
             options = {"float16": args.float16, "index_type": args.index_type, "index_params": params, "progress": bar.update}
-            report |= {"uri": args.uri, **vars(milvus_index.upload(args.uri, folder, embeddings, ids, texts, **options))}
+            report |= {"uri": args.uri, **milvus_index.upload(args.uri, folder, embeddings, ids, texts, **options)}
         else:
             vector_files.write_parquet(args.out, embeddings, ids, texts, float16=args.float16, progress=bar.update)
             report |= {"out": str(args.out)}

@@ -17,25 +17,19 @@ ROWS_AT_ONCE = 16384
 """Rows of a row group."""
 
 
-def require() -> Any:
+def check_writable(path: Path) -> Any:
     """pyarrow.
 
     Raises:
-        InputError: it is not installed.
+        InputError: pyarrow is not installed, or the file is there.
     """
     try:
         import pyarrow.parquet
     except ImportError:
         raise InputError("parquet needs pyarrow; pip install 'de_jax[tables]'.") from None
-    return pyarrow
-
-
-def check_new(path: Path) -> None:
-    """Raises:
-    InputError: the file is there, or no folder can hold it.
-    """
     if path.exists():
         raise InputError(f"{path} is there already; choose another name, or remove it.")
+    return pyarrow
 
 
 def write_parquet(
@@ -45,7 +39,7 @@ def write_parquet(
     texts: Mapping[str, str],
     *,
     float16: bool = False,
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[int], object] = lambda rows: None,
 ) -> None:
     """Writes the columns `id`, `text` and `embedding`, a list of D numbers; the file appears complete, by a rename.
 
@@ -60,8 +54,7 @@ def write_parquet(
     Raises:
         InputError: pyarrow is missing, the file is there, or a value is not finite.
     """
-    arrow = require()
-    check_new(path)
+    arrow = check_writable(path)
     check_finite(embeddings, ids)
     dtype, dim = (np.float16 if float16 else np.float32), embeddings.shape[1]
     kind = arrow.list_(arrow.from_numpy_dtype(dtype), dim)
@@ -71,5 +64,4 @@ def write_parquet(
             own, block = ids[start : start + ROWS_AT_ONCE], np.asarray(embeddings[start : start + ROWS_AT_ONCE], dtype)
             vectors = arrow.FixedSizeListArray.from_arrays(arrow.array(block.ravel()), dim)
             writer.write_batch(arrow.record_batch([arrow.array(own), arrow.array([texts[one] for one in own]), vectors], schema))
-            if progress:
-                progress(len(own))
+            progress(len(own))
